@@ -3,12 +3,14 @@ that a verdict must name first."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from batonmq import ConsumeFromWhere, LitePullConsumer, LitePullOptions, Message, Producer
 from lab.cluster.cluster import HOSTS, Cluster, Sections
 from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.network import Network
@@ -119,6 +121,27 @@ def clock_skew(live: LiveVerdict, rng: random.Random) -> Expected:
     return "clock-skew", _node(process)
 
 
+def consumers_gone(live: LiveVerdict, rng: random.Random) -> Expected:
+    """A group consumed, left, and its topic has more since."""
+    servers = live.cluster.name_servers
+
+    async def leave() -> None:
+        async with Producer("verdict", name_servers=servers) as producer:
+            await producer.send(Message("Left", b"first"))
+            options = LitePullOptions(from_where=ConsumeFromWhere.FIRST)
+            reader = LitePullConsumer("leavers", name_servers=servers, options=options)
+            reader.subscribe("Left")
+            async with reader:
+                while not await reader.poll():
+                    pass
+                await reader.commit()
+            for _ in range(8):
+                await producer.send(Message("Left", b"later"))
+
+    asyncio.run(leave())
+    return "consumers-gone", "leavers"
+
+
 LIVE_INCIDENTS: Final[dict[str, Callable[[LiveVerdict, random.Random], Expected]]] = {
     **{
         f"{role}-{how}": _one(role, how)
@@ -129,4 +152,5 @@ LIVE_INCIDENTS: Final[dict[str, Callable[[LiveVerdict, random.Random], Expected]
     "group-down": group_down,
     "members-away": members_away,
     "clock-skew": clock_skew,
+    "consumers-gone": consumers_gone,
 }

@@ -21,6 +21,7 @@ from batonmq.mqctl.commands.doctor import without_secrets
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
     NAME_SERVER,
+    ConsumersEvidence,
     ControllerFacts,
     Evidence,
     LogTail,
@@ -463,6 +464,67 @@ def test_messages_that_wait_for_ever_are_named(
     fields: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
     assert waiting(**fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("at", "fields", "expected"),
+    [
+        (0, {"told": ("refuses writes: its lease ended",)}, "lease-lost"),
+        (0, {"told": ("refuses writes: minInSyncReplicas is 2",)}, "too-few-in-sync"),
+        (0, {"told": ("refuses writes: a sync failed",)}, "refuses-writes"),
+        (0, {"told": ("has set messages aside: 3",)}, "messages-aside"),
+        (0, {"report": {"timerOffsetBehind": "20000"}}, "timers-behind"),
+        (1, {"told": ("is not registered: another has its id",)}, "not-registered"),
+        (1, {"told": ("its log is suspect: another boot",)}, "log-suspect"),
+        (1, {"told": ("its disk is full: [Errno 28]",)}, "disk-full"),
+        (1, {"report": {"a": "b"}, "told": ("does not join yet: a queue",)}, "slave-stuck"),
+        (
+            1,
+            {"report": {"a": "b"}, "told": ("cannot follow its master: no answer",)},
+            "peers-cut",
+        ),
+        (1, {"read_only": True, "folder": "/d"}, "disk-read-only"),
+        (1, {"process": ProcessFacts(5, False, 99, 100)}, "descriptors-exhausted"),
+        (3, {"free_bytes": 0, "disk_bytes": 1 << 30, "folder": "/d"}, "controller-disk-full"),
+    ],
+)
+def test_what_a_running_node_says_of_itself_has_a_name(
+    at: int, fields: dict[str, Any], expected: str
+) -> None:
+    evidence = live((1, 2, 3), {1, 2, 3})
+    nodes = list(evidence.nodes)
+    nodes[at] = replace(nodes[at], **fields)
+    first, *_ = judge(replace(evidence, now_ms=NOW, nodes=tuple(nodes))).causes
+    assert (first.incident, first.subject) == (expected, nodes[at].name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"routes": {"n:0": {"g": "h:1"}, "n:1": {"g": "h:2"}}}, "routes-differ"),
+        ({"leader": "", "controllers": {"n0": None, "n1": None, "n2": "gone"}}, "no-leader"),
+        ({"controllers": {"n0": None, "n1": "gone", "n2": "gone"}}, "quorum-lost"),
+        ({"controller_problems": ("n0 and n1 differ at entry 5",)}, "controllers-differ"),
+        ({"consumers": (ConsumersEvidence("c", "T", 9, 0),)}, "consumers-gone"),
+        ({"consumers": (ConsumersEvidence("c", "T", 9, 1, 5, 90_000),)}, "consumers-stuck"),
+        ({"consumers": (ConsumersEvidence("c", "T", 20_000, 1),)}, "consumers-behind"),
+    ],
+)
+def test_what_the_whole_cluster_shows_has_a_name(fields: dict[str, Any], expected: str) -> None:
+    evidence = replace(live((1, 2, 3), {1, 2, 3}), now_ms=NOW, **fields)
+    assert judge(evidence).causes[0].incident == expected
+
+
+def test_a_broker_that_only_the_controllers_do_not_hear_is_named() -> None:
+    """It answers here: its way to them is cut. Outside of the set it copies its master."""
+    evidence = live((1, 2), {1, 2, 3})
+    (group,) = evidence.groups
+    cut = replace(evidence, groups=(replace(group, alive=frozenset({1, 2})),))
+    assert judge(cut).causes[0].incident == "controllers-unreached"
+    nodes = list(evidence.nodes)
+    nodes[2] = replace(nodes[2], report={"commitLogMaxOffset": "5"})
+    judged = judge(replace(evidence, nodes=tuple(nodes)))
+    assert [each.incident for each in judged.causes] == ["slave-behind"]
 
 
 def test_the_log_line_of_an_unchecked_transaction_is_the_brokers() -> None:

@@ -145,26 +145,27 @@ def _told(evidence: Evidence) -> Iterator[Finding]:
     """What running brokers report of themselves, where no recogniser above says more."""
     for node in evidence.brokers():
         for told in node.told:
-            what, _, why = told.partition(": ")
-            name, advice, command = TOLD.get(what, ("", "", ""))
-            if what == "refuses writes" and "lease" in why:
-                name = "lease-lost"
-            elif what == "refuses writes" and "minInSyncReplicas" in why:
-                name = "too-few-in-sync"
-            if name:
-                fix = Repair(advice, command.format(node.address))
-                cause = f"{node.name}: {told}"
-                yield Finding(name, node.name, cause, 0, (node.group,), (fix,))
+            for begin, word, name, advice, command in TOLD:
+                if told.startswith(begin) and word in told:
+                    fix = Repair(advice, command.format(node.address))
+                    cause = f"{node.name}: {told}"
+                    yield Finding(name, node.name, cause, 0, (node.group,), (fix,))
+                    break
 
 
-TOLD: Final = {
-    "refuses writes": ("refuses-writes", "see what it waits for", "mqctl brokerStatus -b {}"),
-    "is not registered": ("not-registered", "see who has its id", "mqctl getSyncStateSet"),
-    "its log is suspect": ("log-suspect", "nothing while its group has a master", ""),
-    "has set messages aside": ("messages-aside", "read the reason", "mqctl brokerStatus -b {}"),
-    "its group is not well": ("classic-group", "see who is there", "mqctl clusterList"),
-    "acts for its master, which is away": ("classic-master-away", "start the master", ""),
-}
+_STATUS: Final = "mqctl brokerStatus -b {}"
+_WAITS: Final = "see what it waits for"
+TOLD: Final = (
+    ("refuses writes", "lease", "lease-lost", _WAITS, _STATUS),
+    ("refuses writes", "minInSyncReplicas", "too-few-in-sync", _WAITS, _STATUS),
+    ("refuses writes", "", "refuses-writes", _WAITS, _STATUS),
+    ("is not registered", "", "not-registered", "see who has its id", "mqctl getSyncStateSet"),
+    ("its log is suspect", "", "log-suspect", "nothing while its group has a master", ""),
+    ("has set messages aside", "", "messages-aside", "read the reason", _STATUS),
+    ("its group is not well", "", "classic-group", "see who is there", "mqctl clusterList"),
+    ("acts for its master", "", "classic-master-away", "start the master", ""),
+)
+"""How a report begins, a word in it, incident, advice, command."""
 
 
 def _routes(evidence: Evidence) -> Iterator[Finding]:
