@@ -7,7 +7,7 @@ SPARK_STAMP := $(VENV)/.spark-ready
 
 SIM_SEEDS ?= 300
 
-.PHONY: help setup setup-spark demo demo-spark test sim defects lint bench faults soak proto lock clean
+.PHONY: help setup setup-spark demo demo-spark test sim defects lint bench faults soak reference proto lock clean
 
 help:
 	@echo "make demo         a three-replica cluster, its master killed a few times, and the result"
@@ -79,6 +79,9 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.run --soak
 	@$(BIN)/python -m lab.sim --seeds 10000 --jobs 2
 	@$(BIN)/python -m lab.faults soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
+
+reference: $(STAMP)
+	$(BIN)/python -m lab.reference
 
 proto: $(STAMP)
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --pyi_out=. batonmq/proto/controller/v1/controller.proto

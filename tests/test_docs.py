@@ -10,8 +10,10 @@ from typing import Final
 
 import click
 import pytest
+import yaml
 
 from batonmq.mqctl.main import cli
+from lab import reference
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LISTED = subprocess.run(
@@ -77,6 +79,28 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         for parameter in command.params:
             known |= {*parameter.opts, *parameter.secondary_opts}
         assert set(given) <= known, f"mqctl {name}"
+
+
+def test_every_alert_has_its_section_in_the_runbook() -> None:
+    (group,) = yaml.safe_load((ROOT / "deploy/observe/rules.yml").read_text("utf-8"))["groups"]
+    text = (ROOT / "docs" / "runbook.md").read_text("utf-8")
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
+    assert sections.pop("Without an alert")
+    assert list(sections) == [rule["alert"] for rule in group["rules"]]
+    for rule in group["rules"]:
+        section = sections[rule["alert"]]
+        assert section.partition("\n\n")[2].startswith(f"*{rule['labels']['severity']}*: ")
+        for name in re.findall(r"\bmqctl (\w+)", rule["annotations"]["command"]):
+            assert f"mqctl {name}" in " ".join(section.split()), (rule["alert"], name)
+
+
+def test_the_references_are_what_the_code_says() -> None:
+    """If it fails: `make reference`."""
+    for name, make in reference.PAGES.items():
+        there = (ROOT / "docs" / name).read_text("utf-8").splitlines()
+        wanted = make().splitlines()
+        assert [line for line in there if line not in wanted] == []
+        assert there == wanted, f"{name}: make reference"
 
 
 def test_a_way_through_the_house_names_few_files() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.mqctl import HIDDEN, mqctl
+from lab.cluster.mqctl import HIDDEN, Ran, mqctl
 from lab.cluster.queues import read_topic
 from lab.cluster.up import GROUP, ClusterProcess
 from lab.cluster.writer import QueueAck, Writer, number_in, wait_acks
@@ -172,3 +173,33 @@ def test_r17_a_restored_store_never_leads_a_group_that_has_more(tmp_path: Path) 
             cluster.wait_for("the restored replica in the set, as a new one", joined)
             wait_acks(load, 50)
         check_there(cluster, load.acks)
+
+
+def test_r17_a_disk_is_replaced_under_load_by_the_commands_of_the_page(tmp_path: Path) -> None:
+    """docs/operating.md, "Replace a disk": of the master, so it hands over first."""
+    with ClusterProcess(tmp_path / "c") as cluster:
+        env = {"BATONMQ_DATA": str(cluster.data_dir)}
+
+        def done(*arguments: str) -> Ran:
+            return mqctl(*arguments, home=tmp_path, env=env)
+
+        with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
+            wait_acks(load, 200)
+            node = cluster.master()
+            ran = done("drain", node["address"], "--json")
+            assert ran.code == 0, ran
+            old_id = ran.json["brokerId"]
+            process = Path("/proc") / str(cluster.pid_of(node))
+            cluster.kill(node, signal.SIGTERM)
+            cluster.wait_for("the end of the broker", lambda: not process.exists())
+            cluster.wait_in_sync(2)
+            shutil.rmtree(node["dataDir"])
+            cluster.restart(node)
+            cluster.wait_in_sync(3)
+            argv = ("cleanBrokerMetadata", "-bn", GROUP, "-b", str(old_id), "-c", "DefaultCluster")
+            ran = done(*argv, "--yes")
+            assert ran.code == 0, ran
+            cluster.wait_for("a whole cluster", lambda: done("health").code == 0)
+            wait_acks(load, 200)
+        check_there(cluster, load.acks)
+        assert log_bytes(Path(node["dataDir"]), 0, 1 << 16)
