@@ -12,13 +12,15 @@ import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 SOCKET: Final = "up.sock"
 LINE_MAX: Final = 4096
 READ_S: Final = 5.0
+ANSWER_S: Final = 30.0
+"""A broker that is removed may need ten seconds to end."""
 
 Answer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, str]]]
 
@@ -47,13 +49,16 @@ async def serve(folder: Path, answer: Answer) -> asyncio.Server:
         raise
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError, TimeoutError):
+        try:
             async with asyncio.timeout(READ_S):
                 asked = json.loads(await reader.readline())
             said = await answer(asked) if isinstance(asked, dict) else {"error": "not an object"}
             writer.write(json.dumps(said).encode() + b"\n")
             await writer.drain()
-        writer.close()
+        except (OSError, ValueError):
+            pass  # no request in time, or who asked has gone
+        finally:
+            writer.close()
 
     return await asyncio.start_unix_server(talk, sock=sock, limit=LINE_MAX)
 
@@ -70,10 +75,13 @@ async def ask(folder: Path, asked: Mapping[str, str]) -> Mapping[str, str]:
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     try:
         writer.write(json.dumps(asked).encode() + b"\n")
-        line = await reader.readline()
+        async with asyncio.timeout(ANSWER_S):
+            line = await reader.readline()
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {ANSWER_S:g} s: is it stopped?") from None
     finally:
         writer.close()
     if not line:
-        raise ConnectionResetError("it gave no answer")
+        raise ConnectionResetError("it closed the connection without an answer")
     found: Mapping[str, str] = json.loads(line)
     return found

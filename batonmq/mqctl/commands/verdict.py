@@ -252,10 +252,12 @@ def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
     if len(symptoms) > SYMPTOMS_SHOWN:
         out.line(f"and {len(symptoms) - SYMPTOMS_SHOWN} more that follow; --json has all")
     out.line()
+    at = {node.name: f" ({node.address})" for node in evidence.nodes if node.address}
     for restart in judgement.restarts:
         may = "yes" if restart.allowed else "NO"
         first_do = f": first {restart.first}" if restart.first else ""
-        _line(out, f"restart {restart.node}: {may}, because {restart.why}{first_do}")
+        who = f"{restart.node}{at.get(restart.node, '')}"
+        _line(out, f"restart {who}: {may}, because {restart.why}{first_do}")
     for source in evidence.sources:
         if source.why:
             _line(out, f"not known: {source.name}: {source.why}", style=DIM)
