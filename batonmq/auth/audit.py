@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
+from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
 from typing import Final
@@ -40,15 +42,17 @@ class AuditLog:
             self._lines = log
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(0o600)
-        file = RotatingFileHandler(path, maxBytes=FILE_BYTES, backupCount=FILES, delay=True)
+        file = _PrivateFile(path, maxBytes=FILE_BYTES, backupCount=FILES)
         file.setFormatter(logging.Formatter("%(message)s"))
         waiting: queue.Queue[logging.LogRecord] = queue.Queue(WAITING_MAX)
         self._lines.addHandler(_Waiting(waiting))
         self._listener = QueueListener(waiting, file)
         self._listener.start()
 
-    def refused(self, user: str, peer: str, code: int, resource: str, why: str) -> None:
+    def refused(
+        self, user: str, peer: str, code: int, resource: str, why: str, *, passes: bool = False
+    ) -> None:
+        """`passes`: it is not refused yet."""
         second, key = boot_ms() // 1000, (user[:TEXT_MAX], code, peer.rpartition(":")[0])
         if second != self._second:
             self._second = second
@@ -58,7 +62,7 @@ class AuditLog:
             return
         self._seen.add(key)
         suppressed, self._suppressed = self._suppressed, 0
-        self._write(user, peer, code, resource, f"refused: {why}", suppressed)
+        self._write(user, peer, code, resource, f"{'would be ' * passes}refused: {why}", suppressed)
 
     def changed(self, user: str, peer: str, code: int, resource: str, result: str) -> None:
         self._write(user, peer, code, resource, result, 0)
@@ -86,6 +90,17 @@ class AuditLog:
             for file in self._listener.handlers:
                 file.close()
             self._listener = None
+
+
+class _PrivateFile(RotatingFileHandler):
+    """Of mode 0600, also after a rotation."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding="ascii", opener=_private)  # type: ignore[return-value]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Waiting(QueueHandler):

@@ -37,6 +37,9 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
     authentication_whitelist: str = ""
     authorization_whitelist: str = ""
     audit_log_path: str = ""
+    audit_only: bool = False
+    """What would be refused is written to the audit log, and passes: to turn users on without a
+    refusal."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

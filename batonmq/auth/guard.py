@@ -10,6 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ USER: Final = "auth.user"
 _DECIDED: Final = "auth.decided"
 _SENDERS: Final = "auth.senders"
 _SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+SUBJECTS_MAX: Final = 8
 DECIDED_MAX: Final = 1024
 """Kept decisions of one connection."""
 OLD_CLIENT: Final = 399
@@ -179,7 +181,8 @@ class Guard:
         """Raises BrokerRefusal. Keeps what is allowed for the next one."""
         name = self.check(code, request, connection)
         known = self._known(name)
-        if len(known) != 1 or code in self._open_codes:
+        # What passes without a check is no decision to keep.
+        if len(known) != 1 or code in self._open_codes or self._config.audit_only:
             return
         kept: tuple[int, dict[tuple[str, int, str], SigningKey]] | None
         kept = connection.attachments.get(_SENDERS)  # type: ignore[assignment]
@@ -190,6 +193,14 @@ class Guard:
 
     def check(self, code: int, request: RemotingCommand, connection: Connection) -> str:
         """The user of the request. Raises BrokerRefusal(NO_PERMISSION)."""
+        if not self._config.audit_only or code in ALWAYS_CHECKED:
+            return self._checked(code, request, connection)
+        try:
+            return self._checked(code, request, connection)
+        except BrokerRefusal:
+            return request.ext.get(ACCESS_KEY, "")
+
+    def _checked(self, code: int, request: RemotingCommand, connection: Connection) -> str:
         name = request.ext.get(ACCESS_KEY, "")
         if code in self._open_codes:
             return name
@@ -288,6 +299,15 @@ class Guard:
         """What a handler finds only when it reads a message. Raises BrokerRefusal."""
         if not self._config.authorization_enabled or request.code in self._free_codes:
             return
+        try:
+            self._require_known(request, connection, needs)
+        except BrokerRefusal:
+            if not self._config.audit_only:
+                raise
+
+    def _require_known(
+        self, request: RemotingCommand, connection: Connection, needs: Iterable[Need]
+    ) -> None:
         name = request.ext.get(ACCESS_KEY, "")
         found = [(book, user) for book, user in self._known(name) if user.is_enabled]
         if not found:
@@ -315,7 +335,9 @@ class Guard:
         why: str,
         resource: str = "",
     ) -> BrokerRefusal:
-        self.audit.refused(name, connection.peer, code, resource or _subject(code, request), why)
+        subject = resource or _subject(code, request)
+        passes = self._config.audit_only and code not in ALWAYS_CHECKED
+        self.audit.refused(name, connection.peer, code, subject, why, passes=passes)
         return BrokerRefusal(ResponseCode.NO_PERMISSION, why)
 
     def close(self) -> None:
@@ -332,7 +354,13 @@ def _source(request: RemotingCommand, connection: Connection) -> str:
 def _subject(code: int, request: RemotingCommand) -> str:
     """What the request is about, for the audit log; no field of it can hold a secret."""
     names = ("username", "subject", "topic", "b", "group", "groupName", "consumerGroup", "srcGroup")
-    return " ".join(f"{name}={request.ext[name]}" for name in names if name in request.ext)
+    found = " ".join(f"{name}={request.ext[name]}" for name in names if name in request.ext)
+    if found or not request.body or code not in RIGHTS:
+        return found
+    try:  # what it is about is in its body
+        return "; ".join(map(str, islice(RIGHTS[code].needs(request), SUBJECTS_MAX)))
+    except BatonError:
+        return ""
 
 
 Require = Callable[[RemotingCommand, Connection, Iterable[Need]], None]

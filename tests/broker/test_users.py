@@ -17,6 +17,7 @@ import uvloop
 from heartbeats import heartbeat
 from local_log import LocalLog
 from lone_broker import sections_of, send_header, until
+from msgspec import structs
 
 from batonmq import (
     ClientOptions,
@@ -483,6 +484,65 @@ def test_the_audit_log_has_refusals_escaped_and_not_without_end(tmp_path: Path) 
     refused = [line for line in found if line["result"].startswith("refused")]
     assert 1 <= len(refused) < 20 and refused[0]["user"] == 'a"\n{\u2028'
     assert all(line.isascii() for line in lines)
+
+
+def test_audit_only_lets_pass_what_it_writes_down(tmp_path: Path) -> None:
+    """Unsigned sends, of a user without the right, and with a wrong secret, while users are made;
+    then the same files with the checks on."""
+    wrong = Credentials(access_key="shop", secret_key="wrong")
+    send = send_header("T", 0, {})
+    sections = with_users(tmp_path)
+    observing = replace(sections, auth=structs.replace(AUTH, audit_only=True))
+
+    async def codes(sections: BrokerSections) -> list[int]:
+        service = BrokerService(sections, lambda _: None)
+        await service.start()
+        try:
+            assert service.endpoint.guard is not None
+            server = Server(service.address, service, service.endpoint.guard)
+            made = await server.create(USER)
+            # nobody makes himself a user meanwhile
+            body = UserInfo(username="x", password="y").encode()
+            assert (await server.ask(None, 3001, {"username": "x"}, body)).code == DENIED
+            assert (await server.ask(wrong, 3005)).code == DENIED
+            sent = [(await server.ask(who, 310, send, b"x")).code for who in (None, USER, wrong)]
+            sent.append((await server.ask(None, RequestCode.GET_ROUTEINFO_BY_TOPIC)).code)
+            pull = {"consumerGroup": "g", "topic": "T"}
+            sent.append((await server.ask(USER, RequestCode.GET_CONSUMER_LIST_BY_GROUP, pull)).code)
+            return [made.code, *sent]
+        finally:
+            await service.close()
+
+    async def test() -> None:
+        made, *sends, route, consumers = await codes(observing)
+        assert [made, *sends] == [0, 0, 0, 0] and DENIED not in (route, consumers)
+        made, *rest = await codes(sections)
+        assert made == 0 and set(rest) == {DENIED}
+
+    play(test)
+    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+    results = [line["result"].partition(":")[0] for line in lines]
+    assert results.count("would be refused") >= 3 and "refused" in results
+
+
+def test_the_audit_log_names_what_a_body_is_about_and_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batonmq.auth.audit.FILE_BYTES", 300)
+
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            body = b'{"groupName":"bar","retryMaxTimes":3}'
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            for _ in range(3):
+                assert (await server.ask(ADMIN, code, body=body)).code == 0
+
+    play(test)
+    files = sorted(tmp_path.glob("audit.log*"))
+    assert len(files) > 1, "rotated"
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert "Create/Update on Group:bar" in {line["resource"] for line in lines}
 
 
 def test_without_authentication_no_user_is_made(tmp_path: Path) -> None:
