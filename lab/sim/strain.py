@@ -7,7 +7,7 @@ op, or behind the answer to a recall.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -187,34 +187,21 @@ class StrainFaults(Kinds):
         """The master ends when each slave has the commit of a transaction, and its op is under way:
         so it is for the next master to write, which takes its time by a slow link, while the
         producer asks for the commit again (R30)."""
-        master, slaves = self._master_and_slaves()
-        if master is None or not slaves:
-            return None
-        for slave in slaves:
-            slave.disk.plan.on_log = partial(self._commit_came, fault, master, slave, slaves)
-            self._later(fault, setattr, slave.disk.plan, "on_log", None)
-        return master.name
 
-    def _commit_came(
-        self,
-        fault: PlannedFault,
-        master: BrokerHost,
-        slave: BrokerHost,
-        slaves: list[BrokerHost],
-        data: bytes,
-    ) -> None:
-        if _COMMITTED not in data or _OP in data:
-            return
-        slave.disk.plan.on_log = None
-        pair = frozenset((master.address, slave.address))
-        self.cluster.network.blocked.add(pair)
-        self._later(fault, self.cluster.network.heal_link, pair)
-        self.cluster.later(0.0, self._end_master, fault, master, slaves)
+        def commit_came(master: BrokerHost, slave: BrokerHost, slaves: list[BrokerHost]) -> None:
+            pair = frozenset((master.address, slave.address))
+            self.cluster.network.blocked.add(pair)
+            self._later(fault, self.cluster.network.heal_link, pair)
+            self.cluster.later(0.0, self._end_master, fault, master, slaves)
+
+        return self._when_it_came(
+            fault, lambda data: _COMMITTED in data and _OP not in data, commit_came
+        )
 
     def _end_master(
         self, fault: PlannedFault, master: BrokerHost, slaves: list[BrokerHost]
     ) -> None:
-        if all(each.disk.plan.on_log is None for each in slaves):
+        if self._came_to_all(slaves):
             self._down(fault, master, master.kill)
             others, links = frozenset(s.address for s in slaves), self.cluster.network.slow_links
             links[others] = _SLOW_S
@@ -224,30 +211,41 @@ class StrainFaults(Kinds):
         """The master ends once it has answered a recall, before a slave knows that it is confirmed.
         No controller names another master before what was recalled is due: that one must see the
         recall first (R30)."""
+
+        def recall_came(master: BrokerHost, _: BrokerHost, slaves: list[BrokerHost]) -> None:
+            if self._came_to_all(slaves):
+                self.cluster.later(_ANSWERED_S, self._down, fault, master, master.kill)
+                for host in self.cluster.controllers.values():
+                    self.cluster.later(_ANSWERED_S, host.kill)
+                    self.cluster.later(_UNNAMED_S, host.start)
+
+        return self._when_it_came(fault, lambda data: _RECALL in data, recall_came)
+
+    def _when_it_came(
+        self,
+        fault: PlannedFault,
+        is_it: Callable[[bytes], bool],
+        then: Callable[[BrokerHost, BrokerHost, list[BrokerHost]], None],
+    ) -> str | None:
+        """`then(master, slave, slaves)` at the first write of each slave's log for which `is_it`
+        is true, while the fault lasts. The name of the master, None if no slave follows one."""
         master, slaves = self._master_and_slaves()
         if master is None or not slaves:
             return None
+
+        def wrote(slave: BrokerHost, data: bytes) -> None:
+            if is_it(data):
+                slave.disk.plan.on_log = None
+                then(master, slave, slaves)
+
         for slave in slaves:
-            slave.disk.plan.on_log = partial(self._recall_came, fault, master, slave, slaves)
+            slave.disk.plan.on_log = partial(wrote, slave)
             self._later(fault, setattr, slave.disk.plan, "on_log", None)
         return master.name
 
-    def _recall_came(
-        self,
-        fault: PlannedFault,
-        master: BrokerHost,
-        slave: BrokerHost,
-        slaves: list[BrokerHost],
-        data: bytes,
-    ) -> None:
-        if _RECALL not in data:
-            return
-        slave.disk.plan.on_log = None
-        if all(each.disk.plan.on_log is None for each in slaves):
-            self.cluster.later(_ANSWERED_S, self._down, fault, master, master.kill)
-            for host in self.cluster.controllers.values():
-                self.cluster.later(_ANSWERED_S, host.kill)
-                self.cluster.later(_UNNAMED_S, host.start)
+    @staticmethod
+    def _came_to_all(slaves: list[BrokerHost]) -> bool:
+        return all(each.disk.plan.on_log is None for each in slaves)
 
     async def _impersonate(self, address: str, hello: pb.Hello) -> None:
         """R59: every controller refuses a session without the secret of its process."""
