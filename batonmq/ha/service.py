@@ -104,12 +104,15 @@ class AutoSwitchHAService:
             epoch = view.master_epoch
             master = self._master
             if master is not None and master.core.sync.master_epoch == epoch:
+                # Another part of the broker failed in this role change, and it is repeated whole.
                 master.adopt(view)
                 return master.core.sync.epoch_start_offset
             if epoch <= self._store.epochs.last_epoch:
                 raise FencedError("change to master", epoch, self._store.epochs.last_epoch)
             if master is not None:
+                # Elected again: its log is the group's log already, and slaves stay connected.
                 return master.begin_next_epoch(view)
+            # What this replica knew as a slave: its store may have shown less so far.
             confirmed = self._slave.core.log.known_confirm if self._slave is not None else 0
             self._end(slave=True)
             await self._show_confirmed(confirmed)
@@ -190,6 +193,7 @@ class AutoSwitchHAService:
         """A newer set of the same mastership (R20)."""
         if self._master is not None:
             self._master.adopt(view)
+        # A view of another epoch comes with a role change, which may have to cut the log first.
         elif self._slave is not None and view.master_epoch == self._slave.core.view.master_epoch:
             self._slave.follow(view)
 
@@ -297,6 +301,7 @@ class AutoSwitchHAService:
         if self._master is not None:
             link.adopt(self._master)
         else:
+            # Slaves hear of an election as early as the new master, and may dial before it is one.
             self._waiting_links.add(link)
 
     def _end(self, *, slave: bool = False, master: bool = False) -> None:

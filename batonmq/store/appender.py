@@ -202,7 +202,7 @@ class Appender:
             # a half message has no place in its queue yet
             queue_offset = queue_offset if has_unit else 0
             if message.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
-                message.keys = message.uniq_key = None
+                message.keys = message.uniq_key = None  # nothing that a query by key should find
         offset = self._end
         host, crc = self._store_host, self._append_prop_crc
         topic = queue.topic_bytes
@@ -391,6 +391,7 @@ class Appender:
         """Raises the error again unless it may pass."""
         if self._log.health.passes(error):
             return
+        # None of them was acknowledged, and a broker that stops must not write them later.
         self._pieces.clear()
         self.refusal = "the disk failed"
         self._on_disk_failure(error)
@@ -413,6 +414,7 @@ class Appender:
             if at + size + END_FILE_MIN_BLANK <= self._segment_end:
                 return at
         self._ensure(self._segment_end)
+        # The blank goes directly into the log: the records before it must be there first.
         if self._pieces and not self._write_pieces():
             raise _full(log.health.full)
         try:

@@ -167,7 +167,7 @@ class Segment:
             try:
                 start = os.lseek(self._fd, position, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == errno.ENXIO:
+                if error.errno == errno.ENXIO:  # no data up to the end of the file
                     break
                 raise
             position = min(os.lseek(self._fd, start, os.SEEK_HOLE), self.size)

@@ -139,11 +139,14 @@ class PopTable:
     """`next_record` is the queue offset of the record to read next."""
 
     def __init__(self, next_record: int = 0) -> None:
+        # Queue -> offset -> the pop that counts for it; orderly pops are in `_orders` only.
         self._in_flight: dict[Key, dict[int, CheckPoint]] = {}
         self._orders: dict[Key, CheckPoint] = {}
+        # Queue offset of a record -> its check points that are open: the oldest record comes first,
+        # and must not expire. Dicts without values are sets that keep their order.
         self._records: OrderedDict[int, dict[CheckPoint, None]] = OrderedDict()
         self._buckets: dict[int, dict[CheckPoint, None]] = {}
-        self._heap: list[int] = []
+        self._heap: list[int] = []  # the numbers of `_buckets`
         self._count = 0
         self.positions: dict[Key, Position] = {}
         self.collects = False
@@ -223,6 +226,7 @@ class PopTable:
             if order.open:
                 self.wake(order, order.visible_at())
             if self.collects:
+                # In order, a group gets nothing behind the first message that is not settled.
                 self.positions[acked.key] = Position(
                     order.first_open, order.offsets[-1], order.last_phy
                 )
@@ -256,6 +260,7 @@ class PopTable:
         if self._orders.get(point.key) is point:
             del self._orders[point.key]
         self._leave_bucket(point)
+        # The last one of a record lets `oldest_record` move, and so the log expire.
         record = self._records[point.record]
         del record[point]
         if not record:

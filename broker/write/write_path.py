@@ -240,6 +240,7 @@ class WritePath:
         self.flow = flow or FlowControl(BrokerConfig(), StoreConfig())
         self._hooks = hooks or PutHooks(StoreConfig())
         self.sync_flush = sync_flush
+        # Until the broker knows its mode.
         self.rule: ConfirmRule = OwnDiskConfirms(self, None, waits=False)
         self._scheduled = False
         self._written_end = 0
@@ -350,6 +351,7 @@ class WritePath:
         changed."""
         gate, acks, now_ms = self.gate, self.acks, self.clock_ms()
         paused = self.rule.pauses(now_ms)
+        # A slave's ack may arrive after the role changed: those writes were refused already (R4).
         if not paused and gate.role is Role.MASTER and acks.master_epoch == gate.master_epoch:
             if acks.first_due:
                 waited_ms = acks.waited_ms(now_ms)

@@ -211,7 +211,7 @@ def with_new_epochs(group: BrokerGroup, command: ElectMaster, step: int) -> Elec
     if not command.designate or group.foreign_key(living) is None:
         return command
     highest, _ = group.highest_reported_epoch(living)
-    epoch = min(max(highest, group.master_epoch) + step, EPOCH_MAX - 1)
+    epoch = min(max(highest, group.master_epoch) + step, EPOCH_MAX - 1)  # the rules add one
     if highest <= 0 or epoch <= highest:
         return command
     live = tuple(
@@ -323,13 +323,14 @@ def apply_election(group: BrokerGroup | None, command: ElectMaster, clock_ms: in
         )
     if foreign := foreign_cluster(group, command.cluster_name):
         return foreign
+    # Decided on an older state: another election was recorded since.
     if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
         return refused(
             group,
             ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
             f"masterEpoch is {group.master_epoch}, not {command.expected_master_epoch}",
         )
-    asker = max(command.broker_id, NO_BROKER)
+    asker = max(command.broker_id, NO_BROKER)  # Java's requests have -1 for none
     if asker != NO_BROKER and group.replica(asker) is None:
         known = ", ".join(str(record.broker_id) for record in group.replicas) or "none"
         return refused(

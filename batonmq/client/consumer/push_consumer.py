@@ -150,6 +150,7 @@ class PushConsumer(Subscriber):
             try:
                 await self._client.routes.refresh(topic)
             except NoRouteError as error:
+                # The heartbeat below creates the retry topic.
                 if not topic.startswith(RETRY_PREFIX):
                     log.warning("topic_awaited group=%s reason=%s", self.group, error)
             else:

@@ -103,7 +103,7 @@ class Producer(GroupMember):
             self.options.default_topic, self.options.default_topic_queue_nums
         )
         self._routes = PublishRoutes(self._client, self._new_topic)
-        ip = host_bytes(self._client.ip, 0)[:-4]
+        ip = host_bytes(self._client.ip, 0)[:-4]  # without the port
         self._questions = OpenRequests(self._client)
         self._ids = UniqIdGenerator(ip, os.getpid(), wall_ms, instance_hash=random.getrandbits(31))
 
@@ -162,7 +162,8 @@ class Producer(GroupMember):
         key. Once this returns the message is not delivered any more.
 
         Raises MessageIllegalError for a handle that no send returned, ResponseError if the broker
-        refuses (604: it is due; 16: recallMessageEnable is off), NoMasterError.
+        refuses (ILLEGAL_OPERATION, 604: it is due; NO_PERMISSION, 16: recallMessageEnable is off),
+        NoMasterError.
         """
         self._check_running()
         check_text("recall_handle", recall_handle)
@@ -211,6 +212,7 @@ class Producer(GroupMember):
                 if not reply.done():
                     await sending
             finally:
+                # With an answer it does not matter whether the question was acknowledged.
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
             async with asyncio.timeout(max(0, deadline_ms - boot_ms()) / 1000):
@@ -260,6 +262,7 @@ class Producer(GroupMember):
         if not messages:
             raise MessageIllegalError("the batch is empty")
         check_send(messages, queue, timeout_ms)
+        # The batch as a whole takes one key more, after those of its messages.
         keys = None if unique_keys is None else iter((*unique_keys, self._ids.next()))
 
         async def send(messages: Sequence[Message]) -> SendResult:
@@ -339,6 +342,7 @@ class Producer(GroupMember):
             return lambda queues, last_broker: select(queues, message)
         picker = self._pickers.get(message.topic)
         if picker is None:
+            # At random: else all producers that start together send to the same queue.
             picker = self._pickers[message.topic] = QueuePicker(random.randrange(1024))
         return lambda queues, last_broker: picker.pick(queues, boot_ms(), last_broker=last_broker)
 
@@ -369,7 +373,7 @@ class Producer(GroupMember):
             return await self._routes.refresh(topic, sending.deadline_ms, sending.suspects)
         except (NoRouteError, NoNameServerError) as error:
             if isinstance(error, NoRouteError) and not sending.attempts:
-                raise
+                raise  # no such topic; after a failed try, its brokers may only be away
             sending.failed(None, "", NO_REPLY, str(error), boot_ms())
         return None
 
