@@ -133,7 +133,7 @@ def _ranges(acked: bool) -> Iterator[str]:
             ON {same} AND f.physical_offset = p.physical_offset AND f.kind = 'missing' {known}
         WHERE f.kind IN ('missing', 'divergent')
     """
-    # A message that lies where another one is missing is told with that one.
+    # A message that lies where another one is missing is reported with that one.
     yield f"""
         SELECT {_finding("f.severity", "f.kind", "f.detail", "f")}
         FROM ranged f LEFT JOIN pairs p ON {same} AND f.physical_offset = p.other
@@ -366,7 +366,7 @@ def _held() -> Iterator[str]:
     at = {"physical_offset": "e.m_offset", "size": "e.m_size", "epoch": "e.m_epoch"}
     what = "'acknowledged, and whole in other replicas only'"
     lacking = _finding("'critical'", "'acked_missing'", what, "e", replicas="s.replicas", **at)
-    # What a replica lacks is told where replicas are compared, as long as they are all there.
+    # What a replica lacks is reported where replicas are compared, as long as they are all there.
     yield f"""
         SELECT {lacking} FROM (
             SELECT f.*, row_number() OVER (PARTITION BY f.grp, f.m_offset ORDER BY f.entry) AS nth

@@ -51,7 +51,7 @@ class Vote:
         self._sides = sides
         self._every = every
         self._unconfirmed = unconfirmed
-        # (begin, end) of what is told, by the number of the replica that deviates
+        # (begin, end) of what is reported, by the number of the replica that deviates
         self._told: dict[int, list[tuple[int, int]]] = {side.index: [] for side in sides}
 
     def place(self, offset: int) -> Iterator[tuple[RecordMessage, int, int, bool]]:

@@ -1,8 +1,8 @@
 """One group: its sorted lines through `batonmq.history.fold`, into rows of all tables.
 
-Lines of several controllers that have the same place are one event: the first one counts. A story
-is written as it ends. What is held of a group: the open stories, 16 bytes for each outage, and the
-newest epochs' masters. Free of Spark.
+Lines of several controllers at the same place are one event: the first one counts. A story is
+written when it ends. Memory of a group: its open stories, 24 bytes for each outage, and the masters
+of the newest epochs. Free of Spark.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def fold_lines(
 
 
 class _Elected(NamedTuple):
-    """What the event of an election tells beside the story."""
+    """What the event of an election has, and its story has not."""
 
     number: int
     told: int

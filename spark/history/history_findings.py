@@ -83,7 +83,7 @@ class ControllerDifferences:
         self._lacks: dict[tuple[str, int], list[Any]] = {}
 
     def event(self, event: HistoryEvent, told: int) -> None:
-        """An event that the controllers of the bit mask `told` have."""
+        """An event; the bits of `told` are the controllers that have it."""
         mask = self._masks.get(event.log)
         if mask is None:
             ranks = [rank for log, rank in self._facts.lows if log == event.log]

@@ -92,7 +92,7 @@ class ReadLines:
 
     def __call__(self, source: Source) -> Iterator[pa.RecordBatch]:
         runs, seen = RunBuilder(), Overview()
-        with _without_circles():
+        with _without_cycle_collection():
             for line in self.plan.lines(source):
                 seen.add(line)
                 if isinstance(line, Damage):
@@ -112,7 +112,7 @@ class FoldGroups:
     last_day: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with _without_circles():
+        with _without_cycle_collection():
             rows = FoldedRows(self.span, self.last_day)
             yield from fold_lines(self._named(batches), self.known, rows)
 
@@ -150,9 +150,9 @@ class WriteRows:
 
 
 @contextmanager
-def _without_circles() -> Iterator[None]:
-    """No search for objects that refer to each other in a circle: neither step makes any, and it
-    takes a sixth of their time."""
+def _without_cycle_collection() -> Iterator[None]:
+    """No garbage collection of reference cycles: neither step makes any, and it takes a sixth of
+    their time."""
     gc.disable()
     try:
         yield

@@ -85,7 +85,7 @@ _SMALL: Final = {
 _FEW_ROWS: Final = {
     "spark_sql_codegen_wholeStage": "false",
     "spark_sql_codegen_factoryMode": "NO_CODEGEN",
-    "spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 _FEW_ROWS_BYTES: Final = 1 << 30
 # Days of all tables are UTC, whatever a user's defaults are.

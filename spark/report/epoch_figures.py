@@ -132,7 +132,7 @@ def _marks(kind: str, rows: Sequence[Row], row_of: Mapping[str, int]) -> Row:
 
 
 def story_id(row: Row) -> str:
-    """Where the story of a change of master stands on the page, if it is among those told."""
+    """The id of the story of a change of master on the page, if it is listed there."""
     return f"story-{row['group']}-{row['master_epoch']}-{row['kind']}"
 
 

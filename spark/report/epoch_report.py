@@ -58,7 +58,7 @@ def _costs_most(row: Row, rows: Sequence[Row]) -> bool:
 
 
 def _last_ms(last_ms: int | None, summary: Mapping[str, Any]) -> int | None:
-    """The time of the last event: the newest mastership goes on beyond the last row of a table."""
+    """The time of the last event: the newest mastership ends later than any row of a table."""
     if last_ms is None or summary.get("inputs", {}).get("until"):
         return last_ms
     ends = [group["last_event"] for group in summary.get("groups", ()) if group.get("last_event")]

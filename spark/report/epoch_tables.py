@@ -43,8 +43,8 @@ Row = dict[str, Any]
 class Group:
     """One broker group. `lost_ms`: it is without a master at the end, and since when.
 
-    `first_ms` and `last_ms` bound the time that is told of; a wrong clock does not stretch it, for
-    days without outages are told of, too.
+    `first_ms` and `last_ms` bound the time that the tables cover. They have days without outages,
+    too, so a wrong clock does not stretch it.
     """
 
     name: str
@@ -187,7 +187,7 @@ class EpochTables:
         return bins, percentile(every, 0.5), percentile(every, 0.99)
 
     def dearest(self) -> list[Row]:
-        """The changes that cost most, with all that their stories tell."""
+        """The changes that cost most, with all columns of their stories."""
         some = self.failovers
         listed = pc.or_(some["is_change"], some["unclean"].fill_null(False))
         rows = _top(some, listed, FAILOVERS_LISTED)

@@ -73,7 +73,7 @@ class Results:
         return ResultTable(place, self.form, by, only, self._catalog)
 
     def page_line(self, page: str | None) -> list[str]:
-        """What people are told of the page."""
+        """The line about the page for people."""
         return [] if page is None else [f"report: {self.folder}/{REPORT}"]
 
     def begin(self) -> None:

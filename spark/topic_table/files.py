@@ -1,4 +1,4 @@
-"""What a task does: rows of its messages into Parquet files, and one line about them.
+"""What a task does: it writes its messages as rows into Parquet files, and reports them in one row.
 
 No row leaves its task. A file counts only once a commit names it. Those of a task that was
 repeated, or of a batch that was not committed, are left for the table's clean-up. Free of Spark.

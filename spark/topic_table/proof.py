@@ -1,7 +1,7 @@
-"""A table held against the log: what it lacks, has twice, or has otherwise than the log does.
+"""A table compared with the log: which rows it lacks, has twice, or has with other values.
 
-The log's messages are made rows by the code that made the table's, so equal ones have equal texts.
-Which messages a table must have is what it says of itself (`TableState`). Free of Spark.
+The code that made the table's rows makes rows of the log's messages, too, so equal rows have equal
+texts. `TableState`, which the table keeps, says which messages it must have. Free of Spark.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from batonmq.spark.topic_table.rows import MESSAGE, RowMaker, RowPlan
 from batonmq.spark.topic_table.table_formats import About, TableState, TopicTable, read_rows
 
 FOUND_MAX: Final = 10_000
-"""Findings that are told one by one; more are one finding with their number."""
+"""Findings that are listed one by one; more are one finding with their number."""
 _TEXTS: Final = pa.schema(
     [("broker", pa.string()), ("queue_id", pa.int32()), ("queue_offset", pa.int64()),
      ("physical_offset", pa.int64()), ("text", pa.string())]
@@ -236,7 +236,7 @@ def _findings(engine: Engine, about: About, groups: dict[str, str]) -> Iterator[
         )  # fmt: skip
     if len(shown) == FOUND_MAX:
         for row in dicts(engine, "SELECT kind, count(*) AS many FROM proof_found GROUP BY kind"):
-            text = f"{row['many']:,} such rows in all; the first {FOUND_MAX:,} are told"
+            text = f"{row['many']:,} such rows in all; the first {FOUND_MAX:,} are listed"
             yield LogFinding(None, CRITICAL, row["kind"], text, topic=about.topic)
 
 

@@ -1,4 +1,4 @@
-"""Rows of a table made of messages; the proof makes the same rows of the log. Free of Spark.
+"""Makes rows of a table from messages; the proof makes the same rows from the log. Free of Spark.
 
 No message is dropped and none stops the stream: what has no column is in `_rest`, a body that
 cannot be read is in `_body`, with the reason in `_error`.

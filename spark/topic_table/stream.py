@@ -1,7 +1,7 @@
 """The query that keeps a table: each batch of the topic becomes one commit.
 
-Spark's checkpoint fixes which messages a batch has; the table says which batches it has. So a batch
-that comes again, because the driver died between the two commits, is passed over.
+Spark's checkpoint fixes which messages a batch has; the table records which batches it has. If the
+driver died between the two commits, the batch comes again, and is skipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tables that hold a topic: Delta by deltalake, Iceberg by pyiceberg, without a JVM.
 
-A commit has the files of one batch, its number as transaction, and a `TableState`, all at once:
-what a table says of itself decides what is in it, and no checkpoint does. Free of Spark.
+One commit adds the files of a batch, the batch's number as transaction, and a `TableState`. So the
+table, not a checkpoint, decides which batches are in it. Free of Spark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTEMPTS: Final = 4
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a table is of. `bodies`: how its rows are made, for the proof; JSON of `Bodies`."""
+    """What a table is made of. `bodies`: how its rows are made, for the proof; as of `Bodies`."""
 
     topic: str
     partition: str
