@@ -18,10 +18,11 @@ import msgspec
 
 from batonmq.spark.history.history_job import Inputs, run
 from batonmq.spark.history.output_tables import TABLES
-from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamCounts, StreamSettings
+from batonmq.spark.history.stream import EventCounts, HistoryStream, StreamSettings
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
 from batonmq.spark.jobs.endless import interval, listen, stopping
+from batonmq.spark.live.endless_stream import StreamLost
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine
 
@@ -95,7 +96,7 @@ def main(job: Job, **given: Any) -> None:
                 options.controllers, place, options.max_events, every, options.accept_loss
             )
             stream.run(session, plan, asked)
-    except HistoryLost as lost:
+    except StreamLost as lost:
         click.echo(f"error: {lost}", err=True)
         click.get_current_context().exit(FAILED)
     finally:
@@ -129,7 +130,7 @@ class StreamArguments(msgspec.Struct, kw_only=True):
         return write
 
 
-def _tell(job: Job, table: StreamOutput, counts: StreamCounts) -> None:
+def _tell(job: Job, table: StreamOutput, counts: EventCounts) -> None:
     job.result(
         asdict(counts) | {"output": str(table.folder), "total": table.rows},
         [

@@ -25,10 +25,11 @@ from batonmq.spark.jobs.command import (
     properties,
 )
 from batonmq.spark.jobs.endless import interval, listen, stopping
+from batonmq.spark.live.endless_stream import StreamLost
 from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
 from batonmq.spark.topic_table.files import DAY, HOUR, NONE
 from batonmq.spark.topic_table.json_schema import columns_of
-from batonmq.spark.topic_table.stream import TablePlan, TopicLost, TopicStream
+from batonmq.spark.topic_table.stream import TablePlan, TopicStream
 from batonmq.spark.topic_table.table_formats import DELTA, FORMS, open_table
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -186,7 +187,7 @@ def main(job: Job, **given: Any) -> None:
         job.progress.line(f"topic {plan.topic} into {table.location}, from {stream.checkpoint}")
         try:
             stream.run(session, asked)
-        except TopicLost as lost:
+        except StreamLost as lost:
             click.echo(f"error: {lost}", err=True)
             click.get_current_context().exit(FAILED)
     state, counts = table.state(), stream.counts

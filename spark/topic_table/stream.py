@@ -7,7 +7,6 @@ driver died between the two commits, the batch comes again, and is skipped.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 import uuid
@@ -18,10 +17,10 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from batonmq.spark.live.endless_stream import EndlessStream, StreamCounts
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.topic_read import TopicRead
 from batonmq.spark.read.storage import locate
@@ -33,19 +32,7 @@ from batonmq.spark.topic_table.table_formats import About, TableState, TopicTabl
 
 log = logging.getLogger(__name__)
 
-_LOOK_S: Final = 0.5
-PAUSE_S: Final = 5.0
-"""Until the next attempt after an outage that outlasted the patience of a batch."""
 _NOTE: Final = "batonmq.json"
-_OUTAGE: Final = re.compile(
-    r"^\S*\bClusterError: (.*)$|(Python worker failed to connect back)", re.MULTILINE
-)
-_LOST: Final = re.compile(r"^\S*\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
-_STARTS_MAX: Final = 5
-
-
-class TopicLost(Exception):
-    """Messages expired before they were read; the text says which, and how to continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +62,11 @@ class TablePlan:
 
 
 @dataclass(slots=True)
-class TableCounts:
-    """What a run has done. `broken`: messages whose bodies could not be read."""
+class TableCounts(StreamCounts):
+    """`broken`: messages whose bodies could not be read."""
 
-    batches: int = 0
     rows: int = 0
     broken: int = 0
-    repeats: int = 0
-    files: int = 0
     compacted: int = 0
     expired: int = 0
 
@@ -95,7 +79,7 @@ class _Note(msgspec.Struct):
     table: str
 
 
-class TopicStream:
+class TopicStream(EndlessStream):
     """One run. `report` gets a line for each batch."""
 
     def __init__(self, table: TopicTable, plan: TablePlan, report: Callable[[str], None]) -> None:
@@ -103,10 +87,9 @@ class TopicStream:
 
         Raises ValueError for a table or checkpoint of something else, OSError.
         """
-        self.counts = TableCounts()
-        self._table, self._plan, self._report = table, plan, report
-        self._batch = threading.Lock()
-        self._failed: Exception | None = None
+        super().__init__(report)
+        self.counts: TableCounts = TableCounts()
+        self._table, self._plan = table, plan
         self._cared_s = time.monotonic()
         about = table.about()
         self._check_place(about)
@@ -215,40 +198,12 @@ class TopicStream:
     def run(self, session: SparkSession, stopping: threading.Event) -> None:
         """Until all is read (`trigger` None), or `stopping` is set: then after the present batch.
 
-        Raises TopicLost, ValueError and OSError of the table, or what the query failed with. An
-        outage of the cluster ends a query, not the run, unless nothing was ever read.
+        Raises StreamLost, ValueError and OSError of the table, or what the query failed with.
         """
-        attempts = 0
-        while True:
-            done = self.counts.batches
-            try:
-                return self._until_end(self._start(session), stopping)
-            except StreamingQueryException as error:
-                text = str(error)
-                if self._failed is not None:
-                    raise self._failed from error
-                if lost := _LOST.search(text):
-                    raise TopicLost(
-                        f"{lost[1]}; --accept-loss continues behind what is lost"
-                    ) from error
-                outage = _OUTAGE.search(text)
-                attempts = 1 if self.counts.batches > done else attempts + 1
-                known = self._has_offsets() and self._plan.trigger is not None
-                if outage is None or not (known or (outage[2] and attempts <= _STARTS_MAX)):
-                    raise
-                self._report(f"{outage[1] or outage[2]}; next attempt in {PAUSE_S:.0f} s")
-            if stopping.wait(PAUSE_S):
-                return
+        self._run(lambda: self._start(session), stopping, ends=self._plan.trigger is None)
 
-    def _until_end(self, query: StreamingQuery, stopping: threading.Event) -> None:
-        try:
-            while not query.awaitTermination(_LOOK_S):
-                if stopping.is_set():
-                    with self._batch:
-                        query.stop()
-        except BaseException:
-            query.stop()
-            raise
+    def _has_read(self) -> bool:
+        return self._has_offsets()
 
     def _start(self, session: SparkSession) -> StreamingQuery:
         plan, state = self._plan, self._table.state()
@@ -269,27 +224,15 @@ class TopicStream:
             )
             .load()
         )
-        writer = (
-            messages.writeStream.queryName(f"topicTable {plan.topic}")
-            .option("checkpointLocation", spark_uri(self.checkpoint))
-            .foreachBatch(self._take)
+        return self._query(
+            messages, f"topicTable {plan.topic}", spark_uri(self.checkpoint), plan.trigger
         )
-        if plan.trigger is None:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=plan.trigger).start()
-
-    def _take(self, batch: DataFrame, number: int) -> None:
-        with self._batch:
-            try:
-                self._commit(batch, number)
-                self._care()
-            except PySparkException:
-                raise  # of a task, as a cluster that does not answer
-            except Exception as error:  # Spark hides its sentence in traces
-                self._failed = error
-                raise
 
     def _commit(self, batch: DataFrame, number: int) -> None:
+        self._add(batch, number)
+        self._care()
+
+    def _add(self, batch: DataFrame, number: int) -> None:
         state = self._state_before(number)
         if state is not None and state.stream == self.stream and number <= state.batch:
             self._report(f"batch {number}: the table has it already")

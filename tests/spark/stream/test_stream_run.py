@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamSettings
+from batonmq.spark.history.stream import HistoryStream, StreamSettings
 from batonmq.spark.history.stream_output import StreamOutput
 from batonmq.spark.jobs.endless import interval
 from batonmq.spark.jobs.stream_history import write_failovers
+from batonmq.spark.live.endless_stream import StreamLost
 from batonmq.spark.read.columns import TABLES
 from batonmq.spark.read.history_table import decode_lines
 
@@ -99,7 +100,7 @@ def queries(tmp_path, monkeypatch):
     """Runs of queries, one after the other; what was told; the stream. Pauses are passed over."""
     told = []
     made = HistoryStream(StreamOutput(tmp_path / "out"), told.append)
-    monkeypatch.setattr("batonmq.spark.history.stream.PAUSE_S", 0.001)
+    monkeypatch.setattr("batonmq.spark.live.endless_stream.PAUSE_S", 0.001)
 
     def of(*runs):
         left = list(runs)
@@ -128,7 +129,7 @@ def test_an_outage_of_the_cluster_is_a_pause(queries):
 def test_a_pause_ends_when_the_stream_is_stopped(queries, monkeypatch):
     stream, told, _ = queries(Query(error=failed(OUTAGE)))
     stream.counts.batches = 1
-    monkeypatch.setattr("batonmq.spark.history.stream.PAUSE_S", 3600)
+    monkeypatch.setattr("batonmq.spark.live.endless_stream.PAUSE_S", 3600)
     stopping = threading.Event()
     monkeypatch.setattr(stream, "_report", lambda line: (told.append(line), stopping.set()))
     stream.run(None, PLAN, stopping)
@@ -151,7 +152,7 @@ def test_lost_events_end_it_with_the_way_out(queries):
     )
     stream, _, _ = queries(Query(error=failed(text)))
     stream.counts.batches = 1
-    with pytest.raises(HistoryLost) as caught:
+    with pytest.raises(StreamLost) as caught:
         stream.run(None, PLAN, threading.Event())
     assert str(caught.value) == (
         "events behind (log a, …) may be lost; --accept-loss continues behind what is lost"
