@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
 from batonmq.store.disk_health import StoreHealth
@@ -280,7 +281,12 @@ class CommitLog:
         if not self._log_id:
             path = self._private / _LOG_ID_FILE
             if path.exists():
-                self._log_id = disk.read_bytes(path).decode("ascii").strip()
+                text = disk.read_bytes(path).decode("ascii", "replace").strip()
+                if not text.isprintable() or not text.isascii() or not text:
+                    raise CorruptLogError(
+                        str(path), 0, "no log id; move the whole store aside to copy the master"
+                    )
+                self._log_id = text
             else:
                 fresh = uuid.uuid4().hex
                 replace_file(path, fresh.encode("ascii"))

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.commit_log import Segment
 from tests.shared.failing_disk import failing, walk_errors
 
@@ -109,3 +110,13 @@ def test_r47_a_rotten_name_of_a_history_is_another_name(rig):
     (rig.root / "commitlog" / ".baton" / "lineage").write_bytes(b"0f\xff\x00")
     log.lineage._name = None
     assert log.lineage.name.isascii() and log.lineage.name not in ("", "0f" * 16)
+
+
+@pytest.mark.parametrize("content", [b"", b"0f\xff\x00", b"0f\x00"])
+def test_g8_a_log_id_that_is_none_is_named_with_its_file(rig, content):
+    """A log with another id would pass for a log of another replica."""
+    rig.open_master().close()
+    path = rig.root / "commitlog" / ".baton" / "log_id"
+    path.write_bytes(content)
+    with pytest.raises(CorruptLogError, match=r"log_id at offset 0: no log id; move the whole"):
+        _ = rig.open().log.log_id
