@@ -314,8 +314,7 @@ class BrokerService:
         self.filters.load()
         self.tables.offsets.deletions.epochs = lambda: self.store.epochs.entries
         self.store.open()
-        # Any record of the log so far may have been a deletion of a topic (R39).
-        self.tables.offsets.deletions.end = self.store.confirm_offset
+        self.tables.offsets.deletions.opened(self.store.confirm_offset, self.store.max_phy_offset)
 
     async def close(self) -> None:
         """Hands over, refuses writes, sends Goodbye, closes everything. Idempotent."""

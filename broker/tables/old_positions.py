@@ -44,6 +44,13 @@ class Deletions:
         newer = [each.start_offset for each in self.epochs() if each.epoch > self.loaded_epoch]
         return record_end <= min([self.loaded_end, *newer])
 
+    def opened(self, confirmed: int, log_end: int) -> None:
+        """The log was read. Any confirmed record may have been a deletion, also of those that
+        expired. What comes behind `log_end` is new, whatever the file counts: it may have outlived
+        bytes that a power failure took from the log."""
+        self.end = confirmed
+        self.loaded_end = min(self.loaded_end, log_end)
+
     def log_ends(self, end: int) -> None:
         """The log was cut there: a deletion behind it has not happened (R44)."""
         self.topics = {topic: at for topic, at in self.topics.items() if at <= end}

@@ -262,6 +262,19 @@ def test_r39_a_deletion_that_a_start_reads_again_takes_nothing_of_what_was_made_
     assert again.query("g", "T", 0) == -1, "that one was not carried out before"
 
 
+def test_r39_a_deletion_behind_the_log_that_a_power_failure_left_is_carried_out(
+    tmp_path: Path,
+) -> None:
+    made = offsets_at(tmp_path)
+    made.delete_topic("T", 100)
+    made.commit("g", "T", 0, 2)
+    persist(made)
+    again = offsets_at(tmp_path)
+    again.deletions.opened(80, 90)
+    again.delete_topic("T", 95)
+    assert again.query("g", "T", 0) == -1 and again.deletions.end == 95
+
+
 def test_r39_a_deletion_by_a_newer_master_than_the_file_knows_is_carried_out(
     tmp_path: Path,
 ) -> None:
