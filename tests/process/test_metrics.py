@@ -294,10 +294,3 @@ def test_the_figures_of_a_cluster_follow_it_through_a_failover(cluster: ClusterP
         "the count of elections",
         lambda: two_elections([Pages.read(node) for node in nodes]) or None,
     )
-
-
-def test_every_alert_is_explained() -> None:
-    rules = yaml.safe_load((OBSERVE / "rules.yml").read_text())["groups"][0]["rules"]
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    rows = re.findall(r"^\| (Baton\w+) \| (page|ticket) \|", page, re.MULTILINE)
-    assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in rules]
