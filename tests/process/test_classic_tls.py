@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.cluster.classic import ClassicGroup, in_sync
+from lab.cluster.java import BROKER_NAME
 from lab.cluster.processes import free_base_port, wait_for
 from tests.shared.certificates import authority
 
@@ -19,7 +20,8 @@ def test_a_classic_pair_replicates_over_tls(tmp_path: Path) -> None:
 
     def keys(of: object, broker_id: int) -> dict[str, object]:
         issuer = made if of is made else other
-        path = issuer.issue(f"b{broker_id}.pem", [f"broker/a/{broker_id}"], ["127.0.0.1"]).path
+        name = f"broker/{BROKER_NAME}/{broker_id}"
+        path = issuer.issue(f"b{broker_id}.pem", [name], ["127.0.0.1"]).path
         return {
             "tls.server.mode": "permissive",
             "nodeMode": "enforcing",
