@@ -23,9 +23,10 @@ from batonmq.mqctl.verdict.evidence import (
     NodeEvidence,
 )
 from batonmq.mqctl.verdict.files import due_ms
-from batonmq.mqctl.verdict.gather import SYSTEM_GROUPS, groups_of
+from batonmq.mqctl.verdict.gather import groups_of
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
+from batonmq.protocol.topic_name import is_system_group
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -162,7 +163,7 @@ async def _history(
 async def _consumers(admin: Admin, found: Findings) -> list[ConsumersEvidence]:
     if not any(why is None for why in found.brokers.values()):
         return []
-    names = [n for n in await admin.consumer_groups.names() if not n.startswith(SYSTEM_GROUPS)]
+    names = [n for n in await admin.consumer_groups.names() if not is_system_group(n)]
     some = await asyncio.gather(*map(admin.consumer_groups.progress, names[:GROUPS_MAX]))
     consumers = []
     for progress in some:

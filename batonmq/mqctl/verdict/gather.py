@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
@@ -36,9 +36,8 @@ from batonmq.mqctl.verdict.files import (
     read_log,
     store_facts,
 )
+from batonmq.protocol.topic_name import is_system_group
 from batonmq.runtime.clock import wall_ms
-
-SYSTEM_GROUPS: Final = ("CID_RMQ_SYS_", "TOOLS_CONSUMER", "FILTERSRV_", "SELF_TEST_", "CID_ONS")
 
 
 def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence:
@@ -270,6 +269,6 @@ def _consumers(nodes: Iterable[NodeEvidence]) -> tuple[ConsumersEvidence, ...]:
     found: dict[tuple[str, str], int] = {}
     for store in best.values():
         for key, lag in store.lags.items():
-            if not key[0].startswith(SYSTEM_GROUPS):
+            if not is_system_group(key[0]):
                 found[key] = found.get(key, 0) + lag
     return tuple(ConsumersEvidence(g, topic, lag) for (g, topic), lag in sorted(found.items()))
