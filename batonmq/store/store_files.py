@@ -108,7 +108,7 @@ def _open_files(
         before_rebuild=partial(_dispatch_all_again, commit_log, checkpoint, positions),
     )
     opened.callback(consume_queues.close, write_back=False)
-    damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0)
+    damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0, clean=last_run is None)
     index = IndexService(
         root / "index",
         slot_num=config.max_hash_slot_num,

@@ -205,3 +205,17 @@ def test_g8_that_a_unit_is_good_says_nothing_of_one_of_another_block(rig, monkey
     rig.flip(path, position + 7)
     store = rig.open_master()
     assert rig.read_bodies(store) == [b"m%02d" % number for number in range(COUNT)]
+
+
+@pytest.mark.parametrize("content", [b"", bytes(FILE_SIZE), b"\xff" * FILE_SIZE])
+def test_g8_a_queue_without_a_unit_after_a_clean_stop_is_built_from_the_log(rig, content):
+    """It would number from 0 again, over messages that the log still has."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"m00", b"m01")
+    rig.put_confirmed(store, b"other", topic="Other")
+    store.close()
+    place(rig, 0)[0].write_bytes(content)
+    store = rig.open_master()
+    assert store.queries.next_offset_in_queue(TOPIC, 0) == 2
+    rig.put_confirmed(store, b"m02")
+    assert bodies(rig, store) == [b"m00", b"m01", b"m02"]
