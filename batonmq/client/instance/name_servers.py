@@ -1,8 +1,8 @@
 """Requests to the name servers: one after the other, first to the one that replied last.
 
-A name server may be down, may hang, or may still have the route of before a failover. So each gets
-only a part of the time, and a caller that suspects an address (it just failed there) gets the first
-reply that names another one, if any name server has it.
+A name server may be down, may hang, may be cut off from a master, or may still have the route of
+before a failover. So each gets only a part of the time. A route that lacks a master, or names one
+that the caller suspects (it just failed there), is used only if no name server has a better one.
 """
 
 import asyncio
@@ -104,10 +104,12 @@ class NameServers:
         let this user see it, else NoNameServerError.
 
         `suspects`: addresses that are probably no master any more. A reply that still names one as
-        master, or that lacks the topic, is used only if no other server has a better one.
-        `by_turns`: another server is asked first each time, not the one that replied last.
+        master, or that lacks the topic or a group's master, is used only if no other server has a
+        better one.
+        `by_turns`: another server is asked first each time, not the one that replied last, and
+        the first route is used.
         """
-        answers = _RouteAnswers(topic, frozenset(suspects))
+        answers = _RouteAnswers(topic, frozenset(suspects), takes_any=by_turns)
         if suspects:
             await self._ask_all_for_route(answers, deadline_ms)
         else:
@@ -160,8 +162,10 @@ class NameServers:
             answers.refusal = ResponseError(reply.code, reply.remark, address)
         elif reply.code != ResponseCode.SUCCESS:
             answers.failures.append((address, f"code {reply.code} {reply.remark or ''}"))
-        elif answers.take(TopicRouteData.decode(reply.body)):
-            self._preferred = index
+        else:
+            is_first = not answers.has_route
+            if answers.take(TopicRouteData.decode(reply.body)) or is_first:
+                self._preferred = index
 
     async def invoke_each(
         self, request_of: RemotingCommand, *, deadline_ms: int
@@ -196,9 +200,10 @@ class NameServers:
 class _RouteAnswers:
     """The name servers' replies about one topic so far, and what follows from them."""
 
-    def __init__(self, topic: str, suspects: frozenset[str]) -> None:
+    def __init__(self, topic: str, suspects: frozenset[str], *, takes_any: bool) -> None:
         self.topic = topic
         self._suspects = suspects
+        self._takes_any = takes_any
         self.best: TopicRouteData | None = None
         self._second_best: TopicRouteData | None = None
         self.unknown_at: list[str] = []
@@ -206,12 +211,16 @@ class _RouteAnswers:
         self.failures: list[tuple[str, str]] = []
 
     @property
+    def has_route(self) -> bool:
+        return self.best is not None or self._second_best is not None
+
+    @property
     def any(self) -> bool:
         return bool(self._second_best or self.unknown_at)
 
     def take(self, data: TopicRouteData) -> bool:
         """True if no better reply is needed."""
-        if self._suspects and _doubtful(data, self._suspects):
+        if not self._takes_any and _doubtful(data, self._suspects):
             self._second_best = self._second_best or data
             return False
         self.best = self.best or data

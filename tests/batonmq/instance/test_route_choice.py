@@ -99,6 +99,31 @@ def test_a_route_without_the_suspect_goes_before_one_with_it(
     assert asyncio.run(StandIn(**answers).master_of("old:1")) == master
 
 
+def test_r50_a_name_server_that_is_cut_off_from_the_master_is_not_the_last_word() -> None:
+    """One direction of its network is lost: it takes the master for gone, and lives."""
+    made = StandIn(ns1=names(""), ns2=names("m:1"), ns3=names("m:1"))
+
+    async def run() -> None:
+        assert await made.master_of() == "m:1"
+        made.asked.clear()
+        assert await made.master_of() == "m:1"
+
+    asyncio.run(run())
+    assert [address for address, _ in made.asked] == ["ns2:9876"], "it is preferred from then on"
+
+
+def test_a_server_that_replied_is_preferred_though_no_master_is_anywhere() -> None:
+    made = StandIn(ns2=names(""), ns3=names(""))
+
+    async def run() -> None:
+        assert await made.master_of() == ""
+        made.asked.clear()
+        assert await made.master_of() == ""
+
+    asyncio.run(run())
+    assert made.asked[0][0] == "ns2:9876", "not the silent one"
+
+
 def test_a_topic_is_unknown_only_where_a_server_that_replies_says_so() -> None:
     with pytest.raises(NoRouteError):
         asyncio.run(StandIn(ns1=unknown, ns2=down, ns3=unknown).master_of())
