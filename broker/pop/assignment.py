@@ -51,8 +51,8 @@ def popped_share(
     share_num: int,
     allocate: Allocate,
 ) -> set[MessageQueue]:
-    """What a member pops: the whole of each broker group where `share_num` lets all share all;
-    else its own share and those of the next `share_num` members; one queue where there are more
+    """What a member pops. If `share_num` covers all other members, each broker group as a whole;
+    else its own share and those of the next `share_num` members; one queue if there are more
     members than queues."""
     if share_num <= 0 or share_num >= len(client_ids) - 1:
         return {MessageQueue(one.topic, one.broker_name, ANY_QUEUE) for one in queues}
@@ -145,7 +145,8 @@ class AssignmentProcessor:
         queues: list[MessageQueue],
         ids: list[str],
     ) -> set[MessageQueue] | None:
-        """None where nothing can be said: no route, no members, an unknown strategy."""
+        """None without a route, without members, or for an unknown strategy: the client keeps its
+        queues."""
         if not queues:
             return None
         if asked.message_model == BROADCASTING or not self._config.server_load_balancer_enable:
@@ -175,7 +176,7 @@ class AssignmentProcessor:
             fetch = asyncio.create_task(self._fetch(topic), name="assignment-route")
             self._fetches[topic] = fetch
             fetch.add_done_callback(lambda _: self._fetches.pop(topic))
-        # All that ask now share it: one that gives up must not end it for the others.
+        # All that ask now share this fetch: a cancelled request must not end it for the others.
         return await asyncio.shield(fetch)
 
     async def _fetch(self, topic: str) -> list[MessageQueue]:
@@ -194,7 +195,7 @@ class AssignmentProcessor:
         if not found:
             kept = self._routes.get(topic)
             found = kept[1] if kept is not None else self._own_queues(topic)
-        # Topics are named from outside: what is dropped is fetched again when it is asked for.
+        # Clients choose the names of topics; a dropped route is fetched again on demand.
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
         self._routes[topic] = self._path.clock_ms(), found

@@ -90,7 +90,7 @@ class PopReader:
         self._random = random.Random()
 
     def walk(self, pop: PopRequest) -> Walk:
-        """Begins one, for `look`."""
+        """Begins a walk over the queues, for `look`."""
         return Walk(self._places(pop), self._service.now_ms())
 
     def _places(self, pop: PopRequest) -> Iterator[tuple[str, int]]:
@@ -127,6 +127,7 @@ class PopReader:
                 walk.is_over = True
                 return
             budget -= self._look_into(pop, walk, *place, peek=peek)
+        # Something was found: the reply goes out now. Else the next turn continues.
         walk.is_over = walk.count > 0
 
     def has_more(self, pop: PopRequest, walk: Walk) -> bool:
@@ -151,7 +152,7 @@ class PopReader:
     def _look_into(
         self, pop: PopRequest, walk: Walk, flag: str, queue_id: int, *, peek: bool
     ) -> int:
-        """What it cost of the budget."""
+        """Reads from one queue; returns the cost, in units of BUDGET."""
         key = pop.group, real_topic(flag, pop.topic, pop.group), queue_id
         _, topic, _ = key
         begin, end = self._begin(pop, key), self._store.queries.max_offset_in_queue(*key[1:])
@@ -160,6 +161,7 @@ class PopReader:
         if self._is_blocked(pop, key) or topic in self._store.deleting_topics:
             walk.rest += end - begin
             return 1
+        # A retried message has passed the filter when it was popped first.
         wanted, matches = (pop.wanted, pop.matches) if flag == NORMAL else (None, None)
         cost = 1
         while begin < end and cost <= BUDGET:

@@ -36,7 +36,7 @@ FROM_MAX: Final = 1
 
 @dataclass(slots=True, eq=False)
 class PopRequest(HeldPop):
-    """`wanted` and `matches` as of a pull. `from_max` (initMode 1): a group without an offset
+    """`wanted` and `matches`: as in `Pull`. `from_max` (initMode 1): a group without an offset
     begins at the last message."""
 
     channel: Connection
@@ -75,7 +75,7 @@ class PopChecks:
     def notification(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
     ) -> PopRequest:
-        """Request 200054, and what a POP has in common with it."""
+        """Request 200054; the same checks come first for a POP."""
         poll_ms = number(request, "pollTime")
         born_ms = number(request, "bornTime") or now_ms
         left_ms = born_ms + poll_ms - now_ms
@@ -91,7 +91,7 @@ class PopChecks:
         return pop
 
     def peek(self, request: RemotingCommand, connection: Connection) -> PopRequest:
-        """Request 200052, and what all have in common."""
+        """Request 200052; the same checks come first for the others."""
         name, topic = text(request, "consumerGroup"), text(request, "topic")
         queue_id = number(request, "queueId")
         config = readable_topic(self._topics, topic)

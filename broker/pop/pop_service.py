@@ -85,8 +85,8 @@ CarriedOut = Callable[[str, Callable[[], bool]], bool]
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """Popped up to `next_offset`, by `pending` writes that are not confirmed. `committed`: the
-    group's offset when it was last read."""
+    """The group has popped up to `next_offset`; `pending` writes of these pops are not confirmed.
+    `committed`: the group's offset when it was last read."""
 
     next_offset: int
     committed: int
@@ -114,8 +114,7 @@ class PopPositions:
 
     def _current(self, key: Key) -> Taken | None:
         taken = self._taken.get(key)
-        # The group's offset was set in another way since, by an operator or a reset: that one
-        # counts.
+        # An operator or a puller has set the group's offset since: that one counts.
         if taken is not None and taken.committed != self._offsets.query(*key):
             del self._taken[key]
             return None
@@ -131,7 +130,7 @@ class PopPositions:
         return taken
 
     def confirmed(self, key: Key, taken: Taken, next_offset: int, *, ok: bool) -> None:
-        """The write of `take` is confirmed; not `ok`: it may still be confirmed later."""
+        """The write of `take` is confirmed, or, not `ok`, has failed and may be confirmed later."""
         taken.pending -= 1
         if not ok or self._current(key) is not taken:
             return
@@ -154,10 +153,10 @@ class PopPositions:
 
 
 class Reviver:
-    """With enableRetryTopicV2 the retry topic is `%RETRY%group+topic`; else `%RETRY%group_topic`,
-    unless another (group, topic) may have the same name (R46). A stock consumer that pulls reads no
-    name with `+`, so a group that pulls by now gets `%RETRY%group`. `carried_out` sets aside what
-    can never be put (R54)."""
+    """With enableRetryTopicV2 the retry topic is `%RETRY%group+topic`, else `%RETRY%group_topic`,
+    unless another (group, topic) could have the same name (R46). A group that was set to PULL gets
+    `%RETRY%group`, because stock consumers read no name with `+`. `carried_out` sets aside what can
+    never be put (R54)."""
 
     def __init__(
         self, path: WritePath, topics: TopicService, config: BrokerConfig, carried_out: CarriedOut
@@ -171,10 +170,10 @@ class Reviver:
         self._properties_max = PROPERTIES_SIZE_MAX - _HANDLE_MAX - len(config.broker_name.encode())
 
     def revive(self, point: CheckPoint, done: list[int]) -> None:
-        """Appends to `done` the offsets that are settled; the others wait. Raises PutRefused,
-        CorruptLogError."""
+        """Delivers a due pop again. Appends to `done` the offsets that are settled; the others
+        wait. Raises PutRefused, CorruptLogError."""
         group, topic, _ = point.key
-        # The deletion is not confirmed: whether the topic stays is still open (R39).
+        # The deletion is not confirmed, so the topic may stay (R39).
         if topic in self._store.deleting_topics:
             return
         if not self._is_there(point):
@@ -227,6 +226,7 @@ class Reviver:
                 message.topic = dlq_topic(group)
             elif not real.startswith(RETRY_PREFIX):
                 message.topic = self._retry_topic(group, real)
+                # Stock consumers show such a message under the topic in RETRY_TOPIC.
                 if message.topic == retry_topic(group):
                     known = {RETRY_TOPIC.encode(): real.encode()}
                     message.properties = with_properties(message.properties, known)
@@ -254,7 +254,7 @@ class Reviver:
 
 
 def left_topic(group: str, topic: str) -> str:
-    """The retry topic of POP that a stock consumer which pulls does not read."""
+    """The retry topic that POP uses, and stock consumers that pull do not read."""
     return f"{RETRY_PREFIX}{group}+{topic}"
 
 
@@ -265,8 +265,8 @@ def pulls(topics: TopicService, group: str, topic: str) -> bool:
 
 
 class LeftMessages:
-    """Messages that POP left under `%RETRY%group+topic` of groups that pull by now. They are popped
-    without a consumer and are due at once, so `Reviver` moves them."""
+    """Messages in `%RETRY%group+topic` of groups that were set to PULL. They are popped without a
+    consumer and are due at once, so `Reviver` moves them to `%RETRY%group`."""
 
     def __init__(self, store: MessageStore, topics: TopicService, positions: PopPositions) -> None:
         self._store = store
@@ -476,6 +476,8 @@ class PopService(LogFeature):
 
     def _come_due(self, point: CheckPoint, now_ms: int) -> None:
         """Raises PutRefused, BrokerRefusal, CorruptLogError; then it stays due."""
+        # An orderly pop is not revived: once it is visible, the next pop of its queue gets the same
+        # messages.
         if point.order:
             visible_at = point.visible_at()
             if now_ms >= visible_at + ORDER_KEPT_MS:
@@ -490,7 +492,7 @@ class PopService(LogFeature):
         try:
             self._reviver.revive(point, done)
         finally:
-            # After an exception, too: what was put again already must not be put twice.
+            # After an exception, too: what is in the retry topic already must not be put twice.
             if done:
                 self.put(PopRecord(acked=[_acked(point, done)]))
             if point.open:
@@ -507,6 +509,7 @@ class PopService(LogFeature):
 
     def _again(self, point: CheckPoint) -> PopRecord:
         offsets, last_phy = point.offsets, point.last_phy
+        # An orderly pop keeps all its offsets: acks are checked against them.
         if not point.order:
             offsets = sorted(point.open)
             last = self._store.queries.units(*point.key[1:], offsets[-1], 1)
@@ -535,6 +538,7 @@ class PopService(LogFeature):
         and the groups' offsets are committed (R30)."""
         if self._mark is not None:
             oldest, end = self._mark
+            # The mark is of an earlier slice: all that the log had then must be confirmed first.
             if self._store.confirm_offset < end or (self._waits and self._waits[0] <= end):
                 return
             self._offsets.commit(PROGRESS_GROUP, POP_TOPIC, QUEUE, oldest)

@@ -158,15 +158,15 @@ class PopTable:
         return self._count
 
     def in_flight_of(self, key: Key) -> int:
-        """How many of one group and queue are."""
+        """How many messages of a group and queue are in flight."""
         return len(self._in_flight.get(key, ()))
 
     def apply(self, record: PopRecord, at: int) -> None:
-        """The record at queue offset `at`: put by this master, or read."""
+        """Applies the record at queue offset `at`, which this master has put or read."""
         self.next_record = at + 1
         for key in record.reset:
             self.positions.pop(key, None)
-            # A reset must not wait for an orderly pop that blocks the queue.
+            # The queue must be free for the reset offset, though an orderly pop blocks it.
             if (order := self._orders.get(key)) is not None:
                 self.forget(order)
         for popped in record.popped:
@@ -222,11 +222,11 @@ class PopTable:
         order = self._orders.get(acked.key)
         if order is not None and order.pop_time == acked.pop_time:
             self._close(order, acked.offsets)
-            # The rest may become visible earlier, now that this offset no longer counts.
+            # The acknowledged offset may have had the longest invisible time.
             if order.open:
                 self.wake(order, order.visible_at())
             if self.collects:
-                # In order, a group gets nothing behind the first message that is not settled.
+                # An orderly group gets nothing behind the first message that is not settled.
                 self.positions[acked.key] = Position(
                     order.first_open, order.offsets[-1], order.last_phy
                 )
@@ -269,7 +269,7 @@ class PopTable:
     # Who has what.
 
     def open_offsets(self, acked: Acked) -> list[int]:
-        """Which of the offsets are in flight since exactly that pop."""
+        """Which of the offsets are in flight by exactly that pop."""
         order = self._orders.get(acked.key)
         if order is not None and order.pop_time == acked.pop_time:
             return [offset for offset in acked.offsets if offset in order.open]
@@ -334,9 +334,9 @@ class PopTable:
 
     @property
     def oldest_record(self) -> int:
-        """The first record that a new master needs to know all of this."""
+        """The first record that a new master must read to know what is in flight."""
         return next(iter(self._records), self.next_record)
 
     def of_oldest_record(self) -> list[CheckPoint]:
-        """Its check points that are still open."""
+        """The check points of the oldest record that are still open."""
         return list(next(iter(self._records.values()), ()))

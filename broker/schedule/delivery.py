@@ -76,10 +76,11 @@ class Delivery:
 
     def deliver(self, message: NewMessage, stored_at: int) -> bool:
         """`message` waits at the physical offset `stored_at`. False if it has to wait longer.
-        Messages of a topic that was deleted are deleted, too (R39), also where it was made again;
-        those for a queue that is not read any more come into one that is. Raises PutRefused."""
+        Messages of a deleted topic are dropped (R39), also if it was created again; those for a
+        queue that is not read any more go to one that is. Raises PutRefused."""
         topic = (find_property(message.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
         queue_id = whole_number(find_property(message.properties, b"REAL_QID") or b"", INT_MAX)
+        # The deletion is not confirmed: after a failover the topic may still be there (R39).
         if topic in self._store.deleting_topics:
             return False
         is_place = topic != TRANS_HALF_TOPIC and queue_id is not None and queue_id >= 0
@@ -100,8 +101,8 @@ class Delivery:
 
 
 def _note(path: WritePath, progress: DeliveryProgress) -> None:
-    """Says how far the group is, behind what was put in the same turn. What finds no disk space is
-    owed: a later slice is to say it, also if nothing more becomes due."""
+    """Puts the progress record behind what was put in this turn. Without disk space the progress
+    stays owed: a later slice puts it, even if nothing more becomes due."""
     record = progress.owed
     if record is None:
         return
@@ -242,7 +243,7 @@ class TimerService(LogFeature):
         return len(self._queue)
 
     def backlog(self) -> tuple[int, int]:
-        """As master: how many messages wait for their time, and how many are not looked at yet."""
+        """As master: how many messages wait for their time, and how many were not read yet."""
         if not self._is_running:
             return 0, 0
         end = queue_end(self._store, TIMER_TOPIC, QUEUE)
@@ -286,7 +287,7 @@ class TimerService(LogFeature):
         return bool(units)
 
     def _due_of_record(self, phy_offset: int, size: int) -> int:
-        """What the unit of a Java broker does not say; 0, which is due, for no record."""
+        """The due time, where a Java broker's unit has a hash; 0, which is due, for no record."""
         record = self._store.queries.record_at(phy_offset, size)
         head = scan_record(record) if record is not None and size != FILLER_SIZE else None
         if head is None:

@@ -56,7 +56,7 @@ class _Level:
     """What lies below `there_to` was there at `there_ms` of the steady clock."""
 
     def left_ms(self, offset: int, end_offset: int, delay_ms: int, steady_ms: int) -> int:
-        """Until a message has been here for its whole delay, whatever wall clocks showed."""
+        """ms until a message has been here for its whole delay, by the steady clock."""
         # The first look at these messages starts their steady clock.
         if offset >= self.there_to:
             self.there_to, self.there_ms = end_offset, steady_ms
@@ -107,8 +107,7 @@ class DelayQueues:
         return min((level.look_ms for level in self._levels.values()), default=NEVER)
 
     def next_look(self, now_ms: int) -> Look | None:
-        """A queue to read now, round robin; None if nothing is due. Also one whose first message is
-        further away than its delay: the clock was set back."""
+        """A queue to read now, round robin; None if nothing is due."""
         ids = sorted(self._levels)
         for queue_id in (*ids[self._turn :], *ids[: self._turn]):
             level = self._levels[queue_id]
@@ -120,13 +119,13 @@ class DelayQueues:
         return None
 
     def due_of(self, queue_id: int, due: Sequence[int], end_offset: int, now: Now) -> int:
-        """How many of the messages from the level's offset on, due at these times, are due now. The
-        queue ends at `end_offset`.
+        """How many of the messages from the level's offset on are due now; `due` has their due
+        times, and the queue ends at `end_offset`. If none is due, or none is there, the level
+        waits.
 
-        One that lies further ahead than the level's delay was stored by a clock that is ahead of
-        this one, be it another broker's or this one before it was set back. It is due when it has
-        been here for the whole delay, if that comes first: never early (R56), and not a year late.
-        If none is due, or none is there, the level waits.
+        A due time further ahead than the level's delay was stored by a clock ahead of this one:
+        another broker's, or this one before it was set back. Such a message is due when it has been
+        here for its whole delay, if that comes first: never early (R56), and not a year late.
         """
         level, delay_ms = self._levels[queue_id], self._delay_ms(queue_id)
         for index, due_ms in enumerate(due):
@@ -160,14 +159,15 @@ class DelayQueues:
 
 
 class TimerQueue:
-    """`next_offset` is the offset in the timer's queue to read next.
+    """The timers' queue in the order of (due time, queue offset). `next_offset`: its offset to read
+    next.
 
-    How far the group is, is a `TimerProgress`: one place in the heap's order. A message that
-    becomes visible when its time has passed may stand before that place. Such late ones come first,
-    and while there are any the progress reaches to the one of the lowest offset only.
+    A `TimerProgress` is a place in that order: what comes before it is delivered. A message that
+    becomes visible after its due time may come before that place. Such late messages are delivered
+    first, and meanwhile the progress ends before the lowest of their offsets.
 
-    Where the clock shows a time before that place, it was ahead, or another broker's was. What
-    comes now takes its turn by that clock, so the place goes back to it. What was delivered up to
+    If the clock shows a time before that place, this clock or another broker's was ahead. What
+    comes now is due by the present clock, so the place goes back to it. What was delivered up to
     the former place is remembered as `early`, until the clock gets there.
     """
 
@@ -181,8 +181,8 @@ class TimerQueue:
         self.next_offset = 0
 
     def begin(self, progress: TimerProgress, least_offset: int, end_offset: int) -> None:
-        """A mastership begins: nothing is known but where to read from. The queue holds
-        [`least_offset`, `end_offset`)."""
+        """A mastership begins: all but the progress is read again. The queue holds [`least_offset`,
+        `end_offset`)."""
         self._heap.clear()
         self._late.clear()
         self._blocks.clear()
@@ -214,7 +214,7 @@ class TimerQueue:
             self._done = now_ms << _BITS
 
     def _is_delivered(self, offset: int, entry: int) -> bool:
-        """Whether the progress that this mastership took over has it."""
+        """Whether it was delivered according to the progress from before this mastership."""
         if offset < self._early_to and entry <= self._early:
             return True
         return offset < self._known_to and entry <= self._done
@@ -234,8 +234,8 @@ class TimerQueue:
         return True
 
     def recalled(self, key: bytes) -> None:
-        """A recall waits: no message of this key is to be delivered until that is due, for a send
-        that was tried again may have stored the message twice."""
+        """A recall waits: until it is due no message of this key is delivered. There may be two,
+        because a client may have repeated its send."""
         self._recalls[key] += 1
 
     def is_recalled(self, key: bytes) -> bool:
@@ -282,8 +282,8 @@ class TimerQueue:
         return not is_late
 
     def progress(self) -> TimerProgress:
-        """What is delivered of all that was seen. Not before all was seen that the last progress
-        knew of."""
+        """What is delivered of all that was seen. To be recorded only once all was seen that the
+        last progress knew of."""
         block = next(iter(self._blocks), None)
         # Late entries are not in the order of `_done`: progress must end before the first.
         end = min([entry & _OFFSET for entry in self._late], default=self.next_offset)
@@ -300,9 +300,9 @@ class TimerQueue:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all was seen that the log had when the mastership began: a recall that the master
-        before has answered may be its last record, and becomes visible only when it is confirmed
-        again (R30)."""
+        """Whether all was seen that the log had when the mastership began. The last record may be a
+        recall that the former master has answered; it is visible only once it is confirmed again
+        (R30)."""
         return self.next_offset >= self._seen_all_at
 
 
@@ -340,8 +340,7 @@ class TimerCounts:
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`delays`: delay level -> offset of the next message of its queue. `timer`: None if it is as
-    it was."""
+    """`delays`: delay level -> next offset in its queue. `timer`: None if it has not changed."""
 
     v: int = PROGRESS_VERSION
     delays: dict[int, int] = {}
@@ -360,10 +359,10 @@ def decode_progress(body: bytes) -> ProgressRecord:
 
 
 class DeliveryProgress:
-    """How far the group is. What all members have stands in the table of delays. Above it a master
-    knows the unconfirmed records of its log, taken over or put by itself, and what it delivered
-    since: a mastership that begins again, without an end in between, continues behind that.
-    """
+    """How far the group has delivered. What all members have is in the table of delays. Above it a
+    master knows the unconfirmed records of its log, and deliveries that no record names yet
+    (`owed`). A mastership that begins again, without an end in between, continues behind all of
+    these."""
 
     def __init__(self, delays: DelayOffsetManager) -> None:
         self._delays = delays

@@ -68,16 +68,16 @@ class ConfigFile(Generic[B]):
             raise ValueError(str(error)) from error
 
     def write_of(self, body: B) -> Callable[[], None]:
-        """What makes `body`, which is not changed any more, the durable content, unless a later one
-        is that by then; nothing is written if it is the content already.
+        """The write that makes `body`, which must not change any more, the durable content; for any
+        thread. It writes nothing over a later body, or if the file has this content.
 
-        May run on another thread than the tables' owner. What encodes holds the interpreter for a
-        thousandth of a second at most: the owner continues meanwhile.
+        It holds the interpreter for at most a millisecond at a time, so the loop continues
+        meanwhile.
         """
         return self.write_of_made(lambda: body)
 
     def write_of_made(self, make: Callable[[], B]) -> Callable[[], None]:
-        """The same of a body that the other thread makes, too."""
+        """The same for a body that the writing thread makes."""
         return self._order.ordered(functools.partial(self._write, make))
 
     def _write(self, make: Callable[[], B]) -> None:
@@ -85,7 +85,7 @@ class ConfigFile(Generic[B]):
         if text == self._written:
             return
         replace_file(self.path, text, keep_previous=True, mode=self._mode)
-        # Only now: a content that could not be written must not pass for the one on disk.
+        # Only now: what could not be written must not count as the file's content.
         self._written = text
 
 
@@ -104,7 +104,7 @@ def _formatted(body: Body) -> Iterator[bytes]:
 
 
 def _each_by_itself(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Other threads may run between two of them."""
+    """Lets other threads run between two pieces."""
     for number, piece in enumerate(pieces):
         if number:
             time.sleep(0)
@@ -129,8 +129,7 @@ class ConfigManager(Generic[B]):
         self.data_version = DataVersion(timestamp=clock_ms())
 
     def wrapper(self) -> B:
-        """The whole table with its version, as slaves, tools and the file get it. What happens to
-        the table later does not change it."""
+        """The whole table with its version, for slaves, tools and the file; a copy."""
         raise NotImplementedError
 
     def set_state_version(self, master_epoch: int) -> None:

@@ -1,24 +1,25 @@
-"""How far consumer groups, delay levels and timers are: two tables, versions and their files.
+"""Consumer offsets, and the progress of delay levels and timers: two tables and their files.
 
-`config/consumerOffset.json`: an offset is the next message that a group has not consumed, per topic
-and queue. The table's key is `topic@group`, as in Java; its value maps queue ids to offsets.
+`config/consumerOffset.json`: `topic@group` -> queue id -> offset, as in Java. An offset is the next
+message that the group has not consumed.
 
-Invariant (R31): what a master sends replaces the own offsets only if its masterEpoch is not below
-the last one accepted, which is kept in the file as the data version's state version: a deposed
-master's late offsets must not overwrite those of its successor.
+Invariant (R31): a master's table is accepted only if its masterEpoch is not below the last one
+accepted, so late offsets of a deposed master overwrite nothing. That epoch is in the file, as the
+data version's state version.
 
-Offsets of a topic go with its deletion, which is a record of the log (R39). So what a master sends
-counts only if it had carried out every deletion that was carried out here: `deletions.end` is
-where the last of these ends in the log. A start may read deletions again that the file counts:
-they take nothing of a topic or group that was made since.
+The deletion of a topic is a record of the log and deletes the topic's offsets (R39).
+`deletions.end` is where the last deletion that was carried out here ends in the log. A master's
+table is refused if the master had not carried out as many: it may have offsets of a deleted topic.
+A start may read deletions again that the file already counts; these delete nothing that was created
+since.
 
-`config/delayOffset.json`: the offset of a level is that of the next message in its queue of
-SCHEDULE_TOPIC_XXXX. What counts are the progress records of the log
-(`broker.schedule.due_queues`), in their order; the file holds what they said up to the checkpoint,
-and what a master sent of the time before this replica's log. The timer is a member that Java leaves
-out; Java has `config/timercheck`, 7 i64 in 4096 bytes. It is written for a Java broker that starts
-on the folder, and read where one has been: Java reads the timer's queue from the first message that
-waits, and delivers again what is delivered of those behind it.
+`config/delayOffset.json`: delay level -> offset of the next message to deliver in its queue of
+SCHEDULE_TOPIC_XXXX, and the progress of the timers. The progress records of the log decide
+(`broker.schedule.due_queues`). The file holds their result up to the checkpoint, and what a master
+sent about the time before this replica's log. `config/timercheck` (7 i64 in 4096 bytes) is Java's
+file for timers: written for a Java broker that starts on this folder, read if the folder is from
+one. Java reads the timers' queue from the first waiting message on, and repeats deliveries behind
+it.
 
 Origin: Java `ConsumerOffsetManager`, `SlaveSynchronize`, which compares no epochs, and
 `ScheduleMessageService`, whose slaves poll the file.
@@ -62,8 +63,8 @@ _TIMER_CHECK_SIZE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """Offsets of a group in a topic that were above the end of their queue: of how many queues,
-    and by how many messages in all."""
+    """Offsets of a group in a topic that were lowered to the end of their queue: in how many
+    queues, and by how many messages in all."""
 
     group: str
     topic: str
@@ -72,8 +73,8 @@ class Lowered:
 
 
 class _Keys:
-    """The keys `topic@group` of a table, by topic and by group: of 10,000 none is looked at for
-    another one. Those that come with a whole table are sorted in later, some at each question."""
+    """The keys `topic@group` of a table by topic and by group, so that a look-up does not walk over
+    all of them. Keys that come with a whole table are indexed later, some at each look-up."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._of_topic: dict[str, set[str]] = {}
@@ -131,7 +132,7 @@ class OffsetTable(ConsumerOffsetSerializeWrapper):
 
 
 class ConsumerOffsetManager(ConfigManager[OffsetTable]):
-    """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.snapshot`."""
+    """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.writes_due`."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/consumerOffset.json`; call `load` next."""
@@ -173,7 +174,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         return NO_OFFSET if offsets is None else offsets.get(queue_id, NO_OFFSET)
 
     def begins(self, group: str, topic: str, queue_id: int) -> int:
-        """`query` for a consumer that asks where to begin: what it holds from now on counts."""
+        """`query` for a consumer that asks where to begin; then its positions count (R39)."""
         self._old.begins(group, topic, queue_id)
         return self.query(group, topic, queue_id)
 
@@ -189,11 +190,13 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         offset: int,
         first_offset_of: Callable[[str, int], int],
     ) -> bool:
-        """Whether a consumer's position may be of a queue of this name that was deleted: the group
-        skips what is new there if it counts. `first_offset_of`(topic, queue id) as it is now."""
+        """Whether a consumer's position may be of a deleted queue of this name. With it the group
+        would skip new messages. `first_offset_of`(topic, queue id) is of the present queue."""
         if not self._old.is_old(group, topic, queue_id):
             return False
         first_offset = first_offset_of(topic, queue_id)
+        # From the first message on nothing can be skipped, and a committed offset is of the new
+        # queue: the deletion removed those of the old one.
         if offset > first_offset and self.query(group, topic, queue_id) == NO_OFFSET:
             return True
         self._old.begins(group, topic, queue_id)
@@ -204,8 +207,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         return dict(self._table.get(f"{topic}@{group}", ()))
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that have committed in a topic, sorted. Broadcast marks (`topic@group@...`) are
-        no member's subscription, as in Java."""
+        """Groups that have committed in a topic, sorted; without broadcast marks
+        (`topic@group@...`), as in Java."""
         prefix = topic + SEPARATOR
         groups = [key.removeprefix(prefix) for key in self._keys.of_topic(topic)]
         return [group for group in groups if SEPARATOR not in group]
@@ -243,8 +246,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     def commit(
         self, group: str, topic: str, queue_id: int, offset: int, *, client: str = ""
     ) -> None:
-        """Set an offset. One that goes back is accepted, as in Java, and logged. A reset of it is
-        over: who commits progress looks first whether it runs."""
+        """Sets an offset. A lower one is accepted, as in Java, and logged. This ends a reset of the
+        queue, so who commits a group's progress checks `resets.runs` first."""
         key = f"{topic}@{group}"
         if self.resets.running:
             self.resets.finish(key, queue_id)
@@ -273,14 +276,12 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             self._new_version()
 
     def clamped(self, end_of: Callable[[str, int], int]) -> Iterator[Lowered | None]:
-        """Sets every offset above `end_of(topic, queue id)` to that end, one `topic@group` a step.
-
-        A step gives what it has lowered, None for nothing. The table may change between two steps;
-        what is new by then is left out.
+        """Lowers every offset above `end_of(topic, queue id)` to that end, one `topic@group` a
+        step. Yields what was lowered, or None. Keys that are added between two steps are left out.
         """
         for key in list(self._table):
             topic, _, group = key.partition(SEPARATOR)
-            # Its key may be gone: the table changes between two steps.
+            # Deleted since an earlier step.
             offsets = self._table.get(key, {})
             ends = {
                 queue_id: end
@@ -298,7 +299,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             yield Lowered(group, topic, len(ends), messages)
 
     def delete_topic(self, topic: str, record_end: int) -> None:
-        """A record that ends at `record_end` deletes a topic: forget its offsets (R39)."""
+        """A record that ends at `record_end` deletes a topic: removes its offsets (R39)."""
         self._old.deleted(topic)
         self.deletions.note_topic(topic, record_end)
         self._forget(self._keys.of_topic(topic), record_end)
@@ -315,12 +316,13 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
     def _forget(self, keys: list[str], record_end: int) -> None:
         self.deletions.end = max(self.deletions.end, record_end)
+        # A start reads this record again, and the file has newer commits than the record.
         if self.deletions.in_loaded_file(record_end):
             return
         for key in keys:
             self.resets.forget(key, record_end)
-            # The master had carried out this deletion before it sent these: they are of the topic
-            # made again (R39).
+            # The master had carried out this deletion before it sent these: they are of the new
+            # topic (R39).
             if self._received_end >= record_end and key in self._received:
                 self._table[key] = dict(self._received[key])
             else:
@@ -331,8 +333,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._new_version()
 
     def begin_anew(self) -> None:
-        """The log of this replica begins again behind deletions that it will not see: only what the
-        master sends counts. Durable on return; raises OSError."""
+        """The log of this replica starts again and may skip deletions: only what the master sends
+        counts from now on. Durable on return; raises OSError."""
         self._table.clear()
         self._keys = _Keys()
         self._received, self._received_end = {}, 0
@@ -344,8 +346,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             write()
 
     def deletions_due(self) -> list[Callable[[], None]]:
-        """`writes_due` if offsets were deleted or reset since the last: below a checkpoint the log
-        does not show that again."""
+        """`writes_due` if offsets were deleted or reset since the last call: the log below a
+        checkpoint does not show that again."""
         return self.writes_due() if self._deletion_due or self.resets.is_due else []
 
     def writes_due(self) -> list[Callable[[], None]]:
@@ -355,8 +357,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     # Where a slave acts for its master, outside controller mode.
 
     def act_for_master(self) -> None:
-        """Commits are made here from now on. A Java master that comes back takes no table whose
-        version is older than its own, which may have moved on since it was fetched."""
+        """Groups commit here from now on. A Java master that comes back refuses a table with a
+        lower version than its own, which may have grown since it was fetched: so the version jumps.
+        """
         version = self.data_version
         self.data_version = replace(version, counter=version.counter + _VERSIONS_AHEAD)
         self._dirty = True
@@ -364,17 +367,17 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     def taken_back(
         self, incoming: Mapping[str, Mapping[int, int]], end_of: Callable[[str, int], int]
     ) -> Iterator[int]:
-        """As a master that comes back: takes what groups have committed elsewhere, as far as it is
-        beyond the own offset and not beyond `end_of(topic, queue id)`. One `topic@group` a step,
-        which gives how many offsets it took."""
+        """For a master that comes back: takes offsets that groups committed elsewhere, if they are
+        above its own and not above `end_of(topic, queue id)`. One `topic@group` a step; yields how
+        many offsets it took."""
         for key, offsets in incoming.items():
             topic, _, group = key.partition(SEPARATOR)
             own = self._table.get(key, {})
             further = {
                 queue_id: offset
                 for queue_id, offset in offsets.items()
-                # Above the end: of messages that this log lacks. The group would skip those that
-                # get these offsets later.
+                # Above the end: of a message that this log lacks. The group would skip the one that
+                # gets this offset later.
                 if own.get(queue_id, NO_OFFSET) < offset <= end_of(topic, queue_id)
             }
             for queue_id, offset in further.items():
@@ -391,19 +394,18 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         version: DataVersion | None = None,
         resets: Mapping[str, Mapping[int, int]] = {},
     ) -> bool:
-        """Take over the offset table that the master of `master_epoch` sent (43), and the `resets`
+        """Merges the offset table that the master of `master_epoch` sent (43), and the `resets`
         that ran there, when it had carried out the log up to `carried_out` (None: a Java master,
-        which deletes and resets by no record).
+        whose deletions and resets are no records).
 
-        False, and nothing done, if offsets of a later master were applied before, or if a topic was
-        deleted here that the master still had: ask again. Offsets of queues that are not in the
-        table stay, and of those that were reset by a record that the master had not carried out.
-        The own version falls not behind `version`, the master's (`act_for_master`).
+        False, and nothing changed, if the table of a later master was applied before, or if the
+        master still had a topic that is deleted here: ask again. Offsets of queues that the
+        master's table lacks stay, and those of resets whose records it had not carried out. The own
+        version does not fall below `version`, the master's (`act_for_master`).
         """
         if master_epoch < self.master_epoch:
             return False
-        # It still had a topic that is deleted here, so its table has offsets of queues that are
-        # gone.
+        # Its table may have offsets of a topic that is deleted here.
         if carried_out is not None and carried_out < self.deletions.end:
             return False
         self._received, self._received_end = incoming, carried_out or 0
@@ -429,10 +431,10 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
 
 class TimerProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Of the messages below queue offset `next_offset` those are delivered that come up to
-    (`done_ms`, `done_offset`), that one included, in the order of (due time, queue offset), and all
-    below `from_offset` are. Of those below `early_to` also those are that come up to (`early_ms`,
-    `early_offset`): a clock was ahead, and is not there again yet."""
+    """Which messages of the timers' queue are delivered, in the order of (due time, queue offset):
+    all below `from_offset`; of those below `next_offset` all up to (`done_ms`, `done_offset`),
+    inclusive; of those below `early_to` also all up to (`early_ms`, `early_offset`), because a
+    clock was ahead, and the present one has not reached that time."""
 
     done_ms: int = 0
     done_offset: int = 0
@@ -486,11 +488,11 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         )
 
     def timer_check(self, delivered_until_ms: int = 0) -> bytes:
-        """The answer of 60 and the begin of `timercheck`: time and queue offset from which on a
-        Java broker reads. From 0 on it walks through three days of slots, for minutes: a master
+        """The reply to 60 and the head of `timercheck`: the time and queue offset from which a Java
+        broker reads. From time 0 it would walk through three days of slots, for minutes: a master
         may know that all that was due up to `delivered_until_ms` is delivered."""
         timer, version = self.timer, self.data_version
-        # Not beyond now: a Java broker would pass over all that is due before it.
+        # Not above now: a Java broker skips all that is due before this time.
         read_ms = min(max(timer.done_ms, delivered_until_ms), self._clock_ms())
         return _TIMER_CHECK.pack(
             read_ms,
@@ -517,14 +519,14 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
             self._new_version()
 
     def set_all(self, offsets: Mapping[int, int]) -> None:
-        """What a confirmed record of the log says: later ones replace earlier ones."""
+        """Takes what a confirmed record says; a later record replaces an earlier one."""
         if any(self._table.get(level) != offset for level, offset in offsets.items()):
             self._table.update(offsets)
             self._new_version()
 
     def apply_from_master(self, data: bytes) -> None:
-        """Take over from a 45 body what is further than the log has shown here. Raises
-        RemoteProtocolError for another body."""
+        """Takes from a 45 body what is above the own progress, as far as the log has shown it.
+        Raises RemoteProtocolError for another body."""
         body = _DelayFile.decode(data)
         fetched = body.offset_table
         if body.baton_timer is not None and body.baton_timer.next_offset > self.timer.next_offset:
@@ -538,7 +540,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         )
 
     def apply_timer_check(self, data: bytes) -> None:
-        """Take over from a 60 body, of a Java master, what is further than the log has shown."""
+        """The same from a 60 body, of a Java master."""
         found, own = _timer_of_check(data), self.timer
         if found is not None and (
             (found.next_offset, found.done_ms) > (own.next_offset, own.done_ms)
@@ -546,8 +548,8 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
             self.set_timer(found)
 
     def clamp(self, end_of: Callable[[int], int], timer_end: int) -> None:
-        """Lower what lies above `end_of(level)`, or above the end of the timer's queue: messages
-        were cut, and others will take their offsets (R44)."""
+        """Lowers what is above `end_of(level)`, or above the end of the timers' queue: these
+        messages were cut, and others will take their offsets (R44)."""
         if self.timer.next_offset > timer_end:
             start = min(self.timer.from_offset, timer_end)
             self.set_timer(
@@ -563,7 +565,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         )
 
     def begin_anew(self) -> None:
-        """The log of this replica begins again: only what the master sends counts. Durable on
+        """The log of this replica starts again: only what the master sends counts. Durable on
         return; raises OSError."""
         self._table.clear()
         self._timer = TimerProgress()  # which replaces what `timercheck` says, too
@@ -573,7 +575,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
 
 
 def _timer_of_check(data: bytes) -> TimerProgress | None:
-    """What a Java broker says, in `timercheck` or by 60; None for what is no check point."""
+    """What a Java broker says, in `timercheck` or by 60; None if that is no check point."""
     if len(data) < _TIMER_CHECK.size:
         return None
     read_ms, _, queue_offset, *_ = _TIMER_CHECK.unpack_from(data)

@@ -1,13 +1,15 @@
-"""Positions of consumer groups that are of other messages than those in their queue.
+"""Corrects positions of consumer groups that are of messages which are gone.
 
-An unclean election cuts acknowledged messages (SAFETY R44): groups had consumed what the new master
-lacks. Left as they are, they would skip the new messages that get those offsets. So the new master
-sets each to the end of its queue before it takes a write, and a replica that cuts its log does so
-with what its own table still has of then (`OffsetClamp`). A topic that is deleted and made again
-has new queues (R39): offsets go with the deletion. Consumers that hold a position of either kind
-themselves may not commit it, and a pull from there continues where the group does. How far delay
-levels are delivered goes back likewise after an unclean election. Half messages and ops are read
-from the first one on again: the op of a transaction that counted as ended may have been cut.
+An unclean election cuts acknowledged messages (SAFETY R44). Groups may have consumed what the new
+master lacks, and would skip the new messages that get those offsets. So a new master lowers each
+such offset to the end of its queue before it takes a write, and a replica that cuts its log does so
+with its own table (`OffsetClamp`). The progress of delay levels and timers is lowered as well. Half
+messages and ops are read again from the first one on, because the op of an ended transaction may
+have been cut.
+
+A topic that is deleted and created again has new queues, and its offsets are deleted with it (R39).
+Consumers may still hold a position of either kind: they may not commit it, and a pull from there
+continues at the group's offset.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class OffsetClamp:
-    """`store` tells where the queues end."""
+    """`store` has the ends of the queues."""
 
     def __init__(self, tables: BrokerTables, store: MessageStore) -> None:
         self._offsets = tables.offsets
@@ -46,15 +48,16 @@ class OffsetClamp:
         """How many offsets were lowered since the start."""
 
     async def for_view(self, view: RoleView) -> int:
-        """Before a role is taken: how many offsets were lowered; 0 unless the table is from before
-        the last unclean election. Table and epoch are one file: a crash leaves nothing out."""
+        """Before a role is taken: how many offsets were lowered; 0 unless the table is older than
+        the last unclean election. Table and epoch are in one file, so a crash leaves nothing out.
+        """
         if not view.unclean_epoch or self._offsets.master_epoch >= view.unclean_epoch:
             return 0
         self._read_transactions_again()
         return await self.run()
 
     def _read_transactions_again(self) -> None:
-        """Else a half message below the progress whose op was cut would never be checked."""
+        """Else a half message below the progress would never be checked if its op was cut."""
         for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
             if self._offsets.query(TRANS_GROUP, topic, 0) > 0:
                 self._offsets.commit(TRANS_GROUP, topic, 0, 0)
@@ -95,10 +98,9 @@ def commit_refusal(
 ) -> BrokerRefusal | None:
     """Why a master does not take this progress of a group, None if it does.
 
-    One that is cut off, or stops, would lose it: no slave fetches it, and a successor's offsets
-    replace it (R31). An offset above the queue's end is of messages that were cut by an unclean
-    election, or of a topic that was deleted and made again; kept, it would let the group skip those
-    that come in their place (R44, R39).
+    A master that is cut off or stops would lose it: no slave fetches it, and a successor's offsets
+    replace it (R31). An offset above the queue's end is of a message that is gone, after an unclean
+    election or a deletion; with it the group would skip the one that comes in its place (R44, R39).
     """
     if gate.refusal is not None and not gate.takes_offsets:
         return GateClosedError(gate.refusal)
@@ -115,13 +117,13 @@ def commit_refusal(
 
 
 def where_reset(gate: RoleGate, offsets: ConsumerOffsetManager, pull: PositionReport) -> int | None:
-    """Where a pull has to go while a reset runs. None: it may continue; the reset ends if the pull
-    asks the master for that very offset (R56)."""
+    """Where a pull must continue while a reset runs; None: where it asks. A pull from the reset's
+    offset at the master ends the reset (R56)."""
     group, topic, queue_id, offset = pull
     if not offsets.resets.runs(group, topic, queue_id):
         return None
     target = offsets.query(group, topic, queue_id)
-    # On a slave the reset runs on: its end comes with the master's offsets.
+    # On a slave the reset continues: its end comes with the master's offsets.
     if offset == target and (gate.is_master or gate.is_acting):
         offsets.resets.finish(f"{topic}@{group}", queue_id)
         return None
@@ -129,8 +131,8 @@ def where_reset(gate: RoleGate, offsets: ConsumerOffsetManager, pull: PositionRe
 
 
 def where_to_go_on(gate: RoleGate, corrected: int, committed: int) -> int:
-    """The next offset for a pull from above the queue's end. Usually that end; after an unclean
-    election what the group has committed, so that it gets what came after the cut (R44)."""
+    """The next offset for a pull from above the queue's end: that end; after an unclean election
+    the group's committed offset, so that it gets what came after the cut (R44)."""
     return min(corrected, committed) if gate.after_unclean and committed >= 0 else corrected
 
 

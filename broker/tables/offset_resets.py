@@ -1,14 +1,14 @@
 """Resets of consumer groups that no member has taken up yet (SAFETY R56). Pure.
 
-An operator's reset (222) runs until a member pulls from the very offset: until then every pull from
-elsewhere is sent there, and progress from before is not taken. It ends as well when the offset is
-set in another way, by POP or an operator. The held pull of a member that gave the queue away, or
-has gone, does not end it, as it does in Java. Origin: `ConsumerOffsetManager.resetOffsetTable`.
+An operator's reset (222) runs until a member pulls from its offset. Until then pulls from elsewhere
+are sent there, and older progress is not taken. It also ends when POP or an operator sets the
+offset. The held pull of a member that has lost the queue does not end it, as it does in Java.
+Origin: `ConsumerOffsetManager.resetOffsetTable`.
 
-A reset begins with a record of the log, which every member carries out. Its end travels with the
-offsets: what a master sends (43) counts for the resets whose records it had carried out. So a new
-master sends a group back that took a reset up in the last half second, and loses the group's
-progress of the same time; it never forgets a reset that was answered.
+A reset begins with a record of the log, which every member carries out. Its end is not in the log:
+it travels with the offsets (43), and a master's answer counts for the resets whose records it had
+carried out. So a new master never forgets a reset that was answered. It may repeat one that a group
+took up in the last half second, and the group's progress since then is lost.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class OffsetResets:
     def begin(
         self, resets: Iterable[OffsetReset], record_end: int, *, confirmed: bool = True
     ) -> None:
-        """The log shows these, in a record that ends there. Those that begin now go to `on_begin`.
-        Not `confirmed`: a new master takes the record over, and is shown it again."""
+        """A record that ends at `record_end` has these resets; each new one goes to `on_begin`. Not
+        `confirmed`: a new master takes the record over."""
         # A new master is shown a record twice: when it takes it over, and when it is confirmed.
         is_known = record_end <= max(self.end, self._taken_over)
         if confirmed:
@@ -95,9 +95,9 @@ class OffsetResets:
     def from_master(
         self, theirs: Mapping[str, Mapping[int, int]], carried_out: int | None
     ) -> tuple[bool, Running]:
-        """The master had carried out the log up to `carried_out`, and these resets ran then.
-        Whether that changes anything, and the resets of later records, which still run here. A Java
-        master (None) knows of no resets."""
+        """Takes over the resets that ran at the master when it had carried out the log up to
+        `carried_out`. Returns whether that changes anything, and the resets of later records, which
+        still run here. A Java master (None) knows of no resets."""
         after, later = {key: dict(queues) for key, queues in theirs.items()}, Running()
         if carried_out is not None:
             # Resets of earlier records that the master does not name have ended there.
@@ -109,7 +109,7 @@ class OffsetResets:
         return before != after, later
 
     def forget(self, key: str, record_end: int) -> None:
-        """A record that ends there deletes the offsets of `topic@group`."""
+        """A record that ends at `record_end` deletes the offsets of `topic@group`."""
         self._keep(lambda at: at > record_end, (key,))
 
     def log_ends(self, log_end: int) -> None:
@@ -124,7 +124,7 @@ class OffsetResets:
                 self.running[key] = kept
 
     def role_left(self) -> None:
-        """What this master took over is confirmed, or is shown by the log again."""
+        """What this master took over is either confirmed by now, or comes again in the log."""
         self._taken_over = 0
 
     def clear(self) -> None:

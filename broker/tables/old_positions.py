@@ -15,11 +15,12 @@ _DELETIONS_MAX: Final = 1 << 16
 
 @dataclass(slots=True)
 class Deletions:
-    """Those that this replica has carried out. `end`: where the last one ends in the log; `topics`:
-    where the last one of each topic does.
+    """Deletions that this replica has carried out. `end`: where the last one ends in the log;
+    `topics`: the same of each topic.
 
     A start may read deletions again that the loaded file counts: `loaded_end` is the `end` in it,
-    `loaded_epoch` the highest masterEpoch that it knows, and `epochs` gives those of the log."""
+    `loaded_epoch` the highest masterEpoch that it knows, and `epochs` gives those of the log.
+    """
 
     end: int = 0
     topics: dict[str, int] = field(default_factory=dict)
@@ -39,15 +40,15 @@ class Deletions:
         return bool(self.topics) and offset < self.topics.get(topic, 0)
 
     def in_loaded_file(self, record_end: int) -> bool:
-        """Whether the loaded file has what that record left, and what was made since. Not if a
-        newer master than the file knows wrote it: bytes may have been cut there."""
+        """Whether the loaded file has the effect of that record, and what came after it. Not if a
+        master newer than the file wrote it: another record may have been cut from that place."""
         newer = [each.start_offset for each in self.epochs() if each.epoch > self.loaded_epoch]
         return record_end <= min([self.loaded_end, *newer])
 
     def opened(self, confirmed: int, log_end: int) -> None:
-        """The log was read. Any confirmed record may have been a deletion, also of those that
-        expired. What comes behind `log_end` is new, whatever the file counts: it may have outlived
-        bytes that a power failure took from the log."""
+        """The log was read. Any confirmed record may have been a deletion, even if it has expired.
+        What comes behind `log_end` is new, whatever the file counts: a power failure may have taken
+        bytes from the log that the file has seen."""
         self.end = confirmed
         self.loaded_end = min(self.loaded_end, log_end)
 
@@ -59,13 +60,12 @@ class Deletions:
 
 
 class OldPositions:
-    """Consumers that run on while their topic is deleted and made again hold positions in
+    """Consumers that keep running while their topic is deleted and created again hold positions in
     queues that are gone (R39).
 
-    Of topics that were deleted, the newest 4096, also after a restart. No position of a group
-    counts in such a queue before the group has begun again in it: it asked where to begin, or is at
-    the first message, or has progress there. From the first use of the topic made again this goes
-    on for `KEPT_MS`.
+    Remembers the newest 4096 deleted topics, also after a restart. In such a queue a group's
+    position does not count until the group has begun there again: it asked where to begin, is at
+    the first message, or has committed. This ends `KEPT_MS` after the first use of the new topic.
     """
 
     KEPT_MS = 3_600_000
@@ -90,12 +90,12 @@ class OldPositions:
             renewed.begun.add((group, queue_id))
 
     def is_old(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether a position of the group in this queue, which is there, may be of a queue that is
-        gone."""
+        """Whether a position of the group in this queue may be of a deleted one."""
         renewed = self._topics.get(topic)
         if renewed is None or (group, queue_id) in renewed.begun:
             return False
         now_ms = self._clock_ms()
+        # From the first use, because the topic may be created again long after its deletion.
         if renewed.until_ms is None:
             renewed.until_ms = now_ms + self.KEPT_MS
         elif now_ms >= renewed.until_ms:

@@ -1,15 +1,14 @@
 """Which client may consume which queue of an orderly group, and `config/queueLocks.json`.
 
-A lock is a lease: it is over LEASE_MS after its owner last asked for it. Who owns a queue is on
-every member of the SyncStateSet before the owner is answered, for the change is a record of the log
-(`broker.tables.topics`); when it was last renewed, only the master knows. A new master takes every
-lock that it finds for renewed in the moment of its election. So a lock that was answered before a
-failover is honoured after it, and a queue never has two owners: a client takes its lock for lost
-30 s after the last answer, half a lease.
+A lock is a lease: it ends LEASE_MS after its owner last asked for it. A change of the owner is a
+record of the log (`broker.tables.topics`), so it is on every member of the SyncStateSet before the
+owner is answered. Only the master knows when a lock was last renewed. A new master counts every
+lock as renewed at its election, so a failover gives no queue a second owner. A client gives up a
+lock 30 s after the last answer, half a lease.
 
 Java keeps locks in the master's memory, and after a failover all are free. With `lockInStrictMode`
-a majority grants them; here every required member does, always.
-Origin: Java `RebalanceLockManager`.
+a majority grants them; here every required member does, always. Origin: Java
+`RebalanceLockManager`.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ Queue = tuple[str, int]
 
 
 class LockChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Queues that a client of a group has from now on, or gives back. Names that are not there are
-    untouched; giving back what another one has by now does nothing."""
+    """Queues that a client of a group gets, or gives back. Giving back a queue that another client
+    has by now does nothing."""
 
     group: str
     client_id: str
@@ -84,12 +83,12 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         return table
 
     def replace_all(self, table: QueueLockTable) -> None:
-        """Becomes what the master has."""
+        """Takes over the master's table."""
         self._take(table)
         self._changed()
 
     def _take(self, table: QueueLockTable) -> None:
-        # When a lock was renewed only the master knows: at a new one `lead` says when.
+        # The master does not send when it renewed a lock; `lead` counts all as renewed.
         self._groups = {
             group: {
                 queue: _Lock(client, 0) for client, queues in clients.items() for queue in queues
@@ -104,8 +103,8 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
     def grant(
         self, group: str, client_id: str, queues: Iterable[Queue], now_ms: int
     ) -> tuple[list[Queue], LockChange | None]:
-        """What of `queues` the client has, its locks renewed, and the change that others must know
-        of, if any; it is applied already."""
+        """Which of `queues` the client has, with their locks renewed, and the change to put into
+        the log, if any; it is applied here already."""
         locks = self._groups.get(group, {})
         granted, new = [], []
         for queue in queues:
@@ -123,7 +122,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         return granted, change
 
     def release(self, group: str, client_id: str, queues: Iterable[Queue]) -> LockChange | None:
-        """The client gives queues back; the change, if any of them was its own."""
+        """The client gives queues back; returns the change, None if none of them was its own."""
         locks = self._groups.get(group, {})
         own = [queue for queue in queues if queue in locks and locks[queue].client_id == client_id]
         if not own:
@@ -145,8 +144,8 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._changed()
 
     def over(self, now_ms: int) -> list[tuple[str, str, Queue]]:
-        """Finds some of the locks whose lease is over, as (group, client id, queue). A call looks
-        at a thousand; so many calls look at all."""
+        """Some of the locks whose lease is over, as (group, client id, queue). A call looks at a
+        thousand, and the next one continues there."""
         found = []
         for _ in range(LOOKED_AT_MAX):
             group, queue = next(self._looking, ("", None))

@@ -1,21 +1,21 @@
 """What a slave fetches from its master beside the log, and how a master answers it.
 
-Topics, groups and how far delayed messages are delivered travel in the log (`broker.tables.topics`,
-`broker.schedule.due_queues`). What lies before the slave's first byte is fetched once after the
-slave follows a master, and again when a version differs. Consumer offsets are fetched twice a
-second (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs are ignored).
+Changes of topics and groups, and the progress of delays, are records of the log
+(`broker.tables.topics`, `broker.schedule.due_queues`). Their state before the slave's first byte is
+fetched once it follows a master, and again when a version differs. Consumer offsets are not in the
+log. They are fetched twice a second, with the masterEpoch; lower epochs are ignored (SAFETY R31).
 
-The requests are 21, 43, 45, 201 and 402, to a Java master also 60, on the master's port - 2, as a
-Java slave sends them, or on its main port where that fails. Until all of them are here for the
-epoch that is followed, the replica does not join (R42); `failure` says what keeps it. What groups
-have popped, and how far delays are, are records of the log as well: progress is taken once the log
-here holds what it rests on. Else a replica that is behind, elected uncleanly, would pass over
-messages that its own log shows neither in flight nor delivered (R30).
+The requests are 21, 43, 45, 201 and 402, to a Java master also 60. They go to the master's port -
+2, as a Java slave sends them, or to its main port where that fails. Until all of them are answered
+for the followed epoch the replica does not join (R42); `failure` says why. Offsets and progress
+rest on records of POP and of deliveries, so they are taken only once the log here has these
+records. Else a replica that is behind, elected uncleanly, would skip messages that its own log
+shows neither in flight nor delivered (R30).
 
-Our own fields are extFields that Java ignores. A table is one answer: its total is given, so that a
-Java slave that reads pages is content with the first one. Slaves of ours say that they take pages:
-an answer that would not fit into a frame comes to them in pages of its bytes (SAFETY R58).
-Origin: org.apache.rocketmq.broker.slave.SlaveSynchronize.
+Our own fields are extFields that Java ignores. A table is one answer with its total, so a Java
+slave that reads pages stops after the first. Slaves of ours say that they take pages: an answer
+that would not fit into a frame then comes in pages of its bytes (SAFETY R58). Origin:
+org.apache.rocketmq.broker.slave.SlaveSynchronize.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class BrokerTables:
         self.users.load()
 
     def shown_by_the_log(self) -> list[Callable[[], None]]:
-        """The writes that are due of topics, groups, their modes, delays, locks, users, and offsets
-        if a deletion or a reset changed some: below a checkpoint the log shows none of them again
-        (R30, R31, R39, R56)."""
+        """The due writes of tables that records of the log change; of offsets, if a deletion or a
+        reset did. The log below a checkpoint is not read again, so they come first (R30, R31, R39,
+        R56)."""
         return [
             *self.topics.writes_due(),
             *self.groups.writes_due(),
@@ -183,8 +183,8 @@ class SlaveSynchronize:
         self.followed: Followed | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        # The version of a reply that came before the tables: if they changed in between they are
-        # fetched once more. A version from after them would hide that change.
+        # The version in a reply from before the tables: if they change while they are fetched, they
+        # are fetched again. A version from after them would hide that change.
         self._table_version = ""
         self._offset_version = ""
         self._retry = Backoff(RETRY_FIRST_MS, interval_ms)
@@ -193,7 +193,7 @@ class SlaveSynchronize:
         """Called when all tables of the master of that epoch are here; with NO_MASTER_EPOCH once
         they have not been followed for STALE_AFTER_S."""
         self.held_epoch = NO_MASTER_EPOCH
-        """The master of which epoch the tables are of that were fetched last."""
+        """The masterEpoch of the tables that were fetched last."""
         self.failure = ""
         """Why they cannot be fetched or are stale, "" while they are followed."""
         self._level_s: float | None = None  # loop time when they were followed last; None: not yet
@@ -222,14 +222,14 @@ class SlaveSynchronize:
         self._wake.set()
 
     def fetch_offsets_again(self) -> None:
-        """The own offsets may not be the master's any more, though it has not changed its own."""
+        """The own offsets changed here: the master's count again, though unchanged."""
         self._offset_version = self._table_version = ""
         self._wake.set()
 
     async def _run(self) -> None:
         while True:
             followed = self.followed
-            # Before the work: a change of the master during it ends the pause behind it at once.
+            # Cleared before the work: a change of the master during it must end the next pause.
             self._wake.clear()
             if followed is None:
                 await self._wake.wait()
@@ -261,9 +261,10 @@ class SlaveSynchronize:
         if self._failures == 0:
             log.warning("slave_sync_failed master=%s reason=%s", followed.address, exc)
         self._failures += 1
-        # One of the two ports may be blocked, and the log comes by a third one (R42).
+        # A firewall may block one of the two ports; that the log comes proves nothing, as HA has a
+        # third (R42).
         self._by_main_port = not self._by_main_port
-        if self._failures > 1:  # both ways
+        if self._failures > 1:  # both ports
             self.failure = f"tables of {followed.address}: {exc} ({self._failures} times in a row)"
 
     def _note_stale(self, followed: Followed) -> None:
@@ -296,8 +297,8 @@ class SlaveSynchronize:
         # A Java master sends no epoch: then the one that this replica follows is meant.
         epoch = int(reply.ext.get(EXT_MASTER_EPOCH, followed.master_epoch))
         if followed is not self.followed or epoch < followed.master_epoch:
-            # It is not master yet, or a later incarnation, whose tables may lack what the log
-            # showed us.
+            # It is not master, or not yet again after a restart: its tables may lack what the log
+            # has shown here.
             return False
         begin = reply.ext.get(EXT_LOG_BEGIN)
         self.on_log_begin(None if begin is None else int(begin))
@@ -320,9 +321,9 @@ class SlaveSynchronize:
             )
         ):
             if carried_out is not None and carried_out < self._tables.offsets.deletions.end:
-                # It may still have a topic that is deleted here: again next time. Until then what
-                # is here goes further than what it has, and it may need this replica's acks to
-                # carry out more.
+                # It has not carried out a deletion that this replica has, and may need this
+                # replica's acks to do so. The offsets here are newer: they count as held, and the
+                # next round asks again.
                 self._note_held(epoch)
             return False
         if has_log:
@@ -337,8 +338,9 @@ class SlaveSynchronize:
         return has_log
 
     async def _log_reaches(self, offset: int | None, followed: Followed) -> bool:
-        """Whether the log here does; waits for it for a while. A member's does: `offset` was
-        confirmed when the master answered. None: a Java master, which does not say."""
+        """Whether this log reaches `offset`; waits for it for a while. A member's log does, because
+        the offset was confirmed when the master answered. None: a Java master, which does not say.
+        """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + LOG_WAIT_S
         while offset is not None and self._log_end.max_phy_offset < offset:
@@ -355,9 +357,9 @@ class SlaveSynchronize:
             self.on_tables(epoch)
 
     async def _fetch_tables(self, way: tuple[str, int], followed: Followed, *, ours: bool) -> bool:
-        """False if the answers may be older than what is here, or their progress rests on more of
-        the log than is here: to be fetched again. A master that is not `ours` keeps its queue locks
-        in memory, for itself."""
+        """False, to be fetched again: the answers may be older than the tables here, or this log
+        lacks what their progress rests on. A master that is not `ours` keeps queue locks in memory
+        only."""
         tables = self._tables
         locks, modes = tables.locks, tables.request_modes
         before = self._tables.version, locks.change_count, modes.change_count

@@ -18,7 +18,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.topic_name import SYSTEM_GROUPS
 from batonmq.runtime.clock import wall_ms
 
-# Java `PermName.INDEX_PERM_READ`: which bit of a forbidden entry stands for reading.
+# Java `PermName.INDEX_PERM_READ`: the bit of a forbidden entry that means reading.
 _READ_BIT = 1 << 2
 
 
@@ -55,7 +55,7 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         return bool(self._forbidden and self._forbidden.get(group, {}).get(topic, 0) & _READ_BIT)
 
     def forbid(self, group: str, topic: str, *, reading: bool) -> int:
-        """Take from a group the right to read a topic, or give it back; the bits that hold now."""
+        """Takes from a group the right to read a topic, or gives it back; the bits from now on."""
         before = self._forbidden.get(group, {}).get(topic, 0)
         bits = before | _READ_BIT if reading else before & ~_READ_BIT
         self.set_forbidden(group, topic, bits)
@@ -82,10 +82,8 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         return was_there
 
     def replace_all(self, wrapper: SubscriptionGroupWrapper) -> bool:
-        """Become what the master has (a slave's sync); False if it was the same already.
-
-        System groups that the master does not list stay.
-        """
+        """Takes over the master's table (a slave's sync); False if it was the same already. System
+        groups that the master does not list stay."""
         changed = self._adopt(wrapper.subscription_group_table, wrapper.data_version)
         if wrapper.forbidden_table != self._forbidden:
             self._forbidden = wrapper.forbidden_table
@@ -123,7 +121,7 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
                 self._changed()
 
     def replace_all(self, table: MessageRequestModeSerializeWrapper) -> None:
-        """Becomes what the master has."""
+        """Takes over the master's table."""
         if table.message_request_mode_map != self._table:
             self._table = table.message_request_mode_map
             self._changed()

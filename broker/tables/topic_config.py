@@ -121,11 +121,9 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
     def derived(
         self, topic: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int = 0
     ) -> TopicConfig | None:
-        """What an unknown topic becomes when a message for it comes; not stored.
-
-        None if the default topic does not exist or hands nothing down. The default topic's perm
-        goes over without the inherit bit; the queues are the fewer of both sides'.
-        """
+        """What an unknown topic becomes when a message for it comes; not stored. It has the default
+        topic's perm without the inherit bit, and the smaller number of queues. None if the default
+        topic does not exist or may not be inherited."""
         default = self._table.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT:
             return None
@@ -152,8 +150,6 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
         return self.put(msgspec.structs.replace(known, read_queue_nums=queue_ids))
 
     def replace_all(self, table: Mapping[str, TopicConfig], data_version: DataVersion) -> bool:
-        """Become what the master has (a slave's sync); False if it was the same already.
-
-        System topics that the master does not list stay.
-        """
+        """Takes over the master's table (a slave's sync); False if it was the same already. System
+        topics that the master does not list stay."""
         return self._adopt(table, data_version)

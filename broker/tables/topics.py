@@ -1,15 +1,14 @@
 """Topics, groups and queue locks of this broker: changed and replicated (SAFETY R31).
 
-A change of one of them is a record of the system topic `rmq_sys_BATON_METADATA`. It is
-replicated, confirmed, truncated and recovered like any message, in order with the messages that
-need it, so "on every member of the set before it is answered" is nothing but confirmOffset. A Java
-replica stores such a record and does nothing with it.
+A change of one of them is a record of the system topic `rmq_sys_BATON_METADATA`. It is replicated,
+confirmed, truncated and recovered like any message, before the messages that need it. So it is on
+every member of the set once it is confirmed. A Java replica stores such a record and ignores it.
 
 A master applies a change at once, appends the record, and answers when the record is confirmed; a
-slave applies it when the record is dispatched. A deletion destroys data, so a master, too, carries
-it out only when its record is confirmed, and takes no write for the topic until then: a record that
-is never confirmed must not cost the queues. With the queues go the offsets of groups in the topic,
-or they would skip the messages of a topic made again (R39).
+slave applies it when the record is dispatched. A deletion destroys data, and its record may still
+be cut. So a master, too, carries it out only when the record is confirmed, and takes no write for
+the topic until then. The offsets of groups in the topic are deleted as well: with them the groups
+would skip messages of a new topic of that name (R39).
 
 Origin: TopicConfigManager and AdminBrokerProcessor in Java, whose slaves poll the tables every ten
 seconds instead.
@@ -89,11 +88,11 @@ def decode_metadata(body: bytes) -> MetadataChange:
 class TopicService:
     """The broker's view of its topics and groups.
 
-    `append` puts a metadata record into the log and returns its end offset; `changed` is called
-    after every change of the topic table (routes are registered again) with the topics that were
-    made or changed, or None where more may have changed, `dropped` for a topic
-    whose queues go, it raises OSError, and `deleted` when it has gone. `deleting` counts the
-    deletions of each topic that are in this master's log and not confirmed yet: here it is kept.
+    `append` puts a metadata record into the log and returns its end offset. `changed` is called
+    after every change of the topic table, with the topics that changed, or None where more may have
+    changed. `dropped` removes the queues of a topic, and raises OSError; `deleted` is called when
+    it is gone. `deleting` counts, by topic, the deletions in this master's log that are not
+    confirmed; it is kept here.
     """
 
     def __init__(
@@ -155,9 +154,9 @@ class TopicService:
         return config
 
     def of_group(self, topic: str, queue_nums: int) -> int:
-        """How many queues the retry or dead-letter topic of a group has for messages that come now,
-        at most `queue_nums`; made with so many if it is not there. Raises BrokerRefusal 16 if it
-        may not be written, 29 where its name would be too long."""
+        """How many queues the retry or dead-letter topic of a group has for new messages, at most
+        `queue_nums`; created with so many if it does not exist. Raises BrokerRefusal 16 if it may
+        not be written, 29 where its name would be too long."""
         self._refuse_while_deleting(topic)
         config = self.topics.get(topic)
         if config is None:

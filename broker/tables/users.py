@@ -72,7 +72,7 @@ class UserTable(NamedTable[UserWrapper, User]):
         return UserWrapper(data_version=self.data_version, users=dict(self._table))
 
     def replace_all(self, wrapper: UserWrapper) -> bool:
-        """Becomes what the master has; False if it was the same already."""
+        """Takes over the master's table; False if it was the same already."""
         changed = self._adopt(wrapper.users, wrapper.data_version)
         if changed:
             self.follow(self.rulebook)

@@ -1,15 +1,15 @@
-"""Transactions: half messages are kept, ended by their producer, or checked back with it.
+"""Transactions: half messages wait until their producer ends them; the broker asks if it does not.
 
 A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. END_TRANSACTION puts the message into its own
 topic (a commit), and its queue offset into an op record of RMQ_SYS_TRANS_OP_HALF_TOPIC; all ends of
 a loop turn share one op. The reply waits until the op is confirmed, so an answered end is never
-checked back or committed twice (R30). If the log of a new master ends between a commit and its op,
-the op is written first (`store.recent_commits`). A half that stays open is checked back: it is
-written again with a higher count, and a producer of its group gets CHECK_TRANSACTION_STATE. After
-too many checks it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+checked or committed again (R30). If the log of a new master ends between a commit and its op, the
+op is written first (`store.recent_commits`). A half that stays open is checked: it is written again
+with a higher count, and a producer of its group gets CHECK_TRANSACTION_STATE. After too many checks
+it goes to TRANS_CHECK_MAX_TIME_TOPIC.
 
-The shell around `transaction_records`.
-Origin: EndTransactionProcessor, TransactionalMessageServiceImpl and TransactionalOpBatchService.
+The shell around `transaction_records`. Origin: EndTransactionProcessor,
+TransactionalMessageServiceImpl and TransactionalOpBatchService.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class TransactionService(LogFeature):
             if outcome == TRANSACTION_COMMIT and not committed_before:
                 self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
-        # Else the transaction would count as being ended, and never be checked again.
+        # Without this the transaction would count as being ended for good, and no check would come.
         except BaseException:
             self._table.not_ended(offsets, wall_ms())
             raise
@@ -273,8 +273,8 @@ class TransactionService(LogFeature):
         return RemotingCommand.response_to(request)
 
     async def _no_more_ending(self, queue_offset: int, key: bytes) -> bool:
-        """Waits while a half of the transaction is being ended, by its check, which writes a copy,
-        or by an earlier end; whether one was."""
+        """Waits while a half of this transaction is being ended, by its check, which writes a copy,
+        or by an earlier end. Whether one was, and has come to its end."""
         was = is_ending = self._table.is_ending(queue_offset, key)
         while is_ending and self._last_op is not None:
             was_done = self._last_op.done()
@@ -474,6 +474,7 @@ class TransactionService(LogFeature):
         self._path.schedule_flush()
 
         def ask(op_done: asyncio.Future[None]) -> None:
+            # Now the copy is confirmed: an end that names it finds it after a failover, too.
             if not op_done.cancelled() and op_done.exception() is None:
                 self._producers.ask(channel, copy, put, place)
 
