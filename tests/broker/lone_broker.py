@@ -159,12 +159,17 @@ async def lone_broker(
 
 
 class Clock:
-    """The wall clock of the log features. It runs, and a test moves it ahead."""
+    """The wall clock of the log features. It runs, and a test moves it ahead or stops it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_ms = 0
+        self.stopped_at_ms: int | None = None
         real = log_features.wall_ms
-        monkeypatch.setattr(log_features, "wall_ms", lambda: real() + self.ahead_ms)
+
+        def now_ms() -> int:
+            return real() + self.ahead_ms if self.stopped_at_ms is None else self.stopped_at_ms
+
+        monkeypatch.setattr(log_features, "wall_ms", now_ms)
         monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
 
 

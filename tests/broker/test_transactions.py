@@ -485,8 +485,8 @@ def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_
 def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has read the half message and knows its commit; the op is on its way when the producer
-    ends the transaction once more."""
+    """It has read the half message and knows its commit; a full disk refuses the op, and the
+    producer ends the transaction once more."""
     sends: list[RemotingCommand] = []
 
     async def before(rig: Rig) -> None:
@@ -496,10 +496,13 @@ def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(
         await until(lambda: end_of(rig, "T", 1) == 1)
 
     async def after(rig: Rig) -> None:
-        service = rig.service.waiting.transactions
-        monkeypatch.setattr(service, "_end_torn", lambda: None)
+        rig.service.path.hold.begin()  # else the master writes the op by itself
+        with monkeypatch.context() as full:
+            refuse(rig, full, TRANS_OP_HALF_TOPIC)
+            assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
+        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 0
-        assert end_of(rig, "T", 1) == 1
+        assert (end_of(rig, "T", 1), end_of(rig, TRANS_OP_HALF_TOPIC)) == (1, 1)
 
     run_with_broker(tmp_path, before, broker=NO_CHECKS)
     (tmp_path / "checkpoint").unlink()
@@ -659,17 +662,34 @@ def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path: Path, clo
     run_with_broker(tmp_path, play, broker=NO_CHECKS | ONE_CHECK)
 
 
-def test_r30_ops_are_read_though_half_messages_keep_coming(tmp_path: Path) -> None:
+def test_r30_ops_are_read_though_half_messages_keep_coming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else what has ended stays open for as long as a steady load lasts."""
 
     async def play(rig: Rig) -> None:
         first, service = await half(rig), rig.service.waiting.transactions
         await until(lambda: len(service) == 1)
-        service._wake_in = lambda delay_ms: None  # type: ignore[method-assign]
+        queries, appender = rig.service.store.queries, rig.service.store.appender
+        _, offset = decode_offset_msg_id(first.ext["msgId"])
+        record, read = queries.look_message_by_offset(offset), queries.units
+        assert record is not None
+
+        def units(topic: str, *place: int) -> list[tuple[int, int, int]]:
+            """Each time that the half messages are read another one is on its way."""
+            if topic == TRANS_HALF_TOPIC:
+                another = message_to_store(record)
+                key = b"K%d" % (appender.end + 2)
+                another.properties = another.properties.replace(b"K1", key)
+                appender.put_message(another)
+                rig.service.path.schedule_flush()
+            return read(topic, *place)
+
+        monkeypatch.setattr(queries, "units", units)
         assert (await rig.ask(37, end_fields(first, COMMIT))).code == 0
-        await half(rig, "K2")
-        service._read_slice()
-        assert service._table.is_open(1) and not service._table.is_open(0)
+        offsets = rig.service.tables.offsets
+        await until(lambda: offsets.query(TRANS_GROUP, TRANS_HALF_TOPIC, 0) == 1)
+        monkeypatch.undo()
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
