@@ -178,9 +178,9 @@ class AdminProcessor:
             )
 
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """What is left of topics that are not in the table is deleted as a topic is, by a record
-        each: members must agree on what there is (request 316). One that another request deletes is
-        only waited for."""
+        """Deletes what is left of topics that are not in the table (request 316), by a record for
+        each, so that all members delete it. If another request deletes one, it is only waited for.
+        """
         self._require_writable()
         store = self._path.store
         for topic in sorted(store.queries.topics()):

@@ -92,7 +92,6 @@ class RoleGate:
         self._refuse(ResponseCode.SERVICE_NOT_AVAILABLE, _LEFT_REMARK, master_address)
 
     def follow(self, master_epoch: int, master_address: str = "") -> None:
-        """The broker is a slave in `master_epoch`."""
         self.role, self.master_epoch = Role.SLAVE, master_epoch
         self._refuse(ResponseCode.SYSTEM_BUSY, _SLAVE_REMARK, master_address)
 

@@ -76,7 +76,6 @@ class WaitingMessages:
         self.progress.role_left()
 
     def arrived(self, topic: str, queue_id: int, _max_offset: int) -> None:
-        """Listens to arrivals of the store."""
         feature = self._by_topic.get(topic)
         if feature is not None:
             feature.arrived(queue_id)

@@ -56,7 +56,7 @@ class EncodedBatch:
         self.born_host_size = 0
 
     def add(self, message: NewMessage) -> None:
-        """Raises PutRefused for a message that is too long."""
+        """Encodes a message. Raises PutRefused if it is too long."""
         self.records.append(self._encode(message))
         self.born_host_size = len(message.born_host)
         self.tags.append(message.tags_code)
@@ -65,7 +65,8 @@ class EncodedBatch:
 
 
 class BatchResult(NamedTuple):
-    """Where an EncodedBatch went: as PutResult, of the first message; the offsets of all."""
+    """Where an EncodedBatch went: the physical offset of each message, the queue offset of the
+    first."""
 
     physical_offsets: list[int]
     size: int
@@ -101,7 +102,7 @@ class Appender:
         crc_tail_max = _CRC_TAIL_MAX if self._append_prop_crc else 0
         self._properties_max = PROPERTIES_SIZE_MAX - crc_tail_max
         self._pieces: list[bytes] = []
-        self._more_messages = 0  # in them than there are pieces
+        self._more_messages = 0  # in `_pieces`, beyond one each: a batch is one piece
         self._end = 0  # end of the log with the buffered records
         self._segment_end = 0  # of the segment that takes the next record; 0: not known yet
         self._turn_ms = 0  # store timestamp of this turn; 0 before its first put
@@ -126,7 +127,7 @@ class Appender:
     def pause(self, why: str) -> None:
         """Refuse puts because the disk is full (R45); "": take them again, unless they are refused
         for another reason."""
-        # Called each round of upkeep; another reason to refuse must stay.
+        # Upkeep calls this every round, and must not lift a refusal for another reason.
         if why == self._pause:
             return
         is_masters, self._pause = self.is_masters, why
@@ -174,8 +175,8 @@ class Appender:
     # Hot path.
 
     def put_message(self, message: NewMessage, *, stored: bool = False) -> PutResult:
-        """Gives the message its place; valid once `end_turn` returned. Raises PutRefused, then
-        nothing changed. `stored`: see `put_stored`."""
+        """Gives the message its place, which counts once `end_turn` has returned. Raises
+        PutRefused; then nothing changed. `stored`: see `put_stored`."""
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
         if len(message.properties) > self._properties_max or (
@@ -388,7 +389,7 @@ class Appender:
         return True
 
     def _not_written(self, error: OSError) -> None:
-        """Raises the error again unless it may pass."""
+        """Raises the error again unless the write may succeed later."""
         if self._log.health.passes(error):
             return
         # None of them was acknowledged, and a broker that stops must not write them later.
@@ -457,5 +458,6 @@ def _full(why: object) -> PutUnavailable:
     return PutUnavailable(f"{DISK_FULL}: {why}")
 
 
+# A NamedTuple's own `__new__` is a Python function; puts call the one in C.
 _new_result = tuple.__new__
 _new_pending = tuple.__new__

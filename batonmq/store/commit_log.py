@@ -59,8 +59,8 @@ def _check_format(path: Path, segment_size: int) -> None:
 
 
 def _take_back(path: Path, growing: Path) -> None:
-    """Removes what a failed attempt left: `growing`, and `path` if it is the same file. Raises
-    OSError; then it can be repeated."""
+    """Removes what a failed attempt left: `growing`, and `path` if it is the same file. May be
+    repeated. Raises OSError."""
     if growing.exists():
         if path.exists() and path.samefile(growing):
             disk.remove(path)
@@ -393,7 +393,7 @@ class CommitLog:
         """Allocates the next segment in a thread once the last one is more than half full."""
         if (
             self.end_of_segments - self.max_offset < self.segment_size // 2
-            # a full disk is not asked by each turn
+            # Upkeep asks a full disk again, not every turn.
             and self.missing_segment != self.end_of_segments
             and not self._allocation_lock.locked()
         ):
@@ -419,7 +419,7 @@ class CommitLog:
                 self.folder, self._private, start, self.segment_size, self.health
             )
         except OSError as error:
-            # R45: upkeep tries again, though the loop may not need it yet
+            # Upkeep tries again, even if no put needs the segment yet (R45).
             self.missing_segment = start
             # While it is only allocated ahead, puts still fit into the present segment.
             self.health.note_full(error, pauses=is_needed)
@@ -445,7 +445,8 @@ class CommitLog:
         with self._flush_lock:
             self.health.check_log()
             self.health.check_usable()
-            # Segments are synced without the lock; a cut in between must not count as flushed.
+            # Segments are synced without the lock; after a cut in between nothing counts as
+            # flushed.
             cuts = self.cuts
             flushed = self.flushed_offset
             target = min(target, self.max_offset)  # the log may have been cut since
@@ -470,14 +471,14 @@ class CommitLog:
         """Takes the last segment off the log: moved into `aside`, or unlinked."""
         with self._allocation_lock:
             segment = self.segments.pop()
-        # first: no flush may vouch for bytes that leave
+        # Before the file goes: no flush may count bytes that leave.
         self._lower_end(segment.start_offset)
         _take_away(segment, aside)
         sync_directory(self.folder)
 
     def drop_detached(self, aside: Path | None) -> None:
         """Removes the files behind a gap, the last one first."""
-        # from the end, so that a crash leaves a contiguous log
+        # From the end, so that a crash leaves no further gap.
         while self._detached:
             _take_away(self._detached.pop(), aside)
             sync_directory(self.folder)

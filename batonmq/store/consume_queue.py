@@ -105,6 +105,7 @@ class ConsumeQueue:
     def __len__(self) -> int:
         return self.max_offset - self._minimum
 
+    # `len` counts messages; without this an empty queue would be false.
     def __bool__(self) -> bool:
         return True
 
@@ -158,14 +159,14 @@ class ConsumeQueue:
         CorruptLogError for a gap larger than a file behind messages that the log still has. If it
         has none of them the gap may be of any size: after a full disk and a kill, segments may have
         expired whose units were only in memory."""
-        # R38: a stated position; the first file will begin there
+        # A stated position (R38): the first file will begin there.
         if not self._files.starts and not self._tail:
             self._tail_position = index * UNIT_SIZE
             self._minimum = index
             self._minimum_phy = -1
             return
         missing = index - self.max_offset
-        # So large a jump over live messages is no lost segment but a wrong record.
+        # So large a jump behind live messages is a wrong record, not a lost segment.
         if len(self) and missing * UNIT_SIZE > self._files.file_size:
             raise CorruptLogError(
                 self._files.directory,
@@ -216,6 +217,7 @@ class ConsumeQueue:
         if not self._tail:
             return
         first_of_file = self._tail_position - self._tail_position % self._files.file_size
+        # The queue begins inside its first file: filler comes before its first unit.
         if self._tail_position > first_of_file and not self._files.starts:
             self._unfilled = first_of_file
         while self._unfilled is not None:
@@ -342,15 +344,15 @@ class ConsumeQueue:
         return self._files.take_unsynced()
 
     def check_cut(self, phy_offset: int, *, expects_none: bool) -> None:
-        """Whether `truncate_dirty(phy_offset)` would cut only what it should. Units grow with the
-        log, so one that points too far with lower ones behind it is damage; with `expects_none`
-        (the log is whole) any such unit is. Raises CorruptLogError."""
+        """Raises CorruptLogError if `truncate_dirty(phy_offset)` would cut units because of damage:
+        one that points too far with lower ones behind it, or, with `expects_none` (the log is
+        whole), any."""
         if _ends_at_or_below(self, phy_offset):
             return
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
             return
-        # units grow with the log: a lower one behind it is proof
+        # Offsets of units grow with the log: a lower one behind is proof of damage.
         lower = any(
             offset < phy_offset and size != FILLER_SIZE
             for _, offset, size, _ in self.iter_units(index)
@@ -386,7 +388,7 @@ class ConsumeQueue:
         while len(files.starts) > 1:
             last_unit = self.unit_at(files.starts[1] // UNIT_SIZE - 1)
             assert last_unit is not None
-            # the newest record of the file is still there
+            # The log still has the newest record of this file.
             if last_unit[1] != FILLER_SIZE and last_unit[0] >= log_min_offset:
                 break
             files.drop_first()
@@ -485,7 +487,7 @@ def _good_end(files: QueueFiles, position: int) -> tuple[int, bytes, bytes]:
 
 
 def _has_safe_unit(files: QueueFiles, position: int, safe_offset: int) -> bool:
-    """Whether a unit of a record below `safe_offset` stands behind the one at `position`."""
+    """Whether a unit of a record below `safe_offset` follows the one at `position`."""
     chunk_units = _FIRST_SCAN_UNITS
     written = files.next_data(position + UNIT_SIZE)
     while written is not None:

@@ -111,15 +111,15 @@ class LogDispatcher:
         self.pending.clear()
         self._commits.cut(offset)
         self.offset = offset
-        # after a cut, bytes that come back may be other ones
+        # After a cut other bytes may come there, and they are not confirmed.
         self.target = min(self.target, offset)
         self.has_more = False
 
     def advance(self, target: int, scan_bytes_max: int | None = None) -> int:
         """Makes all that ends at or below `target`, which never falls, visible; the new `offset`.
-        `scan_bytes_max` bounds how much log is read, and then the number of queued records is
-        bounded, too; reading also ends behind the deletion of a topic, which goes to disk. Then
-        `offset` stays behind and the next call continues. Raises CorruptLogError."""
+        With `scan_bytes_max` a call is one slice: bytes read and queued records are bounded, and it
+        ends behind the deletion of a topic, which goes to disk. `offset` then stays behind, and the
+        next call continues. Raises CorruptLogError."""
         self.target = target = max(target, self.target)
         self.has_more = self._is_behind_deletion = False
         # Only slices end there: a caller without a limit wants all of it now.
@@ -218,7 +218,7 @@ class LogDispatcher:
 
     def _dispatch_log(self, target: int, limit: int, touched: set[StoredQueue]) -> None:
         end = min(target, self._log.max_offset)
-        # two parts: what this process has checked already, and the rest
+        # Records that this process has checked need no second CRC.
         check_crc = self.verified.end < end
         if self.offset < (checked_end := min(self.verified.end, end)):
             self._dispatch_part(checked_end, limit, touched, check_crc=False)
@@ -297,7 +297,7 @@ class LogDispatcher:
                 return
             size, queue_id, queue_offset, stored_at, topic, tags, keys, uniq_key = record
             queue = queue_of(topic, queue_id)
-            # due times and handlers need the whole head
+            # Due times and handlers need the whole head: `_dispatch_record`.
             if not queue.is_plain:
                 return
             if queue.consume_queue.put_unit_at(queue_offset, offset, size, tags_code(tags)):
@@ -338,7 +338,7 @@ class LogDispatcher:
         properties = head.properties
         transaction = head.sys_flag & TRANSACTION_MASK
         is_indexed = transaction != TRANSACTION_ROLLBACK
-        # R56: its op may be missing at the log's end
+        # A new master needs it if the commit's op is missing at the log's end (R56).
         if transaction == TRANSACTION_COMMIT:
             self._commits.append(head.prepared_transaction_offset, head.physical_offset)
         return Pending(

@@ -148,7 +148,7 @@ class IndexFile:
     def put(
         self, hashes: Sequence[int], phy_offsets: Sequence[int], timestamps: Sequence[int]
     ) -> None:
-        """Adds entries, at most `room`, with offsets that never fall; one per position of the
+        """Adds entries, at most `space`, with offsets that never fall; one per position of the
         sequences. After an OSError (disk full) nothing was added. Entries in the file count, even
         if slots and header come late."""
         self._before_put(len(hashes), phy_offsets[0], timestamps[0])

@@ -126,7 +126,6 @@ class IndexService:
 
     @property
     def noted(self) -> int:
-        """How many records wait to be drained."""
         return len(self._noted)
 
     def drain(self) -> None:
@@ -136,7 +135,7 @@ class IndexService:
             del self._noted[:taken]
 
     def _drain_into(self, file: IndexFile) -> int:
-        """Indexes records from the front while `file` has room; how many."""
+        """Indexes records from the front as long as they fit into `file`; how many."""
         topics: list[str] = []
         counts: list[int] = []
         phy_offsets: list[int] = []
@@ -168,7 +167,7 @@ class IndexService:
             self._put(file, topics, counts, phy_offsets, timestamps, keys)
             self._dirty.add(file.path)
             self.end_phy_offset, self.end_timestamp = file.end_phy_offset, file.end_timestamp
-        elif taken == 0:
+        elif taken == 0:  # the keys of one record must be in one file
             self._roll()
         return taken
 

@@ -58,8 +58,8 @@ class PositionRounds:
         self.due_at = _NEVER
 
     def begin_mastership(self) -> None:
-        """This replica states positions from the log's end on, at once if the newest segment lacks
-        a round, which may have been cut off with the last master."""
+        """This replica states positions from the log's end on; at once if the newest segment lacks
+        a round, which may have been cut with the former master's records."""
         self._is_master = True
         self._round = None
         self._queues.positions.declare_known()
@@ -80,22 +80,22 @@ class PositionRounds:
 
     @property
     def may_expire_below(self) -> int:
-        """No segment that ends above this may expire: the log must keep all positions, and a slave
-        all that its master has, whatever its own disk (R27). A slave waits for its master's rounds
-        only while they come: a Java master writes none."""
+        """No segment that ends above this may expire: the log must keep every position (R38), and a
+        slave all that its master has, whatever its own disk (R27)."""
         stated = self._queues.positions.stated_from
         if self._is_master:
             return stated
         segment_size, end = self._log.segment_size, self._log.max_offset
+        # Without a round for so long the master writes none: it is a Java broker.
         bound = stated if end - stated <= 3 * segment_size else end
         return bound if self._master_begin is None else min(bound, self._master_begin)
 
     @property
     def whole_from(self) -> int:
-        """From where on this replica has the log and positions of its group: behind its log's end
-        while it lacks a queue's position, so it must not join. What expired here had expired at a
-        master; so only a log that was started again is incomplete, until a master begins there or
-        later."""
+        """From where on this replica has the log and the positions of its group. While it lacks a
+        position: behind its log's end, so that it does not join. A log that was started again lacks
+        its beginning until a master begins there or later; any other lost only what a master had
+        expired."""
         if not self._queues.positions.are_known:
             return self._log.max_offset + 1
         return self._log.min_offset if self._is_master else self._queues.positions.began_at
@@ -121,6 +121,7 @@ class PositionRounds:
             current = self._round = _PositionRound(
                 self._segment_start(), list(self._queues.queues.values())
             )
+            # Each turn puts a piece until the round is whole.
             self.due_at = 0
         positions, at = self._next_positions(current)
         whole = at == len(current.queues)

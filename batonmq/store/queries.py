@@ -135,9 +135,9 @@ class StoreQueries:
     def _outside(
         self, offset: int, minimum: int, maximum: int, assigned: int
     ) -> tuple[GetMessageStatus, int]:
-        """Status and next offset for an offset outside [minimum, maximum). A slave does not
-        correct: its end may lag. Nor does a master between its visible end and `assigned`, its
-        unconfirmed end of the queue."""
+        """Status and next offset for an offset outside [minimum, maximum). A slave corrects no
+        offset, since its end may lag; nor does a master between its visible end and `assigned`, the
+        queue's unconfirmed end."""
         is_slave = not self._appender.is_masters
         if maximum == 0 and offset <= assigned:
             return GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset if is_slave else min(

@@ -317,7 +317,6 @@ class StoredQueue:
         self.is_gapless = True
 
     def handled_by(self, handler: SystemRecordHandler | None) -> None:
-        """Its records go to `handler`, unless that is None."""
         self.handler = handler
         self.is_plain = self.is_plain and handler is None
 

@@ -188,7 +188,7 @@ class UnitChecks:
         return self._delay_levels.tags_code(queue.topic, head.properties, head.store_timestamp)
 
     def _is_known_place(self, phy_offset: int, queue: StoredQueue, index: int) -> bool:
-        """Whether a bad record of that queue offset lies there, by its own head."""
+        """Whether the record there, which is bad, has this queue offset in its head."""
         head = self._log.view(phy_offset, _PLACE.size)
         place = (queue.queue_id, index, phy_offset)
         return len(head) == _PLACE.size and _PLACE.unpack(head) == place

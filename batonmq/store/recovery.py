@@ -39,8 +39,8 @@ _RECORD_SIZE: Final = RECORD_HEAD.only("size")
 
 
 class StartConfirmRule(Protocol):
-    """What counts as confirmed after a start, a type for each mode. Offsets are exclusive ends;
-    `visible`: the end of what the consume queues hold."""
+    """What counts as confirmed after a start; one type for each mode. Offsets are exclusive ends;
+    `visible` is the end of what the consume queues hold."""
 
     @property
     def writes_at_once(self) -> bool:
@@ -150,6 +150,7 @@ def recover_store(
     confirm_rule.settle_epochs(files, end)
     _adopt_queues(files, dispatcher.queues, end, are_rebuilt=is_rebuilt or damaged)
     dispatcher.verified.restart(start, end)
+    # Removed queues are rebuilt from the beginning of the log.
     dispatcher.restart_at(commit_log.min_offset if damaged else start)
     dispatcher.advance(confirm_rule.confirmed(stored_confirm, visible_end, end))
     log.info(
@@ -283,7 +284,8 @@ def _start_offset(files: StoreFiles) -> int:
         return commit_log.min_offset
     offset = checkpoint.recovery_offset
     if offset is not None and offset < commit_log.min_offset:
-        # Segments expired beyond it. Timestamps would give a later place if the clock went back.
+        # Segments have expired up to behind it. Timestamps might give a later place, if a clock
+        # went back.
         return commit_log.min_offset
     if offset is None or offset > commit_log.end_of_segments:
         return java_start_offset(

@@ -1,12 +1,12 @@
-"""Reads the own commit log in the background, so that damage is found before a reader meets it
-(R24, G8).
+"""Reads this broker's commit log in the background, so that damage is found before a reader meets
+it (R24, G8).
 
 One pass reads every record below confirmOffset once, both its CRCs, as `protocol.records` defines
-them. `check_slice` runs in the disk's thread on a descriptor of its own: an unreadable page is an
-error there, and no signal. What it finds is checked again in the loop, because the log may have
-been cut or have expired meanwhile. The place is kept in the file `scrub`, so a restart continues.
-Bytes that the kernel still caches are read from the cache: the disk itself is read for old
-segments. Without a counterpart in Java.
+them. `check_slice` runs in the disk's thread and reads by `pread`: an unreadable page is an error
+there, in the map it is SIGBUS. What it finds is checked again in the loop, because the log may have
+been cut or have expired meanwhile. The file `scrub` keeps the place for a restart. Bytes in the
+kernel's cache are read from there, so the disk itself is read for old segments. Java has no
+counterpart.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Scrub:
         self._not_before_ms = 0
         self._keep_at_ms = 0
         self._pass_end = 0  # what is confirmed when a pass begins; 0: none has begun
-        self._notes = 0  # of the trust, when damage was found: one more when the log is suspect
+        self._notes = 0  # `trust.notes` when damage was found: it grows when the log is suspect
         self._cuts = commit_log.cuts
         #: The next offset to read.
         self.offset = 0
@@ -177,7 +177,7 @@ class Scrub:
         self._background.run_job(work)
 
     def _waits(self) -> bool:
-        """Whether damage is known: it is read no further before the log is trusted again."""
+        """Whether damage is known: nothing more is read before the log is trusted again."""
         if self._trust.damage is not None:
             return True
         if self.found is not None and self._trust.notes == self._notes:
@@ -192,7 +192,8 @@ class Scrub:
         if not commit_log.min_offset <= self.offset <= confirmed:
             self._begin_pass()
         elif not self._is_placed:
-            # Other bytes may have come since: every segment begins with a record.
+            # The place is of an earlier process, or the log was cut: every segment begins with a
+            # record.
             if not is_record_boundary(commit_log, self.offset, confirmed):
                 self.offset -= self.offset % commit_log.segment_size
             self._is_placed = True
@@ -255,7 +256,7 @@ class Scrub:
             log.warning("scrub_begins_again path=%s reason=%s", self._path, error)
 
     def _keep(self, offset: int) -> None:
-        """In the disk's thread. Without it a restart reads a little more again."""
+        """In the disk's thread. If it fails, a restart reads a little more again."""
         place = {"logId": self._log.log_id, "offset": offset, "passedAtMs": self.passed_at_ms}
         with suppress(OSError):
             replace_file(self._path, json.dumps(place).encode())

@@ -27,7 +27,8 @@ from batonmq.store.upkeep import CheckpointWriter
 
 log = logging.getLogger(__name__)
 
-# How much a slave may hold confirmed and not dispatched: once elected, it opens that much later.
+# Bytes that a slave may have confirmed and not dispatched. Once elected it dispatches them before
+# it opens, so they delay the failover.
 _DISPATCH_LAG_MAX: Final = 1024 * 1024
 
 
@@ -63,6 +64,7 @@ class SlaveLog:
         StoreFailedError."""
         commit_log = self._log
         commit_log.health.check_usable()
+        # This replica was master: its own puts end before a master's bytes come.
         if self._appender.refusal is None or self._appender.has_buffered:
             self._stop_writes()
         if offset != commit_log.max_offset:
@@ -85,8 +87,6 @@ class SlaveLog:
     def _keep_up(self, received: int) -> None:
         """If dispatch is far behind, dispatch as much as was received."""
         dispatcher = self._dispatcher
-        # Dispatch may lag behind copying, but an elected replica must show everything before it
-        # opens.
         if dispatcher.target - dispatcher.offset <= _DISPATCH_LAG_MAX:
             return
         try:
@@ -259,7 +259,7 @@ class LogTrust:
         return max((at for at in known if at <= flushed), default=0) or self._log.min_offset
 
     def keep_noted(self) -> None:
-        """The last chance to store a suspicion that the disk refused."""
+        """Stores a suspicion that the disk refused before; the process ends."""
         self._mark.show()
 
     def fault_at(self, offset: int) -> str:
@@ -300,7 +300,7 @@ class LogTrust:
         try:
             self._mark.set_discarded()
         except OSError as error:
-            # Else the next start would cut again, after good bytes have come.
+            # The next start would cut again, after good bytes have come.
             failed = StoreFailedError(f"the damaged tail is cut, but that is not stored: {error}")
             self._fail(failed)
             raise failed from error
@@ -317,7 +317,8 @@ class LogTrust:
             self._mark.clear()
 
     def confirmed(self, offset: int) -> None:
-        """All below `offset` is confirmed: enough to end the suspicion of a discarded tail?"""
+        """All below `offset` is confirmed. Ends the suspicion of a discarded tail if that is all
+        that the log may have held."""
         damage = self._mark.report
         if damage is None or not damage.discarded or damage.until_level:
             return

@@ -175,8 +175,8 @@ class SuspectMark:
             self.show()
 
     def show(self) -> None:
-        """Puts the suspicion where the next start finds it, synced or not. Without a reboot that is
-        enough; after one, what was lost can be seen."""
+        """Writes the suspicion for the next start, synced or not. Without a reboot that is enough;
+        after one, what was lost shows itself."""
         if self._is_stored or self.report is None:
             return
         try:

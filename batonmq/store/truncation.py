@@ -68,7 +68,7 @@ class LogTruncation:
         aside = self._keep_aside(offset, end_offset) if keep_aside else ""
         intent = TruncationIntent(offset, end_offset, aside)
         try:
-            # From here on only forward: it cannot be known what reached the disk.
+            # From here on it only goes forward: after an error the intent may be on disk or not.
             replace_file(self._intent_path, json.dumps(asdict(intent)).encode())
         except OSError as error:
             raise CutUnfinishedError(offset, self._intent_path, self._intent_path, error) from error
@@ -158,7 +158,7 @@ class LogTruncation:
             self._copy_tail(offset, end_offset, folder / f"{offset:020d}.tail")
             sync_directory(self._aside_root)
         except OSError:
-            with suppress(OSError):  # what stays is a normal aside folder
+            with suppress(OSError):  # what stays is pruned like other sets
                 disk.rmtree(folder)
             raise
         log.warning(

@@ -151,9 +151,8 @@ def _expired(config: StoreConfig, modified_ms: Sequence[int], now_ms: int) -> in
 
 
 class LogTime:
-    """The time, as far as the log supports it: a clock that jumps deletes nothing. It is the newest
-    store timestamp plus the run time of this process since that was seen. Expiry believes no clock
-    that ran faster than this process: the first message after a jump carries the jumped time."""
+    """The time that expiry uses: a clock that jumps deletes nothing. It is the newest store
+    timestamp plus the run time of this process since that was seen, at most the wall clock."""
 
     def __init__(self, wall_ms: int, ran_ms: int) -> None:
         """`ran_ms`: `runtime.clock.boot_ms`, here and below."""
@@ -167,6 +166,8 @@ class LogTime:
             self._newest_ms, self._seen_at_ms = newest_stored_ms, ran_ms
         supported_ms = self._newest_ms + ran_ms - self._seen_at_ms
         if not manual:
+            # The first message after a jump carries the jumped time. So no clock counts that gained
+            # more than an hour on this process.
             supported_ms = min(supported_ms, self._wall_at_zero_ms + ran_ms + _HOUR_MS)
         return min(wall_ms, supported_ms)
 
@@ -292,8 +293,8 @@ class CheckpointWriter:
         self._background.run_job(lambda: self.finish(work, queues, index))
 
     def finish(self, work: Round, queues: Sequence[Path], index: Sequence[Path]) -> None:
-        """Makes durable what a round has written, then says so; in any thread. Raises OSError; on a
-        full disk it can be repeated."""
+        """Makes durable what a round has written, then writes the checkpoint; in any thread. Raises
+        OSError; on a full disk it can be repeated."""
         try:
             self._files.log.datasync_to(work.dispatched_offset)
             _sync_derived(self._files.consume_queues.root, queues)
@@ -392,6 +393,7 @@ class Expirer:
         if rest := segments[len(free) :]:
             for job in self.before_checkpoint() if self.before_checkpoint is not None else ():
                 self._background.run_job(job)
+            # In the order of jobs: the files go after what the jobs above have written.
             self._background.run_job(lambda: self._background.free_space(lambda: self._free(rest)))
 
     def _free(self, segments: list[Segment]) -> None:

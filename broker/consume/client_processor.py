@@ -140,8 +140,7 @@ class ClientProcessor:
         try:
             async for each in in_turns(_subscriptions(data)):
                 if _is_new_filter(each):
-                    # A long filter is compiled beside the loop, which must not stand still for it
-                    # (R58).
+                    # A long filter is compiled in a thread: it would stop the loop (R58).
                     await prepared(each.sub_string)
             for begin in range(0, max(len(consumers), len(producers)), _GROUPS_AT_ONCE):
                 if channel.closed:

@@ -311,7 +311,6 @@ class ConsumerSightings:
         return len(self._came)
 
     def left(self, group: str, client_id: str, now_ms: int) -> None:
-        """A client unregistered from the group."""
         self._note(group, client_id, _Sighting(now_ms, is_member=False), now_ms)
 
     def closed(self, group: str, client_id: str, heard_ms: int, now_ms: int) -> None:

@@ -68,7 +68,6 @@ class HeldRequests(Generic[H]):
         raise NotImplementedError
 
     def hold(self, one: H) -> None:
-        """Lets a request wait."""
         self._link(one)
         self._by_owner.setdefault(one.owner, {})[one] = None
         # The counter keeps the heap from comparing requests of equal deadlines.

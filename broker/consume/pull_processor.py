@@ -75,9 +75,9 @@ _NOTHING_THERE: Final = (
 
 @dataclass(slots=True)
 class _WakeRound:
-    """Answers the pulls of a queue below `max_offset`, in slices: so many are `left` of those that
-    waited when it began. A pull that is held again waits behind them for the next round, which goes
-    up to `then_to`; 0 if there is none."""
+    """One walk in slices over the held pulls of a queue: answers those below `max_offset`. `left`:
+    how many of those that waited at its begin come next. The next round goes up to `then_to`; 0:
+    there is none."""
 
     max_offset: int
     left: int
@@ -192,7 +192,8 @@ class PullProcessor:
         begins, ends = self._visible(pull.topic, pull.queue_id)
         is_reset = self._resets.runs(pull.group.group_name, pull.topic, pull.queue_id)
         suspend_ms = 0 if marked else self._suspend_ms(request.ext)
-        # At the very end a pull may wait here: the next message reaches this replica as well.
+        # At the end of the queue a pull may wait here: the next message comes to this replica as
+        # well.
         is_here = begins <= at < ends or (at == ends and suspend_ms > 0)
         if is_here and not is_reset and not self._is_old(pull, at):
             self._answer_or_hold(pull, at, self._clock_ms() + suspend_ms, suspend_ms > 0)
@@ -208,7 +209,7 @@ class PullProcessor:
         if not waiting:
             return
         queue = topic, queue_id
-        # A round is under way in slices: another one follows it, up to there.
+        # A round runs already: another one follows it, for these messages.
         if queue in self._waking:
             running = self._waking[queue]
             running.then_to = max(max_offset, running.then_to)
@@ -221,7 +222,7 @@ class PullProcessor:
                 asyncio.get_running_loop().call_soon(self._wake_more)
 
     def _look_again(self, waited: list[HeldPull[Pull]], *, may_hold: bool) -> None:
-        """An error of one does not keep the others waiting."""
+        """Answers them or holds them again. An error of one does not keep the others waiting."""
         for held in waited:
             try:
                 self._answer_or_hold(held.pull, held.offset, held.deadline_ms, may_hold)

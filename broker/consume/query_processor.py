@@ -43,11 +43,12 @@ class OffsetProcessor:
         processors.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_time)
 
     def query_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """14, from whoever begins to read a queue. A miss is 0 if the first message is in memory
-        and the client allows it, else 22: the client decides where it begins."""
+        """Where a group begins to read a queue (request 14). Without an offset: 0 if the queue's
+        first message is in memory and the client allows it, else code 22, and the client decides.
+        """
         group = text(request, "consumerGroup")
         topic, queue_id = _queue(request)
-        # Not `query`: from now on the positions of this consumer count (R39).
+        # Not `query`: the positions of this consumer count from now on (R39).
         offset = self._offsets.begins(group, topic, queue_id)
         if offset < 0:
             in_memory = self._store.queries.begins_in_memory(topic, queue_id)

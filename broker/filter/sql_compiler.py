@@ -248,8 +248,8 @@ class _Compiler(_Operands):
         over: str,
         under: str,
     ) -> Node:
-        """The value's source stands there once, with the first comparison. The second reads the
-        variable that keeps it, and is always evaluated behind the first."""
+        """The first comparison contains the value's source; the second, which is always evaluated
+        after it, reads the variable that keeps the value."""
         kept = value
         if not (value.is_property or value.is_constant):
             variable = self._variable()

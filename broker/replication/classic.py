@@ -299,7 +299,7 @@ class ClassicReplication(Replication):
         return info.master_commit_log_max_offset
 
     def on_damage_found(self, error: CorruptLogError) -> None:
-        """A slave fetches the damaged part again. A master has nobody to hand over to: it serves
+        """A slave fetches the damaged part again. A master has no member to hand over to: it serves
         what is good, and reports the rest."""
         super().on_damage_found(error)
         if self._config.is_classic_slave:

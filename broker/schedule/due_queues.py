@@ -90,7 +90,6 @@ class DelayQueues:
         self._levels = {queue_id: _Level(queue_id, at) for queue_id, at in offsets.items()}
 
     def end(self) -> None:
-        """The mastership ended."""
         self._levels = {}
 
     def arrived(self, queue_id: int) -> bool:

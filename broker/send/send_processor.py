@@ -222,7 +222,7 @@ class SendProcessor:
         header: bytes,
         body: bytes,
     ) -> None:
-        """Passes a send that only the gate refused on to the master; refuses others."""
+        """Relays a send that only the gate refused to the master; refuses others."""
         if not isinstance(exc, GateClosedError) or not self._relay.take_raw(
             channel, handler, kind, header, body
         ):

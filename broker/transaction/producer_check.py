@@ -38,7 +38,6 @@ class ProducerCheck:
         clients.producer_came = lambda group: self.came(group)
 
     def sent_half(self, group: str, channel: Connection) -> None:
-        """A producer of `group` sent a half message on `channel`."""
         if group not in self._senders and len(self._senders) >= SENDERS_MAX:
             del self._senders[next(iter(self._senders))]
         is_new = self._senders.get(group) is not channel

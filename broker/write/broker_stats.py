@@ -41,7 +41,6 @@ class StatsTable:
         self._to_sweep: list[str] = []
 
     def __len__(self) -> int:
-        """How many keys are counted."""
         return len(self._slots)
 
     def add(self, key: str, messages: int, size: int) -> None:
@@ -149,7 +148,6 @@ class BrokerStats:
         self._gets.add(f"{topic}@{group}", messages, size)
 
     def sent_back(self, topic: str, group: str) -> None:
-        """A group sent one message back."""
         self._send_backs.add(f"{topic}@{group}", 1, 0)
 
     def tick(self, now_ms: int) -> None:

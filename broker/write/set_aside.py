@@ -35,7 +35,6 @@ class SetAside:
         self._failing[feature] = repr(error)
 
     def turn_done(self, feature: str) -> None:
-        """A turn of the feature succeeded."""
         # Each slice of each feature comes here, and almost always nothing fails.
         if self._failing:
             self._failing.pop(feature, None)
