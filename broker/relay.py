@@ -276,8 +276,8 @@ class Relay:
             and (not self._gate.is_stopping or self._knows_master)
             # Our own client finds the master by itself.
             and request.language != LanguageCode.PYTHON
-            # Passed on once already: two replicas that take each other for the master would not
-            # end.
+            # One hop only: two replicas that take each other for the master would pass it on
+            # forever.
             and RELAY_FIELD not in request.ext
             and self._held < HELD_MAX
             and self._held_bytes + request.size <= HELD_BYTES_MAX
@@ -299,6 +299,7 @@ class Relay:
         asked = RelayedRequest(
             channel, request, again, self._clock_ms() + WAIT_MS, answer_ms, for_any_role
         )
+        # As in `close`: without a reply a stock client retries the send elsewhere.
         if self._is_closing and request.code in SENDS:
             return
         asked.size = request.size
@@ -405,7 +406,7 @@ class Relay:
 
     def _pass_on(self, asked: RelayedRequest, address: str, epoch: int) -> None:
         connection = self._client.live_connection(address)
-        # In a pause the master refused a moment ago, or could not be dialled.
+        # A pause follows a refusal by the master, or a dial that failed.
         if connection is None or self._pause is not None:
             self._waiting.append(asked)
             if connection is None:

@@ -192,8 +192,7 @@ class PullProcessor:
         begins, ends = self._visible(pull.topic, pull.queue_id)
         is_reset = self._resets.runs(pull.group.group_name, pull.topic, pull.queue_id)
         suspend_ms = 0 if marked else self._suspend_ms(request.ext)
-        # At the end of the queue a pull may wait here: the next message comes to this replica as
-        # well.
+        # At the queue's end a pull may wait: the next message comes to this replica, too.
         is_here = begins <= at < ends or (at == ends and suspend_ms > 0)
         if is_here and not is_reset and not self._is_old(pull, at):
             self._answer_or_hold(pull, at, self._clock_ms() + suspend_ms, suspend_ms > 0)
@@ -278,8 +277,7 @@ class PullProcessor:
         self._answer_held(before)
 
     def _answer_held(self, before: PullHold[Pull]) -> None:
-        """The pulls that waited when the role changed, a slice in a turn. The next sweep finds what
-        arrives for the others before they are held again."""
+        """The pulls that waited when the role changed, a slice in a turn."""
         for held in before.take(_SLICE):
             pull = held.pull
             if self._relay.enabled and not pull.ours:
@@ -292,6 +290,7 @@ class PullProcessor:
                     "the role of this broker changed: ask the name server for the master",
                 )
             )
+        # A sweep finds what arrived for pulls before they were held again.
         self._next_sweep_ms = 0
         if len(before):
             asyncio.get_running_loop().call_soon(self._answer_held, before)
@@ -378,7 +377,7 @@ class PullProcessor:
         return result
 
     def _is_old(self, pull: Pull, offset: int) -> bool:
-        """R39: its consumer kept running while the topic was deleted and created again."""
+        """Whether its consumer kept running while the topic was deleted and created again (R39)."""
         first_offset_of = self._store.queries.min_offset_in_queue
         group = pull.group.group_name
         return self._offsets.is_old(group, pull.topic, pull.queue_id, offset, first_offset_of)

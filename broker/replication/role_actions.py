@@ -75,11 +75,11 @@ class RoleActions:
         self._leave_role(view.master_epoch)
         self._slave_sync.follow(None)
         log_end = await self._ha.change_to_master(view)
-        # R38: `_leave_role` ended this also for a master that is elected again, of whose store HA
-        # changes nothing.
+        # `_leave_role` ended the rounds (R38), also for a master that is elected again, of whose
+        # store HA changes nothing.
         self._store.positions.begin_mastership()
-        # Now the log has its final end, and no write has come yet. An offset above the end would
-        # skip the new messages that get the offsets of cut ones (R44).
+        # The log has its final end, and no write has come yet. With an offset above the end a group
+        # would skip the new messages that get the offsets of cut ones (R44).
         clamped = await self._clamp.for_view(view)
         await role_durable  # R2: a crash must not forget an epoch with acknowledged writes
         self._acks.begin_epoch(view.master_epoch)
@@ -106,6 +106,7 @@ class RoleActions:
         self._store.stop_writes()
         self._hooks.role_left()
         self._slave_sync.follow(None)
+        # Before the new master's offsets come: with its epoch the own ones would count as lowered.
         await self._clamp.for_view(view)
         self._slave_sync.follow(Followed(view.master_address, view.master_epoch))
         await self._ha.change_to_slave(view)
@@ -205,7 +206,7 @@ class RoleActions:
             self._gate.opening(master_epoch)
         # The records of this turn are written now: the log must not grow after HA has read its end.
         self._store.end_turn()
-        self._store.positions.end_mastership()  # R27: it may not expire more than its next master
+        self._store.positions.end_mastership()  # R27: as a slave it keeps all that its master has
         failed = self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, ROLE_CHANGED_REMARK)
         if failed:
             log.warning("pending_acks_failed count=%d master_epoch=%d", failed, master_epoch)

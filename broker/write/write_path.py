@@ -91,8 +91,8 @@ class SendHold:
 
     def _release_slice(self) -> None:
         self._next_slice = None
-        # As many as came, and some more: with a fixed number, sends that come faster than that
-        # would keep the hold from ever being empty.
+        # With a fixed number, sends that come faster than that would keep the hold from ever being
+        # empty.
         count = min(len(self._held), HELD_SLICE + self._came)
         self._came = 0
         self.active = False  # else the handlers would hold these sends again
@@ -194,7 +194,7 @@ class OwnDiskConfirms:
 
 
 class MembersConfirm:
-    """Under controllers: `replicator`, the HA service, calls `WritePath.confirmed` when every
+    """Under controllers: the HA service (`replicator`) calls `WritePath.confirmed` when every
     required member has a write."""
 
     def __init__(
@@ -215,7 +215,7 @@ class MembersConfirm:
 
 
 class WritePath:
-    """The parts that every write passes, and the two ends of it. Times are ms of `clock_ms`.
+    """What every write passes, from the put to the acknowledgement. Times are ms of `clock_ms`.
     `rule` is that of the broker's mode."""
 
     def __init__(
@@ -287,8 +287,7 @@ class WritePath:
         if request.is_oneway:
             return
         reply = refusal(request.opaque, ResponseCode.SUCCESS, "", fields)
-        # Confirmed already: no later ack needs to come, so `acks` might hold the reply until its
-        # deadline.
+        # No further ack may come, and `acks` would hold the reply until its deadline.
         if end_offset <= self.store.confirm_offset:
             connection.write(reply)
         else:
@@ -311,9 +310,9 @@ class WritePath:
         return future
 
     def still_master(self, what: str) -> Awaitable[None]:
-        """Done when this broker is known to be still the master: all that was put is confirmed,
-        also what a full disk keeps from the log (R45), and no pause delays acks (R8). Raises
-        BrokerRefusal, which names `what`."""
+        """Done once this broker has proved that it is still the master: all that was put is
+        confirmed, also what a full disk keeps from the log (R45), and no pause delays acks (R8).
+        Raises BrokerRefusal, which names `what`."""
         waits = self.wait_confirmed(self.store.appender.end, what)
         # If all is confirmed already, no ack comes that would end this wait.
         self.confirmed(self.store.confirm_offset)
