@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, expire_all_but_last, run_with_broker, until
+from lone_broker import HeldConfirms, Rig, expire_all_but_last, run_with_broker, until
 
 from batonmq.broker.pop import pop_service
-from batonmq.broker.pop.pop_table import PopRecord, PopTable
+from batonmq.broker.pop.pop_table import CheckPoint, PopTable
 from batonmq.broker.write import log_features
 from batonmq.protocol.bodies import QueryAssignmentRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
@@ -114,6 +114,24 @@ async def ack(rig: Rig, handle: PopHandle, **changed: object) -> RemotingCommand
 
 def end_of(rig: Rig, topic: str) -> int:
     return rig.service.store.queries.max_offset_in_queue(topic, 0)
+
+
+def progress_of(rig: Rig) -> int:
+    """The offset from which a new master reads."""
+    return rig.service.tables.offsets.query(pop_service.PROGRESS_GROUP, POP_TOPIC, 0)
+
+
+async def slices(count: int = 4) -> None:
+    """Until the service has done some more of them."""
+    done, next_due = [0], PopTable.next_due
+
+    def counted(table: PopTable, now_ms: int) -> CheckPoint | None:
+        done[0] += 1
+        return next_due(table, now_ms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PopTable, "next_due", counted)
+        await until(lambda: done[0] > count)
 
 
 def test_acked_messages_do_not_come_again_and_others_do_with_a_count(
@@ -586,14 +604,12 @@ def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(
             await rig.send("T", b"%d" % number)
         order = {"order": "true", "maxMsgNums": 1, "queueId": 0}
         ((_, one),) = messages(await pop(rig, **order))
-        path, offsets = rig.service.path, rig.service.tables.offsets
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        offsets, held = rig.service.tables.offsets, HeldConfirms(rig.service.path)
         done = asyncio.ensure_future(ack(rig, one))
-        await until(lambda: rig.service.waiting.pop._waits)
+        await until(lambda: rig.service.waiting.pop.table.next_record == 2)
         await rig.ask(45)
         assert offsets.query("g", "T", 0) <= 0 and not done.done()
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
+        held.release()
         assert (await done).code == 0
         await until(lambda: offsets.query("g", "T", 0) == 1)
 
@@ -601,56 +617,87 @@ def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(
 
 
 def test_r30_what_a_new_master_reads_from_waits_for_the_groups_offsets(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. All that was popped is acked. 2. A record is confirmed, its waiter was not called yet:
-    the offset stays. 3. A mastership ends: what it was about to note is not noted by the next."""
+    the offset stays. 3. A mastership ends and its last record is cut: what it was about to note is
+    not noted by the next."""
 
     async def play(rig: Rig) -> None:
+        store, path, offsets = rig.service.store, rig.service.path, rig.service.tables.offsets
+        orderly = {"consumerGroup": "o"}
         await rig.send("T")
         ((_, handle),) = messages(await pop(rig))
         assert (await ack(rig, handle)).code == 0
-        service, path, offsets = (
-            rig.service.waiting.pop,
-            rig.service.path,
-            rig.service.tables.offsets,
-        )
-        group = pop_service.PROGRESS_GROUP
-        await until(lambda: offsets.query(group, POP_TOPIC, 0) == 2)
-        store = rig.service.store
-        confirmed, path.confirmed = path.confirmed, store.advance_confirm_offset  # type: ignore[method-assign]
-        service.when_confirmed(service.put(PopRecord()), lambda code, remark: None)
-        path.end_turn()
-        assert store.confirm_offset == store.max_phy_offset
-        for _ in range(2):
-            service._keep_progress()
-        assert offsets.query(group, POP_TOPIC, 0) == 2
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
-        await until(lambda: not service._waits)
-        service._mark = 99, 0
+        await until(lambda: progress_of(rig) == 2)
+        ((_, handle),) = messages(await pop(rig, **orderly, queueId=0, order="true"))
+        noted, commit = [], offsets.commit
+
+        def commits(group: str, topic: str, queue_id: int, offset: int) -> None:
+            if group == pop_service.PROGRESS_GROUP:
+                noted.append(offset)
+            commit(group, topic, queue_id, offset)
+
+        monkeypatch.setattr(offsets, "commit", commits)
+        held, end = HeldConfirms(path), store.max_phy_offset
+        done = asyncio.ensure_future(ack(rig, handle, **orderly))
+        await until(lambda: store.max_phy_offset > end)
+        store.advance_confirm_offset(store.max_phy_offset)
+        await slices()
+        assert not done.done()
+        assert set(noted) == {2}
+        held.release()
+        assert (await done).code == 0
+        await until(lambda: progress_of(rig) == 4)
+
+        await rig.send("T")
+        ((_, handle),) = messages(await pop(rig))
+        await slices()
+        held, end = HeldConfirms(path), store.max_phy_offset
+        cut = asyncio.ensure_future(ack(rig, handle))
+        await until(lambda: store.max_phy_offset > end)
+        await slices()
         rig.service.role_left()
+        path.acks.fail_all(14, "the role changed")
+        assert (await cut).code == 14
+        store.slave_log.truncate_to(end)
+        store.prepare_master()
+        held.release()
         rig.service.master_opened()
-        await until(lambda: offsets.query(group, POP_TOPIC, 0) == 3)
+        await rig.send("T", bytes(1000))
+        await slices()
+        assert set(noted) == {2, 4}, "the pop is still in flight"
 
     run_with_broker(tmp_path, play)
 
 
 def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A new master reads the copy alone."""
+    monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
+
     async def play(rig: Rig) -> None:
+        service, order = rig.service.waiting.pop, {"order": "true", "queueId": 0}
         for number in range(3):
             await rig.send("T", b"%d" % number)
-        (_, one), (_, two), _ = messages(await pop(rig, order="true", queueId=0))
+        (_, one), (_, two), _ = messages(await pop(rig, **order))
         assert (await ack(rig, one)).code == 0
         assert (await rig.ask(200053, named(two, invisibleTime=90_000))).code == 0
-        service, again = rig.service.waiting.pop, PopTable()
-        point = service.table.order_of(("g", "T", 0))
-        assert point is not None and point.visible
-        again.apply(service._again(point), 0)
-        copy = again.order_of(point.key)
-        assert copy is not None and (copy.visible, copy.open) == (point.visible, point.open)
+        for _ in range(5):
+            await rig.send("U")
+            ((_, handle),) = messages(await pop(rig, topic="U"))
+            assert (await ack(rig, handle, topic="U")).code == 0
+        await until(lambda: progress_of(rig) > 2)
+        rig.service.role_left()
+        rig.service.master_opened()
+        await until(lambda: service.is_loaded)
+        copy = service.table.order_of(("g", "T", 0))
+        assert copy is not None and copy.open == {1, 2}
+        clock.now_ms += 89_000
+        assert (await pop(rig, **order)).code == 210
+        clock.now_ms += 1_001
+        assert bodies(await pop(rig, **order)) == [b"1", b"2"]
 
     run_with_broker(tmp_path, play)
 
@@ -731,7 +778,7 @@ def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(
 
 
 def test_r30_progress_also_waits_for_records_without_a_pending_reply(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in flight is written again further on, and not confirmed there: a replica that lacks
     it reads from the first record on."""
@@ -739,27 +786,18 @@ def test_r30_progress_also_waits_for_records_without_a_pending_reply(
     async def play(rig: Rig) -> None:
         await rig.send("T")
         await pop(rig, invisibleTime=3_600_000)
-        service, path, offsets = (
-            rig.service.waiting.pop,
-            rig.service.path,
-            rig.service.tables.offsets,
-        )
-        group = pop_service.PROGRESS_GROUP
-        service._keep_progress()
-        service._keep_progress()
-        assert offsets.query(group, POP_TOPIC, 0) == 0
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
-        (oldest,) = service.table.of_oldest_record()
-        service.put(service._again(oldest))
-        path.end_turn()
-        service._mark = None
-        for _ in range(3):
-            service._keep_progress()
-        assert service.table.oldest_record == 1 and not service._waits
-        assert offsets.query(group, POP_TOPIC, 0) == 0
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
-        await until(lambda: offsets.query(group, POP_TOPIC, 0) == 1)
+        for _ in range(2):
+            await rig.send("T")
+            ((_, handle),) = messages(await pop(rig))
+            assert (await ack(rig, handle)).code == 0
+        await until(lambda: progress_of(rig) == 0)
+        held, table = HeldConfirms(rig.service.path), rig.service.waiting.pop.table
+        monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
+        await until(lambda: table.oldest_record == 5)
+        await slices()
+        assert progress_of(rig) == 0
+        held.release()
+        await until(lambda: progress_of(rig) == 5)
 
     run_with_broker(tmp_path, play)
 
@@ -815,35 +853,40 @@ def test_r30_a_change_of_the_time_is_answered_when_it_is_confirmed(
         ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
         ((_, one),) = messages(await pop(rig, **order))
         path, offsets = rig.service.path, rig.service.tables.offsets
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        held, records = HeldConfirms(path), rig.service.waiting.pop.table.next_record
         later = asyncio.ensure_future(rig.ask(200053, named(handle, invisibleTime=600_000)))
         acked = asyncio.ensure_future(ack(rig, one, consumerGroup="o"))
         popped = asyncio.ensure_future(pop(rig))
-        await until(lambda: len(rig.service.waiting.pop._waits) == 2)
+        await until(lambda: rig.service.waiting.pop.table.next_record == records + 3)
         await rig.ask(45)
         assert not later.done() and not acked.done() and not popped.done()
         before = offsets.query("g", "T", 0), offsets.query("o", "T", 0)
         path.acks.fail_all(14, "the role changed")
         assert [(await each).code for each in (later, acked, popped)] == [14, 14, 14]
         assert (offsets.query("g", "T", 0), offsets.query("o", "T", 0)) == before
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
+        held.release()
 
     run_with_broker(tmp_path, play)
 
 
 def test_r30_nothing_is_popped_before_a_new_master_knows_what_is_in_flight(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock
 ) -> None:
+    """Its log ends with a pop that is not confirmed yet."""
+
     async def play(rig: Rig) -> None:
-        await rig.send("T")
-        service = rig.service.waiting.pop
-        with monkeypatch.context() as reading:
-            reading.setattr(service, "_load_slice", lambda: False)
-            rig.service.role_left()
-            rig.service.master_opened()
-            assert (await pop(rig)).code == 210 and len(service.table) == 0
+        for number in range(2):
+            await rig.send("T", b"%d" % number)
+        service, held = rig.service.waiting.pop, HeldConfirms(rig.service.path)
+        lost = asyncio.ensure_future(pop(rig, maxMsgNums=1))
+        await until(lambda: len(service.table) == 1)
+        rig.service.role_left()
+        rig.service.path.acks.fail_all(14, "the role changed")
+        await lost
+        rig.service.master_opened()
+        assert (await pop(rig)).code == 210 and len(service.table) == 0
+        held.release()
         await until(lambda: service.is_loaded)
-        assert len(messages(await pop(rig))) == 1
+        assert bodies(await pop(rig)) == [b"1"]
 
     run_with_broker(tmp_path, play)

@@ -80,6 +80,7 @@ def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the service sleeps until its first message is due, not until it would look again."""
+    clock = Clock(monkeypatch)
     monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 3_600_000)
 
     async def play(rig: Rig) -> None:
@@ -90,7 +91,11 @@ def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
         await rig.send("T", DELAY="3", TIMER_DELAY_SEC="5")
         (waiting,) = await messages(rig, SCHEDULE_TOPIC, 2)
         assert "TIMER_DELAY_SEC" not in waiting.properties
-        await rig.send("T", TIMER_DELAY_MS="50")
+        due_ms = wall_ms() + 3_600_000
+        clock.stopped_at_ms = due_ms - 20
+        await rig.send("T", TIMER_DELIVER_MS=str(due_ms))
+        await until(lambda: len(rig.service.waiting.timers) == 1)
+        clock.stopped_at_ms = due_ms
         await until(lambda: end_of(rig, "T") == 3)
 
     run_with_broker(tmp_path, play)
