@@ -417,7 +417,7 @@ class BrokerService:
         )
 
     async def _warm_up(self) -> None:
-        """Loads what the first busy turn would otherwise wait for (numpy: 100 ms)."""
+        """Loads in threads what the first busy turn would wait for (numpy: 100 ms)."""
         await asyncio.sleep(WARM_UP_AFTER_S)
         interval_s = sys.getswitchinterval()
         sys.setswitchinterval(interval_s / 10)  # the loop must not wait 5 ms at each thread switch

@@ -23,8 +23,6 @@ from batonmq.remoting.connection import Processors
 
 
 class WaitingMessages:
-    """One for a broker."""
-
     def __init__(
         self,
         config: BrokerSections,

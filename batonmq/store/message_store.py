@@ -105,8 +105,8 @@ class MessageStore:
         self.on_damage_found: Callable[[CorruptLogError], None] | None = None
         #: Called before the log is replaced by an empty one (R27); raises OSError.
         self.on_new_beginning: Callable[[], None] = lambda: None
-        #: Called before each checkpoint: jobs that make durable what the two hooks above changed,
-        #: because afterwards their records do not come again. Run in order, before the checkpoint.
+        #: Called before each checkpoint: jobs that make durable what records and unknown topics
+        #: changed, because afterwards these do not come again. Run in order, before it.
         self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
         #: Called with (topic, queue id, max queue offset) once per queue and advance.
         self.arrival_listeners: list[ArrivalListener] = []
@@ -241,6 +241,7 @@ class MessageStore:
         self._on_fatal = on_fatal
         config, background = self.config, self.background
         background.start(loop, config.flush_interval_commit_log, self._report_flushed)
+        # So that the first put does not wait for its segment.
         if not self.log.segments:
             self.log.preallocate_when_due()
         background.repeat(
@@ -366,6 +367,7 @@ class MessageStore:
             self._queue_undispatched()
         if self.config.sync_flush:
             self.flush()
+        # Rot stays noted: the bad record is still in the log.
         if damage is None or damage.kind != "rot":
             trust.clear_suspect()
         self.appender.open_for_writes()

@@ -268,7 +268,7 @@ class ConsumeQueueStore:
         return len(ids)
 
     def destroy_empty(self) -> list[tuple[str, int]]:
-        """Removes queues without messages, with their position; which they were."""
+        """Removes queues without messages, which may have a position; returns which they were."""
         gone = [key for key, queue in self._queues.items() if not queue.last_physical_end]
         for key in gone:
             self._destroy(self._remove(*key))
@@ -409,14 +409,14 @@ class QueueTable:
         if position > queue.next_offset:
             queue.next_offset = position
             queue.is_gapless = False
-        if self.shows_unconfirmed:
+        if self.shows_unconfirmed:  # the consume queue is for confirmed records: it comes again
             return
         if position > queue.consume_queue.max_offset:
             queue.consume_queue.begin_at(position, record_end)
             self.positions.note_placed(queue.topic, queue.queue_id, position, record_end)
 
     def reset_next_offsets(self) -> None:
-        """Sets each queue's next offset behind its last unit; the caller counts on."""
+        """Sets each queue's next offset behind its last unit; the caller counts the rest."""
         for queue in self.queues.values():
             queue.next_offset = queue.consume_queue.max_offset
 

@@ -170,7 +170,7 @@ class UnitChecks:
         if phy_offset < 0 or phy_offset + size > self._log.max_offset:
             return f"unit {index} points to {phy_offset}, outside the log"
         if phy_offset < self._log.min_offset:
-            return ""  # its record has expired: it is not read
+            return ""  # its record has expired, and is not read
         try:
             head = check_record(self._log, phy_offset)
         except CorruptLogError as error:
@@ -180,6 +180,7 @@ class UnitChecks:
             return f"unit {index} points to {phy_offset}, where no record begins"
         if head.size != size or not _is_message(head, queue, index):
             return f"unit {index} points to a record of another size or place"
+        # A Java broker's unit may have a hash where ours has a due time.
         if queue.topic not in DUE_TOPICS and tags != self._tags_code(queue, head):
             return f"unit {index} has another tags code than its record"
         return ""
@@ -321,7 +322,7 @@ class StoredQueueReader:
                 run_start, run_end = phy_offset, phy_offset + size
             size_sum += size
             count += 1
-        else:
+        else:  # all units were looked at: the next read begins behind the last one
             queue_offset += 1
         if run_start >= 0:
             result.parts.append(log.view(run_start, run_end - run_start))

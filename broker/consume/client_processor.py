@@ -113,8 +113,8 @@ class ClientProcessor:
     def heartbeat(
         self, request: RemotingCommand, channel: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """A consumer's heartbeat makes its group and its retry topic on a master (request 34).
-        Entries whose group cannot be had are left out, and named in the answer."""
+        """On a master a consumer's heartbeat creates its group and its retry topic (request 34).
+        Entries whose group cannot be created are left out, and named in the answer."""
         data = HeartbeatData.decode_request(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
@@ -204,7 +204,7 @@ class ClientProcessor:
         producer, consumer = request.ext.get("producerGroup"), request.ext.get("consumerGroup")
         changes = self._clients.unregister(channel, producer, consumer)
         for left in self._left_since.get(channel, ()):
-            # A heartbeat of it is still handled in slices: a later slice must not bring it back.
+            # A slice of its heartbeat that comes later must not bring it back.
             left.update((("producer", producer or ""), ("consumer", consumer or "")))
         now_ms = self._clock_ms()
         for change in changes:
@@ -244,9 +244,9 @@ class ClientProcessor:
         return bool(changes)
 
     def notify(self, changes: list[GroupChanged], sender: Connection | None = None) -> None:
-        """Sends the members of every changed group a notice (request 40), so that they rebalance
-        now; those of a large group get one with the next tick, for all changes by then, and the
-        `sender` of the heartbeat that made the changes OWN_NOTICE_MS later."""
+        """Sends each member of a changed group a notice (request 40), so that it rebalances now.
+        Members of a large group get one with the next tick, for all changes by then. The `sender`
+        of the heartbeat that made the changes gets it OWN_NOTICE_MS later."""
         waiting: dict[str, tuple[Hashable, ...]] = {}
         for change in changes:
             if not change.channels:
@@ -409,8 +409,8 @@ class ConsumerLists:
                     # Not again before this attempt must have ended.
                     self._copy_at_ms[address] = now_ms + COPY_MS + COPY_AGAIN_MS
                     copy = asyncio.create_task(self._copy(address), name="consumer-sightings")
-                    # The loop has weak references only: without this one the task could end
-                    # unfinished.
+                    # The loop has weak references only: without this one the task could be
+                    # collected.
                     self._copies.add(copy)
                     copy.add_done_callback(self._copies.discard)
         # By now every consumer has sent a heartbeat here: no one is asked any more.
@@ -427,8 +427,8 @@ class ConsumerLists:
     async def _asked(self, group: str) -> list[str]:
         """The result of a query that began after this call."""
         questions = self._questions.setdefault(group, _Questions())
-        # A query that runs already may have asked before the latest change. One that begins next
-        # serves all that wait for it.
+        # A query that runs may have asked before the latest change. The next one serves all that
+        # wait.
         wanted = questions.begun + 1
         async with questions.lock:
             if questions.begun < wanted:

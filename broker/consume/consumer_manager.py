@@ -185,7 +185,7 @@ class ConsumerManager:
             before = known.get(topic)
             if before is None:
                 changed = True
-            # Members update one after the other: an older one must not undo the newer subscription.
+            # Members are updated one after the other: an old one must not undo a new subscription.
             if before is None or sub.sub_version > before.sub_version:
                 known[topic] = sub
         return changed
@@ -315,7 +315,8 @@ class ConsumerSightings:
 
     def closed(self, group: str, client_id: str, heard_ms: int, now_ms: int) -> None:
         """A client's connection to this replica closed. After a planned switch the client moves to
-        another one and stays listed meanwhile; otherwise two clients would read its queues."""
+        another replica and stays listed meanwhile: else another client would also read its queues.
+        """
         if now_ms < self._moving_until_ms:
             self._note(group, client_id, _Sighting(heard_ms, is_member=True), now_ms)
         else:

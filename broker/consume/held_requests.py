@@ -173,7 +173,7 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
         queues = self._by_topic[one.topic]
         del queues[one.queue_id][one]
         if not queues[one.queue_id]:
-            # Else each topic and queue that anyone ever waited for would stay.
+            # Clients choose the names: without this, each topic and queue would stay for good.
             del queues[one.queue_id]
             if not queues:
                 del self._by_topic[one.topic]
@@ -209,7 +209,7 @@ class PopHold(HeldRequests[HeldPop]):
         return in_place < KEY_MAX and len(self) < ALL_MAX
 
     def hold_again(self, one: HeldPop) -> None:
-        """Lets a woken request wait again, ahead of the others of its place."""
+        """Lets a woken request wait again, ahead of the others in its place, which came later."""
         self.hold(one)
         self._waiting[one.topic, one.group, one.queue_id].move_to_end(one, last=False)
 
@@ -222,7 +222,7 @@ class PopHold(HeldRequests[HeldPop]):
         self._groups.setdefault(topic, {}).setdefault(queue_id, {})[group] = None
         queues = self._queues.setdefault((topic, group), {})
         if not queues:
-            # A retried message arrives in a topic of another name.
+            # A retried message arrives in the group's retry topic, and must wake the same requests.
             for retry in pop_retry_topics(group, topic):
                 self._of_retry[retry] = topic, group
         queues[queue_id] = None

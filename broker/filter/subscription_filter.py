@@ -70,7 +70,7 @@ _begun: Final[set[asyncio.Task[None]]] = set()
 
 def _begin(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)
-    # The loop has weak references only: without this one the task could end unfinished.
+    # The loop has weak references only: without this one the task could be collected.
     _begun.add(task)
     task.add_done_callback(_begun.discard)
 

@@ -115,8 +115,6 @@ def _note(path: WritePath, progress: DeliveryProgress) -> None:
 
 
 class ScheduleMessageService(LogFeature):
-    """One for a broker, on its loop."""
-
     TOPICS = (SCHEDULE_TOPIC,)
 
     def __init__(
@@ -203,8 +201,6 @@ class ScheduleMessageService(LogFeature):
 
 
 class TimerService(LogFeature):
-    """One for a broker, on its loop."""
-
     TOPICS = (TIMER_TOPIC,)
 
     def __init__(

@@ -34,8 +34,6 @@ RECALL_TAG = "_RECALL_TAG_"
 
 
 class RecallProcessor:
-    """One for a broker."""
-
     def __init__(self, config: BrokerSections, path: WritePath, topics: TopicService) -> None:
         broker = config.broker
         self._path = path

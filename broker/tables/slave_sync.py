@@ -441,7 +441,7 @@ class SlaveSynchronize:
 
 
 class Pages:
-    """Bodies that were too large for an answer: the newest few, until others take their place."""
+    """Bodies that were too large for one answer; the newest few are kept."""
 
     def __init__(self) -> None:
         self._bodies: dict[str, bytes] = {}
@@ -468,7 +468,7 @@ class Pages:
         body = reply.body
         if len(body) <= size:
             return
-        # The oldest goes: a slave that still reads it is refused, and asks again.
+        # A slave that still reads the oldest is refused, and asks again.
         while len(self._bodies) >= BODIES_KEPT:
             del self._bodies[next(iter(self._bodies))]
         self._count += 1

@@ -26,8 +26,6 @@ SENDERS_MAX: Final = 10_000
 
 
 class ProducerCheck:
-    """One for a broker."""
-
     def __init__(self, clients: ConsumerManager, broker_name: str, store_host: bytes) -> None:
         self._clients = clients
         self._broker_name = broker_name

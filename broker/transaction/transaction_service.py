@@ -82,8 +82,6 @@ LOADING_S_MAX: Final = 3.0
 
 
 class TransactionService(LogFeature):
-    """One for a broker, on its loop."""
-
     TOPICS = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 
     def __init__(

@@ -56,8 +56,6 @@ _DROPPED: Final = ("POP_CK", "__CRC32#")
 
 
 class PutHooks:
-    """One for a broker."""
-
     def __init__(self, config: StoreConfig) -> None:
         self._levels = config.delay_levels
         self._config = config
