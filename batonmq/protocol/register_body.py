@@ -104,18 +104,18 @@ def crc32_of(body: bytes) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-class _RawWrapper(msgspec.Struct, rename="camel"):
+class _RestWrapper(msgspec.Struct, rename="camel"):
     """TopicConfigAndMappingSerializeWrapper without what its tables held."""
 
     data_version: DataVersion = DataVersion()
     mapping_data_version: DataVersion = DataVersion()
-    topic_config_table: msgspec.Raw = msgspec.Raw(b"")
-    topic_queue_mapping_info_map: msgspec.Raw = msgspec.Raw(b"")
+    topic_config_table: Any = None
+    topic_queue_mapping_info_map: Any = None
 
 
-class _RawBody(msgspec.Struct, rename="camel"):
+class _Rest(msgspec.Struct, rename="camel"):
     filter_server_list: list[str] = msgspec.field(default_factory=list)
-    topic_config_serialize_wrapper: _RawWrapper = msgspec.field(default_factory=_RawWrapper)
+    topic_config_serialize_wrapper: _RestWrapper = msgspec.field(default_factory=_RestWrapper)
 
 
 def _decode_plain(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
@@ -125,8 +125,8 @@ def _decode_plain(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
     try:
         rest = yield from topics.take_from(data)
         rest = yield from mappings.take_from(rest)
-        raw = _decode_rest(rest)
-        wrapper = raw.topic_config_serialize_wrapper
+        left = _decode_rest(rest)
+        wrapper = left.topic_config_serialize_wrapper
         topics.require_cut(wrapper.topic_config_table)
         mappings.require_cut(wrapper.topic_queue_mapping_info_map)
     except (FastjsonError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -134,7 +134,7 @@ def _decode_plain(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
             raise RemoteProtocolError(f"RegisterBrokerBody: {error}") from error
         return RegisterBrokerBody.decode_request(data)  # the tables may be in the dialect, too
     return RegisterBrokerBody(
-        filter_server_list=raw.filter_server_list,
+        filter_server_list=left.filter_server_list,
         topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
             data_version=wrapper.data_version,
             mapping_data_version=wrapper.mapping_data_version,
@@ -144,14 +144,14 @@ def _decode_plain(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
     )
 
 
-def _decode_rest(rest: bytes) -> _RawBody:
+def _decode_rest(rest: bytes) -> _Rest:
     if len(rest) > _REST_MAX:
         raise FastjsonError(f"{len(rest)} bytes beside its topics, at most {_REST_MAX} are allowed")
     try:
-        return msgspec.json.decode(rest, type=_RawBody)
+        return msgspec.json.decode(rest, type=_Rest)
     except (msgspec.DecodeError, UnicodeDecodeError):
         value = without_nulls(loads(rest, is_request=True))
-        return msgspec.json.decode(msgspec.json.encode(value), type=_RawBody, strict=False)
+        return msgspec.convert(value, _Rest, strict=False, str_keys=True)
 
 
 class _Table(Generic[T]):
@@ -190,9 +190,9 @@ class _Table(Generic[T]):
         self._is_cut = True
         return data[: found.end()] + _CUT + data[data.index(b"}", at) + 1 :]
 
-    def require_cut(self, left: msgspec.Raw) -> None:
-        """`left`: what the rest has in the table's place."""
-        if self._is_cut != (bytes(left) == _CUT) or (left and not self._is_cut):
+    def require_cut(self, left: Any) -> None:
+        """`left`: what the rest has in the table's place; None without it."""
+        if left != (0 if self._is_cut else None):
             raise FastjsonError(f"{self._name}: expected once, an object within its wrapper")
 
     def _add(self, entries: bytes) -> None:
@@ -254,10 +254,11 @@ def _decode_compressed(data: bytes, version: int) -> Generator[None, None, Regis
                 mappings[str(mapping.get("topic", ""))] = mapping
                 if number % _TOPICS_AT_ONCE == 0 or len(text) > _LONG:
                     yield
-    except (zlib.error, FastjsonError, ValueError, AttributeError) as error:
+        filter_servers = [str(name) for name in filters or []]
+    except (zlib.error, FastjsonError, ValueError, AttributeError, TypeError) as error:
         raise RemoteProtocolError(f"RegisterBrokerBody: {error}") from error
     return RegisterBrokerBody(
-        filter_server_list=[str(name) for name in filters or []],
+        filter_server_list=filter_servers,
         topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
             data_version=data_version,
             topic_config_table=topics,

@@ -99,11 +99,18 @@ def test_a_cut_or_bent_stream_is_refused(data: st.DataObject) -> None:
         one_topic(b"A 1 1  SINGLE_TAG"),
         compressed(body_of())[:-3],
         b"{no json",
+        zlib.compress(struct.pack(">i2si", 2, b"{}", 0) + struct.pack(">i1s", 1, b"5")),
     ],
 )
 def test_malformed_bodies_name_themselves(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="RegisterBrokerBody"):
         RegisterBrokerBody.decode_wire(data)
+
+
+def test_members_of_no_registration_are_left_out() -> None:
+    """Keys that are objects, as fastjson writes them, are no JSON."""
+    data = b'{"offsetTable":{{"queueId":3}:{"maxOffset":4}},"filterServerList":["f:1"]}'
+    assert RegisterBrokerBody.decode_wire(data).filter_server_list == ["f:1"]
 
 
 def test_r58_a_large_plain_body_is_standard_json() -> None:
