@@ -55,7 +55,7 @@ class SendBackProcessor:
         processors.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
     def send_back(self, request: RemotingCommand, connection: Connection) -> RemotingCommand | None:
-        """Answered with the code alone (request 36)."""
+        """Stores a message again (request 36); the answer is the code alone."""
         self._path.gate.require_open()
         if self._path.hold.active:
             raise BrokerRefusal(
@@ -76,6 +76,7 @@ class SendBackProcessor:
         level = number(request, "delayLevel")
         failed = message_to_store(record)
         self._require(request, connection, pop_topic_needs(failed.topic, group.group_name))
+        # A negative level asks for a dead letter at once.
         if level < 0 or failed.reconsume_times >= _limit(request, group):
             topic, queue_id, level = dlq_topic(group.group_name), 0, 0
             self._topics.of_group(topic, 1)

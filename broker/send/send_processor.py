@@ -290,7 +290,7 @@ class SendProcessor:
     def put_for(
         self, ext: SendFields, place: tuple[str, int], body: bytes, channel: Connection
     ) -> tuple[PutResult, dict[str, str]]:
-        """Puts such a message; returns also the fields of its reply."""
+        """Puts a message whose place `place_of` gave; returns also the fields of its reply."""
         result = self._path.put_message(self._message(ext, *place, body, channel))
         self.stored_total += 1
         self._path.schedule_flush()
@@ -309,6 +309,7 @@ class SendProcessor:
         topic = properties[REAL_TOPIC]
         if topic.startswith(RETRY_PREFIX):
             return b""
+        # As in Java, whose timers round down.
         time_ms = int(properties[TIMER_OUT_MS]) + 1
         handle = RecallHandle(topic, self._broker_name, time_ms, properties.get(UNIQ_KEY, ""))
         return handle.encode().encode()
@@ -368,7 +369,7 @@ class SendProcessor:
         result: BatchResult,
         unique_keys: Sequence[bytes | None],
     ) -> None:
-        """It is in the log: its answer waits."""
+        """The batch is put: its answer waits."""
         count = len(result.physical_offsets)
         self._path.stats.put(topic, count, result.size)
         if not request.flag & FLAG_ONEWAY:
@@ -453,13 +454,14 @@ class SendProcessor:
         config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
         if made and topic[0] != "%":
             self._made.add(topic)
+        # As in Java: a send may name a queue that is only read.
         queues = max(config.read_queue_nums, config.write_queue_nums)
         self._known[topic] = queues
         return topic, queues
 
     def _retry_target(self, ext: SendFields) -> str:
-        """A retry that was consumed too often goes to the dead letters of its group; so does each
-        of an orderly group, whose clients send only messages that they give up."""
+        """A retry that was consumed too often goes to the dead letters of its group. So does every
+        retry of an orderly group: its clients send a message only when they give it up."""
         group = ext.topic[len(RETRY_PREFIX) :].partition("+")[0]
         config = self._topics.group(group, writable=True)
         allowed = ext.max_reconsume_times

@@ -202,9 +202,9 @@ class TopicService:
 
     def delete_topic(self, topic: str) -> int:
         """Removes a topic, its queues, and the offsets of groups in it, once the returned offset is
-        confirmed. The topics in which POP keeps failed messages of it go too, as in Java; those of
-        groups (`%RETRY%group`, `%DLQ%group`) stay, for they are not of one topic. Raises
-        BrokerRefusal 29 for what cannot be the name of a topic."""
+        confirmed. The topics in which POP keeps its failed messages go too, as in Java; a group's
+        topics (`%RETRY%group`, `%DLQ%group`) serve several topics and stay. Raises BrokerRefusal 29
+        for what cannot be the name of a topic."""
         if topic not in self.topics:
             check_made_topic(topic)
         topics = [topic]
@@ -255,8 +255,8 @@ class TopicService:
         return end
 
     def delete_group(self, group: str, *, with_offsets: bool) -> int:
-        """Removes a group, and its offsets if that is wanted, once the returned offset is
-        confirmed. Its topics (`%RETRY%group`, `%DLQ%group`) are deleted by themselves."""
+        """Removes a group, and on request its offsets, once the returned offset is confirmed. Its
+        topics (`%RETRY%group`, `%DLQ%group`) stay until they are deleted as topics."""
         return self._append(MetadataChange(deleted_groups={group: with_offsets}).encode())
 
     def forbid(self, group: str, topic: str, *, reading: bool) -> int:
@@ -322,8 +322,8 @@ class TopicService:
             self._offsets.resets.begin(change.resets, end_offset)
 
     def take_over_record(self, body: bytes, end_offset: int) -> None:
-        """A new master finds this record in its log, not confirmed yet: its creations and resets
-        count from now on, its deletions from `own_record_confirmed` on."""
+        """A new master finds this record in its log, not confirmed yet. Its creations and resets
+        count at once, its deletions when it is confirmed."""
         change = _readable(body)
         if change is not None:
             self._put(change)
@@ -421,8 +421,7 @@ def require_room_for_groups(
 
 
 def _refuse_above(what: str, there: int, made: int, key: str, most: int) -> None:
-    """Raises BrokerRefusal 16 if `made` new ones would be too many. Those that are there, perhaps
-    more than `most`, stay."""
+    """Raises BrokerRefusal 16 if `made` new ones would be too many; existing ones stay."""
     if made and there + made > most:
         raise BrokerRefusal(
             ResponseCode.NO_PERMISSION,
@@ -444,8 +443,8 @@ def _put_back(
 
 
 def readable_queue(config: TopicConfig, queue_id: int) -> int:
-    """Where a message that waited for `queue_id` goes: into a queue that readers see, however small
-    its topic was made meanwhile (R56)."""
+    """The queue for a message that waited for `queue_id`: one that readers see, even if its topic
+    has fewer queues by now (R56)."""
     reads = config.read_queue_nums
     return queue_id % reads if 0 < reads <= queue_id else queue_id
 
