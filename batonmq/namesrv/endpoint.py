@@ -23,7 +23,13 @@ from batonmq.auth.guard import Guard
 from batonmq.auth.policy import UserWrapper
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.kv_config import KVConfig
-from batonmq.namesrv.state import BrokerRegistration, MinIdChange, RegisterOutcome, RouteInfoManager
+from batonmq.namesrv.state import (
+    BrokerRegistration,
+    MinIdChange,
+    RegisterOutcome,
+    RouteInfoManager,
+)
+from batonmq.namesrv.topics import Parts
 from batonmq.protocol.bodies import (
     BrokerMemberGroup,
     ClusterInfo,
@@ -54,6 +60,11 @@ _FILTER_SERVERS_MAX: Final = 16
 TOPICS_AT_ONCE: Final = 8192  # of one registration, in one turn of the loop: about 8 ms
 GROUPS_AT_ONCE: Final = 4096
 """Groups to which one request (REGISTER_TOPIC_IN_NAMESRV, 217) gives a topic."""
+_REFUSED: Final = {
+    RegisterOutcome.FAILED: "register broker failed",
+    RegisterOutcome.OVERTAKEN: "the broker was removed, or registered again, in between",
+    RegisterOutcome.CROWDED: "too many are registered",
+}
 _passing: Final = count(-1, -1)
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -78,6 +89,7 @@ class NamesrvEndpoint:
         self._kv = kv
         self._config = config
         self._clock_ms = clock_ms
+        self._forgets = False
 
     def install(self, processors: Processors) -> None:
         """Registers all handlers."""
@@ -119,9 +131,25 @@ class NamesrvEndpoint:
 
     def connection_lost(self, connection: Connection) -> None:
         """Removes its brokers from the routes."""
-        for addr in self._routes.connection_lost(connection):
-            log.info("broker_unregistered broker_addr=%s reason=connection_lost", addr)
+
+        def some() -> bool:
+            lost = self._routes.connection_lost(connection)
+            for addr in lost:
+                log.info("broker_unregistered broker_addr=%s reason=connection_lost", addr)
+            self._after_change()
+            return bool(lost)
+
+        run_in_turns(some)
+
+    def _after_change(self) -> None:
         self._tell_min_ids()
+        if not self._forgets:
+            self._forgets = True
+            run_in_turns(self._forget)
+
+    def _forget(self) -> bool:
+        self._forgets = self._routes.forget()
+        return self._forgets
 
     def _tell_min_ids(self) -> None:
         changes = self._routes.min_id_changes.taken()
@@ -139,7 +167,7 @@ class NamesrvEndpoint:
                 log.warning("broker_unregistered broker_addr=%s reason=silent", addr)
                 if isinstance(connection, Connection):
                     connection.close("its broker was silent for too long")
-            self._tell_min_ids()
+            self._after_change()
             return len(removed) == SCAN_SLICE
 
         run_in_turns(some)
@@ -162,44 +190,42 @@ class NamesrvEndpoint:
             body = await result_of(RegisterBrokerBody.decode_steps(request.body, request.version))
         except RemoteProtocolError as error:
             return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
-        for part in _parts(body, whole=self._routes.delete_topic_with_broker_registration):
+        parts = Parts(is_new=self._is_new(request, body))
+        for part in _parts(body, parts):
             if connection.closed:  # meanwhile: what is registered now would never go
                 return _refused(request, ResponseCode.SYSTEM_ERROR, "the connection was closed")
-            reply = self._register(request, connection, part)
-            if reply.code != ResponseCode.SUCCESS:
+            reply = self._register(request, connection, part, parts)
+            if reply.code != ResponseCode.SUCCESS or not parts.under_way:
                 break
             await asyncio.sleep(0)
         return reply
 
-    def _register(
-        self, request: RemotingCommand, connection: Connection, body: RegisterBrokerBody
-    ) -> RemotingCommand:
-        acting = request.ext.get("enableActingMaster")
-        registration = BrokerRegistration(
-            cluster_name=request.require("clusterName"),
-            broker_name=request.require("brokerName"),
-            broker_id=request.require_int("brokerId"),
-            broker_addr=request.require("brokerAddr"),
-            ha_server_addr=request.require("haServerAddr"),
-            connection=connection,
-            heartbeat_timeout_ms=request.get_int("heartbeatTimeoutMillis", 0) or None,
-            enable_acting_master=None if acting is None else acting.lower() == "true",
-            zone_name=request.ext.get("__ZONE_NAME"),
-            is_partial=request.get_bool("batonPartial"),
-            relays=request.get_bool("batonRelays"),
-            peer=connection.peer,
+    def _is_new(self, request: RemotingCommand, body: RegisterBrokerBody) -> bool:
+        """As `Parts.is_new`."""
+        cluster, addr = request.require("clusterName"), request.require("brokerAddr")
+        version = body.topic_config_serialize_wrapper.data_version
+        members = self._routes.members(request.require("brokerName"))
+        return (
+            self._routes.is_changed(cluster, addr, version)
+            or members.get(request.require_int("brokerId")) != addr
         )
-        _check_names(registration)
+
+    def _register(
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        body: RegisterBrokerBody,
+        parts: Parts | None = None,
+    ) -> RemotingCommand:
+        registration = _header_of(request, connection, parts)
         _drop_odd_topics(registration, body)
         _drop_what_no_route_shows(body)
         known = self._routes.members(registration.broker_name).get(registration.broker_id)
         registered = self._routes.register(registration, body, self._clock_ms())
-        self._tell_min_ids()
-        if registered.outcome is RegisterOutcome.FAILED:
-            return _refused(request, ResponseCode.SYSTEM_ERROR, "register broker failed")
+        self._after_change()
         _log_crowded_out(self._routes)
-        if registered.outcome is RegisterOutcome.CROWDED:
-            return _refused(request, ResponseCode.SYSTEM_ERROR, "too many are registered")
+        if registered.outcome in _REFUSED:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, _REFUSED[registered.outcome])
         connection.keep()
         if registered.outcome is RegisterOutcome.IGNORED or known != registration.broker_addr:
             log.info(
@@ -228,7 +254,7 @@ class NamesrvEndpoint:
         addr = request.require("brokerAddr")
         name = request.require("brokerName")
         removed = self._routes.unregister(request.require("clusterName"), addr, name, connection)
-        self._tell_min_ids()
+        self._after_change()
         what = "broker_unregistered" if removed else "late_goodbye_ignored"
         log.info("%s broker_addr=%s broker_name=%s reason=asked", what, addr, name)
         return _done(request)
@@ -324,8 +350,11 @@ class NamesrvEndpoint:
         if len(route.queue_datas) > GROUPS_AT_ONCE:
             why = f"{len(route.queue_datas)} broker groups, at most {GROUPS_AT_ONCE} are allowed"
             return _refused(request, ResponseCode.SYSTEM_ERROR, why)
-        if route.queue_datas and not self._routes.register_topic(topic, route.queue_datas):
+        if not route.queue_datas:
+            return _done(request)
+        if not self._routes.register_topic(topic, route.queue_datas):
             log.warning("topic_not_registered topic=%s reason=it names an unknown broker", topic)
+        self._after_change()
         return _done(request)
 
     async def put_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
@@ -368,6 +397,29 @@ class NamesrvEndpoint:
         return _done(request, self._config.as_properties().encode())
 
 
+def _header_of(
+    request: RemotingCommand, connection: Connection, parts: Parts | None
+) -> BrokerRegistration:
+    acting = request.ext.get("enableActingMaster")
+    registration = BrokerRegistration(
+        cluster_name=request.require("clusterName"),
+        broker_name=request.require("brokerName"),
+        broker_id=request.require_int("brokerId"),
+        broker_addr=request.require("brokerAddr"),
+        ha_server_addr=request.require("haServerAddr"),
+        connection=connection,
+        heartbeat_timeout_ms=request.get_int("heartbeatTimeoutMillis", 0) or None,
+        enable_acting_master=None if acting is None else acting.lower() == "true",
+        zone_name=request.ext.get("__ZONE_NAME"),
+        is_partial=request.get_bool("batonPartial"),
+        relays=request.get_bool("batonRelays"),
+        peer=connection.peer,
+        parts=parts,
+    )
+    _check_names(registration)
+    return registration
+
+
 def _check_names(registration: BrokerRegistration) -> None:
     """Raises BrokerRefusal for a name or address that no broker has (R46)."""
     names = {"broker name": registration.broker_name, "cluster name": registration.cluster_name}
@@ -377,21 +429,24 @@ def _check_names(registration: BrokerRegistration) -> None:
         raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, problem)
 
 
-def _parts(body: RegisterBrokerBody, *, whole: bool) -> Iterator[RegisterBrokerBody]:
-    """`body` as registrations of TOPICS_AT_ONCE topics each (R58). Only the last has the broker's
-    version of its topics: if it does not come, the broker is asked for all of them again. Each
-    other part has a version of its own, because of a known version only new topics are taken.
-    `whole`: in one part, since topics that a registration does not name are deleted."""
+def _parts(body: RegisterBrokerBody, parts: Parts) -> Iterator[RegisterBrokerBody]:
+    """`body` as registrations of TOPICS_AT_ONCE topics each (R58). If they are new, only the last
+    has the broker's version of its topics, the others have versions of their own: if it does not
+    come, the broker is asked for all of them again."""
     wrapper = body.topic_config_serialize_wrapper
     topics = iter(wrapper.topic_config_table.items())
     left = len(wrapper.topic_config_table)
-    epoch = wrapper.data_version.state_version
-    while not whole and left > TOPICS_AT_ONCE:
+    version = wrapper.data_version
+    while left > TOPICS_AT_ONCE:
         left -= TOPICS_AT_ONCE
         part = dict(islice(topics, TOPICS_AT_ONCE))
-        passing = DataVersion(counter=next(_passing), state_version=epoch)
-        some = replace(wrapper, data_version=passing, topic_config_table=part)
+        if parts.is_new:
+            version = DataVersion(
+                counter=next(_passing), state_version=wrapper.data_version.state_version
+            )
+        some = replace(wrapper, data_version=version, topic_config_table=part)
         yield replace(body, topic_config_serialize_wrapper=some)
+    parts.ends = True
     rest = replace(wrapper, topic_config_table=dict(topics))
     yield replace(body, topic_config_serialize_wrapper=rest)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import islice
 
 from batonmq.protocol.bodies import DataVersion
 
@@ -26,6 +27,8 @@ class Live:
     relays: bool
     earlier: tuple[Hashable, ...] = ()
     """The connections that registered it before, oldest first."""
+    parts: object = None
+    """Of the registration that is under way; None: it has come as a whole."""
 
 
 class LiveTable:
@@ -54,11 +57,11 @@ class LiveTable:
     def of_group(self, broker_name: str) -> list[tuple[Key, Live]]:
         return self._of(("group", broker_name))
 
-    def of_connection(self, connection: Hashable) -> list[tuple[Key, Live]]:
-        return self._of(("connection", connection))
+    def of_connection(self, connection: Hashable, most: int) -> list[tuple[Key, Live]]:
+        return self._of(("connection", connection), most)
 
-    def _of(self, index: Hashable) -> list[tuple[Key, Live]]:
-        return [(key, self._by_key[key]) for key in self._keys.get(index, ())]
+    def _of(self, index: Hashable, most: int | None = None) -> list[tuple[Key, Live]]:
+        return [(key, self._by_key[key]) for key in islice(self._keys.get(index, ()), most)]
 
     def silent(self, now_ms: int) -> list[tuple[Key, Live]]:
         """Those whose heartbeat is overdue."""

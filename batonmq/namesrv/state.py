@@ -7,19 +7,20 @@ Origin: Java `RouteInfoManager`. Invariants:
   remove the new master.
 - A broker is alive with the connection that registered it last: the close of an older one, or a
   good-bye on it, removes nothing.
-- A topic without queues, a group without addresses and a cluster without groups do not exist.
+- A group without addresses and a cluster without groups do not exist. A topic without queues has no
+  route; lists of topics show it for a few turns more (`forget`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
 
 from msgspec.structs import replace
 
 from batonmq.namesrv.live import Key, Live, LiveTable
+from batonmq.namesrv.topics import Parts, TopicTable
 from batonmq.protocol.bodies import (
     PERM_READ,
     PERM_WRITE,
@@ -40,6 +41,10 @@ ENTRIES_MAX = 1_000_000
 GROUP_ENTRIES = 64
 """A group itself counts as so many topics."""
 GROUP_REPLICAS_MAX = 64
+FORGOTTEN_AT_ONCE = 2048
+"""So many topics of removed groups are forgotten in one turn of the loop, about 3 ms."""
+LOST_AT_ONCE = 64
+"""Brokers of one closed connection that are removed in one turn."""
 LIVENESS_DEFAULT_MS = 120_000
 """Java's DEFAULT_BROKER_CHANNEL_EXPIRED_TIME."""
 
@@ -64,6 +69,8 @@ class BrokerRegistration:
     """It passes requests on to its master; a Java broker does not."""
     peer: str = ""
     """Where the connection comes from, host:port."""
+    parts: Parts | None = None
+    """The same object for each part; None: it comes as a whole."""
 
 
 class RegisterOutcome(enum.Enum):
@@ -72,6 +79,8 @@ class RegisterOutcome(enum.Enum):
     """A broker with a higher epoch has that id: the reply is success with empty fields."""
     FAILED = "failed"
     """A first registration with exactly one topic: the reply is SYSTEM_ERROR (1)."""
+    OVERTAKEN = "overtaken"
+    """Between two of its parts the broker was removed, or registered all its topics again."""
     CROWDED = "crowded"
     """Its group has too many members, or its host has taken too many entries (R58)."""
 
@@ -136,81 +145,6 @@ class MinIdChanges:
         return changes
 
 
-class _TopicTable:
-    """Which group has which topics, as it registered them, and the groups of each topic."""
-
-    def __init__(self) -> None:
-        self.groups_of: dict[str, tuple[str, ...]] = {}
-        self._of_group: dict[str, dict[str, TopicConfig]] = {}
-
-    def put(self, broker_name: str, topics: Mapping[str, TopicConfig]) -> None:
-        # R58: a registration of 10,000 known topics costs a few calls into C, no Python
-        # loop.
-        names_of = list(map(self.groups_of.get, topics, repeat(())))
-        more = {
-            names: names if broker_name in names else (*names, broker_name)
-            for names in set(names_of)
-        }
-        self.groups_of.update(zip(topics, map(more.__getitem__, names_of), strict=True))
-        self._of_group.setdefault(broker_name, {}).update(topics)
-
-    def count(self, broker_name: str) -> int:
-        """How many topics the group has."""
-        return len(self._of_group.get(broker_name, ()))
-
-    def missing(
-        self, broker_name: str, topics: Mapping[str, TopicConfig]
-    ) -> dict[str, TopicConfig]:
-        """Those of `topics` that the group does not have."""
-        known = self._of_group.get(broker_name, {})
-        if topics.keys() <= known.keys():
-            return {}
-        return {topic: config for topic, config in topics.items() if topic not in known}
-
-    def queues(self, topic: str) -> list[QueueData]:
-        """The queues of each group that has the topic."""
-        return [
-            _queue_data(name, self._of_group[name][topic]) for name in self.groups_of.get(topic, ())
-        ]
-
-    def remove(self, topic: str, broker_names: Collection[str]) -> None:
-        names = self.groups_of.pop(topic, ())
-        kept = tuple(name for name in names if name not in broker_names)
-        if kept:
-            self.groups_of[topic] = kept
-        for name in set(names).difference(kept):
-            del self._of_group[name][topic]
-
-    def _forget(self, topics: Collection[str], broker_name: str) -> None:
-        names_of = list(map(self.groups_of.__getitem__, topics))
-        less = {names: _but(names, broker_name) for names in set(names_of)}
-        self.groups_of.update(zip(topics, map(less.__getitem__, names_of), strict=True))
-        if () in less.values():
-            for topic in [topic for topic in topics if not self.groups_of[topic]]:
-                del self.groups_of[topic]
-
-    def remove_group(self, broker_name: str, *, but: Collection[str] = ()) -> None:
-        """Removes a group's queues of all topics except `but`."""
-        topics = self._of_group.pop(broker_name, {})
-        if but:
-            kept = {topic: config for topic, config in topics.items() if topic in but}
-            topics = {topic: config for topic, config in topics.items() if topic not in but}
-            self._of_group[broker_name] = kept
-        self._forget(topics, broker_name)
-
-    def set_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
-        """Changes a group's permissions; returns how many topics it has."""
-        topics = self._of_group.get(broker_name, {})
-        for topic, config in topics.items():
-            topics[topic] = replace(config, perm=change(config.perm))
-        return len(topics)
-
-
-def _but(names: tuple[str, ...], name: str) -> tuple[str, ...]:
-    at = names.index(name)
-    return names[:at] + names[at + 1 :]
-
-
 class RouteInfoManager:
     """All routes of one name server. Times are the caller's monotonic milliseconds.
 
@@ -225,7 +159,7 @@ class RouteInfoManager:
         entries_max: int = ENTRIES_MAX,
     ) -> None:
         self.delete_topic_with_broker_registration = delete_topic_with_broker_registration
-        self._topics = _TopicTable()
+        self._topics = TopicTable()
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._live = LiveTable()
@@ -236,19 +170,22 @@ class RouteInfoManager:
         """Groups that were dropped to make room, for the log; the caller empties it."""
 
     def check_invariants(self) -> None:
-        assert all(self._topics.groups_of.values()), "a topic without queues"
+        self._topics.check_invariants()
         assert all(group.addrs for group in self._groups.values()), "a group without addresses"
         assert all(self._clusters.values()), "a cluster without groups"
         named = {name for names in self._clusters.values() for name in names}
         assert named == set(self._groups), "clusters and groups disagree"
-        for names in self._topics.groups_of.values():
-            assert set(names) <= set(self._groups), "queues of an unknown group"
+        assert self._topics.groups() <= self._groups.keys(), "queues of an unknown group"
 
     def register(
         self, registration: BrokerRegistration, body: RegisterBrokerBody, now_ms: int
     ) -> Registered:
-        """Applies a registration to the routes."""
+        """Applies a registration to the routes, or one of its parts."""
         wrapper = body.topic_config_serialize_wrapper
+        # What comes and goes must not leave topics behind faster than they are forgotten.
+        self._topics.forget(len(wrapper.topic_config_table))
+        if registration.parts is not None and not self._comes_next(registration):
+            return Registered(RegisterOutcome.OVERTAKEN)
         group = self._groups.get(registration.broker_name)
         topics = wrapper.topic_config_table
         fresh_id = group is None or registration.broker_id not in _without(
@@ -281,6 +218,14 @@ class RouteInfoManager:
         if registration.broker_name not in self._groups:
             return Registered(RegisterOutcome.CROWDED)
         return _registered(registration, group, self._live)
+
+    def _comes_next(self, registration: BrokerRegistration) -> bool:
+        """Whether the part is the first, or the broker's registration is the same as before it."""
+        parts = registration.parts
+        assert parts is not None
+        was_under_way, parts.under_way = parts.under_way, False
+        live = self._live.get((registration.cluster_name, registration.broker_addr))
+        return not was_under_way or (live is not None and live.parts is parts)
 
     def _make_room(self, broker_name: str, peer: str) -> None:
         entries = GROUP_ENTRIES + self._topics.count(broker_name)
@@ -320,10 +265,13 @@ class RouteInfoManager:
         first: bool,
     ) -> None:
         name = registration.broker_name
-        changed = self.is_changed(registration.cluster_name, registration.broker_addr, version)
-        deletes = self.delete_topic_with_broker_registration and not registration.is_partial
-        if changed and deletes:
-            self._topics.remove_group(name, but=topics)
+        parts = registration.parts
+        if parts is not None:
+            changed = parts.is_new
+        else:
+            changed = self.is_changed(registration.cluster_name, registration.broker_addr, version)
+        if not registration.is_partial and (parts is None or not parts.topics):
+            self._topics.collect(name, parts)
         if not first and not changed:
             topics = self._topics.missing(name, topics)
         if registration.broker_id != MASTER_ID and group.enable_acting_master:
@@ -332,6 +280,15 @@ class RouteInfoManager:
                 for topic, config in topics.items()
             }
         self._topics.put(name, topics)
+        if changed and self._deletes(registration):
+            if parts is None:
+                self._topics.keep_only(name, dict(topics))
+            elif parts.ends:
+                self._topics.keep_collected(name, parts)
+
+    def _deletes(self, registration: BrokerRegistration) -> bool:
+        """Whether topics that it does not name are deleted."""
+        return self.delete_topic_with_broker_registration and not registration.is_partial
 
     def _remember(
         self,
@@ -352,10 +309,17 @@ class RouteInfoManager:
             ha_server_addr=registration.ha_server_addr,
             relays=registration.relays,
         )
+        parts = registration.parts
+        if parts is not None:
+            parts.under_way = True
+            live.parts = None if parts.ends else parts
         known = self._live.get(key)
         if known is not None:
             before = (*known.earlier, known.connection)
             live.earlier = tuple(x for x in before if x != live.connection)[-EARLIER_MOST:]
+            # A Java broker that makes a topic names only that one, without a word.
+            if parts is None and not self._deletes(registration):
+                live.parts = known.parts
         self._live.put(key, live)
         if filter_servers:
             self._filter_servers[key] = filter_servers
@@ -393,11 +357,17 @@ class RouteInfoManager:
         return True
 
     def connection_lost(self, connection: Hashable) -> list[str]:
-        """Removes the brokers whose newest registration used it; returns their addresses."""
-        lost = self._live.of_connection(connection)
+        """Removes brokers whose newest registration used it, at most LOST_AT_ONCE; returns their
+        addresses."""
+        lost = self._live.of_connection(connection, LOST_AT_ONCE)
         for (cluster, addr), live in lost:
             self.unregister(cluster, addr, live.broker_name)
         return [addr for (_, addr), _ in lost]
+
+    def forget(self) -> bool:
+        """Forgets some topics that removed groups had; whether more are left. To be called once in
+        each turn of the loop after a change. No route depends on it."""
+        return self._topics.forget(FORGOTTEN_AT_ONCE)
 
     def scan(self, now_ms: int) -> Iterator[tuple[str, Hashable]]:
         """Removes brokers that were silent too long, one a step; gives (address, connection). Some
@@ -539,16 +509,6 @@ def _speaks_for_topics(registration: BrokerRegistration, group: _Group) -> bool:
 def _without(addrs: Mapping[int, str], addr: str, broker_id: int) -> dict[int, str]:
     """Without `addr` under another id: that is an earlier role of the same broker."""
     return {id_: held for id_, held in addrs.items() if held != addr or id_ == broker_id}
-
-
-def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:
-    return QueueData(
-        broker_name=broker_name,
-        perm=config.perm,
-        read_queue_nums=config.read_queue_nums,
-        topic_sys_flag=config.topic_sys_flag,
-        write_queue_nums=config.write_queue_nums,
-    )
 
 
 def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:

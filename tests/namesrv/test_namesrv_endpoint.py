@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +18,12 @@ from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.endpoint import NamesrvEndpoint
 from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.service import NamesrvService
-from batonmq.namesrv.state import RouteInfoManager
+from batonmq.namesrv.state import (
+    FORGOTTEN_AT_ONCE,
+    LIVENESS_DEFAULT_MS,
+    RegisterOutcome,
+    RouteInfoManager,
+)
 from batonmq.protocol.bodies import (
     ClusterInfo,
     DataVersion,
@@ -39,6 +45,7 @@ from batonmq.runtime.sockets import check_port_free
 from tests.protocol.compressed_body import compressed as compressed_form
 from tests.shared.failing_disk import failing
 from tests.shared.ports import free_ports
+from tests.shared.turns import Turns
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MASTER = "127.0.0.1:30911"
@@ -637,3 +644,162 @@ def test_r58_a_large_registration_is_taken_in_parts(form: str) -> None:
             assert version == DataVersion(counter=1, state_version=epoch, timestamp=1)
 
     play(script)
+
+
+def goodbye(addr: str = MASTER) -> RemotingCommand:
+    names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerAddr": addr}
+    return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, {**names, "brokerId": 0})
+
+
+class Desk:
+    """The handlers of a name server, called by hand."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = NamesrvConfig(**settings)
+        self.routes = RouteInfoManager(
+            delete_topic_with_broker_registration=config.delete_topic_with_broker_registration
+        )
+        rules = ChangeRules(frozenset(), frozenset(), "", None)
+        self.now_ms = 0
+        self.endpoint = NamesrvEndpoint(
+            self.routes, KVConfig(None), RuntimeSettings(config, rules), lambda: self.now_ms, print
+        )
+        self.connection: Any = Mock(peer="10.0.0.1:1", closed=False)
+
+    async def register(self, request: RemotingCommand) -> RemotingCommand:
+        reply = self.endpoint.register_broker(request, self.connection)
+        return await reply if isinstance(reply, Awaitable) else reply
+
+    async def until_parts_of(self, topic: str) -> None:
+        async with asyncio.timeout(20):
+            while self.routes.route(topic) is None:  # noqa: ASYNC110  a turn each
+                await asyncio.sleep(0)
+
+    async def until_forgotten(self) -> list[int]:
+        """How many topics are listed after each turn."""
+        counts = [len(self.routes.all_topics())]
+        async with asyncio.timeout(20):
+            while self.endpoint._forgets:
+                await asyncio.sleep(0)
+                counts.append(len(self.routes.all_topics()))
+        return counts
+
+
+WIDE = tuple(f"Topic{number}" for number in range(20_000))
+
+
+@pytest.mark.parametrize("way", ["good-bye", "silence", "closed session"])
+def test_r58_a_group_of_many_topics_is_gone_at_once_and_forgotten_in_turns(way: str) -> None:
+    async def script() -> None:
+        desk = Desk()
+        assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
+        turns = Turns()
+        if way == "good-bye":
+            turns.run(desk.endpoint.unregister_broker, goodbye(), desk.connection)
+        elif way == "silence":
+            desk.now_ms = LIVENESS_DEFAULT_MS + 1
+            turns.run(desk.endpoint.scan)
+        else:
+            turns.run(desk.endpoint.connection_lost, desk.connection)
+        assert desk.routes.members("broker-a") == {} and desk.routes.clusters() == {}
+        assert not any(map(desk.routes.route, WIDE))
+        counts = await desk.until_forgotten()
+        assert turns.lines < len(WIDE) and counts[-1] == 0
+        assert max(a - b for a, b in pairwise([len(WIDE), *counts])) <= FORGOTTEN_AT_ONCE
+
+    asyncio.run(script())
+
+
+def test_r58_a_large_registration_that_deletes_is_taken_in_parts() -> None:
+    """What it does not name is there until its last part."""
+    other = (*WIDE[:5_000], *(f"Other{number}" for number in range(15_000)))
+
+    async def script() -> None:
+        desk = Desk(delete_topic_with_broker_registration=True)
+        take, parts = desk.routes.register, list[int]()
+
+        def counted(registration: Any, body: RegisterBrokerBody, now_ms: int) -> Any:
+            parts.append(len(body.topic_config_serialize_wrapper.topic_config_table))
+            assert desk.routes.route("Topic0")
+            return take(registration, body, now_ms)
+
+        await desk.register(registration(MASTER, 0, topics=WIDE))
+        desk.routes.register = counted  # type: ignore[method-assign]
+        assert (await desk.register(registration(MASTER, 0, epoch=2, topics=other))).code == 0
+        assert sum(parts) == 20_000 and max(parts) <= 8_192
+        assert {topic for topic in (*WIDE, *other) if desk.routes.route(topic)} == set(other)
+        counts = await desk.until_forgotten()
+        assert set(desk.routes.all_topics()) == set(other)
+        assert max((a - b for a, b in pairwise(counts)), default=0) <= FORGOTTEN_AT_ONCE
+
+    asyncio.run(script())
+
+
+@pytest.mark.parametrize("later", ["another registration", "a good-bye"])
+def test_r58_what_comes_between_the_parts_of_a_registration_wins(later: str) -> None:
+    async def script() -> None:
+        desk = Desk(delete_topic_with_broker_registration=later == "another registration")
+        early = registration(MASTER, 0, topics=WIDE)
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(desk.register(early))
+            await desk.until_parts_of("Topic0")
+            assert not first.done()
+            if later == "a good-bye":
+                desk.endpoint.unregister_broker(goodbye(), desk.connection)
+            else:
+                assert (await desk.register(registration(MASTER, 0, epoch=2))).code == 0
+        reply = first.result()
+        assert reply.code == 1 and "registered again" in (reply.remark or "")
+        await desk.until_forgotten()
+        if later == "a good-bye":
+            assert desk.routes.members("broker-a") == {} and desk.routes.all_topics() == []
+        else:
+            version = desk.routes.data_version("DefaultCluster", MASTER)
+            assert version == DataVersion(counter=1, state_version=2, timestamp=1)
+            assert set(desk.routes.all_topics()) == {"TopicA", "TopicB"}
+
+    asyncio.run(script())
+
+
+def test_r58_a_large_registration_that_is_ignored_ends_with_its_part() -> None:
+    """A new master came between the parts of the deposed one. If the new one is lost before the
+    last part, that part alone must not count as the whole."""
+    successor = "127.0.0.1:31011"
+
+    async def script() -> None:
+        desk = Desk(delete_topic_with_broker_registration=True)
+        take, outcomes = desk.routes.register, list[RegisterOutcome]()
+
+        def counted(registration: Any, body: RegisterBrokerBody, now_ms: int) -> Any:
+            registered = take(registration, body, now_ms)
+            outcomes.append(registered.outcome)
+            return registered
+
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(desk.register(registration(MASTER, 0, topics=WIDE)))
+            await desk.until_parts_of("Topic0")
+            await desk.register(registration(successor, 0, epoch=2))
+            assert not first.done()
+            desk.routes.register = counted  # type: ignore[method-assign]
+        reply = first.result()
+        assert reply.code == 0 and "masterAddr" not in reply.ext
+        assert outcomes == [RegisterOutcome.IGNORED]
+        assert desk.routes.members("broker-a") == {0: successor}
+        await desk.until_forgotten()
+        assert set(desk.routes.all_topics()) == {"TopicA", "TopicB"}
+
+    asyncio.run(script())
+
+
+def test_a_known_version_in_parts_leaves_permissions_by_hand_as_they_are() -> None:
+    async def script() -> None:
+        desk = Desk()
+        for _ in range(2):
+            assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
+            desk.routes.wipe_write_perm("broker-a")
+        assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
+        for topic in (WIDE[0], WIDE[10_000], WIDE[-1]):
+            route = desk.routes.route(topic)
+            assert route is not None and route.queue_datas[0].perm == 4
+
+    asyncio.run(script())

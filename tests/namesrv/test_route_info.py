@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from unittest.mock import patch
 from zlib import crc32
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batonmq.namesrv.state import (
+    FORGOTTEN_AT_ONCE,
     GROUP_REPLICAS_MAX,
+    LOST_AT_ONCE,
     BrokerRegistration,
     Registered,
     RegisterOutcome,
     RouteInfoManager,
 )
+from batonmq.namesrv.topics import Parts
 from batonmq.protocol.bodies import (
     DataVersion,
     QueueData,
@@ -397,6 +405,166 @@ def test_filter_servers_are_those_of_the_last_registration(routes: Routes) -> No
         assert route.filter_server_table == ({M1: servers} if servers else {})
 
 
+# -- groups with many topics (R58)
+
+
+def forget_all(core: RouteInfoManager) -> int:
+    """The calls that it took."""
+    calls = 1
+    while core.forget():
+        calls += 1
+    core.check_invariants()
+    return calls
+
+
+MANY = tuple(f"T{number}" for number in range(20_000))
+
+
+def test_r58_a_group_of_many_topics_leaves_at_once_and_is_forgotten_in_parts(
+    routes: Routes,
+) -> None:
+    routes.register(M1, 0, body(*MANY))
+    routes.register(M2, 0, body("T0", "T1"), name="broker-b")
+    routes.core.unregister("C", M1, "broker-a")
+    assert [topic for topic in MANY if routes.core.route(topic) is not None] == ["T0", "T1"]
+    assert routes.addrs("T0") == {0: M2} and routes.core.members("broker-a") == {}
+    counts = [len(routes.core.all_topics())]
+    while routes.core.forget():
+        counts.append(len(routes.core.all_topics()))
+        routes.core.check_invariants()
+    counts.append(len(routes.core.all_topics()))
+    assert counts[-1] == 2
+    assert max(a - b for a, b in pairwise(counts)) <= FORGOTTEN_AT_ONCE < len(MANY) // 4
+
+
+def test_r58_a_group_that_registers_while_it_is_forgotten_has_all_its_topics(
+    routes: Routes,
+) -> None:
+    routes.register(M1, 0, body(*MANY))
+    routes.core.connection_lost(f"socket of {M1}")
+    routes.core.forget()
+    routes.register(M2, 0, body(*MANY[:15_000], epoch=2))
+    assert routes.core.forget()
+    assert all(routes.addrs(topic) == {0: M2} for topic in MANY[:15_000:100])
+    forget_all(routes.core)
+    assert all(routes.addrs(topic) == {0: M2} for topic in MANY[:15_000:100])
+    assert set(routes.core.all_topics()) == set(MANY[:15_000])
+
+
+def test_r58_topics_that_a_registration_does_not_name_leave_at_once_and_are_forgotten_in_parts(
+    routes: Routes,
+) -> None:
+    routes.core.delete_topic_with_broker_registration = True
+    routes.register(M1, 0, body(*MANY))
+    routes.register(M1, 0, body("T0", "New", counter=2))
+    assert [topic for topic in MANY if routes.core.route(topic) is not None] == ["T0"]
+    assert routes.addrs("New") == {0: M1}
+    assert forget_all(routes.core) > 4
+    assert set(routes.core.all_topics()) == {"T0", "New"}
+
+
+def test_r58_what_comes_and_goes_leaves_no_more_behind_than_it_brought() -> None:
+    """Also if no turn of the loop is free for it."""
+    core = RouteInfoManager()
+    for number in range(20):
+        group = BrokerRegistration("C", f"g{number}", 0, M1, "", "stranger")
+        core.register(group, body(*(f"{number}-{topic}" for topic in range(5_000))), 0)
+        core.unregister("C", M1, f"g{number}")
+        assert len(core.all_topics()) <= 10_000
+
+
+def test_r58_a_closed_connection_takes_its_brokers_along_some_at_once(routes: Routes) -> None:
+    for number in range(3 * LOST_AT_ONCE):
+        routes.register(f"h:{number}", 0, connection="one", name=f"broker-{number}")
+    lost = [routes.core.connection_lost("one") for _ in range(4)]
+    assert [len(some) for some in lost] == [LOST_AT_ONCE] * 3 + [0]
+    assert dict(routes.core.brokers()) == {}
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+def test_r58_a_topic_that_is_made_between_the_parts_of_a_known_registration_deletes_none(
+    routes: Routes, deletes: bool
+) -> None:
+    """A broker of ours says that it names only that topic, one of Java does not."""
+    routes.core.delete_topic_with_broker_registration = deletes
+    routes.register(M1, 0, body("A", "B", "C"))
+    known = BrokerRegistration("C", "broker-a", 0, M1, "", M1, parts=Parts(is_new=False))
+    assert known.parts is not None
+    routes.core.register(known, body("A", "B"), 0)
+    routes.register(M1, 0, body("D", counter=2), partial=deletes)
+    known.parts.ends = True
+    assert routes.core.register(known, body("C"), 0).outcome is RegisterOutcome.TAKEN
+    assert set(routes.core.all_topics()) == set("ABCD")
+    assert routes.core.is_changed(
+        "C", M1, body(counter=2).topic_config_serialize_wrapper.data_version
+    )
+
+
+STEPS = st.tuples(
+    st.sampled_from(["register", "partial", "part", "last part", "unregister", "delete", "forget"]),
+    st.sampled_from(["g", "h"]),
+    st.frozensets(st.sampled_from("abcdef"), min_size=2),
+)
+
+
+@given(st.lists(STEPS, max_size=25))
+def test_r58_routes_are_those_of_a_table_that_forgets_at_once(
+    steps: list[tuple[str, str, frozenset[str]]],
+) -> None:
+    """Registrations that delete, in any order with what is removed and forgotten."""
+    core = RouteInfoManager(delete_topic_with_broker_registration=True)
+    model: dict[str, set[str]] = {}
+    parts: dict[str, tuple[Parts, set[str]]] = {}
+    with (
+        patch("batonmq.namesrv.state.FORGOTTEN_AT_ONCE", 2),
+        patch("batonmq.namesrv.topics.SMALL", 0),
+        patch.object(core._topics, "forget", lambda count: count == 2 and forget(count)),
+    ):
+        forget = type(core._topics).forget.__get__(core._topics)
+        for number, (what, name, topics) in enumerate(steps):
+            group = BrokerRegistration("C", name, 0, f"{name}:1", "", name)
+            if what in ("register", "partial"):
+                whole = what == "register"
+                group = replace(group, is_partial=not whole)
+                core.register(group, body(*topics, counter=number), 0)
+                model[name] = set(topics) | (set() if whole else model.get(name, set()))
+                if whole:
+                    parts.pop(name, None)
+                elif name in parts:
+                    parts[name][1].update(topics)
+            elif what in ("part", "last part"):
+                its, named = parts.get(name, (Parts(is_new=True), set()))
+                its.ends = what == "last part"
+                core.register(replace(group, parts=its), body(*topics, counter=number), 0)
+                assert its.under_way
+                named |= topics
+                parts[name] = (its, named)
+                model.setdefault(name, set()).update(topics)
+                if its.ends:
+                    model[name] = parts.pop(name)[1]
+            elif what == "unregister":
+                core.unregister("C", f"{name}:1", name)
+                model.pop(name, None)
+                if name in parts:
+                    its, _ = parts.pop(name)
+                    late = core.register(replace(group, parts=its), body(*topics), 0)
+                    assert late.outcome is RegisterOutcome.OVERTAKEN
+            elif what == "delete":
+                for topic in topics:
+                    core.delete_topic(topic)
+                    for each in (*model.values(), *(named for _, named in parts.values())):
+                        each.discard(topic)
+            else:
+                core.forget()
+            core.check_invariants()
+            for topic in "abcdef":
+                route = core.route(topic)
+                groups = {queue.broker_name for queue in route.queue_datas} if route else set()
+                assert groups == {each for each, its_topics in model.items() if topic in its_topics}
+    forget_all(core)
+    assert set(core.all_topics()) == set().union(*model.values())
+
+
 # -- what strangers register (R58)
 
 
@@ -431,6 +599,7 @@ def test_r58_a_group_with_more_topics_than_there_is_room_for_is_refused() -> Non
         names = [f"T{number}" for number in range(first, first + 100)]
         registration = BrokerRegistration("C", "grows", 0, M1, "", M1, is_partial=True)
         core.register(registration, body(*names, counter=first), 0)
+        forget_all(core)
         assert len(core.all_topics()) <= 1_000
         core.check_invariants()
 

@@ -1,0 +1,169 @@
+"""The topics of each broker group, and the groups of each topic. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass, field
+from itertools import repeat
+
+from msgspec.structs import replace
+
+from batonmq.protocol.bodies import QueueData, TopicConfig
+
+SMALL = 256
+"""A group of at most so many topics is forgotten at once."""
+
+
+@dataclass(eq=False, slots=True)
+class Parts:
+    """How far a registration is that comes in parts, as its topics are many (R58)."""
+
+    is_new: bool
+    """The topics or the id of the broker are others than when it registered last."""
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+    """What the group has by them."""
+    under_way: bool = False
+    """The last part was taken."""
+    ends: bool = False
+    """The next part is the last."""
+
+
+class TopicTable:
+    """Which group has which topics, as it registered them, and the groups of each topic.
+
+    A group that is removed has no topic any more at once. `groups_of` may name it until its topics
+    are forgotten; a group that has the topic is always named.
+    """
+
+    def __init__(self) -> None:
+        self.groups_of: dict[str, tuple[str, ...]] = {}
+        self._of_group: dict[str, dict[str, TopicConfig]] = {}
+        self._gone: deque[tuple[str, dict[str, TopicConfig]]] = deque()
+        self._coming: dict[str, Parts] = {}
+
+    def check_invariants(self) -> None:
+        named = {(topic, name) for topic, names in self.groups_of.items() for name in names}
+        had = {(topic, name) for name, topics in self._of_group.items() for topic in topics}
+        gone = {(topic, name) for name, topics in self._gone for topic in topics}
+        assert had <= named, "a group has a topic that does not name it"
+        assert named <= had | gone, "a topic of an unknown group"
+        assert all(self.groups_of.values()), "a topic without groups"
+
+    def groups(self) -> Set[str]:
+        """Those that have topics."""
+        return self._of_group.keys()
+
+    def put(self, broker_name: str, topics: Mapping[str, TopicConfig]) -> None:
+        # R58: a registration of 10,000 known topics costs a few calls into C, no Python
+        # loop.
+        names_of = list(map(self.groups_of.get, topics, repeat(())))
+        more = {
+            names: names if broker_name in names else (*names, broker_name)
+            for names in set(names_of)
+        }
+        self.groups_of.update(zip(topics, map(more.__getitem__, names_of), strict=True))
+        self._of_group.setdefault(broker_name, {}).update(topics)
+        if broker_name in self._coming:
+            self._coming[broker_name].topics.update(topics)
+
+    def count(self, broker_name: str) -> int:
+        """How many topics the group has."""
+        return len(self._of_group.get(broker_name, ()))
+
+    def missing(
+        self, broker_name: str, topics: Mapping[str, TopicConfig]
+    ) -> dict[str, TopicConfig]:
+        """Those of `topics` that the group does not have."""
+        known = self._of_group.get(broker_name, {})
+        if topics.keys() <= known.keys():
+            return {}
+        return {topic: config for topic, config in topics.items() if topic not in known}
+
+    def queues(self, topic: str) -> list[QueueData]:
+        """The queues of each group that has the topic."""
+        return [
+            _queue_data(name, config)
+            for name in self.groups_of.get(topic, ())
+            if (config := self._of_group.get(name, {}).get(topic)) is not None
+        ]
+
+    def remove(self, topic: str, broker_names: Collection[str]) -> None:
+        names = self.groups_of.pop(topic, ())
+        kept = tuple(name for name in names if name not in broker_names)
+        if kept:
+            self.groups_of[topic] = kept
+        for name in set(names).difference(kept):
+            self._of_group.get(name, {}).pop(topic, None)
+            if name in self._coming:
+                self._coming[name].topics.pop(topic, None)
+
+    def remove_group(self, broker_name: str) -> None:
+        """The group has no topics from now on."""
+        self._coming.pop(broker_name, None)
+        self._leave(broker_name, self._of_group.pop(broker_name, {}))
+
+    def collect(self, broker_name: str, parts: Parts | None) -> None:
+        """`parts` gets what is put, until there are others; None: what is put is no part."""
+        if parts is None:
+            self._coming.pop(broker_name, None)
+        else:
+            self._coming[broker_name] = parts
+
+    def keep_collected(self, broker_name: str, parts: Parts) -> None:
+        """Removes a group's queues of all topics but those, unless other parts came between."""
+        if self._coming.get(broker_name) is parts:
+            del self._coming[broker_name]
+            self.keep_only(broker_name, parts.topics)
+
+    def keep_only(self, broker_name: str, topics: dict[str, TopicConfig]) -> None:
+        """Removes a group's queues of all topics but these, which were put."""
+        before = self._of_group.get(broker_name, {})
+        self._of_group[broker_name] = topics
+        self._leave(broker_name, before)
+
+    def _leave(self, broker_name: str, topics: dict[str, TopicConfig]) -> None:
+        if topics:
+            self._gone.append((broker_name, topics))
+        if len(topics) <= SMALL:
+            self.forget(len(topics))
+
+    def forget(self, count: int) -> bool:
+        """Forgets `count` topics of removed groups; whether more are left."""
+        while self._gone and count > 0:
+            broker_name, topics = self._gone[0]
+            # One by one, so that their memory is not freed in one turn, either.
+            some = [topics.popitem()[0] for _ in range(min(count, len(topics)))]
+            if not topics:
+                self._gone.popleft()
+            count -= len(some)
+            has = self._of_group.get(broker_name, {})  # It may be there again.
+            self._forget([topic for topic in some if topic not in has], broker_name)
+        return bool(self._gone)
+
+    def _forget(self, topics: Collection[str], broker_name: str) -> None:
+        names_of = list(map(self.groups_of.get, topics, repeat(())))
+        less = {
+            names: tuple(name for name in names if name != broker_name) for names in set(names_of)
+        }
+        self.groups_of.update(zip(topics, map(less.__getitem__, names_of), strict=True))
+        if () in less.values():
+            for topic in [topic for topic in topics if not self.groups_of[topic]]:
+                del self.groups_of[topic]
+
+    def set_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
+        """Changes a group's permissions; returns how many topics it has."""
+        topics = self._of_group.get(broker_name, {})
+        for topic, config in topics.items():
+            topics[topic] = replace(config, perm=change(config.perm))
+        return len(topics)
+
+
+def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:
+    return QueueData(
+        broker_name=broker_name,
+        perm=config.perm,
+        read_queue_nums=config.read_queue_nums,
+        topic_sys_flag=config.topic_sys_flag,
+        write_queue_nums=config.write_queue_nums,
+    )
