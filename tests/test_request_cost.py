@@ -309,7 +309,7 @@ def _name_server(world: World) -> Processors:
 
 
 def test_every_code_has_a_case(world: World) -> None:
-    broker = world.service._processors
+    broker = world.service.endpoint.processors
     assert set(BROKER) == {*broker.handlers, *broker.raw_handlers}
     assert set(NAMES) == set(_name_server(world).handlers)
 

@@ -99,7 +99,12 @@ def test_bodies_of_large_tables_are_written_and_read_in_pieces(tmp_path: Path) -
     offsets = ConsumerOffsetManager(tmp_path / "offsets.json")
     for number in range(MANY):
         offsets.commit(f"g{number}", f"T{number}", 0, number)
-    for table in (topics, groups, offsets):
+    changes: list[tuple[Any, Callable[[], object]]] = [
+        (topics, lambda: topics.put(TopicConfig(topic_name="another"))),
+        (groups, lambda: groups.put(SubscriptionGroupConfig(group_name="another"))),
+        (offsets, lambda: offsets.commit("g0", "T0", 0, 1)),
+    ]
+    for table, change in changes:
         body: Body = table.wrapper()
         pieces = list(encoded_pieces(body))
         assert len(pieces) > MANY / ENTRIES_AT_ONCE
@@ -114,7 +119,7 @@ def test_bodies_of_large_tables_are_written_and_read_in_pieces(tmp_path: Path) -
         before = table.writes_due()
         assert len(before) == 1 and not table.writes_due()
         with counted_turns() as turns:
-            table._dirty = True
+            turns.run(change)
             turns.run(table.writes_due)
         assert turns.lines < LINES_MAX
 
@@ -212,19 +217,27 @@ class World:
     """A broker, and a name server, with MANY of everything."""
 
     rig: Rig
-    names: NamesrvEndpoint
     channel: Channel = field(default_factory=Channel)
+    routes: RouteInfoManager = field(default_factory=RouteInfoManager)
+    names_clock_ms: int = 1
+    names: NamesrvEndpoint = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = RuntimeSettings(NamesrvConfig(), ChangeRules(frozenset(), frozenset(), "", None))
+        self.names = NamesrvEndpoint(
+            self.routes, KVConfig(None), settings, lambda: self.names_clock_ms, print
+        )
 
     @property
     def service(self) -> BrokerService:
         return self.rig.service
 
     def ask(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Any:
-        handler = self.service._processors.handlers[code]
+        handler = self.service.endpoint.processors.handlers[code]
         return handler(RemotingCommand.request(code, ext or {}, body), self.channel)  # type: ignore[arg-type]
 
     def build(self) -> None:
-        tables, clients = self.service.tables, self.service.clients._clients
+        tables, clients = self.service.tables, self.service.consumers
         tables.topics.put_all(replace(TOPIC, topic_name=f"T{n}") for n in range(MANY))
         tables.topics.put(TopicConfig(topic_name="wide", read_queue_nums=MANY))
         tables.groups.put_all(SubscriptionGroupConfig(group_name=f"g{n}") for n in range(MANY))
@@ -234,7 +247,7 @@ class World:
             beat = heartbeat(f"c{number}", "T1", group="members")
             clients.heartbeat(beat, Channel(), 0, 479, self.service.path.clock_ms())
             body = _registration({f"T{number}": TopicConfig(topic_name=f"T{number}"), "T": TOPIC})
-            self.names._routes.register(_broker(number), body, 0)
+            self.routes.register(_broker(number), body, 0)
 
 
 TOPIC = TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1)
@@ -259,10 +272,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="module")
 def world(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     life = lone_broker(tmp_path_factory.mktemp("broker"))
-    rules = ChangeRules(frozenset(), frozenset(), "", None)
-    settings = RuntimeSettings(NamesrvConfig(), rules)
-    names = NamesrvEndpoint(RouteInfoManager(), KVConfig(None), settings, lambda: 1, print)
-    world = World(runner.run(life.__aenter__()), names)
+    world = World(runner.run(life.__aenter__()))
     world.build()
     yield world
     runner.run(life.__aexit__(None, None, None))
@@ -336,7 +346,7 @@ async def _heartbeats(world: World) -> None:
     for body in bodies:
         reply = world.ask(34, body=body)
         await reply if inspect.isawaitable(reply) else reply
-    manager = world.service.clients._clients
+    manager = world.service.consumers
     assert len(manager.groups) >= MANY
     world.service.clients.disconnected(world.channel)  # type: ignore[arg-type]
     await until(lambda: not manager.is_known(world.channel))
@@ -383,7 +393,7 @@ def _check(world: World) -> None:
 async def _broker_groups(world: World) -> None:
     info = await world.names.cluster_info(RemotingCommand.request(106), world.channel)  # type: ignore[arg-type]
     assert b'"brokerAddrs":{0:"127.0.0.1:77"}' in info.body
-    routes = world.names._routes
+    routes = world.routes
     routes.register(_broker(7), _registration({"T": TOPIC, "T7": TOPIC}), 0)
     await asyncio.sleep(0)
     routes.connection_lost("unknown")
@@ -391,7 +401,7 @@ async def _broker_groups(world: World) -> None:
     routes.delete_topic("T", "C")
     assert "T" not in routes.all_topics() and "T7" in routes.all_topics()
     await asyncio.sleep(0)
-    world.names._clock_ms = lambda: LIVENESS_DEFAULT_MS + 1
+    world.names_clock_ms = LIVENESS_DEFAULT_MS + 1
     world.names.scan()
     await until(lambda: not routes.clusters())
 

@@ -35,7 +35,7 @@ def test_r46_r54_after_odd_requests_of_every_code_all_works(tmp_path: Path, seed
         halves = [end_fields(await half(rig, f"K{number}"), UNKNOWN) for number in range(8)]
         known = KNOWN | {key: [one[key] for one in halves] for key in halves[0]}
         known["commitOrRollback"] = [COMMIT, ROLLBACK, UNKNOWN, "4"]
-        processors = rig.service._processors
+        processors = rig.service.endpoint.processors
         codes = {*processors.handlers, *processors.raw_handlers} - TAKES_AWAY
         ends = [RequestCode.END_TRANSACTION] * 8
         odd = await OddRequests([*codes, *ends], seed, known).send(
