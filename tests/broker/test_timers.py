@@ -95,6 +95,8 @@ def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
         clock.stopped_at_ms = due_ms - 20
         await rig.send("T", TIMER_DELIVER_MS=str(due_ms))
         await until(lambda: len(rig.service.waiting.timers) == 1)
+        for _ in range(20):  # turns of the loop, in which the service falls asleep
+            await asyncio.sleep(0)
         clock.stopped_at_ms = due_ms
         await until(lambda: end_of(rig, "T") == 3)
 
