@@ -18,10 +18,8 @@ from typing import Any
 
 import pytest
 
-from batonmq.namesrv.config import NamesrvConfig
-from batonmq.namesrv.endpoint import GROUPS_AT_ONCE, NamesrvEndpoint
-from batonmq.namesrv.kv_config import VALUE_SIZE_MAX, KVConfig
-from batonmq.namesrv.state import RouteInfoManager
+from batonmq.namesrv.endpoint import GROUPS_AT_ONCE
+from batonmq.namesrv.kv_config import VALUE_SIZE_MAX
 from batonmq.protocol import fastjson, json_body
 from batonmq.protocol.batch import MESSAGES_MAX, BatchItem, encode_batch, split_batch
 from batonmq.protocol.bodies import (
@@ -39,7 +37,6 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.remoting import budget
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand, encode_frame
 from batonmq.remoting.connection import BACKLOG_BYTES_MAX, Processors
-from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from tests.broker.heartbeats import heartbeat
 from tests.broker.lone_broker import lone_broker, send_header
 from tests.shared.turns import counted_turns
@@ -284,10 +281,7 @@ def world(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> I
         mapped_file_size_commit_log=32 << 20,
         max_index_num=100_000,
     )
-    rules = ChangeRules(frozenset(), frozenset(), "", None)
-    settings = RuntimeSettings(NamesrvConfig(), rules)
-    names = NamesrvEndpoint(RouteInfoManager(), KVConfig(None), settings, lambda: 1, print)
-    world = World(runner.run(life.__aenter__()), names)
+    world = World(runner.run(life.__aenter__()))
     world.build()
 
     async def fill() -> None:

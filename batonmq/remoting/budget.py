@@ -105,6 +105,10 @@ class Paced:
         self._budget = budget
         self._work = work
 
+    def close(self) -> None:
+        """Ends work that nothing awaits any more."""
+        self._work.close()
+
     def __await__(self) -> Generator[Any, Any, Any]:
         budget, work = self._budget, self._work
         step: Callable[[], Any] = partial(work.send, None)

@@ -161,8 +161,9 @@ class RequestDispatcher:
     def _run(
         self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response]
     ) -> None:
-        paced = Paced(self.turn, result) if asyncio.iscoroutine(result) else result
-        task = self._loop.create_task(self._answer_later(connection, cmd, paced))
+        if asyncio.iscoroutine(result):
+            result = Paced(self.turn, result)
+        task = self._loop.create_task(self._answer_later(connection, cmd, result))
         self.tasks.add(task)
         connection.intake.running += 1
         # The task may be cancelled before its first step, so the count is not taken back within it.
@@ -195,7 +196,7 @@ class RequestDispatcher:
     ) -> None:
         self.tasks.discard(task)
         connection.intake.handler_ended()
-        if task.cancelled() and asyncio.iscoroutine(result):
+        if task.cancelled() and isinstance(result, Paced):
             # Cancelled before its first step: the handler's coroutine was never awaited.
             result.close()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
+import inspect
 import itertools
 import random
 import struct
@@ -18,9 +19,11 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from heapq import heappop, heappush
+from types import CoroutineType
 from typing import Any
 from zlib import crc32
 
+from batonmq.remoting.budget import Paced
 from batonmq.store.errors import StoreFailedError
 
 _PROCESS: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar(
@@ -225,6 +228,14 @@ class _Handle:
             self.callback(*self.args)
 
 
+def _close_unawaited(coroutine: CoroutineType[Any, Any, Any]) -> None:
+    """What a coroutine was given, and will not await: it never began."""
+    if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+        for argument in inspect.getcoroutinelocals(coroutine).values():
+            if isinstance(argument, Paced):
+                argument.close()
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """`errors` collects what callbacks raised; `network` serves sockets."""
 
@@ -286,6 +297,8 @@ class SimLoop(asyncio.BaseEventLoop):
             for _ in range(4):  # one that awaits while it is closed is closed again
                 for task in self._tasks:
                     coroutine: Any = task.get_coro()
+                    if inspect.iscoroutine(coroutine):
+                        _close_unawaited(coroutine)
                     try:
                         coroutine.close()
                     except BaseException:
