@@ -59,7 +59,7 @@ MEANINGS: Final[dict[str, str]] = {
     "CONSUME_MSG_TIMEOUT": "the client did not answer in time",
     "NO_MESSAGE": "an ack names an offset that the queue does not have",
     "POLLING_FULL": "too many POPs wait",
-    "POLLING_TIMEOUT": "a POP waited in vain",
+    "POLLING_TIMEOUT": "no message came while a POP waited",
     "ILLEGAL_OPERATION": "a recall whose handle does not fit, or comes too late",
     "CONTROLLER_FENCED_MASTER_EPOCH": "the asker's masterEpoch is not the newest: it was deposed",
     "CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH": "the set was changed meanwhile; ask with the new one",

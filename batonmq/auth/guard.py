@@ -168,12 +168,9 @@ class Guard:
         if signed is None:
             return self._raw(code, handler, connection, kind, header, body)
         name, topic, signature, text = signed
-        kept: tuple[int, dict[tuple[str, int, str], SigningKey]] | None
-        kept = connection.attachments.get(_SENDERS)  # type: ignore[assignment]
-        if kept is not None and kept[0] == self.version:
-            key = kept[1].get((name, code, topic))
-            if key is not None and key.proves_text(text, body, signature):
-                return handler(connection, kind, header, body)
+        key = self._senders(connection).get((name, code, topic))
+        if key is not None and key.proves_text(text, body, signature):
+            return handler(connection, kind, header, body)
         self._check_send(code, decode_frame(header, body, kind), connection)
         return handler(connection, kind, header, body)
 
@@ -184,12 +181,17 @@ class Guard:
         # What passes without a check is no decision to keep.
         if len(known) != 1 or code in self._open_codes or self._config.audit_only:
             return
+        senders = self._senders(connection)
+        if not senders or len(senders) >= DECIDED_MAX:
+            senders = {}
+            connection.attachments[_SENDERS] = (self.version, senders)
+        senders[name, code, request.ext["b"]] = known[0][1].key
+
+    def _senders(self, connection: Connection) -> dict[tuple[str, int, str], SigningKey]:
+        """By (user, code, topic): what the present rulebook allowed on this connection."""
         kept: tuple[int, dict[tuple[str, int, str], SigningKey]] | None
         kept = connection.attachments.get(_SENDERS)  # type: ignore[assignment]
-        if kept is None or kept[0] != self.version or len(kept[1]) >= DECIDED_MAX:
-            kept = (self.version, {})
-            connection.attachments[_SENDERS] = kept
-        kept[1][name, code, request.ext["b"]] = known[0][1].key
+        return kept[1] if kept is not None and kept[0] == self.version else {}
 
     def check(self, code: int, request: RemotingCommand, connection: Connection) -> str:
         """The user of the request. Raises BrokerRefusal(NO_PERMISSION)."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Self
 
 import click
 
 GOOD, BAD, DIM = "green", "bold red", "dim"
+POLL_S: Final = 0.1
 
 
 class Cell(str):
@@ -101,6 +102,27 @@ class WaitLine:
 
     def __exit__(self, *raised: object) -> None:
         self.say("")
+
+
+async def still_lacking(lacks: Callable[[], Awaitable[str]], within_s: float, doing: str) -> str:
+    """Asks `lacks` again until it says "" or the time is over; what it said last. `doing` begins
+    the line that shows it meanwhile."""
+    import asyncio
+
+    from batonmq.protocol.errors import BatonError
+    from batonmq.runtime.clock import boot_ms
+
+    deadline_ms = boot_ms() + int(within_s * 1000)
+    with WaitLine(f"{doing} ...") as progress:
+        while True:
+            try:
+                found = await lacks()
+            except BatonError as error:  # a node just starts or stops, or an election runs
+                found = str(error)
+            if not found or boot_ms() >= deadline_ms:
+                return found
+            progress.say(f"{doing}: {found}")
+            await asyncio.sleep(POLL_S)
 
 
 def plain(body: Any) -> Any:

@@ -180,7 +180,7 @@ class RemotingEndpoint:
         return _answer(request, result, _master(view), msgspec.json.encode(body, order="sorted"))
 
     def _caller(self, request: RemotingCommand, connection: Connection) -> str:
-        """Who asks, for the history. Without a guard anyone could write any name."""
+        """Who asks, for the history; the user only if users are checked, else it could be any."""
         user = f" as {request.ext.get(ACCESS_KEY, '')}" if self._guarded else ""
         return f"asked by remoting from {connection.peer.rpartition(':')[0]}{user}"
 

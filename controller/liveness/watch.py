@@ -221,7 +221,7 @@ class HeartbeatAnswers:
                     return
                 await asyncio.sleep(CONFIRM_AGAIN_MS / 1000)
         finally:
-            # Requests that still wait get "no leader"; without an answer a broker waits in vain.
+            # Else brokers whose requests are held would wait until they time out.
             self._confirming = None
             self._answer_held(leading=False)
 

@@ -23,7 +23,7 @@ KNOWN: Final[dict[int, str]] = {
     34734: "checker, an unclean winner confirmed its tail before it opened",
     20312: "checker, one of two copies of a message had expired",
     33710: "checker, the later of two delayed copies was due first",
-    34560: "checker, a deposed master went on to show what was given up",
+    34560: "checker, a deposed master still showed what was given up",
     34981: "checker, what was given up was sent again to its place",
     37549: "R30, a half was checked before the op of its second try counted",
     43466: "G8, a start that cut queues below the checkpoint was killed",

@@ -80,7 +80,7 @@ class Read:
         return [Work(number, *each) for number, each in enumerate(plan)]
 
     def _hint(self, plan: Sequence[tuple[Storage, StoreFacts | None, Parts]]) -> None:
-        """A hint if a large log is read whole: which options leave out what is not needed."""
+        """If a large log is read whole: a hint which options would limit the read."""
         ranges = (part for _, _, parts in plan for part in parts if isinstance(part, LogRange))
         size = sum(part.end - part.begin for part in ranges)
         if size >= _LARGE_BYTES and self.options.selection == Selection():

@@ -501,7 +501,7 @@ def test_audit_only_lets_pass_what_it_writes_down(tmp_path: Path) -> None:
             assert service.endpoint.guard is not None
             server = Server(service.address, service, service.endpoint.guard)
             made = await server.create(USER)
-            # nobody makes himself a user meanwhile
+            # a stranger still cannot create a user
             body = UserInfo(username="x", password="y").encode()
             assert (await server.ask(None, 3001, {"username": "x"}, body)).code == DENIED
             assert (await server.ask(wrong, 3005)).code == DENIED

@@ -27,7 +27,7 @@ from batonmq.mqctl.migration import (
     problems_of_switch,
     too_few_without,
 )
-from batonmq.mqctl.output import BAD, GOOD, Cell, WaitLine
+from batonmq.mqctl.output import BAD, GOOD, Cell, still_lacking
 from batonmq.mqctl.params import COUNT, SECONDS, command, option
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from batonmq.client.admin.controller_admin import ControllerAdmin
     from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
 
-POLL_S = 0.2
 STEPS = ("plan", "status", "join", "switch", "leave")
 
 
@@ -225,24 +224,8 @@ class Migration:
 
     async def _wait(self, what: str, lacks: Callable[[], Awaitable[str]]) -> None:
         """Until nothing lacks; raises CommandFailed with what still does after the time."""
-        import asyncio
-
-        from batonmq.protocol.errors import BatonError
-        from batonmq.runtime.clock import boot_ms
-
-        deadline_ms = boot_ms() + int(self._wait_s * 1000)
-        with WaitLine(f"waiting for {what} ...") as progress:
-            while True:
-                try:
-                    found = await lacks()
-                except BatonError as error:  # a node that is just being started, or stopped
-                    found = str(error)
-                if not found:
-                    return
-                if boot_ms() >= deadline_ms:
-                    raise CommandFailed(f"waited {self._wait_s:g} s for {what}: {found}")
-                progress.say(f"waiting for {what}: {found}")
-                await asyncio.sleep(POLL_S)
+        if found := await still_lacking(lacks, self._wait_s, f"waiting for {what}"):
+            raise CommandFailed(f"waited {self._wait_s:g} s for {what}: {found}")
 
     async def _group(self) -> MigratedGroup:
         import asyncio

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import WaitLine
+from batonmq.mqctl.output import still_lacking
 from batonmq.mqctl.params import COUNT, SECONDS, command, option, yes_option
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
     from batonmq.client.admin.controller_admin import ControllerAdmin
     from batonmq.protocol.bodies import BrokerReplicasInfo
-
-POLL_S = 0.1
 
 
 @command("up", controllers=True, writes=True)
@@ -196,24 +194,8 @@ class _Change:
 
     async def _until(self, missing: Callable[[], Awaitable[str]], advice: str) -> None:
         """Raises CommandFailed if something is still missing at the end of `--within`."""
-        import asyncio
-
-        from batonmq.protocol.errors import BatonError
-        from batonmq.runtime.clock import boot_ms
-
-        deadline_ms = boot_ms() + int(self._within_s * 1000)
-        with WaitLine("") as progress:
-            while True:
-                try:
-                    lacks = await missing()
-                except BatonError as error:  # an election runs
-                    lacks = str(error)
-                if not lacks:
-                    return
-                if boot_ms() >= deadline_ms:
-                    raise CommandFailed(f"after {self._within_s:g} s: {lacks}; {advice}")
-                progress.say(f"waiting: {lacks}")
-                await asyncio.sleep(POLL_S)
+        if lacks := await still_lacking(missing, self._within_s, "waiting"):
+            raise CommandFailed(f"after {self._within_s:g} s: {lacks}; {advice}")
 
     def _say(self, text: str) -> None:
         if not self._context.out.as_json:

@@ -1,4 +1,4 @@
-"""The socket of a running `batonmq up`: what is asked is answered, and nobody else may ask."""
+"""The socket of a running `batonmq up`: requests are answered, and only the owner may connect."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def _numbers(layout: Layout) -> list[tuple[int, str]]:
 
 def test_r47_a_cluster_that_grows_keeps_the_number_of_each_folder() -> None:
     """A replica more stands with its group; it takes a folder of its group first, then a new
-    number. A new group takes no name that a folder has. What is not there is refused by name."""
+    number. A new group takes no name that a folder has. An unknown group is refused by name."""
     layout = plan(Path("/data"), replicas=2, groups=2)
     layout, node = grown(layout, "broker-a")
     assert (node.index, node.group, node.port) == (4, "broker-a", 9876 + 1035 + 400)
