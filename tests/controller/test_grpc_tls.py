@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from batonmq.controller.endpoints import grpc_endpoint
 from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
@@ -49,6 +50,14 @@ async def answered(channel: grpc.aio.Channel, seconds: float = 10) -> bool:
     return bool(reply.status.code == ResponseCode.CONTROLLER_INVALID_REQUEST)
 
 
+async def send(address: str, data: bytes) -> None:
+    """Sends bytes that are no handshake, and waits until the endpoint closes the connection."""
+    reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
+    writer.write(data)
+    await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+
+
 def test_only_who_shows_a_certificate_of_the_authority_is_served(
     made: Authority, tmp_path: Path
 ) -> None:
@@ -71,12 +80,23 @@ def test_only_who_shows_a_certificate_of_the_authority_is_served(
                     assert not await answered(channel)
             async with grpc.aio.insecure_channel(address) as channel:
                 assert not await answered(channel)
-            reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
-            writer.write(b"\x16\x03\x01\x40\x00" + bytes(range(256)) * 64)
-            await asyncio.wait_for(reader.read(), 20)
-            writer.close()
+            await send(address, b"\x16\x03\x01\x00\x04" + b"xxxx")
             assert await answered(broker.channel(address))
             await broker.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_handshake_that_never_ends_is_cut_off(
+    made: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record begins a message of 66,051 bytes. The limit is 5 s; here it is shorter."""
+    options = dict(grpc_endpoint._SERVER_OPTIONS) | {"grpc.server_handshake_timeout_ms": 200}
+    monkeypatch.setattr(grpc_endpoint, "_SERVER_OPTIONS", tuple(options.items()))
+
+    async def scenario() -> None:
+        async with serving(node_tls(made, "controller/n0")) as address:
+            await send(address, b"\x16\x03\x01\x40\x00" + bytes(range(256)) * 64)
 
     asyncio.run(scenario())
 

@@ -24,7 +24,7 @@ from batonmq.controller.raft.node import RaftLog, RaftSettings
 from batonmq.controller.raft.snapshot import BadSnapshot
 from batonmq.controller.rules.commands import BecomeController
 
-ROUNDS = 60 if os.environ.get("BATONMQ_SOAK") == "1" else 12
+ROUNDS = 60 if os.environ.get("BATONMQ_SOAK") == "1" else 8
 LIMIT_S = 30
 ROOT = Path(__file__).parents[2]
 

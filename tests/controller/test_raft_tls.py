@@ -66,20 +66,18 @@ def test_a_permissive_quorum_has_nodes_of_both_kinds(made: Authority, tmp_path: 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("dials", ["alert unknown ca", "takes TLS only"])
 def test_a_node_of_another_authority_or_without_tls_is_no_member(
-    made: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    made: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, dials: str
 ) -> None:
-    other = authority(tmp_path / "other")
+    tls = port(authority(tmp_path / "other"), "n2") if "ca" in dials else None
 
     async def scenario(cluster: Cluster) -> None:
-        for number, (tls, told) in enumerate(
-            ((port(other, "n2"), "alert unknown ca"), (None, "takes TLS only")), 1
-        ):
-            await cluster.stop("n2")
-            stranger = await cluster.start("n2", tls=tls)
-            await until(lambda told=told: told in caplog.text)
-            await commit(cluster, number)
-            assert stranger.status().committed_index <= 1 and not stranger.in_touch()
+        await cluster.stop("n2")
+        stranger = await cluster.start("n2", tls=tls)
+        await until(lambda: dials in caplog.text)
+        await commit(cluster, 1)
+        assert stranger.status().committed_index <= 1 and not stranger.in_touch()
 
     with_cluster(tmp_path / "raft", scenario, tls=port(made, "n0"))
 
@@ -103,16 +101,17 @@ def test_r58_strangers_at_an_enforcing_raft_port(made: Authority, tmp_path: Path
         await lead(cluster)
         peer = cluster.peers[0]
         address = (peer.host, peer.raft_port)
-        for context, data in (
+        strangers = (
             (None, b"\x10\0\0\0" + b"x" * 16),
             (None, b"\x16\x03\x01" + os.urandom(400)),
             (None, b"\x16\x03"),  # never goes on
             (None, b"\x16\x03\x01\x02\x00\x01"),
             (client_context(client_tls(made)), b"x" * 30),
             (client_context(client_tls(made, cert_path=late, key_path=late)), b"x" * 30),
-        ):
-            answer = await ended(address, context, data)
-            assert len(answer) < 16, answer
+        )
+        # All at once: those that fall silent keep the test waiting until they are cut off.
+        answers = await asyncio.gather(*(ended(address, *stranger) for stranger in strangers))
+        assert all(len(answer) < 16 for answer in answers), answers
         await lead(cluster, 2)
 
     with_cluster(tmp_path / "raft", scenario, tls=port(made, "n0"))

@@ -33,6 +33,10 @@ def config_in(folder: Path) -> ControllerConfig:
         controller_self_id="n0",
         bind_address="127.0.0.1",
         controller_store_path=str(folder),
+        # It is alone, and started many times: its elections need not be long.
+        raft_election_timeout_min_ms=50,
+        raft_election_timeout_max_ms=60,
+        raft_heartbeat_ms=10,
     )
 
 
