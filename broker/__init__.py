@@ -35,8 +35,8 @@ server finds it by them. A new code goes into the processor of its kind:
 On a replica that is not master, `relay` passes on requests that only the master may handle. Before
 the store is open, `broker_endpoint` owns the ports.
 
-Whatever stores a message of its own uses `write.write_path.WritePath`: gate, turn buffer, pending
-acks. `replication.controlled` and `replication.classic` are the two modes; a reader of one need not
-read the other. `service.BrokerService` builds the process out of its parts, `batonmq.broker.main`
-runs it alone.
+All code that stores messages uses `write.write_path.WritePath`: gate, turn buffer, pending acks.
+`replication.controlled` and `replication.classic` are the two modes; a reader of one need not read
+the other. `service.BrokerService` builds the process out of its parts, `batonmq.broker.main` runs
+it alone.
 """

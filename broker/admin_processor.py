@@ -45,7 +45,7 @@ from batonmq.runtime.turns import in_turns
 from batonmq.store.errors import StoreStateError
 
 AT_ONCE: Final = 100
-"""Topics or groups of a list that one record changes."""
+"""The most topics or groups that one record changes."""
 
 
 class AdminProcessor:
@@ -89,9 +89,9 @@ class AdminProcessor:
         processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Creates or changes a topic (request 17). Of one that is there, only what is given
-        changes. Fewer queues to read than hold messages need `force`: no consumer could read those
-        messages."""
+        """Creates a topic, or changes the given fields of an existing one (request 17). Without
+        `force` it does not reduce the read queues below those that hold messages: no consumer could
+        read them."""
         self._require_writable()
         topic = text(request, "topic")
         check_topic(topic)
@@ -115,20 +115,20 @@ class AdminProcessor:
             order=flag(request, "order", base.order),
         )
         self._check_topic(config, is_forced=flag(request, "force"))
-        # Also if nothing changes: the record of an earlier request may not be confirmed, or was cut
-        # (R31).
+        # Put a record even if nothing changes: that of an earlier request may be unconfirmed, or
+        # cut (R31).
         await self._path.wait_confirmed(self._topics.put_topic(config), f"topic {topic}")
         await self._known()
         return RemotingCommand.response_to(request)
 
     async def update_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The same for several, each given whole (request 18). None is made if one of them cannot
-        be; then AT_ONCE at a time, so a change of role may leave the last ones out."""
+        """Creates or replaces several topics (request 18). If one is invalid, none is written. They
+        are written AT_ONCE at a time, so after a change of role the last ones may be missing."""
         self._require_writable()
         mixed = self._settings.enable_mixed_message_type
         configs = []
         for wanted in TopicConfigList.decode_request(request.body).topic_config_list:
-            # A turn for each: a body may list thousands of topics (R58).
+            # One per turn of the loop: a body may list thousands of topics (R58).
             await asyncio.sleep(0)
             known = self._topics.get(wanted.topic_name)
             before = known.attributes if known else None
@@ -142,7 +142,7 @@ class AdminProcessor:
             ):
                 _check_queues(f"{key} of topic {config.topic_name}", queues)
             self._check_topic(config, is_forced=False)
-        # The role may change while a part is confirmed: it is checked again for the next one.
+        # The role may have changed while the last part was confirmed, so check it again.
         for begin in range(0, len(configs), AT_ONCE):
             self._require_writable()
             end = self._topics.put_topics(configs[begin : begin + AT_ONCE])
@@ -162,8 +162,8 @@ class AdminProcessor:
             self._refuse_to_hide(config, known.read_queue_nums)
 
     def _refuse_to_hide(self, config: TopicConfig, before: int) -> None:
-        """Raises BrokerRefusal if queues with messages could no longer be read; `before`: how many
-        are readable now."""
+        """Raises BrokerRefusal if queues with messages would become unreadable. `before`: the
+        number of read queues now."""
         topic = config.topic_name
         queries = self._path.store.queries
         wanted = config.read_queue_nums
@@ -178,8 +178,8 @@ class AdminProcessor:
             )
 
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Deletes what is left of topics that are not in the table (request 316), by a record for
-        each, so that all members delete it. If another request deletes one, it is only waited for.
+        """Deletes the queues of topics that are no longer in the table (request 316). One record
+        each, so that all members delete them; if another request is deleting one, waits for that.
         """
         self._require_writable()
         store = self._path.store
@@ -203,7 +203,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=config.encode())
 
     async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The topic leaves the table and its queues go; the log keeps its records (request 215)."""
+        """Deletes a topic and its queues; its records stay in the log (request 215)."""
         self._require_writable()
         topic = text(request, "topic")
         _refuse_system_topic(topic)
@@ -223,9 +223,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): creates or changes several groups. None
-        if one of them is refused; else AT_ONCE at a time, so a change of role may leave the last
-        ones out."""
+        """The same for several groups (request 225); all or none, and in parts, as
+        `update_topics`."""
         self._require_writable()
         configs = SubscriptionGroupList.decode_request(request.body).group_config_list
         async for config in in_turns(configs):
@@ -238,8 +237,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def delete_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The group leaves the table, with `cleanOffset` its offsets go, too (request 207). A
-        member that is still connected makes it again with its next heartbeat."""
+        """Deletes a group, with `cleanOffset` also its offsets (request 207). The next heartbeat of
+        a member that is still connected creates it again."""
         self._require_writable()
         group = text(request, "groupName")
         if group in SYSTEM_GROUPS:
@@ -253,7 +252,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def group_forbidden(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Whether a group may read a topic; with `readable` it is set (request 353)."""
+        """Returns whether a group may read a topic; `readable` sets it (request 353)."""
         group, topic = text(request, "group"), text(request, "topic")
         if request.ext.get("readable"):
             self._require_writable()
@@ -276,20 +275,20 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=config.encode())
 
     def system_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The topics that are the broker's own (request 305)."""
+        """The broker's own topics (request 305)."""
         names = {*self._topics.topics.system, *OUR_TOPICS, *SYSTEM_TOPICS}
         return RemotingCommand.response_to(
             request, body=TopicList(topic_list=sorted(names)).encode()
         )
 
     def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Key-value texts, with the keys that clusterList and brokerStatus read (request 28)."""
+        """The broker's status as key-value texts, for clusterList and brokerStatus (request 28)."""
         return RemotingCommand.response_to(
             request, body=KVTable(table=self._status.table()).encode()
         )
 
     def stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """One counter by minute, hour and day: `statsName`, `statsKey` (request 315)."""
+        """The counter `statsName` of `statsKey`, by minute, hour and day (request 315)."""
         name, key = text(request, "statsName"), text(request, "statsKey")
         stats = self._path.stats
         shown = stats.shown(name, key)
@@ -302,18 +301,19 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=shown.encode())
 
     def delete_expired(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Deletes expired segments now, not at `deleteWhen` (requests 306, 329)."""
+        """Deletes expired segments now instead of at `deleteWhen` (requests 306, 329)."""
         self._path.store.expirer.clean_expired(manual=True)
         return RemotingCommand.response_to(request)
 
     def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """HA status (request 907). A slave of classic mode names itself with it."""
+        """HA status (request 907). A slave in classic mode also names itself in this request."""
         if link := request.ext.get(HA_LINK_FIELD):
             self._status.note_slave(link, request.ext.get(SLAVE_NAME_FIELD) or "")
         return RemotingCommand.response_to(request, body=self._status.ha().encode())
 
     def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The epoch list, and which process this is (request 1007); refused in classic mode."""
+        """The epoch list and the identity of this process (request 1007); refused in classic
+        mode."""
         answer = self._status.epoch_cache()
         if answer is None:
             raise BrokerRefusal(
@@ -323,8 +323,9 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, ext=process, body=cache.encode())
 
     def repair_replica(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """An operator trusts this suspect log again (our request 60001, R17). extField `suspect`:
-        the reason, as in `brokerStatus`. The remark says what was done."""
+        """Marks a suspect log as trusted, at an operator's request (our request 60001, R17). The
+        field `suspect` must repeat the reason from `brokerStatus`. The remark says what was
+        done."""
         try:
             done = self._path.store.repair(text(request, "suspect"))
         except StoreStateError as error:

@@ -1,4 +1,5 @@
-"""The broker's endpoint: its ports listen before its code is loaded and its store is recovered.
+"""The broker's endpoint. Its ports listen before the broker's code is loaded and its store
+recovered.
 
 A restarted process would refuse connections for a second or more, and a stock client tries no other
 broker until its next poll. So the ports listen first. Until `open`, requests for the master and
@@ -54,7 +55,7 @@ TICK_S: Final = 0.1
 
 
 def _guard(config: BrokerSections) -> Guard | None:
-    """None: anyone may do everything. Raises OSError for an audit log that cannot be written."""
+    """None if there is no access control. Raises OSError if the audit log cannot be written."""
     if not config.auth.authentication_enabled:
         return None
     audit = config.store.root / "audit.log"
@@ -71,8 +72,8 @@ class Early:
 
 
 class BrokerEndpoint:
-    """Endpoint, role gate and relay of one broker. `listen`, `open`, `close`: once, in this order.
-    `laps`: the steps of the start, from when it listens."""
+    """Endpoint, role gate and relay of one broker. Call `listen`, `open`, `close` once each, in
+    this order. `laps` measures the steps of the start."""
 
     def __init__(self, config: BrokerSections, clock_ms: Callable[[], int] = boot_ms) -> None:
         self.gate = RoleGate()
@@ -105,14 +106,15 @@ class BrokerEndpoint:
         for code in (*SENDS, *PULL_CODES):
             processors.register_raw(code, self._frame_came)
         ends = RequestCode.BATON_CONNECTION_ENDS
-        # The other requests pass the guard of the master, or this one's after the start.
+        # All other requests pass the master's guard, or after the start this broker's.
         guard = self.guard
         processors.register(ends, relay_asks if guard is None else guard.before(ends, relay_asks))
         processors.default(self._came)
         return processors
 
     def stand_before(self, processors: Processors) -> None:
-        """The handlers get what the guard lets in, and what this broker may answer by its role."""
+        """Puts guard and relay before the handlers: they get only allowed requests that this role
+        may answer."""
         self.relay.stand_before(processors)
         if self.guard is not None:
             self.guard.stand_before(processors)
@@ -133,7 +135,7 @@ class BrokerEndpoint:
             self._tasks.append(asyncio.create_task(self._find_master(), name="endpoint-master"))
 
     async def open(self, processors: Processors) -> None:
-        """From now on `processors` answer, early requests first."""
+        """Lets `processors` answer, early requests first."""
         await self._end_tasks()
         self.processors.replace(processors)
         self._hand_out()
@@ -167,7 +169,7 @@ class BrokerEndpoint:
             self._refuse(channel, decode_frame(header, b"", kind))
 
     def _frame_again(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
-        """This broker has a role now and answers by itself."""
+        """A kept frame, once this broker has a role and answers by itself."""
         return self.processors.raw_handlers[peek_code(kind, header)](channel, kind, header, body)
 
     def _came(self, request: RemotingCommand, channel: Connection) -> Response:
@@ -192,16 +194,17 @@ class BrokerEndpoint:
 
     @property
     def why_starting(self) -> str:
-        """What the start waits for, in words."""
+        """What the start waits for, as a text."""
         missing = self.start_retry.missing
         return f"{STARTING} (it waits for disk space: {missing})" if missing else STARTING
 
     def _taken(self, until_ms: int | None = None) -> Iterator[Early]:
-        """Takes out those that are late at `until_ms`, or all, in order of arrival."""
+        """Takes out the requests whose deadline is before `until_ms`, or all, in order of
+        arrival."""
         while self._early and (until_ms is None or self._early[0].deadline_ms <= until_ms):
             early = self._early.popleft()
             self._early_bytes -= early.request.size
-            # No reply could reach it, and its client asks elsewhere.
+            # No reply could reach this client, and it asks elsewhere.
             if not early.channel.closed:
                 yield early
 
@@ -231,8 +234,8 @@ class BrokerEndpoint:
                     reply = await self._client.call(name_server, request(), ASK_TIMEOUT_MS)
                     group = GetBrokerMemberGroupResponseBody.decode(reply.body)
                     master = group.broker_member_group.broker_addrs.get(0, "")
-                    # A name server may still list this broker as master: it was one before this
-                    # start.
+                    # A name server may still list this broker, which may have been master before
+                    # this start.
                     if master not in (known, "", broker.address):
                         known = master
                         log.info("endpoint_knows_master address=%s from=%s", master, name_server)

@@ -1,7 +1,7 @@
 """The configuration file of a broker: sections `broker:`, `replicas:`, `store:` and `ha:`.
 
-Keys have RocketMQ's spelling; those that only BatonMQ has are in `replicas:`.
-Origin: org.apache.rocketmq.common.BrokerConfig.
+Keys have RocketMQ's spelling. Keys that only BatonMQ has are in `replicas:`. Origin:
+org.apache.rocketmq.common.BrokerConfig.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def slaves_serve_pulls(self) -> bool:
-        """A slave that acted for its master serves pulls until the routes name the master again."""
+        """Whether slaves serve pulls: one that acted for its master does so until the routes name
+        the master again."""
         return self.slave_read_enable or self.enable_slave_acting_master
 
     @property
@@ -150,18 +151,18 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def ha_ip(self) -> str:
-        """The host that slaves dial."""
+        """The host that slaves connect to."""
         return self.broker_ip2 or self.broker_ip1
 
     @property
     def address(self) -> str:
-        """What clients dial."""
+        """The address that clients connect to."""
         return f"{self.broker_ip1}:{self.listen_port}"
 
     @property
     def store_host(self) -> bytes:
-        """The same as records carry it: ip and port. A host name has the address of the first call
-        for as long as the process lives. Raises OSError for a name that cannot be looked up."""
+        """`address` as stored in records: ip and port. A host name is resolved once per process.
+        Raises OSError if it cannot be resolved."""
         return host_bytes(look_up_once(self.broker_ip1), self.listen_port)
 
 
@@ -214,7 +215,7 @@ RUNTIME_KEYS: Final = frozenset(
         "truncatedLogMaxSets",
     }
 )
-"""Keys that may change while running (request 25): they are read when they are needed."""
+"""Keys that may change while running (request 25): the code reads them at each use."""
 
 
 class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,7 +253,7 @@ class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
             self.controllers()
 
     def controllers(self) -> tuple[str, ...]:
-        """Their addresses under `controllerProtocol`."""
+        """Addresses of the controllers, for `controllerProtocol`."""
         return controller_addresses(
             self.controller_addr, self.controller_grpc_addr, self.controller_protocol
         )
@@ -285,7 +286,7 @@ class BrokerSections:
 
     @property
     def ha_address(self) -> str:
-        """What slaves dial."""
+        """The address that slaves connect to."""
         return f"{self.broker.ha_ip}:{self.store.ha_listen_port}"
 
     def __post_init__(self) -> None:
@@ -310,18 +311,18 @@ class BrokerSections:
 
     @property
     def may_act(self) -> bool:
-        """Whether slaves of this group act for an absent master; in classic mode only."""
+        """Whether slaves of this group act for an absent master (classic mode only)."""
         return not self.controller_mode and self.broker.enable_slave_acting_master
 
     @property
     def needed_slaves(self) -> int:
-        """In classic mode: how many slaves must have a write before it is acknowledged."""
+        """How many slaves must have a write before it is acknowledged (classic mode)."""
         waits = self.broker.broker_role == "SYNC_MASTER"
         return self.ha.in_sync_replicas - 1 if waits else 0
 
     @property
     def relays(self) -> bool:
-        """Whether a slave passes requests on to its master; in controller mode only."""
+        """Whether a slave passes requests on to its master (controller mode only)."""
         return self.controller_mode and self.replicas.relay_to_master
 
     def replicas_manager(self) -> ReplicasManagerConfig:

@@ -1,7 +1,7 @@
-"""A broker's figures under the names of rocketmq-exporter, for dashboards such as Grafana's 14612.
+"""A broker's metrics under the names of rocketmq-exporter, for dashboards such as Grafana's 14612.
 
-With `metricsExporterNames: true` they are on the same page as the others. The exporter asks once
-a minute; these are of the moment. Left out: what it asks of each client (`rocketmq_client_…`).
+`metricsExporterNames: true` adds them to the page. Unlike the exporter, which asks once a minute,
+they are current. Metrics that the exporter asks of each client (`rocketmq_client_…`) are left out.
 Origin: RMQMetricsCollector, MetricsCollectTask and BrokerRuntimeStats of rocketmq-exporter.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from batonmq.runtime.metrics import MetricsPage
 
 _RUNTIME: Final = "rocketmq_brokeruntime_"
-#: The part of the name behind `rocketmq_brokeruntime_` -> the key of request 28.
+#: The name after `rocketmq_brokeruntime_` -> the key in the answer to request 28.
 _NUMBERS: Final = {
     "msg_put_total_today_now": "msgPutTotalTodayNow",
     "msg_gettotal_today_now": "msgGetTotalTodayNow",
@@ -71,7 +71,7 @@ _SIZE: Final = re.compile(r"([\d.]+) ([KMGTPE]?)i?B")
 
 @dataclass(slots=True)
 class _GroupSums:
-    """Of one group in one topic, over its queues."""
+    """Sums of one group in one topic, over its queues."""
 
     consumed: int = 0
     diff: int = 0
@@ -80,7 +80,7 @@ class _GroupSums:
 
 @dataclass
 class ExporterNames:
-    """Adds the families of one broker to a page; those of topics and groups are the master's."""
+    """Adds the metrics of one broker to a page; only a master has those of topics and groups."""
 
     service: BrokerService
     labels: Mapping[str, str] = field(init=False)
@@ -148,7 +148,7 @@ class ExporterNames:
         await self._rates(page, "rocketmq_producer_message_size", "TOPIC_PUT_SIZE")
 
     async def _rates(self, page: MetricsPage, name: str, counted: str) -> None:
-        """A second in the last minute, of each key that is counted."""
+        """Key -> rate per second in the last minute."""
         stats = self.service.path.stats
         family = page.family(name, "gauge", "a second in the last minute")
         async for key, _, _ in page.pace.through(stats.totals(counted)):
@@ -181,7 +181,8 @@ class ExporterNames:
             family = page.family(f"rocketmq_group_{name}", "gauge", "messages not consumed")
             async for (group_name, topic), found in page.pace.through(sums.items()):
                 known = groups.get(group_name)
-                if (kind and topic.startswith(kind)) or (not kind and not _of_one_group(topic)):
+                of_one_group = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+                if topic.startswith(kind) if kind else not of_one_group:
                     family.add(
                         found.diff,
                         group=group_name,
@@ -214,10 +215,6 @@ class ExporterNames:
                 end = max(0, queries.max_offset_in_queue(letters, 0))
                 found.setdefault((group, letters), _GroupSums(diff=end))
         return found
-
-
-def _of_one_group(topic: str) -> bool:
-    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 def _bytes(size: tuple[str, str]) -> float:

@@ -1,10 +1,10 @@
-"""Logs what falls behind, and stops slow groups.
+"""Logs queues that grow and slaves that fall behind, and stops slow consumer groups.
 
-Every minute it logs how many requests wait, and whether slaves or the dispatch are behind. Every
-three minutes, with `disableConsumeIfConsumerReadSlowly`, a connected group that is further behind
-than `consumerFallbehindThreshold` loses `consumeEnable`, because its old data would displace what
-other groups read from memory. An operator enables it again.
-Origin: BrokerController.protectBroker, printWaterMark and printMasterAndSlaveDiff in Java.
+Every minute it logs how many requests wait, and whether slaves or the dispatch are behind. With
+`disableConsumeIfConsumerReadSlowly`, every three minutes, it disables (`consumeEnable`) each
+connected group that is more than `consumerFallbehindThreshold` behind: its old data would displace
+from memory what other groups read. An operator enables it again. Origin:
+BrokerController.protectBroker, printWaterMark and printMasterAndSlaveDiff in Java.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Housekeeping:
                 log.info("slave_behind address=%s bytes=%d", slave.addr, slave.diff)
 
     async def protect_broker(self) -> None:
-        """On a master only: slaves get the change from its log (R31)."""
+        """Disables slow groups. On a master only: slaves get the change from its log (R31)."""
         pace = Pace()
         async for name in pace.through(list(self._clients.groups)):
             group = self._topics.groups.get(name)

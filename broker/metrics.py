@@ -1,10 +1,10 @@
-"""The figures of a broker for `/metrics`.
+"""The metrics of a broker, for `/metrics`.
 
-RocketMQ's names (docs of 5.x, suffixed as its Prometheus exporter writes them) where it counts the
-same, `batonmq_…` for what it has no figure for: the SyncStateSet, epochs, confirmOffset, lag of
-replicas, the lease. Only the master publishes figures of consumer groups: sums over the members
-would count them twice. A group that is offline keeps its lag, also in its retry topic.
-Origin: BrokerMetricsManager, ConsumerLagCalculator and DefaultStoreMetricsManager in Java.
+Names are RocketMQ's (docs of 5.x, with the suffixes of its Prometheus exporter) where it counts the
+same. `batonmq_…` has the rest: the SyncStateSet, epochs, confirmOffset, lag of replicas, the lease.
+Only the master publishes metrics of consumer groups, since sums over all members would count them
+twice. An offline group keeps its lag, also in its retry topic. Origin: BrokerMetricsManager,
+ConsumerLagCalculator and DefaultStoreMetricsManager in Java.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Lag:
 
 
 class BrokerMetrics:
-    """What one broker publishes (`batonmq.runtime.metrics.MetricsSource`)."""
+    """The metrics of one broker (a `batonmq.runtime.metrics.MetricsSource`)."""
 
     def __init__(self, service: BrokerService) -> None:
         self._service = service
@@ -66,7 +66,7 @@ class BrokerMetrics:
         self._status = service.status
         self._replication = service.replication
         self._stored_ms: dict[_Place, int] = {}
-        """Of the last page: a message that is still the oldest is not read again."""
+        """Store times for the last page: a message that is still the oldest is not read again."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -74,8 +74,8 @@ class BrokerMetrics:
         return {"cluster": broker.broker_cluster_name, "node_id": broker.broker_name}
 
     def why_not_ready(self) -> list[str]:
-        """Reasons in words; none once this broker serves as master, or as slave in the set: only
-        then may the next replica be stopped."""
+        """Reasons as texts. None once this broker is master, or a slave in the set: only then may
+        the next replica be stopped."""
         gate, store = self._path.gate, self._path.store
         if not store.is_open:
             return [self._service.endpoint.why_starting]
@@ -199,7 +199,9 @@ class BrokerMetrics:
             family = page.family(name, "counter", what)
             async for key, messages, size in pace.through(stats.totals(counted)):
                 topic, by_group, group = key.partition(SEPARATOR)
-                labels = _group_labels(topic, group) if by_group else _topic_labels(topic)
+                labels = {"topic": topic, "is_system": _flag(is_system_topic(topic))}
+                if by_group:
+                    labels = _group_labels(topic, group)
                 family.add(size if sizes else messages, **labels)
 
     async def _of_clients(self, page: MetricsPage) -> None:
@@ -213,7 +215,7 @@ class BrokerMetrics:
             )
 
     async def _of_groups(self, page: MetricsPage) -> None:
-        """One walk over the offsets fills all families of lag."""
+        """One walk over the offsets computes all metrics of lag."""
         lags: dict[tuple[str, str], Lag] = {}
         stored_ms: dict[_Place, int] = {}
         now_ms, pace = wall_ms(), page.pace
@@ -255,21 +257,16 @@ class BrokerMetrics:
         for offset, field in ((consumed, "oldest_ms"), (handed_out, "oldest_ready_ms")):
             if offset < end:
                 at = (topic, queue_id, offset)
-                stored = stored_ms.get(at) or self._stored_ms.get(at) or self._read_time(at)
+                stored = stored_ms.get(at) or self._stored_ms.get(at)
+                if not stored:
+                    stored = self._path.store.queries.message_store_timestamp(*at)
                 stored_ms[at] = stored
                 if stored > 0:
                     setattr(lag, field, max(getattr(lag, field), now_ms - stored))
 
-    def _read_time(self, at: _Place) -> int:
-        return self._path.store.queries.message_store_timestamp(*at)
-
 
 def _name(codes: type[IntEnum], code: int) -> str:
     return codes(code).name.lower() if code in set(codes) else str(code)
-
-
-def _topic_labels(topic: str) -> dict[str, str]:
-    return {"topic": topic, "is_system": _flag(is_system_topic(topic))}
 
 
 def _group_labels(topic: str, group: str) -> dict[str, str]:

@@ -1,10 +1,10 @@
 """Registration with every name server: at once when something changes, and every 30 s.
 
-One task per name server, so that a dead one delays no other. The body is RegisterBrokerBody; the
-masterEpoch is its DataVersion.stateVersion. A name server that has the whole table gets only the
-topics that changed, at most every 20 ms; otherwise thousands of new topics would cost thousands of
-whole tables. Over a new connection, after a failure and every 30 s it gets the whole table.
-Origin: BrokerOuterAPI.registerBrokerAll, BrokerController.registerIncrementBrokerData in Java.
+One task per name server, so that a dead one delays no other. The body is RegisterBrokerBody; its
+DataVersion.stateVersion is the masterEpoch. A name server that has the whole table gets only the
+changed topics, at most every 20 ms, since thousands of new topics must not cost thousands of whole
+tables. It gets the whole table over a new connection, after a failure and every 30 s. Origin:
+BrokerOuterAPI.registerBrokerAll, BrokerController.registerIncrementBrokerData in Java.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MASTER_WANTED_MS = 1000
 RPC_TIMEOUT_MS = 3000
 CHANGES_APART_S = 0.02
 KNOWN_S = 0.05
-"""How long a send waits at most for name servers to know its new topic."""
+"""The longest time that a send waits for name servers to know its new topic."""
 EXT_PARTIAL = "batonPartial"
-"""Marks a registration of some topics; the name server keeps the others."""
+"""Marks a registration of some topics only; the name server keeps the others."""
 EXT_RELAYS = "batonRelays"
 
 
@@ -48,9 +48,10 @@ class RouteRegistration:
     body: bytes
     is_partial: bool = False
     relays: bool = False
-    """It passes requests on to its master, so producers may be routed to it."""
+    """The broker passes requests on to its master, so producers may be routed to it."""
     silence_ms: int | None = None
-    """With enableSlaveActingMaster: it counts as dead after so long without a heartbeat (904)."""
+    """With enableSlaveActingMaster: the broker counts as dead after this time without a heartbeat
+    (904)."""
 
     def request(self) -> RemotingCommand:
         acting = {"enableActingMaster": "true", "heartbeatTimeoutMillis": str(self.silence_ms)}
@@ -65,7 +66,7 @@ class RouteRegistration:
                 "haServerAddr": self.ha_address,
                 "brokerId": str(self.broker_id),
                 "compressed": "false",
-                # As Java counts it: without the sign bit.
+                # As in Java: without the sign bit.
                 "bodyCrc32": str(zlib.crc32(self.body) & 0x7FFFFFFF),
                 **({EXT_PARTIAL: "true"} if self.is_partial else {}),
                 **({EXT_RELAYS: "true"} if self.relays else {}),
@@ -86,21 +87,21 @@ class RouteRegistration:
         )
 
 
-#: The registration with these topics, or with all (None); None without a role.
+#: Makes the registration of these topics, or of all (None); returns None without a role.
 Current = Callable[[Collection[str] | None], RouteRegistration | None]
 
 
 @dataclass(slots=True)
 class _Due:
-    """What one name server lacks. Any change sets `something`; one beyond `topics` sets
-    `everything`."""
+    """What one name server does not know yet. Every change sets `something`; a change of other
+    things than `topics` sets `everything`."""
 
     something: asyncio.Event = field(default_factory=asyncio.Event)
     everything: asyncio.Event = field(default_factory=asyncio.Event)
     topics: dict[str, None] = field(default_factory=dict)
 
     def take(self) -> Collection[str] | None:
-        """The topics that changed since the last call; None: register all."""
+        """Returns the topics that changed since the last call; None: register everything."""
         topics = None if self.everything.is_set() or not self.topics else self.topics
         self.something.clear()
         self.everything.clear()
@@ -124,8 +125,8 @@ class NameServerRegistrar:
         master_named: Callable[[str, str], bool] = lambda address, ha_address: True,
         users: Callable[[], tuple[int, UserWrapper]] | None = None,
     ) -> None:
-        """`users`: version and content of the table that a master gives to name servers, which
-        check users as well; None: no user is checked."""
+        """`users`: returns version and content of the table of users, which a master gives to name
+        servers; None: users are not checked."""
         self._users = users
         self._client = client
         self._name_servers = name_servers
@@ -137,7 +138,7 @@ class NameServerRegistrar:
         self._tasks: list[asyncio.Task[None]] = []
         self.registered: dict[str, bool] = dict.fromkeys(name_servers, False)
         self._changes = 0
-        self._known = dict.fromkeys(name_servers, 0)  # of those changes, by name server
+        self._known = dict.fromkeys(name_servers, 0)  # last change it knows
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def start(self) -> None:
@@ -147,23 +148,23 @@ class NameServerRegistrar:
         ]
 
     def changed(self) -> None:
-        """The registration changed: sends all of it now."""
+        """Sends the whole registration now."""
         self._changes += 1
         for due in self._due.values():
             due.everything.set()
             due.something.set()
 
     def topics_changed(self, topics: Collection[str]) -> None:
-        """Only these changed, or are new."""
+        """Sends these topics, which changed or are new."""
         self._changes += 1
         for due in self._due.values():
             due.topics.update(dict.fromkeys(topics))
             due.something.set()
 
     def when_known(self, then: Callable[[], None]) -> None:
-        """Calls `then` when each name server that has this broker knows all changes up to now, at
-        the latest after KNOWN_S. So a client that created a topic finds its route; in Java the
-        thread that creates it waits for that (registerBrokerAll)."""
+        """Calls `then` once every name server that has this broker knows all changes up to now, at
+        the latest after KNOWN_S. So a client that created a topic finds its route. In Java the
+        thread that creates the topic waits (registerBrokerAll)."""
         self._waiting.append((self._changes, then))
         self._release()
         if self._waiting:
@@ -171,13 +172,13 @@ class NameServerRegistrar:
             asyncio.get_running_loop().call_later(KNOWN_S, self._release_to, changes)
 
     async def known(self) -> None:
-        """The same for a coroutine."""
+        """`when_known` for a coroutine."""
         done = asyncio.Event()
         self.when_known(done.set)
         await done.wait()
 
     def _release(self) -> None:
-        # A name server that is away must not delay each send that makes a topic.
+        # A name server that is down must not delay each send that creates a topic.
         registered = (self._known[each] for each, has_it in self.registered.items() if has_it)
         self._release_to(min(registered, default=self._changes))
 
@@ -186,8 +187,8 @@ class NameServerRegistrar:
             self._waiting.popleft()[1]()
 
     async def close(self) -> None:
-        """Stops registering, unregisters at the name servers that have this broker, and releases
-        what waits in `when_known`."""
+        """Stops registering, unregisters at the name servers that have this broker, and calls what
+        waits in `when_known`."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -207,9 +208,10 @@ class NameServerRegistrar:
         due = self._due[address]
         quiet = False
         while True:
-            # Before the request: what changes during it goes with the next one.
+            # Before the request: later changes belong to the next one.
             topics, changes = due.take(), self._changes
-            # It may have dropped this broker: some topics alone would leave it without the others.
+            # It may have dropped this broker: after a partial registration it would lack the other
+            # topics.
             if not self.registered[address]:
                 topics = None
             wait_s = self._period_s
@@ -235,7 +237,8 @@ class NameServerRegistrar:
             if "registrar" not in connection.attachments:
                 connection.attachments["registrar"] = self
                 connection.on_close.append(lambda _: self._lost(address))
-                # With the connection before this one the name server has dropped what it knew.
+                # When the earlier connection closed, the name server dropped what it knew of this
+                # broker.
                 if registration.is_partial:
                     registration = self._current(None) or registration
             reply = await connection.invoke(registration.request(), RPC_TIMEOUT_MS)
@@ -259,7 +262,7 @@ class NameServerRegistrar:
     async def _give_users(
         self, connection: Connection, registration: RouteRegistration
     ) -> str | None:
-        """What is wrong, None if the name server has the users."""
+        """Sends the users; returns what is wrong, None if the name server has them."""
         assert self._users is not None
         version, table = self._users()
         if connection.attachments.get("users") == version:
@@ -273,14 +276,14 @@ class NameServerRegistrar:
             reply = await connection.invoke(request, RPC_TIMEOUT_MS)
         except BatonError as exc:
             return str(exc)
-        # One that checks no users does not take them.
+        # A name server that does not check users refuses them.
         if reply.code in (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
             connection.attachments["users"] = version
             return None
         return f"users are not taken, code {reply.code}: {reply.remark}"
 
     def _lost(self, address: str) -> None:
-        """A name server drops a broker whose connection closes: register again."""
+        """The connection closed, so the name server drops this broker: register again."""
         self.registered[address] = False
         self._due[address].everything.set()
         self._due[address].something.set()

@@ -1,4 +1,4 @@
-"""Passes requests for the master on to it, when they reach another replica.
+"""Passes requests that only the master may handle on to it, if they reach another replica.
 
 A stock client uses the address in its route until its next poll, up to 30 s after a switch. So a
 replica that is not master keeps such a request until it knows the master, sends it there over one
@@ -6,12 +6,13 @@ shared connection, and returns the reply under the client's opaque. Only the mas
 (R1).
 
 - One hop: a relayed request carries RELAY_FIELD, `EPOCH@HOST:PORT` (the masterEpoch that the relay
-  knows, and the client). A broker that is not master, or master of a lower epoch, refuses it.
-- Once: a request that a master may have taken is never sent again. If the master fails in between,
-  the client gets SERVICE_NOT_AVAILABLE. A refusal at the gate proves that nothing was stored, and
-  says so (NOT_STORED). A stopping master says with its last frame (BATON_CONNECTION_ENDS) how many
-  requests of the connection it took. In both cases the request waits and is sent again.
-- This project's own clients find a new master themselves, so they are refused with its address.
+  knows, and the client's address). A slave, or a master of a lower epoch, refuses it.
+- At most once: a request that a master may have taken is never sent again. If the master fails, the
+  client gets SERVICE_NOT_AVAILABLE (14). Two cases prove that a request was not taken, so that it
+  waits and is sent again: a refusal at the gate, marked NOT_STORED; and the last frame of a
+  stopping master (BATON_CONNECTION_ENDS), which says how many requests of the connection it took.
+- Requests of this project's own clients are refused with the master's address, since they find it
+  themselves.
 
 Waiting requests are bounded in number, bytes and time; further ones are refused.
 """
@@ -95,7 +96,8 @@ RELAYED_CODES: Final = (
     RequestCode.AUTH_UPDATE_ACL,
     RequestCode.AUTH_DELETE_ACL,
 )
-"""Only the master handles them. Sends and pulls have raw handlers, which call the relay."""
+"""Only the master handles these. Sends and pulls are not listed: their raw handlers call the
+relay."""
 
 SENDS: Final = (
     RequestCode.SEND_MESSAGE,
@@ -110,7 +112,7 @@ WAIT_MS: Final = 2500
 ANSWER_MS: Final = 3000
 PULL_ANSWER_MS: Final = 35_000
 NOT_STORED: Final = {RELAY_FIELD: "refused"}
-"""extFields of a refusal at the gate of a relayed request."""
+"""extFields of a relayed request's refusal at the gate."""
 LOST_WAIT_MS: Final = 1000
 SETTLE_S: Final = 0.3
 PAUSE_FIRST_MS: Final = 25
@@ -118,7 +120,7 @@ PAUSE_MAX_MS: Final = 200
 HELD_MAX: Final = 20_000
 HELD_BYTES_MAX: Final = 64 << 20
 SLICE: Final = 500
-"""Waiting requests that one turn of the loop handles."""
+"""Waiting requests that are handled in one turn of the loop."""
 
 NO_MASTER = "this broker is not the master, and no master of its group answered in time"
 MASTER_GONE = "the master went away before it answered: send it again"
@@ -137,7 +139,8 @@ def relayed_by(field: str) -> tuple[int, str]:
 
 
 def relay_asks(request: RemotingCommand, channel: Connection) -> RemotingCommand:
-    """Another replica wants to know how many of its requests were taken when this one stops."""
+    """Another replica asks how many of its requests this one took, to be answered when this one
+    stops."""
 
     def farewell(taken: int) -> RemotingCommand:
         return RemotingCommand.request(RequestCode.BATON_CONNECTION_ENDS, {TAKEN_FIELD: str(taken)})
@@ -148,8 +151,8 @@ def relay_asks(request: RemotingCommand, channel: Connection) -> RemotingCommand
 
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
-    """A client's request. `again` hands it to this broker's own handler. `for_any_role`: a slave
-    can answer it, too, so it waits for any role."""
+    """A client's request. `again` calls this broker's own handler. `for_any_role`: a slave can
+    answer it, too, so it waits for any role."""
 
     channel: Connection
     request: RemotingCommand
@@ -158,11 +161,11 @@ class RelayedRequest:
     answer_ms: int
     for_any_role: bool
     epoch: int = 0
-    """The lowest masterEpoch of a master that may take it."""
+    """Only a master of at least this masterEpoch may take it."""
     size: int = 0
     """Bytes of the request."""
     is_lost: bool = False
-    """The master failed after it may have taken it. It is refused once there is another master, so
+    """The master failed and may have taken it. It is refused only once there is another master, so
     that the immediate retry of a stock client finds that one."""
 
 
@@ -176,13 +179,13 @@ class PassedRequest:
 
     @property
     def is_taken(self) -> bool:
-        """False if the master said so. The n-th frame on the connection has the opaque n."""
+        """False only if the master said so. The n-th frame on the connection has the opaque n."""
         taken = self.connection.attachments.get(TAKEN_FIELD)
         return not isinstance(taken, int) or (taken - self.opaque) & OPAQUE_MAX <= OPAQUE_MAX // 2
 
 
 class Relay:
-    """Keeps requests until there is a master, and passes them on."""
+    """Keeps requests until a master is known, then passes them on."""
 
     def __init__(
         self,
@@ -193,7 +196,7 @@ class Relay:
         tls: Dialling | None = None,
         sign: Callable[[RemotingCommand], None] | None = None,
     ) -> None:
-        """`sign`: proves to a master that a relay asks; the clients' requests stay as they are."""
+        """`sign` signs the relay's own requests to a master; clients' requests stay unchanged."""
         self._sign = sign
         self.enabled = enabled
         self.passed_on = 0
@@ -216,11 +219,12 @@ class Relay:
         self._is_closing = False
 
     def __len__(self) -> int:
-        """How many requests wait here, or for the master's reply."""
+        """The number of requests that wait here or for the master's reply."""
         return self._held
 
     def stand_before(self, processors: Processors) -> None:
-        """From now on the handlers of RELAYED_CODES are called on the master only."""
+        """Puts the relay before the handlers of RELAYED_CODES, which then run only on the
+        master."""
         for code in RELAYED_CODES:
             processors.handlers[code] = self._before(processors.handlers[code])
         processors.register(RequestCode.BATON_CONNECTION_ENDS, relay_asks)
@@ -242,7 +246,8 @@ class Relay:
         return handle
 
     def take(self, channel: Connection, request: RemotingCommand) -> bool:
-        """Takes a request of RELAYED_CODES; False: this broker answers it, if only by a refusal."""
+        """Takes a request of RELAYED_CODES. False: this broker must answer it, perhaps with a
+        refusal."""
         if self._gate.is_master or not self._may_take(request):
             return False
         answer_ms = PULL_ANSWER_MS if request.code in LONG_POLLS else ANSWER_MS
@@ -259,7 +264,7 @@ class Relay:
         *,
         for_any_role: bool = False,
     ) -> bool:
-        """Takes a request that a raw handler cannot answer; False: the handler refuses it."""
+        """Takes a request that a raw handler cannot answer. False: the handler must refuse it."""
         if self._gate.is_master or not self.enabled:
             return False
         request = decode_frame(header, body, kind)
@@ -277,7 +282,7 @@ class Relay:
             # Our own client finds the master by itself.
             and request.language != LanguageCode.PYTHON
             # One hop only: two replicas that take each other for the master would pass it on
-            # forever.
+            # endlessly.
             and RELAY_FIELD not in request.ext
             and self._held < HELD_MAX
             and self._held_bytes + request.size <= HELD_BYTES_MAX
@@ -299,7 +304,7 @@ class Relay:
         asked = RelayedRequest(
             channel, request, again, self._clock_ms() + WAIT_MS, answer_ms, for_any_role
         )
-        # As in `close`: without a reply a stock client retries the send elsewhere.
+        # As in `close`: without a reply a stock client retries a send elsewhere.
         if self._is_closing and request.code in SENDS:
             return
         asked.size = request.size
@@ -308,7 +313,7 @@ class Relay:
         self._go_on(asked)
 
     def role_changed(self) -> None:
-        """The role, or the known master, changed: handles waiting requests again."""
+        """The role or the known master changed: handles waiting requests again."""
         self._pauses.reset()
         self._look_again()
 
@@ -329,8 +334,8 @@ class Relay:
             self._next_slice = loop.call_soon(self._slice, left - SLICE)
 
     def tick(self, now_ms: int) -> bool:
-        """Refuses late requests, a slice a call; whether there may be more. They wait almost in
-        order of their deadlines."""
+        """Refuses a slice of the late requests; returns whether there may be more. They are almost
+        in order of their deadlines."""
         for _ in range(SLICE):
             if not self._waiting or self._waiting[0].deadline_ms > now_ms:
                 return False
@@ -339,13 +344,14 @@ class Relay:
         return True
 
     async def close(self) -> None:
-        """Refuses all waiting requests but sends, and waits SETTLE_S for replies of the master."""
+        """Refuses all waiting requests except sends, and waits SETTLE_S for replies of the
+        master."""
         self._is_closing = True
         pace = Pace(SLICE)
         while self._waiting:
             asked = self._waiting.popleft()
-            # Sends get no reply, and their connection ends soon: a stock client then retries an
-            # asynchronous send elsewhere, but after a refusal it does not.
+            # Sends get no reply: when their connection ends, a stock client retries an asynchronous
+            # send elsewhere; after a refusal it does not.
             if asked.request.code in SENDS and not asked.is_lost:
                 self._release(asked)
             else:
@@ -384,9 +390,9 @@ class Relay:
             self._pass_on_soon(asked)
 
     def _pass_on_soon(self, asked: RelayedRequest) -> None:
-        """Two turns later. If the master has just died, the end of its connection may have arrived
-        together with this client's retry, and must be handled first: once a request is written to a
-        dead connection, it counts as possibly taken."""
+        """Passes it on two turns later. If the master has just died, the end of its connection may
+        have arrived together with this client's retry. It must be handled first, because a request
+        written to a dead connection counts as possibly taken."""
         self._due.append(asked)
         if len(self._due) == 1:
             asyncio.get_running_loop().call_soon(self._next_turn)
@@ -406,7 +412,7 @@ class Relay:
 
     def _pass_on(self, asked: RelayedRequest, address: str, epoch: int) -> None:
         connection = self._client.live_connection(address)
-        # A pause follows a refusal by the master, or a dial that failed.
+        # After a refusal by the master, or a failed dial, it pauses.
         if connection is None or self._pause is not None:
             self._waiting.append(asked)
             if connection is None:
@@ -436,7 +442,7 @@ class Relay:
     def _answered(
         self, asked: RelayedRequest, passed: PassedRequest, answer: asyncio.Future[RemotingCommand]
     ) -> None:
-        # The master may have taken it: a second copy from here could be a duplicate.
+        # The master may have taken it: sending it again could store it twice.
         if answer.cancelled() or isinstance(answer.exception(), RequestTimeoutError):
             self._refuse(asked, MASTER_GONE)
             return
@@ -485,7 +491,8 @@ class Relay:
         self._wait_a_moment()
 
     def _wait_a_moment(self) -> None:
-        """Tries waiting requests again after a pause, or when the role changes."""
+        """Tries waiting requests again after a pause, or when the role changes, whichever is
+        first."""
         if self._pause is None:
             loop = asyncio.get_running_loop()
             self._pause = loop.call_later(self._pauses.next_ms() / 1000, self._look_again)

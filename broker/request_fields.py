@@ -1,5 +1,5 @@
-"""Reads a request's extFields. Each function raises BrokerRefusal INVALID_PARAMETER, which names
-the field."""
+"""Reads a request's extFields. Each function raises BrokerRefusal(INVALID_PARAMETER) naming the
+field."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The role of this broker, and the refusal of writes if it takes none. Pure.
+"""The role of this broker, and the refusal for writes that it does not take. Pure.
 
 `RoleGate` owns the role: `RoleActions` changes it, everything else reads it. (The ReplicasManager
-keeps role views, whose role this broker may not have taken yet.) Events in, one cached refusal out,
-so the send path reads a single attribute. The gate does not make writes safe, confirmOffset does
-(R1); it spares clients a wait that cannot succeed (R36).
+keeps role views, which may be ahead of this role.) It caches one refusal, so the send path reads a
+single attribute. Writes are safe because of confirmOffset (R1), not because of the gate: it only
+spares clients a wait that cannot succeed (R36).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Refusal:
 
     @property
     def hint(self) -> dict[str, str]:
-        """The same as extFields; empty if no master is known."""
+        """Address and epoch of the master as extFields; empty if unknown."""
         if not self.master_address:
             return {}
         return {MASTER_ADDRESS_HINT: self.master_address, MASTER_EPOCH_HINT: str(self.master_epoch)}
 
 
 class GateClosedError(BrokerRefusal):
-    """A write that the gate does not take."""
+    """The gate refuses the write."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.code, refusal.remark)
@@ -65,14 +65,14 @@ class RoleGate:
         self._lease = False
         self._whole = False
         self.was_cut_off = False
-        """Whether writes were refused without lease and required set since this was reset."""
+        """Whether writes were refused for lack of lease and required set since this was reset."""
         self._stopping: Refusal | None = None
         self._takes_offsets: Callable[[], bool] | None = None
         self.changed: Callable[[], None] = lambda: None
-        """Called after each change of the role, or of the master that it names."""
+        """Called after each change of the role or of the master's address."""
         self.after_unclean = False
-        """The group had an unclean election, perhaps with clean ones after it: clients may have
-        read more than this master has."""
+        """The group had an unclean election, perhaps followed by clean ones: clients may have read
+        more than this master has."""
 
     def opening(self, master_epoch: int) -> None:
         """This broker becomes master of `master_epoch`; it takes no writes before `open`."""
@@ -82,7 +82,7 @@ class RoleGate:
     def open(self) -> None:
         """The store is ready for this epoch's writes."""
         self.role = Role.MASTER
-        self._lease = True  # it was elected just now
+        self._lease = True  # an election begins a lease
         self._judge()
         self.changed()
 
@@ -96,13 +96,13 @@ class RoleGate:
         self._refuse(ResponseCode.SYSTEM_BUSY, _SLAVE_REMARK, master_address)
 
     def fence(self) -> None:
-        """This broker has no role."""
+        """This broker loses its role and has none."""
         self.role, self.refusal = Role.FENCED, _FENCED
         self.changed()
 
     def close(self, remark: str) -> None:
-        """The process stops, or its disk failed; nothing opens the gate again."""
-        # Keep the address of the master, to which waiting requests still go.
+        """The process stops, or its disk failed: the gate stays closed."""
+        # Keep the master's address: waiting requests are still sent there.
         known = self.refusal
         self._stopping = Refusal(
             ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -114,8 +114,8 @@ class RoleGate:
         self.changed()
 
     def act(self, takes_offsets: Callable[[], bool] | None) -> None:
-        """In classic mode: this slave serves groups in place of the master from now on, and takes
-        their offsets while `takes_offsets()`; None: no longer."""
+        """In classic mode: this slave begins to serve groups in place of the master, and takes
+        their offsets while `takes_offsets()`. None: it stops doing so."""
         self._takes_offsets = takes_offsets
 
     @property
@@ -128,14 +128,15 @@ class RoleGate:
         return self.refusal is None or (self._takes_offsets is not None and self._takes_offsets())
 
     def _refuse(self, code: int, remark: str, master_address: str) -> None:
-        """A stopping broker keeps its remark, but names the new master."""
+        """A stopping broker keeps its remark and updates only the master."""
         if self._stopping is not None:
             code, remark = self._stopping.code, self._stopping.remark
         self.refusal = Refusal(code, remark, master_address, self.master_epoch)
         self.changed()
 
     def standing(self, *, lease: bool, required_set_whole: bool) -> None:
-        """R36: a master without a lease continues while its whole required set follows."""
+        """Updates lease and required set. R36: a master without a lease continues while its whole
+        required set follows."""
         if (lease, required_set_whole) != (self._lease, self._whole):
             self._lease, self._whole = lease, required_set_whole
             self._judge()

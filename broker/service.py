@@ -1,10 +1,10 @@
 """The broker process: store, write path, replication, processors, endpoint, and its timers.
 
-Start: the endpoint listens; the store is opened and recovered; the endpoint opens. Then, in
-controller mode, the ReplicasManager registers and the broker waits, fenced, for a role; in classic
-mode it takes the role of its configuration. Stop: a master hands over; writes are refused, the
-controllers get a Goodbye, then everything is closed from the outside in.
-Origin: BrokerController and BrokerStartup in Java.
+Start: the endpoint listens, the store is opened and recovered, the endpoint opens. In controller
+mode the ReplicasManager then registers, and the broker waits, fenced, for a role; in classic mode
+it takes the role of its configuration. Stop: a master hands over, writes are refused, the
+controllers get a Goodbye, then everything is closed from the outside in. Origin: BrokerController
+and BrokerStartup in Java.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Collection
 from functools import partial
 
-from batonmq.auth.policy import UserWrapper
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerConfig, BrokerSections
@@ -85,10 +84,9 @@ PLANNED_STOP = "planned stop"
 
 
 class BrokerService:
-    """One broker. `start` once, `close` once, both on the loop that serves it.
-
-    `on_fatal` is called when the process must end: its disk failed, or its log is damaged.
-    `endpoint` may listen already.
+    """One broker. Call `start` and `close` once, on the loop that serves it. `on_fatal` is called
+    when the process must end: its disk failed, or its log is damaged. `endpoint` may listen
+    already.
     """
 
     def __init__(
@@ -152,11 +150,13 @@ class BrokerService:
             broker.register_name_server_period,
             self.status.registration,
             self.replication.master_named,
-            self._users_for_name_servers if self.endpoint.guard is not None else None,
+            (lambda: (self.tables.users.data_version.counter, self.tables.users.wrapper()))
+            if self.endpoint.guard is not None
+            else None,
         )
 
     def _build_processors(self, clients: ConsumerManager) -> Processors:
-        """Which processor answers which request codes is in `batonmq.broker`."""
+        """The table in `batonmq/broker/__init__.py` says which processor answers which codes."""
         path, topics, offsets = self.path, self.topics, self.tables.offsets
         in_sync, sent_half = self.replication.in_sync_count, self.waiting.producers.sent_half
         self.send = SendProcessor(
@@ -281,7 +281,7 @@ class BrokerService:
         )
 
     def _connect_store(self) -> None:
-        """What the store calls, from its recovery on."""
+        """Sets the store's callbacks, which it calls from its recovery on."""
         kinds: dict[str, RecordKind] = {
             METADATA_TOPIC: self.topics,
             PROGRESS_TOPIC: self.waiting.progress,
@@ -300,16 +300,16 @@ class BrokerService:
             await asyncio.shield(opening)
             self.endpoint.laps.end("store")
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: the store is closed once it has ended.
+            # A thread cannot be cancelled: wait for its end, then close the store.
             await asyncio.wait((opening,))
             self.store.close()
             raise
 
     def _open_store(self) -> None:
-        """In a thread; the loop serves the endpoint meanwhile, and uses none of this."""
+        """Runs in a thread, while the loop serves only the endpoint."""
         self.store.on_dropped.append(self.topics.unwritten.dropped)
         self.store.on_dropped.append(self.users.unwritten.dropped)
-        # First the tables: recovery applies records that may be newer than these files.
+        # Tables first: recovery applies log records, which may be newer than these files.
         self.tables.load()
         self.filters.load()
         self.tables.offsets.deletions.epochs = lambda: self.store.epochs.entries
@@ -332,7 +332,7 @@ class BrokerService:
         await self.slave_sync.close()
         await self.endpoint.close()
         await self._client.close()
-        # After a failed write or sync nothing more is recorded (R40).
+        # After a failed write or sync nothing more may be recorded (R40).
         if not self.store.health.has_failed:
             self._persist_tables()
         self.store.close()
@@ -351,12 +351,12 @@ class BrokerService:
         self.send.topics_changed(topics)
         if topics is None:
             self.routes_changed()
-        elif self.path.gate.is_master:  # name servers take topics only from a master
+        elif self.path.gate.is_master:  # name servers accept topics only from a master
             self.registrar.topics_changed(topics)
 
     def _settings_changed(self, broker: BrokerConfig) -> None:
-        """By request 25. Topics that a send creates need their template, which otherwise exists
-        only if the broker was started with autoCreateTopicEnable."""
+        """Settings were changed by request 25. autoCreateTopicEnable needs the template topic,
+        which a start creates only if that is set."""
         if broker.auto_create_topic_enable and self.topics.get(AUTO_CREATE_TOPIC) is None:
             queues, perm = broker.default_topic_queue_nums, PERM_INHERIT | PERM_READ | PERM_WRITE
             self.tables.topics.put(topic_config(AUTO_CREATE_TOPIC, queues, perm))
@@ -364,9 +364,6 @@ class BrokerService:
 
     def routes_changed(self) -> None:
         self.registrar.changed()
-
-    def _users_for_name_servers(self) -> tuple[int, UserWrapper]:
-        return self.tables.users.data_version.counter, self.tables.users.wrapper()
 
     def master_opened(self) -> None:
         first = self.config.auth.first_user if self.endpoint.guard is not None else None
@@ -393,8 +390,8 @@ class BrokerService:
         self._end("cannot trust its disk", exc)
 
     def _tick_ended(self, task: asyncio.Task[None]) -> None:
-        """A master without its ticks would keep a lease that it no longer checks: the process ends,
-        and another replica leads. The disk is not at fault."""
+        """The timer failed. Without it a master would no longer check its lease, so the process
+        ends and another replica leads. The log stays trusted, since the disk did not fail."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             name = task.get_name()
@@ -417,10 +414,10 @@ class BrokerService:
         )
 
     async def _warm_up(self) -> None:
-        """Loads in threads what the first busy turn would wait for (numpy: 100 ms)."""
+        """Imports in threads what would delay the first busy turn (numpy: 100 ms)."""
         await asyncio.sleep(WARM_UP_AFTER_S)
         interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(interval_s / 10)  # the loop must not wait 5 ms at each thread switch
+        sys.setswitchinterval(interval_s / 10)  # else each thread switch takes up to 5 ms
         try:
             await asyncio.to_thread(IndexService.preload)
             await asyncio.to_thread(subscription_filter.preload)
@@ -432,7 +429,7 @@ class BrokerService:
         while True:
             await asyncio.sleep(TICK_S)
             now_ms = boot_ms()
-            self._clients_due.set()  # in the same turn: a timer of its own would cost as much again
+            self._clients_due.set()  # in this turn: a second timer would double the cost
             self.replication.tick(now_ms)
             self.path.tick(now_ms)
             if now_ms >= next_second:
@@ -445,7 +442,7 @@ class BrokerService:
                 self._persist_tables()
 
     async def _tick_clients(self) -> None:
-        """Work for clients, in slices: there may be 10,000 of them."""
+        """Work for clients in slices, since there may be 10,000 of them."""
         next_scan = boot_ms()
         while True:
             await self._clients_due.wait()
@@ -464,7 +461,7 @@ class BrokerService:
 
     def _persist_tables(self) -> None:
         if self.store.health.pauses:
-            return  # they would pile up behind writes that wait for disk space
+            return  # else files would pile up behind writes that wait for disk space
         for job in (*self.tables.writes_due(), *self.filters.writes_due()):
             self.store.background.run_job(job)
 

@@ -1,4 +1,4 @@
-"""Shows the settings of a running broker (request 26), and changes those of RUNTIME_KEYS (25).
+"""Shows the settings of a running broker (request 26), and changes those in RUNTIME_KEYS (25).
 
 Changes are kept in `config/broker.properties` under the store's root, and override the file's
 values at the next start; RocketMQ writes them into the configuration file itself.
@@ -28,7 +28,7 @@ _FOR_TOOLS: Final = {
     "traceOn": "true",
     "useTLS": "false",
 }
-"""Keys of Java's dump that mqadmin and the Dashboard read, and no section of ours has."""
+"""Keys that mqadmin and the Dashboard expect in the answer, and that no section of ours has."""
 _NOT_TO_NAME = frozenset({"configBlackList", "brokerConfigPath"})
 
 
@@ -65,8 +65,8 @@ class SettingsProcessor:
         processors.register(RequestCode.UPDATE_BROKER_CONFIG, self.update)
 
     def show(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """All settings as a property text, sorted by name (request 26). As in Java, the role is the
-        one of now, if controllers give it."""
+        """All settings as a property text, sorted by name (request 26). As in Java, a role given by
+        controllers is the current one."""
         config = self._config
         found = dict(_FOR_TOOLS)
         for section in (config.broker, config.replicas, config.store, config.ha):
@@ -80,8 +80,8 @@ class SettingsProcessor:
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     async def update(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Takes all of a property text, and keeps it on disk, or nothing (request 25). The remark
-        names Java's keys that have no effect here."""
+        """Applies the settings of a property text and keeps them on disk, all or none (request 25).
+        The remark names Java's keys that have no effect here."""
         change = await self._settings.update(request.body)
         if change.kept:
             self._version = self._version.next(wall_ms())

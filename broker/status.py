@@ -1,4 +1,4 @@
-"""What a broker reports of itself: status for admin tools, and its registration."""
+"""The status of a broker for admin tools, and its registration at name servers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ NOT_HERE: Final = {
     "timerEnqueueTps": "0.0",
     "timerDequeueTps": "0.0",
 }
-"""Figures of Java that do not exist here, with Java's values where they are off or empty."""
+"""Java's figures that do not exist here, with the values that Java shows if they are off or
+empty."""
 _SAMPLES = 601  # one a second: rates over 10 s, 1 min, 10 min
 _PUT_TIMES: Final = {
     "<=0ms": 0,
@@ -64,7 +65,7 @@ _PUT_TIMES: Final = {
     "4~5s": 5_000,
     "5~10s": 10_000,
 }
-"""RocketMQ's classes of the time of a put, with the upper bound in ms; the last is `10s~`."""
+"""RocketMQ's classes of put times -> upper bound in ms; the last class is `10s~`."""
 
 
 def running_for(passed_ms: int) -> str:
@@ -75,8 +76,8 @@ def running_for(passed_ms: int) -> str:
 
 
 class Totals(NamedTuple):
-    """Since the start: messages stored and read; pulls that found messages, looks that found none.
-    `longest_read_ms`: the longest look into a queue."""
+    """Totals since the start: messages stored and read, reads that found messages, reads that found
+    none. `longest_read_ms`: the longest read of a queue."""
 
     puts: int
     gets: int
@@ -86,7 +87,7 @@ class Totals(NamedTuple):
 
 
 class Throughput:
-    """What was stored and read over time. `tick` is called about once a second."""
+    """Rates of messages stored and read. Call `tick` about once a second."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, Totals]] = deque(maxlen=_SAMPLES)
@@ -95,22 +96,22 @@ class Throughput:
         self._samples.append((now_ms, totals))
 
     def rates(self, count: Callable[[Totals], int]) -> str:
-        """A second over 10 s, 1 min and 10 min, in Java's format."""
+        """Rates per second over 10 s, 1 min and 10 min, in Java's format."""
         return " ".join(f"{self._rate(seconds, count):.2f}" for seconds in (10, 60, 600))
 
     def _rate(self, seconds: int, count: Callable[[Totals], int]) -> float:
         if len(self._samples) < 2:
             return 0.0
         last_ms, last = self._samples[-1]
-        # A sample a second. A younger process shows the rate since its start.
+        # There is one sample per second. A younger process shows the rate since its start.
         first_ms, first = self._samples[max(0, len(self._samples) - 1 - seconds)]
         elapsed_ms = last_ms - first_ms
         return (count(last) - count(first)) * 1000 / elapsed_ms if elapsed_ms else 0.0
 
 
 def put_times(waits: Sequence[int]) -> str:
-    """How long sends waited for their acknowledgement, in Java's classes. `waits`: as PendingAcks
-    counts them."""
+    """How long sends waited for their acknowledgement, in Java's classes. `waits`: the counts of
+    PendingAcks."""
     text, begin = "", 0
     for name, bound_ms in _PUT_TIMES.items():
         end = bisect_right(WAIT_BOUNDS_MS, bound_ms)
@@ -157,12 +158,12 @@ class BrokerStatus:
         self._started_ms = wall_ms()
 
     def tick(self, now_ms: int) -> None:
-        """Once a second."""
+        """Call once a second."""
         self._throughput.tick(now_ms, self._totals())
         self._days.tick(date.today())
 
     def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
-        """Epoch list and identity (request 1007): body and extFields; None in classic mode."""
+        """Body and extFields of request 1007: epoch list and identity; None in classic mode."""
         return self._replication.epoch_cache()
 
     def ha(self) -> HARuntimeInfo:
@@ -170,12 +171,12 @@ class BrokerStatus:
         return self._replication.service.runtime_info()
 
     def note_slave(self, link: str, name: str) -> None:
-        """A slave of classic mode names its HA connection and itself."""
+        """A slave in classic mode names itself and its HA connection."""
         self._replication.note_slave(link, name)
 
     def registration(self, topics: Collection[str] | None = None) -> RouteRegistration | None:
         """The registration at name servers: id 0 for a master, its own id for a slave; None without
-        a role. `topics`: the topics in it, by default all. Those of our own records have no route:
+        a role. `topics`: the topics in it, by default all. Topics of internal records are left out:
         no client reads them, and tools would list them beside the user's."""
         gate, broker = self._path.gate, self._config.broker
         if gate.role is Role.FENCED:
@@ -203,7 +204,7 @@ class BrokerStatus:
         )
 
     def table(self) -> dict[str, str]:
-        """Texts under the keys that `clusterList` and `brokerStatus` read (request 28)."""
+        """The status as texts, for `clusterList` and `brokerStatus` (request 28)."""
         path, totals, rates = self._path, self._totals(), self._throughput.rates
         log, transferred = path.store.log, rates(lambda each: each.gets)
         info = {
@@ -240,7 +241,7 @@ class BrokerStatus:
         return info | self._of_role() | {PROBLEMS_KEY: problems}
 
     def problems(self) -> list[str]:
-        """What is wrong with this broker, in words, for `mqctl health`."""
+        """The problems of this broker as texts, for `mqctl health`."""
         path, replication = self._path, self._replication
         store, gate = path.store, path.gate
         refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
@@ -284,7 +285,7 @@ class BrokerStatus:
 
 
 def _bad_names(health: StoreHealth) -> str:
-    """The first few, in words; empty if there is none."""
+    """A text with the first few names; empty if there are none."""
     first = list(health.bad_names.items())[:3]
     shown = [f"topic {topic!r} queue {queue} at {at}" for (topic, queue), at in first]
     more = ["..."] if len(health.bad_names) > len(first) else []

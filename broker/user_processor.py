@@ -1,8 +1,9 @@
-"""Users and policies: requests 3001 to 3010 as mqadmin sends them, and who the sender is.
+"""Users and policies: requests 3001 to 3010 as mqadmin sends them, and our request that names the
+sender.
 
-No answer has a password, not even for super users, so mqadmin's copyUser is refused. Making what is
-there already is no error if it is equal: mqadmin sends the same to every replica, which relays it
-to the master. Origin: AdminBrokerProcessor in Java.
+No answer has a password, not even for super users, so mqadmin's copyUser fails. Creating an equal
+user again is no error: mqadmin sends the request to every replica, and each relays it to the
+master. Origin: AdminBrokerProcessor in Java.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NO_USERS: Final = "this broker checks no users: authenticationEnabled is false"
 
 
 class UserProcessor:
-    """`guard` None: every request is refused, for anyone could make himself a user."""
+    """Without `guard` every request is refused, or anyone could create a user."""
 
     def __init__(self, path: WritePath, users: UserService, guard: Guard | None) -> None:
         self._path = path
@@ -80,12 +81,12 @@ class UserProcessor:
         elif len(self._users.table) >= USERS_MAX:
             raise _forbidden(f"there are {USERS_MAX} users, no more are made")
         self._only_super_changes(request, guard, user)
-        # Also if it is there: the record of an earlier request may not be confirmed yet.
+        # Put it even if it exists: the record of an earlier request may be unconfirmed.
         await self._confirmed(self._users.put(user), name)
         return RemotingCommand.response_to(request)
 
     async def update_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Changes what is given."""
+        """Changes the given fields."""
         guard = self._writing()
         known = self._known(text(request, "username"))
         info = UserInfo.decode_request(request.body)
@@ -102,7 +103,7 @@ class UserProcessor:
         return RemotingCommand.response_to(request)
 
     async def delete_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """One that is not there is no error."""
+        """No error if the user does not exist."""
         guard = self._writing()
         name = text(request, "username")
         known = self._users.table.get(name)
@@ -127,8 +128,8 @@ class UserProcessor:
         return RemotingCommand.response_to(request, body=encode_json(found))
 
     async def put_acl(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Adds entries; one with an equal resource is replaced. Create and update are the same, as
-        in Java."""
+        """Adds entries; an entry with an equal resource is replaced. Create and update are the
+        same, as in Java."""
         guard = self._writing()
         known = self._known(subject_name(text(request, "subject")))
         user = merged(known, AclInfo.decode_request(request.body))
@@ -168,7 +169,7 @@ class UserProcessor:
         return RemotingCommand.response_to(request, body=encode_json(found))
 
     def all_users(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The table with its secrets, for the nodes of the cluster."""
+        """The table with its secrets, for nodes of the cluster only."""
         self._guarded()
         return RemotingCommand.response_to(request, body=self._users.table.wrapper().encode())
 

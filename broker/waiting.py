@@ -1,6 +1,6 @@
 """The features that live in the log: delays, timers, transactions, POP (`write.log_features`).
 
-They begin and end with the mastership, and get the arrivals of their topics.
+They begin and end with the mastership, and are notified of messages in their topics.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WaitingMessages:
 
     def runtime_info(self) -> dict[str, str]:
         """Part of the status, under Java's names: for each delay level the next offset to deliver
-        and the end of its queue; how many timers wait, and how many were not read yet."""
+        and the end of its queue; the numbers of timers that wait, and of those not read yet."""
         ends = self._store.queries.max_offset_in_queue
         delays = {
             f"scheduleMessageOffset_{level}": f"{offset},{ends(SCHEDULE_TOPIC, level - 1)}"
@@ -63,12 +63,12 @@ class WaitingMessages:
         return delays | {"timerOffsetBehind": str(unread), "timerCongestNum": str(waiting)}
 
     def begin(self) -> None:
-        """This broker takes writes as the master from now on."""
+        """This broker becomes master and takes writes from now on."""
         for feature in self.features:
             feature.begin()
 
     def end(self) -> None:
-        """It takes none any more. What was not confirmed may be cut: the log decides."""
+        """It stops taking writes. Unconfirmed records may be cut: the log decides."""
         for feature in self.features:
             feature.end()
         self.progress.role_left()

@@ -202,7 +202,7 @@ class EpochFileCache:
 
     def _load(self) -> None:
         try:
-            loaded = load_with_backup(self.path, _with_content)
+            loaded = load_with_backup(self.path, lambda data: (decode_entries(data), data))
         except UnreadableFileError as error:
             raise CorruptLogError(str(self.path), 0, "; ".join(error.reasons)) from error
         if loaded is None:
@@ -326,10 +326,6 @@ class EpochFileCache:
         replace_with_twin(self.path, content)
         self._base = digest(content)
         self._pending = ()
-
-
-def _with_content(data: bytes) -> tuple[tuple[EpochEntry, ...], bytes]:
-    return decode_entries(data), data
 
 
 def _same_content(path: Path, content: bytes) -> bool:

@@ -191,7 +191,8 @@ class ReplicasManager:
                 self._role_file.store, highest, lambda epoch: self._step(ev.EpochStored(epoch))
             ),
             lambda view: self._step(ev.ActionFailed(view)),
-            self._drop_sessions,
+            # R45: the controllers elect another replica, if there is one.
+            lambda: self._link.drop_all("elected, and no disk space to become master"),
             self._on_fatal,
         )
         self._note_suspicion()
@@ -203,11 +204,6 @@ class ReplicasManager:
             highest,
         )
         self._step(ev.Started())
-
-    def _drop_sessions(self) -> None:
-        """R45: elected, and no disk space to become master. The controllers elect another one, if
-        there is one."""
-        self._link.drop_all("elected, and no disk space to become master")
 
     async def hand_over(self, reason: str) -> bool:
         """A master switches (R33) to the member of its set that has most of the log. Whether it

@@ -67,7 +67,7 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
         self._check_housekeeping(heartbeat_ms)
 
     def check_classic(self) -> None:
-        """Raises ValueError for times that do not fit each other."""
+        """Raises ValueError for times that contradict each other in classic mode."""
         self._check_housekeeping(self.classic_heartbeat_ms)
 
     def _check_housekeeping(self, heartbeat_ms: int) -> None:

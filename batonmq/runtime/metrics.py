@@ -284,13 +284,12 @@ class Metrics:
             return "200 OK", "text/plain", [b"ok\n"]
         if path == b"/readyz":
             why = [reason for source in self._sources for reason in source.why_not_ready()]
-            reasons = "".join(f"{reason}\n" for reason in why or self._starting())
+            if not self._sources:
+                why = ["it is starting"]
+            reasons = "".join(f"{reason}\n" for reason in why)
             status = "503 Service Unavailable" if reasons else "200 OK"
             return status, "text/plain", [(reasons or "ok\n").encode()]
         return "404 Not Found", "text/plain", [b"/metrics, /livez and /readyz are here\n"]
-
-    def _starting(self) -> list[str]:
-        return [] if self._sources else ["it is starting"]
 
     async def page(self) -> list[bytes]:
         """The text of a scrape, in pieces. Requests that come while one is made share it."""

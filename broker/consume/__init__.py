@@ -1,1 +1,1 @@
-"""What consumers ask: heartbeats, pulls, locks, offsets; what an operator asks of their groups."""
+"""Requests of consumers (heartbeats, pulls, locks, offsets), and administration of their groups."""

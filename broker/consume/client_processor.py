@@ -64,13 +64,14 @@ log = logging.getLogger(__name__)
 
 _NOTICES_AT_ONCE: Final = 128
 _GROUPS_AT_ONCE: Final = 16
-"""Of one heartbeat in a turn: each may create its group and its retry topic, by records."""
+"""Groups of one heartbeat that are handled in one turn: each may put records that create the group
+and its retry topic."""
 
 _SUBSCRIPTIONS_AT_ONCE: Final = 256
-"""Of one heartbeat in a turn."""
+"""Subscriptions of one heartbeat that are handled in one turn."""
 
 _NAMED_MAX: Final = 8
-"""Refused entries that the reply to a heartbeat names."""
+"""The reply to a heartbeat names so many refused entries at most."""
 
 ASK_MS: Final = 300
 PIECES_A_TURN: Final = 20
@@ -102,7 +103,8 @@ class ClientProcessor:
         self._notices: dict[str, list[Hashable]] = {}
         # Due time, group, and the sender of the heartbeat that changed it.
         self._own_notices: deque[tuple[int, str, Connection]] = deque()
-        # For each heartbeat that is handled in slices: the groups that its client left meanwhile.
+        # For each heartbeat that is handled in slices: the groups that its client has left since it
+        # began.
         self._left_since: dict[Connection, list[set[tuple[str, str]]]] = {}
 
     def register(self, processors: Processors) -> None:
@@ -113,14 +115,14 @@ class ClientProcessor:
     def heartbeat(
         self, request: RemotingCommand, channel: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """On a master a consumer's heartbeat creates its group and its retry topic (request 34).
-        Entries whose group cannot be created are left out, and named in the answer."""
+        """Notes the client's groups and subscriptions (request 34). A master creates missing groups
+        and retry topics; groups that it cannot create are skipped and named in the answer."""
         data = HeartbeatData.decode_request(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
         groups = max(len(data.consumer_data_set), len(data.producer_data_set))
         if groups:
-            # A member of a group: its connection is not closed to make place for others (R58).
+            # Members keep their connection when there are too many connections (R58).
             channel.keep()
         if groups > _GROUPS_AT_ONCE or _may_have_filters(data):
             return self._heard_in_slices(request, channel, data)
@@ -131,7 +133,7 @@ class ClientProcessor:
     async def _heard_in_slices(
         self, request: RemotingCommand, channel: Connection, data: HeartbeatData
     ) -> RemotingCommand:
-        """The same for a client that is in many groups."""
+        """`heartbeat` for a client in many groups."""
         left: set[tuple[str, str]] = set()
         self._left_since.setdefault(channel, []).append(left)
         consumers, producers = data.consumer_data_set, data.producer_data_set
@@ -140,7 +142,7 @@ class ClientProcessor:
         try:
             async for each in in_turns(_subscriptions(data)):
                 if _is_new_filter(each):
-                    # A long filter is compiled in a thread: it would stop the loop (R58).
+                    # Compiling a long filter here would block the loop, so a thread does it (R58).
                     await prepared(each.sub_string)
             for begin in range(0, max(len(consumers), len(producers)), _GROUPS_AT_ONCE):
                 if channel.closed:
@@ -171,8 +173,8 @@ class ClientProcessor:
         data: HeartbeatData,
         refused: list[str],
     ) -> bool:
-        """Whether a group changed. Appends to `refused` why entries were left out."""
-        # A slave puts no records: it only keeps who is connected here.
+        """Returns whether a group changed. Appends to `refused` why entries were skipped."""
+        # A slave writes no records; it only notes who is connected here.
         if self._gate.refusal is None:
             consumers = [c for c in data.consumer_data_set if self._exists(c.group_name, refused)]
             data = replace(data, consumer_data_set=consumers)
@@ -186,10 +188,12 @@ class ClientProcessor:
         return bool(changes)
 
     def _exists(self, name: str, refused: list[str]) -> bool:
-        """Whether a consumer's group and its retry topic exist, created if necessary."""
+        """Creates a consumer's group and its retry topic if they are missing; returns whether they
+        exist."""
         try:
             group, retry = self._topics.group(name, writable=True), retry_topic(name)
-            # A legal group may be too long for a retry topic: it consumes without send-back.
+            # A legal group name may be too long for a retry topic: such a group consumes without
+            # send-back.
             if self._topics.get(retry) is None and is_file_name(retry):
                 self._topics.of_group(retry, max(1, group.retry_queue_nums))
         except BatonError as error:
@@ -200,11 +204,11 @@ class ClientProcessor:
         return True
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
-        """The client leaves the groups that it names (request 35)."""
+        """Removes the client from the groups that it names (request 35)."""
         producer, consumer = request.ext.get("producerGroup"), request.ext.get("consumerGroup")
         changes = self._clients.unregister(channel, producer, consumer)
         for left in self._left_since.get(channel, ()):
-            # A slice of its heartbeat that comes later must not bring it back.
+            # A later slice of its heartbeat must not add it again.
             left.update((("producer", producer or ""), ("consumer", consumer or "")))
         now_ms = self._clock_ms()
         for change in changes:
@@ -213,8 +217,9 @@ class ClientProcessor:
         return RemotingCommand.response_to(request)
 
     async def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A consumer asks at its start whether its subscription can be used: 23 for one that does
-        not compile, 1 where SQL92 is switched off (request 46)."""
+        """Checks a subscription when a consumer starts (request 46). Refuses an expression that
+        does not compile with SUBSCRIPTION_PARSE_FAILED (23), SQL92 where it is disabled with
+        SYSTEM_ERROR (1)."""
         asked = CheckClientRequestBody.decode_request(request.body).subscription_data
         kind = asked.expression_type or TAG
         sql92 = self._config.enable_property_filter
@@ -224,8 +229,8 @@ class ClientProcessor:
         return RemotingCommand.response_to(request)
 
     def disconnected(self, channel: Connection) -> None:
-        """A connection closed: its client leaves all groups here, of which it may have many. It may
-        be moving to another replica, so replicas that ask get the time of its last heartbeat."""
+        """Removes the client of a closed connection from all its groups. It may be moving to
+        another replica, so replicas that ask still get the time of its last heartbeat."""
 
         def leave_some() -> bool:
             changes = self._clients.channel_closed(channel)
@@ -238,15 +243,15 @@ class ClientProcessor:
         run_in_turns(leave_some)
 
     def expire(self, now_ms: int) -> bool:
-        """Drops clients that went silent, a slice a call; whether there may be more."""
+        """Drops a slice of the clients that went silent; returns whether there may be more."""
         changes = self._clients.expire(now_ms)
         self.notify(changes)
         return bool(changes)
 
     def notify(self, changes: list[GroupChanged], sender: Connection | None = None) -> None:
         """Sends each member of a changed group a notice (request 40), so that it rebalances now.
-        Members of a large group get one with the next tick, for all changes by then. The `sender`
-        of the heartbeat that made the changes gets it OWN_NOTICE_MS later."""
+        Large groups get one notice at the next tick for all changes until then. The `sender` of the
+        heartbeat that caused the change gets its notice OWN_NOTICE_MS later."""
         waiting: dict[str, tuple[Hashable, ...]] = {}
         for change in changes:
             if not change.channels:
@@ -266,7 +271,7 @@ class ClientProcessor:
             self._notices[group] = list(channels)
 
     def tick(self) -> bool:
-        """Sends a slice of the pending notices; whether there are more to send now."""
+        """Sends a slice of the pending notices; returns whether there are more to send now."""
         own = self._own_notices
         for _ in range(_NOTICES_AT_ONCE):
             if not own or own[0][0] > self._clock_ms():
@@ -290,12 +295,12 @@ def _subscriptions(data: HeartbeatData) -> Iterator[SubscriptionData]:
 
 
 def _is_new_filter(subscription: SubscriptionData) -> bool:
-    """Whether it has an SQL92 expression that is not compiled yet."""
+    """Whether the subscription has an SQL92 expression that is not compiled yet."""
     return subscription.expression_type not in (TAG, "") and not is_known(subscription.sub_string)
 
 
 def _may_have_filters(data: HeartbeatData) -> bool:
-    """Also true if there are too many subscriptions to look at in this turn."""
+    """True also if there are too many subscriptions to check in this turn."""
     first = list(islice(_subscriptions(data), _SUBSCRIPTIONS_AT_ONCE + 1))
     return len(first) > _SUBSCRIPTIONS_AT_ONCE or any(map(_is_new_filter, first))
 
@@ -328,7 +333,8 @@ class _Questions:
 
 
 class ConsumerLists:
-    """`others` gives the addresses of the other replicas."""
+    """Lists the members of groups, also those that only other replicas have seen. `others` returns
+    the addresses of these replicas."""
 
     def __init__(
         self,
@@ -346,10 +352,10 @@ class ConsumerLists:
         self._unsure_until_ms = 0
         self._copies_until_ms = 0
         self._questions: dict[str, _Questions] = {}
-        # Address -> when to ask it for everything again; None once it has answered.
+        # Address -> when to ask this replica for all groups again; None once it has answered.
         self._copy_at_ms: dict[str, int | None] = {}
         self._copies: set[asyncio.Task[None]] = set()
-        # Of unreachable addresses: otherwise each group would dial them again.
+        # Unreachable addresses, so that not each group dials them again.
         self._ask_from_ms: dict[str, int] = {}
 
     def register(self, processors: Processors) -> None:
@@ -357,11 +363,11 @@ class ConsumerLists:
         processors.register(RequestCode.BATON_GET_CONSUMER_SIGHTINGS, self.answer_sightings)
 
     def started(self) -> None:
-        """No consumer has sent a heartbeat yet."""
+        """The broker has started: no consumer has sent it a heartbeat yet."""
         self._unsure_until_ms = self._copies_until_ms = self._clock_ms() + SIGHTING_MS
 
     def became_master(self) -> None:
-        """Some consumers may be known to the previous master only."""
+        """The broker became master: only the previous master may know some consumers."""
         self._unsure_until_ms = self._clock_ms() + SIGHTING_MS
         self._sightings.became_master()
 
@@ -371,7 +377,8 @@ class ConsumerLists:
     def consumer_list(
         self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """The members, for a rebalance (request 38). Raises BrokerRefusal if there are none."""
+        """The members of a group, for a rebalance (request 38). Raises BrokerRefusal if there are
+        none."""
         group = text(request, "consumerGroup")
         if self._clock_ms() < self._unsure_until_ms:
             return self._asked_list(request, group)
@@ -387,7 +394,8 @@ class ConsumerLists:
         return _list_reply(request, group, await self._asked(group))
 
     async def answer_sightings(self, request: RemotingCommand, _: Connection) -> Response:
-        """What this replica knows of a group, or of all (our request 60003). One JSON a line."""
+        """What this replica knows of the members of one group or of all (our request 60003), as one
+        JSON object per line."""
         lines = []
         sent = 0
         pieces = self._sightings.pieces(request.ext.get("consumerGroup", ""), self._clock_ms())
@@ -400,35 +408,34 @@ class ConsumerLists:
         return RemotingCommand.response_to(request, body=b"\n".join(lines))
 
     def tick(self, now_ms: int) -> bool:
-        """Asks the replicas that it has not asked yet, and drops old sightings; whether there may
-        be more to drop."""
+        """Asks replicas that have not answered yet, and drops old sightings; returns whether there
+        may be more to drop."""
         if now_ms < self._copies_until_ms:
             for address in self._others():
                 again_ms = self._copy_at_ms.get(address, 0)
                 if again_ms is not None and again_ms <= now_ms:
-                    # Not again before this attempt must have ended.
+                    # Do not ask again before this attempt has timed out.
                     self._copy_at_ms[address] = now_ms + COPY_MS + COPY_AGAIN_MS
                     copy = asyncio.create_task(self._copy(address), name="consumer-sightings")
-                    # The loop has weak references only: without this one the task could be
-                    # collected.
+                    # The loop keeps only weak references: without this one the task could be
+                    # garbage-collected.
                     self._copies.add(copy)
                     copy.add_done_callback(self._copies.discard)
-        # By now every consumer has sent a heartbeat here: no one is asked any more.
+        # By now every consumer has sent a heartbeat here, so other replicas need not be asked.
         elif now_ms >= self._unsure_until_ms and self._questions:
             self._questions = {}
         return self._sightings.forget(now_ms)
 
     async def close(self) -> None:
-        """Ends what it asks."""
+        """Cancels its requests."""
         for copy in self._copies:
             copy.cancel()
         await asyncio.gather(*self._copies, return_exceptions=True)
 
     async def _asked(self, group: str) -> list[str]:
-        """The result of a query that began after this call."""
+        """Returns the result of a query that began after this call."""
         questions = self._questions.setdefault(group, _Questions())
-        # A query that runs may have asked before the latest change. The next one serves all that
-        # wait.
+        # A running query may be older than the latest change. The next one serves all that wait.
         wanted = questions.begun + 1
         async with questions.lock:
             if questions.begun < wanted:
@@ -450,13 +457,14 @@ class ConsumerLists:
             self._copy_at_ms[address] = self._clock_ms() + COPY_AGAIN_MS
 
     async def _ask(self, address: str, group: str, timeout_ms: int) -> bool:
-        """Whether that replica has answered for a group, or for all (""), or never will."""
+        """Asks one replica for a group, or for all (""). Returns False if it should be asked
+        again."""
         code = RequestCode.BATON_GET_CONSUMER_SIGHTINGS
         request = RemotingCommand.request(code, {"consumerGroup": group})
         try:
             reply = await self._client.call(address, request, timeout_ms)
             for line in reply.body.splitlines():
-                # A line names up to 500 clients: the loop has other work between two of them.
+                # A line names up to 500 clients, so give the loop a turn after each.
                 self._sightings.learn(ConsumerSightingsBody.decode(line), self._clock_ms())
                 await asyncio.sleep(0)
         except ResponseError as error:

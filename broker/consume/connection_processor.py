@@ -68,7 +68,7 @@ class ConnectionProcessor:
 
     async def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The producers of every group, with their last heartbeats (request 328)."""
-        # Heartbeats have times of a steady clock, and tools show the time of day.
+        # Heartbeats are timed by a monotonic clock; tools expect wall clock times.
         behind_ms = wall_ms() - self._clock_ms()
         table, pace = ProducerTableInfo(), Pace()
         for group, members in list(self._clients.producers.items()):
@@ -85,8 +85,7 @@ class ConnectionProcessor:
         return RemotingCommand.response_to(request, body=table.encode())
 
     def subscription(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A group's subscription of a topic, if it is connected and has one (request
-        345)."""
+        """A connected group's subscription of a topic, if any (request 345)."""
         group, topic = text(request, "group"), text(request, "topic")
         body = QuerySubscriptionResponseBody(
             group=group, subscription_data=self._clients.subscription(group, topic), topic=topic

@@ -1,7 +1,7 @@
 """Which clients are connected, as producers or as members of consumer groups. Pure.
 
-Heartbeats and closed channels in, the members to notify out. A client is known by its channel. It
-leaves when the channel closes, or after 120 s without a heartbeat.
+It takes heartbeats and closed channels, and returns the members to notify. A client is identified
+by its channel, and leaves when that closes, or after 120 s without a heartbeat.
 
 `ConsumerSightings` adds the consumers that other replicas have seen. A restarted replica knows a
 stock consumer only after its next heartbeat, up to 30 s later. Until then the newest sighting of
@@ -36,7 +36,7 @@ _TOPIC: Final = attrgetter("topic")
 SIGHTING_MS: Final = 40_000
 """Above the 30 s between two heartbeats of a stock client."""
 PIECE: Final = 500
-"""Clients that one piece names, and old sightings that one call drops."""
+"""Clients in one piece of an answer, and old sightings that one call drops."""
 SIGHTINGS_MAX: Final = 40_000
 SAME_MS: Final = 1000
 MOVING_MS: Final = 30_000
@@ -64,12 +64,13 @@ class ConsumerGroup:
     consume_from_where: str
     members: dict[Hashable, ClientChannel] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
-    #: Sorted, each once. Kept ready, because every member asks for all of them at each rebalance.
+    #: Sorted, without repetition. Kept up to date, because every member asks for the list at each
+    #: rebalance.
     client_ids: list[str] = field(default_factory=list)
     _channels_of: dict[str, int] = field(default_factory=dict)
 
     def join(self, member: ClientChannel) -> bool:
-        """Takes a member, new or known by its channel; whether it is new under its id."""
+        """Adds or updates a member; returns whether its client id is new."""
         # A client may change its id on the same connection.
         known = self.members.get(member.channel)
         self.members[member.channel] = member
@@ -78,7 +79,7 @@ class ConsumerGroup:
                 return False
             self._drop_id(known.client_id)
         channels = self._channels_of.get(member.client_id, 0)
-        # One client may have several connections: its id is listed once.
+        # A client may have several connections, but its id is listed once.
         if not channels:
             insort(self.client_ids, member.client_id)
         self._channels_of[member.client_id] = channels + 1
@@ -99,8 +100,8 @@ class ConsumerGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupChanged:
-    """The members of `group` changed: each of `channels` gets a notice; none if the last member has
-    left. `left`: the client id that left, or ""; `heard_ms`: its last heartbeat."""
+    """The members of `group` changed. `channels` are to be notified; empty if the last member left.
+    `left`: the client id that left, or ""; `heard_ms`: its last heartbeat."""
 
     group: str
     channels: tuple[Hashable, ...]
@@ -166,13 +167,13 @@ class ConsumerManager:
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
         changed = group.join(client)
-        # Such a heartbeat keeps the client alive, and says nothing about subscriptions.
+        # Heartbeats without subscriptions only keep the client alive.
         if without_subscription:
             return changed
         subscriptions = data.subscription_data_set
         wanted = dict(zip(map(_TOPIC, subscriptions), subscriptions, strict=True))
         known = group.subscriptions
-        # Almost every heartbeat says what the last one said: one comparison of two dicts.
+        # Almost every heartbeat equals the last one, so one comparison of two dicts is enough.
         if known == wanted:
             return changed
         for topic in known.keys() - wanted.keys():
@@ -185,7 +186,7 @@ class ConsumerManager:
             before = known.get(topic)
             if before is None:
                 changed = True
-            # Members are updated one after the other: an old one must not undo a new subscription.
+            # During an update of the members an old one must not undo a newer subscription.
             if before is None or sub.sub_version > before.sub_version:
                 known[topic] = sub
         return changed
@@ -193,7 +194,7 @@ class ConsumerManager:
     def unregister(
         self, channel: Hashable, producer_group: str | None, consumer_group: str | None
     ) -> list[GroupChanged]:
-        """A client leaves the named groups."""
+        """Removes a client from the named groups."""
         seats = []
         if producer_group:
             seats.append(_Seat(False, producer_group, channel))
@@ -202,7 +203,7 @@ class ConsumerManager:
         return self._leave(seats)
 
     def channel_closed(self, channel: Hashable) -> list[GroupChanged]:
-        """A client's connection closed: the client leaves some of its groups. Call it again while
+        """Removes a client whose connection closed from a slice of its groups. Call again while
         `is_known`."""
         return self._leave(list(islice(self._seats.get(channel, ()), _EXPIRED_AT_ONCE)))
 
@@ -211,10 +212,10 @@ class ConsumerManager:
         return channel in self._seats
 
     def expire(self, now_ms: int) -> list[GroupChanged]:
-        """Drops clients from groups for which they sent no heartbeat in 120 s, the longest silent
-        first; at most 128 a call."""
+        """Removes clients from groups for which they sent no heartbeat in 120 s, the longest silent
+        first; at most 128 per call."""
         oldest = now_ms - CLIENT_EXPIRED_MS
-        # In order of heartbeats: the look ends at the first that is not silent.
+        # Seats are in order of heartbeats, so stop at the first that is not silent.
         silent = takewhile(lambda seat: self._heard[seat] < oldest, self._heard)
         return self._leave(list(islice(silent, _EXPIRED_AT_ONCE)))
 
@@ -243,7 +244,7 @@ class ConsumerManager:
         return channel
 
     def message_model(self, group: str) -> str:
-        """CLUSTERING or BROADCASTING, as the group's members said last; "" if there are none."""
+        """CLUSTERING or BROADCASTING, by the newest heartbeat of the group; "" without members."""
         known = self.groups.get(group)
         return known.message_model if known else ""
 
@@ -252,7 +253,7 @@ class ConsumerManager:
         gone = members.pop(channel)
         if not members:
             del self.producers[group]
-        # The client may have another connection or group by now, which stays.
+        # The client may have registered by another connection or group since: keep that.
         if self._producer_places.get(gone.client_id) == (group, channel):
             del self._producer_places[gone.client_id]
 
@@ -265,7 +266,7 @@ class ConsumerManager:
     def _leave(self, seats: Iterable[_Seat]) -> list[GroupChanged]:
         left: list[tuple[str, ClientChannel]] = []
         for seat in seats:
-            # A client may leave a group that it is not in, or leave it twice.
+            # The client may not be in the group, or may have left it already.
             if self._heard.pop(seat, None) is None:
                 continue
             _, name, channel = seat
@@ -279,7 +280,7 @@ class ConsumerManager:
             left.append((name, group.leave(channel)))
             if not group.members:
                 del self.groups[name]
-        # The remaining channels are listed once a group, however many clients leave it.
+        # List the remaining channels once per group, however many clients leave it.
         staying = {name: self._channels(name) for name, _ in left}
         return [
             GroupChanged(name, staying[name], gone.client_id, gone.last_heartbeat_ms)
@@ -297,11 +298,12 @@ class _Sighting(NamedTuple):
 
 
 class ConsumerSightings:
-    """What other replicas answered, and who left here, beside the `clients` of this one."""
+    """The consumers that other replicas have seen, and those that left this one, in addition to its
+    `clients`."""
 
     def __init__(self, clients: ConsumerManager) -> None:
         self._clients = clients
-        # Group -> client id -> its newest sighting; and all of them in order of arrival.
+        # Group -> client id -> newest sighting; and all sightings in order of arrival.
         self._groups: dict[str, dict[str, _Sighting]] = {}
         self._came: deque[tuple[int, str, str, _Sighting]] = deque()
         self._leads = False
@@ -315,7 +317,7 @@ class ConsumerSightings:
 
     def closed(self, group: str, client_id: str, heard_ms: int, now_ms: int) -> None:
         """A client's connection to this replica closed. After a planned switch the client moves to
-        another replica and stays listed meanwhile: else another client would also read its queues.
+        another replica. Until then it stays listed, or another client would also read its queues.
         """
         if now_ms < self._moving_until_ms:
             self._note(group, client_id, _Sighting(heard_ms, is_member=True), now_ms)
@@ -327,13 +329,13 @@ class ConsumerSightings:
         self._moving_until_ms = 0
 
     def role_left(self, now_ms: int) -> None:
-        """The role ended, whichever it was."""
+        """The role of this broker ended."""
         if self._leads:
             self._leads = False
             self._moving_until_ms = now_ms + MOVING_MS
 
     def learn(self, piece: ConsumerSightingsBody, now_ms: int) -> None:
-        """Takes what another replica knows of some clients of a group."""
+        """Notes what another replica knows of some clients of a group."""
         for client_id, age_ms in piece.seen.items():
             self._note(piece.group, client_id, _Sighting(now_ms - age_ms, is_member=True), now_ms)
         for client_id, age_ms in piece.left.items():
@@ -345,11 +347,11 @@ class ConsumerSightings:
         learned = self._groups.get(group, {}).items()
         elsewhere = {id_ for id_, seen in learned if seen.is_member and seen.at_ms > oldest}
         here = self._clients.client_ids(group)
-        # Without a copy in the usual case: every member asks for the whole list at each rebalance.
+        # Usually no copy is needed: every member asks for the whole list at each rebalance.
         return sorted(elsewhere.union(here)) if elsewhere else here
 
     def pieces(self, group: str, now_ms: int) -> Iterator[ConsumerSightingsBody]:
-        """All that this replica knows of a group, or of all (""), PIECE clients each."""
+        """All that this replica knows of one group, or of all (""), in pieces of PIECE clients."""
         for name in [group] if group else sorted({*self._clients.groups, *self._groups}):
             known = self._clients.groups.get(name)
             here = list(known.members.values()) if known is not None else []
@@ -357,7 +359,7 @@ class ConsumerSightings:
                 members = here[start : start + PIECE]
                 seen = {one.client_id: now_ms - one.last_heartbeat_ms for one in members}
                 yield ConsumerSightingsBody(group=name, seen=seen)
-            # A copy: the caller makes its answer over several turns.
+            # A copy, because the caller builds its answer over several turns.
             learned = iter(list(self._groups.get(name, {}).items()))
             ids = set(self._clients.client_ids(name))
             while some := list(islice(learned, PIECE)):
@@ -368,7 +370,8 @@ class ConsumerSightings:
                 yield piece
 
     def forget(self, now_ms: int) -> bool:
-        """Drops sightings older than SIGHTING_MS, a slice a call; whether there may be more."""
+        """Drops a slice of the sightings older than SIGHTING_MS; returns whether there may be
+        more."""
         dropped = 0
         while self._came and self._came[0][0] <= now_ms - SIGHTING_MS and dropped < PIECE:
             self._drop_first()
@@ -378,7 +381,8 @@ class ConsumerSightings:
     def _note(self, group: str, client_id: str, seen: _Sighting, now_ms: int) -> None:
         before = self._groups.get(group, {}).get(client_id)
         if before is not None:
-            # An age grows while it travels: the same heartbeat, received twice, seems newer.
+            # The age of a sighting does not count its time on the way, so the same heartbeat,
+            # received again, seems newer.
             newer_by = SAME_MS if before.is_member == seen.is_member else 0
             if seen.at_ms <= before.at_ms + newer_by:
                 return

@@ -60,7 +60,7 @@ RESET_AT_ONCE: Final = 128
 
 
 class GroupAdminProcessor:
-    """Reads work on every replica; the relay brings changes of offsets to the master."""
+    """Reads work on every replica; the relay passes changes of offsets to the master."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class GroupAdminProcessor:
     # Positions.
 
     async def topic_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Of each queue: its range, and when its last message was stored (request 202)."""
+        """The range of each queue, and the store time of its last message (request 202)."""
         topic, config = self._topic(request)
         table = TopicStatsTable(topic_put_tps=self._path.stats.put_tps(topic))
         queues = max(config.read_queue_nums, config.write_queue_nums)
@@ -114,8 +114,8 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=table.encode())
 
     async def consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The progress of a group (request 208): in the named topics, else in all topics where it
-        has an offset, restricted to its subscriptions if it is connected here."""
+        """The progress of a group (request 208) in the named topics. Without names: in all topics
+        where it has an offset and, if it is connected here, a subscription."""
         group = text(request, "consumerGroup")
         named = [name for name in request.ext.get("topicList", "").split(";") if name]
         named += [name for name in (request.ext.get("topic"),) if name]
@@ -133,7 +133,7 @@ class GroupAdminProcessor:
         only_ordered = flag(request, "isOrder")
         topics: dict[str, list[str]] = {}
         pace = Pace()
-        # Of a copy: groups commit between the turns.
+        # Walk over a copy: groups commit between the turns.
         async for key in pace.through(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
             if len(parts) == 2:
@@ -159,8 +159,8 @@ class GroupAdminProcessor:
     async def _progress_in(
         self, group: str, topic: str, pace: Pace
     ) -> dict[MessageQueue, OffsetWrapper]:
-        """The progress of a group in a topic; empty if there is no such topic, or if the connected
-        group does not subscribe to it."""
+        """The progress of a group in a topic; empty if the topic does not exist, or the group is
+        connected without a subscription of it."""
         config = self._topics.get(topic)
         known = self._clients.groups.get(group)
         await pace.step()
@@ -219,7 +219,7 @@ class GroupAdminProcessor:
         }
         async for key in in_turns(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
-            # A broadcast mark, `topic@group@...`, has more parts, and is no progress of a group.
+            # Broadcast consumers store `topic@group@...`: this is not the progress of the group.
             if len(parts) == 2 and parts[0] == topic:
                 groups.add(parts[1])
         return RemotingCommand.response_to(
@@ -227,7 +227,7 @@ class GroupAdminProcessor:
         )
 
     async def topics_of_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The topics that a group has an offset in (request 343)."""
+        """The topics in which a group has an offset (request 343)."""
         topics = await self._topics_of(text(request, "group"))
         body = TopicList(broker_addr=self._address, topic_list=topics)
         return RemotingCommand.response_to(request, body=body.encode())
@@ -243,13 +243,13 @@ class GroupAdminProcessor:
     def _stored_at(self, topic: str, queue_id: int, offset: int) -> int:
         return max(0, self._store.queries.message_store_timestamp(topic, queue_id, offset))
 
-    # Offsets are set.
+    # Changes of offsets.
 
     async def reset_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Resets a group to a time (-1: to the end), or one queue to an offset (request 222). The
-        body says where it continues. With useServerSideResetOffset the broker moves the next pulls,
-        and every required member has the reset before the reply (R56). Otherwise the members of the
-        group must be connected, and get RESET_CONSUMER_CLIENT_OFFSET (220)."""
+        reply's body has the new offsets. With useServerSideResetOffset the broker moves the next
+        pulls, and replies once the reset is confirmed (R56). Otherwise members must be connected,
+        and get RESET_CONSUMER_CLIENT_OFFSET (220)."""
         self._path.gate.require_open()
         topic, config = self._topic(request)
         group = text(request, "group")
@@ -275,14 +275,14 @@ class GroupAdminProcessor:
                 wanted[each] = self._offset_at(topic, each, when)
         if self._config.use_server_side_reset_offset:
             what, left = f"reset of group {group} in {topic}", iter(wanted.items())
-            # The role may change at each await: it is checked again for every record.
+            # The role may change at each await, so it is checked for every record.
             while some := dict(islice(left, RESET_AT_ONCE)):
                 self._path.gate.require_open()
                 end = self._topics.reset_offsets(group, topic, some)
                 await self._path.wait_confirmed(end, what)
             async for each in in_turns(wanted):  # the record of POP comes behind it in the log
                 self._pull.on_reset(group, topic, each)
-            # The records that POP has just put belong to the reset: it waits for them, too.
+            # POP has just put records for this reset: wait for them, too.
             await self._path.still_master(what)
         else:
             self._path.gate.require_open()
@@ -308,7 +308,7 @@ class GroupAdminProcessor:
             async for queue_id in pace.through(self._offsets.offsets_of(source, topic)):
                 self._path.gate.require_open()
                 offset = self._offsets.query(source, topic, queue_id)
-                # The topic may have been deleted in an earlier turn: its offsets must not come back
+                # The topic may have been deleted in an earlier turn: do not bring its offsets back
                 # (R39).
                 if self._topics.get(topic) is not None and offset >= 0:
                     self._offsets.commit(target, topic, queue_id, offset)
@@ -332,7 +332,8 @@ class GroupAdminProcessor:
     async def _send_to_members(
         self, group: str, topic: str, wanted: dict[int, int], when: int, *, is_forced: bool
     ) -> dict[int, int]:
-        """Sends the offsets to the members (request 220), without force only those further back."""
+        """Sends the offsets to the members (request 220); without force only offsets that move them
+        back."""
         targets = {}
         for queue_id, offset in wanted.items():
             consumed = self._offsets.query(group, topic, queue_id)
@@ -364,11 +365,11 @@ class GroupAdminProcessor:
                 )
         return targets
 
-    # Members are asked.
+    # Requests to members.
 
     async def consumer_status(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The offsets that the members hold, or one of them (`clientAddr`): request 223, passed on
-        as 221."""
+        """Asks the members, or the one named in `clientAddr`, for their offsets (request 223; sent
+        on as 221)."""
         topic, group = text(request, "topic"), text(request, "group")
         wanted = request.ext.get("clientAddr", "")
         members = [
@@ -404,7 +405,7 @@ class GroupAdminProcessor:
         return await self._passed_on(request, request.ext, b"")
 
     async def consume_directly(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A member consumes one message, named by its offsetMsgId, once more (request 309)."""
+        """Makes a member consume one message again, named by its offsetMsgId (request 309)."""
         message_id = text(request, "msgId")
         record = self._store.queries.look_message_by_offset(stored_at(message_id))
         if record is None:
@@ -429,7 +430,7 @@ class GroupAdminProcessor:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
             )
-        # The consumer must not be able to send again what the admin has signed.
+        # Without the admin's signature: the consumer must not be able to replay it.
         ext = {name: value for name, value in ext.items() if name not in SIGNED_FIELDS}
         try:
             answer = await self._ask(found[0], request.code, ext, body)

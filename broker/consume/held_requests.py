@@ -1,7 +1,7 @@
-"""Held requests: they wait for a message, their deadline, or the end of their connection. Pure.
+"""Requests that are held until a message, their deadline, or the end of their connection. Pure.
 
-`HeldRequests` is what pulls (`PullHold`) and POPs (`PopHold`) have in common; these add which
-requests a message reaches. The cost of one request does not depend on how many others wait.
+`HeldRequests` is the common part of `PullHold` and `PopHold`, which find the requests that a
+message reaches. The cost of one request does not depend on the number of others.
 
 Dispatch itself wakes a held pull. The 5 s scan of Java's PullRequestHoldService remains as a
 safeguard (`PullProcessor.tick`), for a message that arrives between the read and the hold.
@@ -27,7 +27,7 @@ from batonmq.protocol.topic_name import pop_retry_topics
 KEY_MAX: Final = 1024
 ALL_MAX: Final = 100_000
 TAGS_MAX: Final = 1_000_000
-"""Of all held pulls together; a tag takes about 70 bytes."""
+"""The most tags of all held pulls together; a tag takes about 70 bytes."""
 _Place = tuple[str, str, int]
 """Topic, group, queue id."""
 P = TypeVar("P", bound=Hashable)
@@ -48,11 +48,11 @@ H = TypeVar("H", bound=HeldRequest)
 
 
 class HeldRequests(Generic[H]):
-    """By owner, with one heap of deadlines. A subclass keeps in `_link` and `_unlink` for which
-    arrivals a request waits."""
+    """Held requests by owner, with one heap of deadlines. A subclass implements `_link` and
+    `_unlink` to index a request by what it waits for."""
 
     def __init__(self) -> None:
-        # Dicts as ordered sets: a request is removed in constant time.
+        # Dicts serve as ordered sets, so that a request is removed in constant time.
         self._by_owner: dict[object, dict[H, None]] = {}
         self._deadlines: list[tuple[int, int, H]] = []
         self._counter = itertools.count()
@@ -101,7 +101,7 @@ class HeldRequests(Generic[H]):
             self._remove(one)
 
     def take(self, limit: int) -> list[H]:
-        """Takes out up to `limit`: the broker's role changes."""
+        """Takes out up to `limit` requests, when the broker's role changes."""
         every = (one for waiting in self._by_owner.values() for one in waiting)
         return self._removed(list(itertools.islice(every, limit)))
 
@@ -111,7 +111,7 @@ class HeldRequests(Generic[H]):
         return ones
 
     def _remove(self, one: H) -> None:
-        # Its entry in the heap stays until its deadline: removing it would cost a search.
+        # Its heap entry stays until its deadline, since removing it would cost a search.
         one.is_held = False
         self._size -= 1
         self._unlink(one)
@@ -122,7 +122,7 @@ class HeldRequests(Generic[H]):
 
 @dataclass(slots=True, eq=False)
 class HeldPull(HeldRequest, Generic[P]):
-    """A pull. `offset`: the queue offset that would answer it; `tags`: how many tags it wants."""
+    """`offset`: the queue offset that the pull waits for; `tags`: the number of its tags."""
 
     offset: int
     pull: P
@@ -138,7 +138,7 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
         self._tags = 0
 
     def has_place(self, tags: int) -> bool:
-        """Whether one more may wait, with so many tags (R58)."""
+        """Whether one more pull with so many tags may wait (R58)."""
         return len(self) < ALL_MAX and self._tags + tags <= TAGS_MAX
 
     def waiting(self, topic: str, queue_id: int) -> int:
@@ -150,7 +150,7 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
         return [(topic, queue) for topic, queues in self._by_topic.items() for queue in queues]
 
     def queues_of(self, topic: str) -> list[int]:
-        """Those of a topic, by id."""
+        """The queues of a topic that a pull waits for, by id."""
         return list(self._by_topic.get(topic, ()))
 
     def arrived(
@@ -173,7 +173,7 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
         queues = self._by_topic[one.topic]
         del queues[one.queue_id][one]
         if not queues[one.queue_id]:
-            # Clients choose the names: without this, each topic and queue would stay for good.
+            # Clients choose the names: without this, unused entries would accumulate.
             del queues[one.queue_id]
             if not queues:
                 del self._by_topic[one.topic]
@@ -181,13 +181,13 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
 
 @dataclass(slots=True, eq=False)
 class HeldPop(HeldRequest):
-    """A POP, or a notification, of a group."""
+    """A POP or notification request of a group."""
 
     group: str
 
 
 class PopHold(HeldRequests[HeldPop]):
-    """By place; ANY_QUEUE is a queue id like the others."""
+    """Held POPs by place; ANY_QUEUE counts as a queue id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class PopHold(HeldRequests[HeldPop]):
         self._ready: deque[Iterator[_Place]] = deque()
 
     def count_of(self, topic: str, group: str, queue_id: int) -> int:
-        """How many wait in one place."""
+        """The number of requests in one place."""
         return len(self._waiting.get((topic, group, queue_id), ()))
 
     def has_place(self, one: HeldPop) -> bool:
@@ -209,7 +209,7 @@ class PopHold(HeldRequests[HeldPop]):
         return in_place < KEY_MAX and len(self) < ALL_MAX
 
     def hold_again(self, one: HeldPop) -> None:
-        """Lets a woken request wait again, ahead of the others in its place, which came later."""
+        """Holds a woken request again, ahead of the later ones in its place."""
         self.hold(one)
         self._waiting[one.topic, one.group, one.queue_id].move_to_end(one, last=False)
 
@@ -229,7 +229,7 @@ class PopHold(HeldRequests[HeldPop]):
         return waiting
 
     def arrived(self, topic: str, queue_id: int) -> bool:
-        """A queue has new messages; whether a request waits for it."""
+        """Notes new messages in a queue; returns whether a request waits for them."""
         if topic in self._groups:
             self._arrived[topic, queue_id] = None  # a dict as an ordered set: many arrivals are one
         elif topic in self._of_retry:
@@ -241,7 +241,7 @@ class PopHold(HeldRequests[HeldPop]):
     def more(self, topic: str, group: str) -> None:
         """Messages were left over: wakes the next request of this group."""
         queues = list(self._queues.get((topic, group), ()))
-        # Lazily: a request that wakes may take what the others would find.
+        # Lazily, because a woken request may take the messages of the others.
         self._ready.append((topic, group, queue) for queue in queues)
 
     def all_ready(self) -> None:
@@ -264,9 +264,9 @@ class PopHold(HeldRequests[HeldPop]):
         return None
 
     def _reached_by(self, topic: str, queue_id: int) -> Iterator[_Place]:
-        """The places that a message of a queue, or of any, reaches."""
+        """The places that a message in this queue (ANY_QUEUE: in any queue) can wake."""
         queues = self._groups.get(topic, {})
-        # Of copies: places change while requests are handled.
+        # Walk over copies: places change while requests are handled.
         for queue in list(queues) if queue_id == ANY_QUEUE else (queue_id, ANY_QUEUE):
             for group in list(queues.get(queue, ())):
                 yield topic, group, queue

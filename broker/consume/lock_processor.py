@@ -1,9 +1,9 @@
 """Queue locks of orderly groups: lock (request 41) and unlock (42).
 
-A lock is answered when its record is on every required member (R30), a renewal when this broker has
-shown that it is still the master; a deposed master would give a queue a second owner. A lock that
-was released, or has expired, is a record, too.
-Origin: `AdminBrokerProcessor.lockBatchMQ`, `RebalanceLockManager` in Java.
+A lock is answered when its record is on every required member (R30); a renewal once this broker has
+proved that it is still the master, since a deposed one would give a queue a second owner. Releases
+and expiries of locks are records, too. Origin: `AdminBrokerProcessor.lockBatchMQ`,
+`RebalanceLockManager` in Java.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ QUEUES_AT_ONCE: Final = 512
 
 
 class LockProcessor:
-    """On masters; the relay brings what reaches another member. The locks of a slave that acts for
-    its master are in its memory only, as all of Java's are."""
+    """Runs on masters; the relay passes on requests of other members. A slave that acts for its
+    master keeps locks in memory only, as Java always does."""
 
     def __init__(self, path: WritePath, topics: TopicService, locks: QueueLockManager) -> None:
         self._path = path
@@ -41,7 +41,7 @@ class LockProcessor:
         processors.register(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
 
     async def lock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Grants the client the queues that no other holds, for 60 s (request 41)."""
+        """Locks the queues that no other client holds, for 60 s (request 41)."""
         asked = self._asked(request)
         group, client_id, now_ms = asked.consumer_group, asked.client_id, self._path.clock_ms()
         granted: list[MessageQueue] = []
@@ -51,7 +51,7 @@ class LockProcessor:
             granted += [queues[queue] for queue in got]
             if change is not None:
                 self._topics.put_locks(change)
-        # A slave that acts for its master has no set that could confirm a lock.
+        # A slave that acts for its master has no SyncStateSet to confirm a lock.
         if granted and not self._path.gate.is_acting:
             await self._path.still_master(f"queue locks of group {group}")
         body = LockBatchResponseBody(lock_ok_mq_set=granted)

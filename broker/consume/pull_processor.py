@@ -56,7 +56,7 @@ SHORT_POLLING_MS: Final = 1000
 SWEEP_MS: Final = 5000
 _SLICE: Final = 128
 GO_BACK: Final = "NO_MATCHED_MESSAGE"
-"""The status that sends a reader of a slave back to the master."""
+"""The status of a slave's answer that sends the client back to the master."""
 
 _CODES: Final = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
@@ -75,9 +75,9 @@ _NOTHING_THERE: Final = (
 
 @dataclass(slots=True)
 class _WakeRound:
-    """One walk in slices over the held pulls of a queue: answers those below `max_offset`. `left`:
-    how many of those that waited at its begin come next. The next round goes up to `then_to`; 0:
-    there is none."""
+    """Answers, in slices, the held pulls of a queue that wait for offsets below `max_offset`.
+    `left`: how many pulls are still to be looked at. `then_to`: the `max_offset` of the next round;
+    0: none."""
 
     max_offset: int
     left: int
@@ -85,7 +85,7 @@ class _WakeRound:
 
 
 class PullProcessor:
-    """The raw handler of pulls; it holds those that wait. Times are ms of a monotonic clock."""
+    """Answers or holds pulls. Times are ms of a monotonic clock."""
 
     def __init__(
         self,
@@ -101,19 +101,19 @@ class PullProcessor:
         self._checks = checks
         self._offsets = offsets
         self._resets = offsets.resets
-        # Held pulls wait for a message behind the old offset, which may never come.
+        # Held pulls wait for a message at the old offset, which may never come.
         self._resets.on_begin = self._was_reset
         self._gate = path.gate
         self._clock_ms = path.clock_ms
         self._config = config
         self._relay = relay
         self._hold: PullHold[Pull] = PullHold()
-        # Queues with more woken pulls than one turn answers.
+        # Queues with more woken pulls than one turn can answer.
         self._waking: dict[tuple[str, int], _WakeRound] = {}
         self._next_sweep_ms = 0
         self._to_sweep: list[tuple[str, int]] = []
         self.messages_total = self.found_total = self.missed_total = 0
-        """Messages read; pulls that found some; looks that found none."""
+        """Messages read; reads that found some; reads that found none."""
         self.longest_read_ms = 0
         self.pulled: dict[tuple[str, str, int], int] = {}
         """(Group, topic, queue id) -> where the group pulls next, since this role began."""
@@ -126,7 +126,7 @@ class PullProcessor:
 
     @property
     def held(self) -> int:
-        """How many pulls wait."""
+        """The number of held pulls."""
         return len(self._hold)
 
     def pull(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
@@ -157,13 +157,13 @@ class PullProcessor:
     def _pull_elsewhere(
         self, request: PullFrame, channel: Connection, kind: int, header: bytes, body: bytes
     ) -> None:
-        """On a replica that is not master. A slave serves what is below its confirmOffset (R28),
-        and holds a pull at the end of its queue; others go to the master. The pull's commit offset
-        is ignored: clients also send it to the master (request 15)."""
+        """A pull at a replica that is not master. A slave serves offsets below its confirmOffset
+        (R28), and holds a pull at the end of its queue; it passes others on to the master. The
+        pull's commit offset is ignored: clients also send it to the master (request 15)."""
         marked = self._config.slave_read_enable and bool(request.ext.read_replica)
         taken = False
-        # Without a role the pull waits for one. Our own client reads from a slave only with the
-        # mark: without it, it has taken this broker for the master.
+        # Without a role the pull waits for one. Our own client marks a read from a slave: without
+        # the mark it takes this broker for the master.
         if self._gate.role is not Role.SLAVE or (request.is_ours and not marked):
             taken = self._relay.take_raw(channel, self.pull, kind, header, body, for_any_role=True)
         elif self._relay.enabled or self._config.slaves_serve_pulls:
@@ -180,19 +180,20 @@ class PullProcessor:
             )
 
     def _answered_as_slave(self, request: PullFrame, channel: Connection, *, marked: bool) -> bool:
-        """Whether this slave answers the pull. A `marked` one, which the master sent here, goes
-        back to the master as soon as there is nothing to read."""
+        """Answers or holds the pull; returns False if this slave cannot. A `marked` client, which
+        the master sent here, is sent back as soon as there is nothing to read."""
         at = request.ext.queue_offset
         try:
             pull = self._checks.checked(channel, request)
         except BatonError as exc:
-            # The tables here may lag: the master may know the topic, the group or the subscription.
+            # Tables of a slave may lag: perhaps the master knows the topic, the group or the
+            # subscription.
             log.debug("pull_passed_on topic=%s reason=%s", request.ext.topic, exc)
             return False
         begins, ends = self._visible(pull.topic, pull.queue_id)
         is_reset = self._resets.runs(pull.group.group_name, pull.topic, pull.queue_id)
         suspend_ms = 0 if marked else self._suspend_ms(request.ext)
-        # At the queue's end a pull may wait: the next message comes to this replica, too.
+        # At the end a pull may wait, because the next message reaches this replica, too.
         is_here = begins <= at < ends or (at == ends and suspend_ms > 0)
         if is_here and not is_reset and not self._is_old(pull, at):
             self._answer_or_hold(pull, at, self._clock_ms() + suspend_ms, suspend_ms > 0)
@@ -203,12 +204,12 @@ class PullProcessor:
         return True
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
-        """Dispatch made messages visible: answers the pulls that wait for them."""
+        """Messages up to `max_offset` became visible: answers the pulls that wait for them."""
         waiting = self._hold.waiting(topic, queue_id)
         if not waiting:
             return
         queue = topic, queue_id
-        # A round runs already: another one follows it, for these messages.
+        # A round is running: another one for these messages will follow it.
         if queue in self._waking:
             running = self._waking[queue]
             running.then_to = max(max_offset, running.then_to)
@@ -221,7 +222,7 @@ class PullProcessor:
                 asyncio.get_running_loop().call_soon(self._wake_more)
 
     def _look_again(self, waited: list[HeldPull[Pull]], *, may_hold: bool) -> None:
-        """Answers them or holds them again. An error of one does not keep the others waiting."""
+        """Answers pulls or holds them again. An error of one does not stop the others."""
         for held in waited:
             try:
                 self._answer_or_hold(held.pull, held.offset, held.deadline_ms, may_hold)
@@ -247,15 +248,15 @@ class PullProcessor:
             asyncio.get_running_loop().call_soon(self._wake_more)
 
     def queues_deleted(self, topic: str) -> None:
-        """Answers the pulls that wait there. If the topic is created again, its offsets begin at 0,
-        and they would wait too long (R39)."""
+        """Answers the pulls that wait for this topic. If it is created again, offsets begin at 0,
+        and these pulls would wait too long (R39)."""
         for_each(
             self._hold.queues_of(topic), lambda queue: self.arrived(topic, queue, LONG_MAX), _SLICE
         )
 
     def tick(self, now_ms: int) -> bool:
-        """Answers expired pulls, and checks all queues every 5 s as a safeguard. A call does a
-        slice; whether there is more to do now."""
+        """Answers expired pulls, and checks all queues every 5 s as a safeguard. Each call does a
+        slice; returns whether there is more to do now."""
         late = self._hold.expired(now_ms, _SLICE)
         self._look_again(late, may_hold=False)
         if now_ms >= self._next_sweep_ms:
@@ -270,14 +271,14 @@ class PullProcessor:
         self._hold.drop_owner(channel)
 
     def role_changed(self) -> None:
-        """Refuses held pulls of clients that find the master by themselves; the slave keeps the
-        others."""
+        """Refuses held pulls of clients that find the master by themselves; keeps the others, which
+        a slave can serve."""
         self.pulled.clear()
         before, self._hold = self._hold, PullHold()
         self._answer_held(before)
 
     def _answer_held(self, before: PullHold[Pull]) -> None:
-        """The pulls that waited when the role changed, a slice in a turn."""
+        """Refuses or keeps the pulls that were held `before`, a slice per turn."""
         for held in before.take(_SLICE):
             pull = held.pull
             if self._relay.enabled and not pull.ours:
@@ -290,13 +291,13 @@ class PullProcessor:
                     "the role of this broker changed: ask the name server for the master",
                 )
             )
-        # A sweep finds what arrived for pulls before they were held again.
+        # Messages may have arrived before the pulls were held again: let the next tick sweep.
         self._next_sweep_ms = 0
         if len(before):
             asyncio.get_running_loop().call_soon(self._answer_held, before)
 
     def _commit(self, ext: PullFields) -> None:
-        """Commits the pull's progress, unless a reset runs or the offset is refused; clients commit
+        """Commits the pull's progress. Ignored during a reset or if it is refused: clients commit
         it again."""
         queue = (ext.topic, ext.queue_id)
         if self._resets.runs(ext.consumer_group, *queue):
@@ -306,7 +307,7 @@ class PullProcessor:
             self._offsets.commit(ext.consumer_group, *queue, ext.commit_offset)
 
     def _was_reset(self, reset: OffsetReset) -> None:
-        """Moves the group in these queues, its held pulls at once."""
+        """A reset began: held pulls of the group get the new offset at once."""
         log.info("offsets_reset group=%s topic=%s", reset.group, reset.topic)
         for queue_id in reset.offsets:
             self.pulled.pop((reset.group, reset.topic, queue_id), None)
@@ -319,8 +320,8 @@ class PullProcessor:
         tags = len(pull.wanted or ())
         may_hold = may_hold and self._hold.has_place(tags)
         if topic in self._store.deleting_topics:
-            # R39: a new master may have the deletion, already answered, in its log. Either
-            # `queues_deleted` follows, or the end of this role.
+            # R39: read nothing. A new master may have in its log a deletion that was already
+            # answered. Either `queues_deleted` or the end of this role follows.
             if may_hold:
                 self._hold.hold(
                     HeldPull(topic, queue_id, deadline_ms, pull.channel, offset, pull, tags)
@@ -377,7 +378,8 @@ class PullProcessor:
         return result
 
     def _is_old(self, pull: Pull, offset: int) -> bool:
-        """Whether its consumer kept running while the topic was deleted and created again (R39)."""
+        """Whether the consumer has an offset from before the topic was deleted and created again
+        (R39)."""
         first_offset_of = self._store.queries.min_offset_in_queue
         group = pull.group.group_name
         return self._offsets.is_old(group, pull.topic, pull.queue_id, offset, first_offset_of)
@@ -389,7 +391,7 @@ class PullProcessor:
     def _write_result(self, pull: Pull, offset: int, code: int, result: GetMessageResult) -> None:
         next_offset = result.next_begin_offset
         if code == ResponseCode.PULL_NOT_FOUND:
-            # R28: not corrected. The log may have messages there that are only not confirmed yet.
+            # R28: do not correct the offset. The log may have unconfirmed messages there.
             next_offset = offset
         elif code == ResponseCode.PULL_OFFSET_MOVED and offset > next_offset:
             group = pull.group.group_name
@@ -425,7 +427,7 @@ class PullProcessor:
         )
 
     def _flags(self, pull: Pull, *, is_slow: bool) -> PullFlags:
-        """Which broker the client should ask next. `is_slow`: the group reads what has left this
+        """Suggests the broker to ask next. `is_slow`: the group reads data that has left this
         broker's memory, so a slave should serve it."""
         group, suggested = pull.group, MASTER_ID
         if self._config.slave_read_enable and is_slow:
@@ -435,10 +437,10 @@ class PullProcessor:
         return PullFlags(suggested, group.group_sys_flag, pull.topic_sys_flag)
 
     def _waits(self, code: int, result: GetMessageResult) -> bool:
-        """Whether a pull with this outcome may wait for the next message."""
+        """Whether a pull with this result may wait for the next message."""
         if code == ResponseCode.PULL_NOT_FOUND:
             return True
-        # Nothing matched up to the visible end: wait there instead of answering each time.
+        # Nothing matched up to the visible end: wait there instead of answering without messages.
         return (
             result.status is GetMessageStatus.NO_MATCHED_MESSAGE
             and result.next_begin_offset >= result.max_offset
@@ -447,7 +449,7 @@ class PullProcessor:
     def _code(self, pull: Pull, offset: int, result: GetMessageResult) -> int:
         if result.status in _NOTHING_THERE:
             reaches = self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
-            # R28: the log has messages there, and none of them is confirmed yet.
+            # R28: the log has messages there, but none is confirmed yet.
             if offset <= reaches:
                 return ResponseCode.PULL_NOT_FOUND
             return ResponseCode.PULL_OFFSET_MOVED
@@ -455,14 +457,14 @@ class PullProcessor:
             result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY
             and offset <= self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
         ):
-            return ResponseCode.PULL_NOT_FOUND  # R28: the log reaches there, confirmation lags
+            return ResponseCode.PULL_NOT_FOUND  # R28: in the log, but not confirmed yet
         if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY and self._gate.is_acting:
-            return ResponseCode.PULL_NOT_FOUND  # the master has it, and comes back with it
+            return ResponseCode.PULL_NOT_FOUND  # the absent master has this offset
         return _CODES[result.status]
 
 
 def _without_crcs(parts: Iterable[memoryview]) -> tuple[int, list[memoryview]]:
-    """Size and parts of a reply for mqadmin, which prints every property of a message."""
+    """Size and parts of a reply to mqadmin, which prints every property, so the CRC is left out."""
     whole, found, pos = memoryview(b"".join(parts)), list[memoryview](), 0
     while pos < len(whole):
         size = int.from_bytes(whole[pos : pos + 4], "big")

@@ -1,7 +1,7 @@
 """The checks of a pull (requests 11 and 361), in Java's order.
 
-The result is a `Pull`: what to read, and which messages pass. The subscription is the one that the
-pull carries, or else that of the group's heartbeats. Origin: PullMessageProcessor in Java.
+The result is a `Pull`: what to read, and with which filter. The subscription comes from the pull
+itself, or from the group's heartbeats. Origin: PullMessageProcessor in Java.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from batonmq.protocol.sysflag import PULL_CLASS_FILTER, PULL_SUBSCRIPTION
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.headers import PullFields, PullFrame
 
-# A reply has to fit into a frame of 16 MiB, its header included.
+# A reply and its header must fit into a frame of 16 MiB.
 MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull:
     """A checked pull. `wanted`: tag hashes, None for all. `matches`: the SQL92 filter, None for
-    none. `ours`: it comes from this project's client, which finds a new master by itself."""
+    none. `ours`: sent by this project's client, which finds a new master by itself."""
 
     channel: Connection
     opaque: int
@@ -59,7 +59,7 @@ class Pull:
 
 
 class PullChecks:
-    """`writable()`: whether an unknown group may be created now."""
+    """`writable()`: whether unknown groups may be created now."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class PullChecks:
         self._writable = writable
 
     def checked(self, channel: Connection, request: PullFrame) -> Pull:
-        """Raises BrokerRefusal if the pull may not read."""
+        """Checks the request. Raises BrokerRefusal."""
         ext = request.ext
         if (
             request.code == RequestCode.LITE_PULL_MESSAGE

@@ -1,9 +1,9 @@
-"""Look-ups: a group's progress (14, 15), what a queue holds (29 to 32), messages (12, 33),
+"""A group's offsets (requests 14, 15), the range of a queue (29 to 32), single messages (12, 33),
 units of a queue (321).
 
-Every offset in an answer comes from a consume queue, which ends at confirmOffset (SAFETY R28), but
-for 30 with `committed` false; every record lies below it (G4). Origin: ConsumerManageProcessor,
-AdminBrokerProcessor and QueryMessageProcessor in Java.
+Offsets in answers come from the consume queues, which end at confirmOffset (R28); only request 30
+with `committed` false may go beyond. All records lie below it (G4). Origin:
+ConsumerManageProcessor, AdminBrokerProcessor and QueryMessageProcessor in Java.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from batonmq.store.message_store import MessageStore
 
 
 class OffsetProcessor:
-    """Answers from the store's queues and the group's offsets. Masters only, but for reading."""
+    """Offsets of groups and of queues. Slaves answer reads only."""
 
     def __init__(self, store: MessageStore, tables: BrokerTables, gate: RoleGate) -> None:
         self._store = store
@@ -43,12 +43,13 @@ class OffsetProcessor:
         processors.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_time)
 
     def query_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Where a group begins to read a queue (request 14). Without an offset: 0 if the queue's
-        first message is in memory and the client allows it, else code 22, and the client decides.
+        """Where a group begins to read a queue (request 14). For a group without an offset: 0 if
+        the client allows it and the queue's first message is still in memory; else QUERY_NOT_FOUND
+        (22), and the client decides.
         """
         group = text(request, "consumerGroup")
         topic, queue_id = _queue(request)
-        # Not `query`: the positions of this consumer count from now on (R39).
+        # Not `query`: from now on this consumer's positions are of the present topic (R39).
         offset = self._offsets.begins(group, topic, queue_id)
         if offset < 0:
             in_memory = self._store.queries.begins_in_memory(topic, queue_id)
@@ -61,16 +62,16 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Only the master takes offsets, or the slave that acts for it (request 15); slaves copy
-        them (R31). Refused for a topic that does not exist, because a consumer may continue for a
-        while after its deletion (R39)."""
+        """Commits a group's offset (request 15), on the master or the slave that acts for it;
+        slaves copy offsets (R31). Refused if the topic does not exist, because a consumer may keep
+        running for a while after the deletion (R39)."""
         if not self._gate.is_acting:
             self._require_master()
         group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
         offset = number(request, "commitOffset")
         if topic not in self._topics:
             raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
-        # Names are checked once for a group and queue, not at each commit.
+        # Check names only at the first commit of a group and queue.
         if self._offsets.query(group, topic, queue_id) < 0:  # the first of them
             check_group(group)
             if not 0 <= queue_id < TOPIC_QUEUES_MAX:
@@ -114,7 +115,7 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def min_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The first message that the queue still has (request 31)."""
+        """The first offset of the queue (request 31)."""
         offset = self._store.queries.min_offset_in_queue(*_queue(request))
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
@@ -135,7 +136,7 @@ UNITS_MAX = 1024
 
 
 class QueryProcessor:
-    """Answers with stored records, never from above confirmOffset (SAFETY G4)."""
+    """Answers with stored records below confirmOffset (G4)."""
 
     def __init__(
         self, store: MessageStore, clients: ConsumerManager, filters: ConsumerFilterManager
@@ -150,7 +151,8 @@ class QueryProcessor:
         processors.register(RequestCode.QUERY_CONSUME_QUEUE, self.units)
 
     def by_key(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The hash may collide: callers check the key, as they must with Java (request 12)."""
+        """Messages whose key has this hash (request 12). Hashes may collide, so callers check the
+        key, as with Java."""
         unique = request.ext.get("_UNIQUE_KEY_QUERY", "false").lower() == "true"
         maximum = UNIQUE_QUERY_MAX if unique else number(request, "maxNum")
         found = self._store.queries.query_message(
@@ -171,7 +173,7 @@ class QueryProcessor:
                 "indexLastUpdateTimestamp": str(found.index_last_update_timestamp),
                 "indexLastUpdatePhyoffset": str(found.index_last_update_phyoffset),
             },
-            # Tools print every property, and this one is of the broker only.
+            # Tools print every property, and this one is internal.
             body=b"".join(map(without_crc, found.parts)),
         )
 
@@ -186,8 +188,8 @@ class QueryProcessor:
         return RemotingCommand.response_to(request, body=without_crc(record))
 
     def units(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Up to `count` units of a queue from `index` on; 1 for a queue without messages (request
-        321). With `consumerGroup` also what it subscribes to."""
+        """Up to `count` units of a queue from `index` on (request 321); SYSTEM_ERROR (1) if it has
+        no messages. With `consumerGroup` also that group's subscription."""
         topic, queue_id = _queue(request)
         index, count = number(request, "index"), number(request, "count")
         if not 1 <= count <= UNITS_MAX:

@@ -1,5 +1,5 @@
-"""Who may read what: the checks that pulls, POP and assignments share. Each calls them in the order
-in which Java's processor has them, as the first one that fails is the answer.
+"""The checks that pulls, POP and assignments share. Each processor calls them in the order of its
+Java counterpart, because the first that fails decides the answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from batonmq.protocol.pop import ANY_QUEUE
 
 
 class Forbidden(IntEnum):
-    """What is forbidden, as the `forbiddenType` in the answer to a pull says it."""
+    """What is forbidden: the `forbiddenType` in the answer to a pull."""
 
     GROUP = 2
     TOPIC = 3
@@ -23,7 +23,7 @@ class Forbidden(IntEnum):
 
 
 class ReadForbiddenError(BrokerRefusal):
-    """NO_PERMISSION (16), and of what kind the prohibition is."""
+    """NO_PERMISSION (16), with the kind of prohibition."""
 
     def __init__(self, kind: Forbidden, remark: str) -> None:
         super().__init__(ResponseCode.NO_PERMISSION, remark)
@@ -69,7 +69,7 @@ def check_queue(
 
 
 def consuming_group(topics: TopicService, name: str, *, writable: bool) -> SubscriptionGroupConfig:
-    """As `TopicService.group`; raises ReadForbiddenError besides."""
+    """As `TopicService.group`, but raises ReadForbiddenError if consumeEnable is false."""
     group = topics.group(name, writable=writable)
     if not group.consume_enable:
         raise ReadForbiddenError(
@@ -79,7 +79,7 @@ def consuming_group(topics: TopicService, name: str, *, writable: bool) -> Subsc
 
 
 def check_subscription(topics: TopicService, group: str, topic: str) -> None:
-    """Raises ReadForbiddenError where an operator has forbidden the group this topic."""
+    """Raises ReadForbiddenError if an operator has forbidden the group to read this topic."""
     if topics.groups.is_forbidden(group, topic):
         raise ReadForbiddenError(
             Forbidden.SUBSCRIPTION, f"group {group} is forbidden to read topic {topic}"

@@ -1,1 +1,1 @@
-"""Which messages a subscription wants: SQL92 expressions, compiled and kept."""
+"""Filters of subscriptions: tags, and SQL92 expressions, which are compiled and cached."""

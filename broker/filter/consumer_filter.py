@@ -1,9 +1,9 @@
 """The SQL92 filters of consumer groups, and their file `config/consumerFilter.json`.
 
-Heartbeats register (topic, group, expression). A newer version of a subscription replaces the old
-one, an equal one revives it, and one that does not compile removes it. A filter without a
-subscription is dead, and is removed after a day. Filters are not replicated, because heartbeats
-reach every replica.
+Heartbeats register (topic, group, expression). A newer version of a subscription replaces the
+filter; if its expression does not compile, the filter is removed. A filter without a subscription
+is marked as dead, and removed after a day. Filters are not replicated, because heartbeats reach
+every replica.
 
 The Bloom bits are for Java: a Java broker that starts on this folder drops all filters if the bits
 have another size. This broker evaluates filters on the records themselves.
@@ -68,7 +68,7 @@ class ConsumerFilterTable(Body):
 
 
 class ConsumerFilterManager:
-    """group -> topic -> filter, for one thread. Filters are replaced, never changed in place."""
+    """group -> topic -> filter. Not thread-safe. Filters are replaced, never changed in place."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/consumerFilter.json`; call `load` next."""
@@ -79,11 +79,11 @@ class ConsumerFilterManager:
         self._dirty = False
 
     def load(self) -> None:
-        """Loads the file, all filters dead. Raises CorruptLogError."""
+        """Loads the file; marks all filters as dead. Raises CorruptLogError."""
         body = self._file.load()
         topics = {} if body is None else body.filter_data_by_topic
         filters = [data for topic in topics.values() for data in topic.group_filter_data.values()]
-        # As Java does: filters with other bits are dropped, and heartbeats register them again.
+        # As in Java: filters with other bits are dropped, and heartbeats register them again.
         if any(data.bloom_filter_data.bit_num != BLOOM_BITS for data in filters):
             return
         dead_ms = self._clock_ms() - DEAD_SINCE_MS
@@ -95,12 +95,12 @@ class ConsumerFilterManager:
         self._dirty = False
 
     def get(self, group: str, topic: str) -> ConsumerFilterData | None:
-        """The filter of a group in a topic; None if it has none, or it does not compile."""
+        """The filter of a group in a topic; None without one that compiles."""
         return self._groups.get(group, {}).get(topic)
 
     def register(self, group: str, subscriptions: Collection[SubscriptionData]) -> None:
-        """The subscriptions of a member of the group."""
-        # A group with tags only costs one pass, and nothing is kept of it.
+        """Takes the subscriptions from a heartbeat of a member."""
+        # A group with tags only costs one pass and stores nothing.
         if group not in self._groups and set(map(_KIND, subscriptions)) <= {TAG, ""}:
             return
         filters = [each for each in subscriptions if each.expression_type not in (TAG, "")]
@@ -137,7 +137,7 @@ class ConsumerFilterManager:
         self._put(data)
 
     def unregister(self, group: str) -> None:
-        """The last member of a group left."""
+        """Marks the filters of a group as dead: its last member left."""
         self._kill(group, self._groups.get(group, {}).keys())
 
     def _kill(self, group: str, topics: Collection[str]) -> None:
@@ -163,7 +163,8 @@ class ConsumerFilterManager:
                 del self._groups[group]
 
     def _remove_old(self) -> bool:
-        """Removes some that were dead for a day; whether there may be more."""
+        """Removes a slice of the filters that were dead for a day; returns whether there may be
+        more."""
         oldest = self._clock_ms() - DEAD_MAX_MS
         for group, topic in list(islice(self._dead, AT_ONCE)):
             if self._groups[group][topic].dead_time >= oldest:
@@ -172,7 +173,8 @@ class ConsumerFilterManager:
         return bool(self._dead)
 
     def writes_due(self) -> list[Callable[[], None]]:
-        """The write of a snapshot, for another thread; none if nothing changed. Raises OSError."""
+        """A function that writes a snapshot, for another thread; none if nothing changed. It raises
+        OSError."""
         if not self._dirty:
             return []
         self._dirty = self._remove_old()

@@ -1,9 +1,9 @@
-"""The grammar of SQL92 filters, and the compilation of an expression to a Python function.
+"""The grammar of SQL92 filters, and a compiler from an expression to a Python function.
 
-The function looks up the names of the expression in the raw properties, each when it is needed, and
-returns whether the message passes. AND, OR and NOT are three-valued; a value that cannot be
-compared makes the message fail, as in Java. Text behind a complete expression is refused. Java
-ignores it, so `a LIKE 'x'` passes nothing there, without an error.
+The function returns whether a message passes. It finds properties in the raw string, each only when
+needed. AND, OR and NOT are three-valued; if a value cannot be compared, the message does not pass,
+as in Java. Text after a complete expression is an error. Java ignores such text: there `a LIKE 'x'`
+is no error, and passes nothing.
 
 Names keep their case, keywords do not. NOT binds tighter than any comparison. Origin: Java
 `SelectorParser.jj`, `ComparisonExpression`, `LogicExpression`, `UnaryExpression`.
@@ -76,11 +76,10 @@ NAME: /[a-z_$][a-z0-9_$]*/i
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operand: Python source of its value, None for null.
-
-    `truth`: shorter source that is true if `source` gives True, and false if it gives False or
-    None. `last`: the same, but it evaluates and raises less, so nothing but False may follow it.
-    `is_boolean`: it may be used as a condition. `is_constant`, `value`: of a literal.
+    """An operand. `source`: Python source of its value, None for null. `truth`: shorter source,
+    true if `source` gives True, false for False or None. `last`: as `truth`, but it evaluates and
+    raises less, so only False may follow it. `is_boolean`: it may be a condition. `is_constant`,
+    `value`: for literals.
     """
 
     source: str
@@ -115,7 +114,7 @@ class _Operands(Transformer[Token, Node]):
         self._variables = 0
 
     def _call_userfunc(self, tree: Any, new_children: Any = None) -> Any:
-        """Limits the source while it grows."""
+        """Checks the size of the source after each step, while it grows."""
         node = super()._call_userfunc(tree, new_children)  # type: ignore[no-untyped-call]
         if isinstance(node, Node) and len(node.source) + len(node.truth) > 4 * SOURCE_MAX:
             raise SqlError(f"it becomes more than {SOURCE_MAX} characters of code")
@@ -163,7 +162,7 @@ class _Operands(Transformer[Token, Node]):
     def minus(self, node: Node) -> Node:
         if node.kind.is_number:
             return Node(f"(-{node.source})", node.kind, node.depth + 1)
-        # Its operand is evaluated, and may raise.
+        # Still evaluated, because its operand may raise.
         return Node(f"({node.source}, None)[1]", ValueKind.NOTHING, node.depth + 1)
 
     def _constant(self, value: Any) -> str:
@@ -248,8 +247,8 @@ class _Compiler(_Operands):
         over: str,
         under: str,
     ) -> Node:
-        """The first comparison contains the value's source; the second, which is always evaluated
-        after it, reads the variable that keeps the value."""
+        """The first comparison evaluates the value and stores it in a variable; the second, always
+        evaluated after it, reads that variable."""
         kept = value
         if not (value.is_property or value.is_constant):
             variable = self._variable()
@@ -396,7 +395,7 @@ def _function(compiler: _Compiler, root: Node) -> Matches:
         value = f"raw[{begin}:raw.index(2, {begin})] or _find(raw, n{number})"
         lookup = f"({variable} := None if (at := raw.rfind(k{number})) < 0 else {value})"
         if compiler.uses[variable] == 1:
-            # Its only occurrence: looked up there, and not at all if AND or OR decides earlier.
+            # Used once: look it up in place, so that AND or OR may skip the look-up.
             found[variable] = lookup
         else:
             before.append(f"    {lookup}")

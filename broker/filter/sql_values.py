@@ -1,8 +1,8 @@
 """Comparison of values in SQL92 expressions, as in RocketMQ's `ComparisonExpression`. Pure.
 
-A property is text, as UTF-8 bytes; a literal is text, a whole number of 32 or 64 bits, a double or
-a boolean. Text is converted to the kind of the other side. If that fails it raises, and the message
-does not pass, whatever else the expression says.
+A property is text (UTF-8 bytes); a literal is text, a whole number of 32 or 64 bits, a double or a
+boolean. Text is converted to the type of the other side. If that fails, ValueError is raised, and
+the message does not pass whatever the rest of the expression says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 Matches = Callable[[bytes], bool]
-"""Whether a message passes; takes its property string with a byte 2 on either side."""
+"""Returns whether a message passes, given its property string with a byte 2 before and after it."""
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
@@ -26,12 +26,12 @@ _DOUBLE: Final = re.compile(
 _HEX_DOUBLE: Final = re.compile(
     r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?"
 )
-# What Java's Double.valueOf trims: all up to the blank.
+# The characters that Java's Double.valueOf trims: all up to the blank.
 _TRIMMED: Final = "".join(map(chr, range(33)))
 
 
 class SqlError(ValueError):
-    """Not a filter expression; the text says where and why."""
+    """An invalid filter expression; the text says where and why."""
 
 
 class ValueKind(enum.Enum):
@@ -43,7 +43,7 @@ class ValueKind(enum.Enum):
     DOUBLE = "double"
     BOOLEAN = "boolean"
     NOTHING = "nothing"
-    """Always null: a minus before something that is no number."""
+    """Always null: minus before something other than a number."""
 
     @property
     def is_number(self) -> bool:
@@ -95,7 +95,7 @@ def compare_doubles(left: float, right: float) -> int:
 
 
 def compare_texts(left: bytes, right: bytes) -> int:
-    """The order of two texts: both must be doubles. Raises ValueError."""
+    """Compares two texts as doubles. Raises ValueError."""
     return compare_doubles(to_double(left), to_double(right))
 
 

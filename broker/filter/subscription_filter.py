@@ -23,15 +23,15 @@ from batonmq.protocol.tags import tags_code
 EXPRESSION_MAX: Final = 16_384
 CACHED: Final = 1000
 CACHED_SIZE: Final = 1024 * 1024
-"""Characters of all cached expressions; their code is up to twenty times as large."""
+"""The most characters of all cached expressions; their code is up to twenty times as large."""
 SHORT: Final = 512
-"""Characters of an expression that may be compiled on the loop."""
+"""The longest expression (characters) that is compiled on the loop."""
 TAGS_MAX: Final = 32_768
-"""Characters of a tag expression."""
+"""The longest tag expression (characters)."""
 
 
 class NotCompiledError(Exception):
-    """A long expression must be `prepared` first."""
+    """A long expression that was not `prepared` yet."""
 
 
 class SubscriptionFilter(NamedTuple):
@@ -44,7 +44,7 @@ class SubscriptionFilter(NamedTuple):
 def filter_of(
     kind: str, expression: str, *, sql92: bool, off: int = ResponseCode.SYSTEM_ERROR
 ) -> SubscriptionFilter:
-    """`kind`: the expression type; `sql92`: whether such filters are enabled. Raises BrokerRefusal
+    """`kind`: the expression type; `sql92`: whether SQL92 is enabled. Raises BrokerRefusal:
     SUBSCRIPTION_PARSE_FAILED for an invalid expression or type, `off` if SQL92 is disabled."""
     if kind == TAG:
         return SubscriptionFilter(_wanted_tags(expression), None)
@@ -60,7 +60,7 @@ def filter_of(
     except SqlError as error:
         raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
     except NotCompiledError as error:
-        # The client asks again in a moment, and finds it compiled.
+        # The client retries in a moment, and then it is compiled.
         _begin(prepared(expression))
         raise BrokerRefusal(ResponseCode.SYSTEM_BUSY, str(error)) from error
 
@@ -70,7 +70,7 @@ _begun: Final[set[asyncio.Task[None]]] = set()
 
 def _begin(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)
-    # The loop has weak references only: without this one the task could be collected.
+    # The loop keeps only weak references: without this one the task could be garbage-collected.
     _begun.add(task)
     task.add_done_callback(_begun.discard)
 
@@ -89,12 +89,12 @@ def _wanted_tags(expression: str) -> frozenset[int] | None:
 
 
 def preload() -> None:
-    """Loads the compiler, for another thread than the loop's."""
+    """Loads the compiler; call it in a thread."""
     import batonmq.broker.filter.sql_compiler  # noqa: F401
 
 
 class Outcomes:
-    """An LRU cache of results: a test, or why the expression does not compile."""
+    """An LRU cache of compiled expressions, or of the reasons why they do not compile."""
 
     def __init__(self, count_max: int = CACHED, size_max: int = CACHED_SIZE) -> None:
         self.size = 0
@@ -131,7 +131,7 @@ def _outcome_of(expression: str) -> Matches | str:
 
 
 def is_known(expression: str) -> bool:
-    """Whether `compiled` needs no compilation."""
+    """Whether the result of this expression is cached."""
     return len(expression) > EXPRESSION_MAX or _outcomes.get(expression) is not None
 
 
@@ -144,7 +144,7 @@ async def prepared(expression: str) -> None:
 
 
 def compiled(expression: str) -> Matches:
-    """The test of an expression. Raises SqlError; NotCompiledError for a long one that was not
+    """The compiled expression. Raises SqlError; NotCompiledError for a long one that was not
     prepared."""
     if len(expression) > EXPRESSION_MAX:
         outcome: Matches | str | None = (
@@ -153,7 +153,7 @@ def compiled(expression: str) -> Matches:
     else:
         outcome = _outcomes.get(expression)
     if outcome is None:
-        # Compiling it here would hold the loop, and a stranger chooses the expression (R58).
+        # Compiling it here would block the loop, and anyone can send an expression (R58).
         if len(expression) > SHORT:
             raise NotCompiledError("this SQL92 expression is not compiled yet: ask again")
         outcome = _outcome_of(expression)

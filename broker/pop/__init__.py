@@ -1,1 +1,1 @@
-"""POP: the broker keeps who has which message, and for how long."""
+"""POP: the broker tracks which consumer has which message, and for how long."""

@@ -1,9 +1,9 @@
-"""Acks of popped messages (requests 200051, 200151), and another invisible time (200053).
+"""Acks of popped messages (requests 200051, 200151), and changes of the invisible time (200053).
 
 The reply waits until the record of the ack is confirmed, so an acknowledged message does not come
-again. An ack for a message that is not in flight any more is answered with success and changes
-nothing, as in Java; another invisible time for it is refused.
-Origin: AckMessageProcessor, ChangeInvisibleTimeProcessor in Java.
+again. An ack for a message that is no longer in flight succeeds and changes nothing, as in Java; a
+change of its invisible time is refused. Origin: AckMessageProcessor, ChangeInvisibleTimeProcessor
+in Java.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from batonmq.remoting.connection import Connection, Processors
 ENTRIES_MAX: Final = 4096
 BIT_SET_BYTES_MAX: Final = 4096
 OFFSETS_MAX: Final = 4096
-"""Messages of one request: its turn of the loop stays short (SAFETY R58)."""
+"""The most messages of one request, so that its turn of the loop stays short (R58)."""
 
 
 class _Named(NamedTuple):
@@ -46,7 +46,7 @@ class _Named(NamedTuple):
 
 
 class AckProcessor:
-    """On masters; the relay brings requests of other replicas."""
+    """Runs on masters; the relay passes on requests of other replicas."""
 
     def __init__(self, path: WritePath, topics: TopicService, service: PopService) -> None:
         self._path = path
@@ -60,11 +60,11 @@ class AckProcessor:
         processors.register(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self.change_time)
 
     def ack(self, request: RemotingCommand, connection: Connection) -> None:
-        """One message (request 200051)."""
+        """Acknowledges one message (request 200051)."""
         self._service.require_master()
         named = self._named(request)
         maximum = self._store.queries.max_offset_in_queue(*named.key[1:])
-        # As in Java, the end of the queue itself passes.
+        # As in Java, the queue's end offset is allowed, too.
         self._check_offset(named, maximum + 1)
         order = self._service.table.order_of(named.key)
         is_order = order is not None and order.pop_time == named.handle.pop_time
@@ -77,7 +77,7 @@ class AckProcessor:
         self._settle([named.acked], request, connection)
 
     def batch_ack(self, request: RemotingCommand, connection: Connection) -> None:
-        """Many messages, as bit sets (request 200151)."""
+        """Acknowledges many messages, given as bit sets (request 200151)."""
         self._service.require_master()
         entries = BatchAckMessageRequestBody.decode_request(request.body).acks
         if len(entries) > ENTRIES_MAX:
@@ -107,7 +107,7 @@ class AckProcessor:
         self._settle(acked, request, connection)
 
     def change_time(self, request: RemotingCommand, connection: Connection) -> None:
-        """The message comes again invisibleTime from now on (request 200053)."""
+        """Makes the message visible again after `invisibleTime` (request 200053)."""
         self._service.require_master()
         named, time_ms = self._named(request), invisible_time(request, least_ms=0)
         self._check_offset(named, self._store.queries.max_offset_in_queue(*named.key[1:]))
@@ -183,7 +183,7 @@ class AckProcessor:
             if (offsets := service.table.open_offsets(one))
         ]
         if not acked:
-            # The ack that settled it may not be confirmed yet: success must wait for it, too.
+            # The earlier ack may be unconfirmed: this reply must wait for it, too.
             self._path.answer_when_confirmed(self._store.appender.end, request, connection)
             return
         orders = [
@@ -230,6 +230,6 @@ def _bits(text: str) -> int:
 
 
 def _positions(bits: int) -> list[int]:
-    """Of the bits that are set."""
-    # A text of all bits is made in one pass; shifting a large int bit by bit is quadratic.
+    """The positions of the set bits."""
+    # Via a text of the bits: shifting a large int bit by bit would be quadratic.
     return [at for at, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]

@@ -41,7 +41,7 @@ MODES: Final = ("PULL", "POP")
 ROUTE_KEPT_MS: Final = 5000
 ROUTES_MAX: Final = 4096
 ASK_MS: Final = 1000
-"""Below the 3 s that a stock client waits for its assignment."""
+"""Less than the 3 s that a stock client waits for its assignment."""
 
 
 def popped_share(
@@ -51,9 +51,9 @@ def popped_share(
     share_num: int,
     allocate: Allocate,
 ) -> set[MessageQueue]:
-    """What a member pops. If `share_num` covers all other members, each broker group as a whole;
-    else its own share and those of the next `share_num` members; one queue if there are more
-    members than queues."""
+    """The queues that a member pops: its own share and those of the next `share_num` members. If
+    `share_num` covers all members: each broker group as a whole. With more members than queues: one
+    queue."""
     if share_num <= 0 or share_num >= len(client_ids) - 1:
         return {MessageQueue(one.topic, one.broker_name, ANY_QUEUE) for one in queues}
     index = place_of(client_ids, own_id)
@@ -66,7 +66,7 @@ def popped_share(
 
 
 class AssignmentProcessor:
-    """On masters; the relay brings requests of other replicas."""
+    """Runs on masters; the relay passes on requests of other replicas."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class AssignmentProcessor:
         client: RemotingClient,
         mode_set: Callable[[str, str], None],
     ) -> None:
-        """`members`: the client ids of a group, sorted. `client` asks name servers for routes.
-        `mode_set` gets group and topic, once that is confirmed."""
+        """`members` returns the sorted client ids of a group. `client` asks name servers for
+        routes. `mode_set` gets group and topic once a change of mode is confirmed."""
         self._path = path
         self._topics = topics
         self._members = members
@@ -111,7 +111,7 @@ class AssignmentProcessor:
         return RemotingCommand.response_to(request)
 
     async def assignment(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A null list means: keep what you have (request 400)."""
+        """The queues of a member (request 400). A null list means: keep your queues."""
         asked = QueryAssignmentRequestBody.decode_request(request.body)
         mode = self._mode(asked.topic, asked.consumer_group)
         queues = await self._queues(asked.topic)
@@ -145,8 +145,8 @@ class AssignmentProcessor:
         queues: list[MessageQueue],
         ids: list[str],
     ) -> set[MessageQueue] | None:
-        """None without a route, without members, or for an unknown strategy: the client keeps its
-        queues."""
+        """None (the client keeps its queues) without a route, without members, or for an unknown
+        strategy."""
         if not queues:
             return None
         if asked.message_model == BROADCASTING or not self._config.server_load_balancer_enable:
@@ -176,11 +176,11 @@ class AssignmentProcessor:
             fetch = asyncio.create_task(self._fetch(topic), name="assignment-route")
             self._fetches[topic] = fetch
             fetch.add_done_callback(lambda _: self._fetches.pop(topic))
-        # All that ask now share this fetch: a cancelled request must not end it for the others.
+        # Shielded: several requests share this fetch, and cancelling one must not end it for all.
         return await asyncio.shield(fetch)
 
     async def _fetch(self, topic: str) -> list[MessageQueue]:
-        """From the first name server that knows the topic; else what is known here."""
+        """Asks one name server after the other; without an answer returns the last known route."""
         found: list[MessageQueue] | None = None
         for address in self._config.name_servers:
             ask = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
@@ -191,11 +191,11 @@ class AssignmentProcessor:
                     break
             except (BatonError, OSError) as exc:
                 log.debug("route_not_fetched topic=%s address=%s reason=%s", topic, address, exc)
-        # Without an answer the last route counts, so that consumers keep their queues.
+        # Use the last route, so that consumers keep their queues.
         if not found:
             kept = self._routes.get(topic)
             found = kept[1] if kept is not None else self._own_queues(topic)
-        # Clients choose the names of topics; a dropped route is fetched again on demand.
+        # Bounded, since clients choose the topic names; a dropped route is fetched again on demand.
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
         self._routes[topic] = self._path.clock_ms(), found

@@ -1,8 +1,8 @@
 """POP (request 200050), peek (200052), notification (200054) and polling info (200055).
 
-A pop puts a record that says which messages are in flight; they leave the broker when that record
-is confirmed. A request that finds nothing is held (`PopHold`).
-Origin: PopMessageProcessor, PeekMessageProcessor, NotificationProcessor, PollingInfoProcessor.
+A pop puts a record that names the messages in flight, and they are sent when that record is
+confirmed. A request that finds nothing is held (`PopHold`). Origin: PopMessageProcessor,
+PeekMessageProcessor, NotificationProcessor, PollingInfoProcessor.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from batonmq.remoting.connection import Connection, Processors
 log = logging.getLogger(__name__)
 
 SLICE: Final = 64
-"""Requests that were woken, or are late, in one turn of the loop."""
+"""Woken or expired requests per turn of the loop."""
 
 
 class PopProcessor:
-    """On masters; the relay brings requests of other replicas."""
+    """Runs on masters; the relay passes on requests of other replicas."""
 
     def __init__(
         self,
@@ -66,25 +66,25 @@ class PopProcessor:
 
     @property
     def held(self) -> int:
-        """How many requests wait right now."""
+        """The number of held requests."""
         return len(self._hold)
 
     # Requests.
 
     def pop(self, request: RemotingCommand, connection: Connection) -> None:
-        """Request 200050."""
+        """Pops messages (request 200050)."""
         self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.pop(request, connection, now_ms, clock_ms))
 
     def notification(self, request: RemotingCommand, connection: Connection) -> None:
-        """Request 200054: `hasMsg`, at once or when a message arrives."""
+        """Answers `hasMsg`, at once or when a message arrives (request 200054)."""
         self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.notification(request, connection, now_ms, clock_ms))
 
     def peek(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        """The next messages of the group; none becomes in flight (request 200052)."""
+        """Shows the next messages of the group without popping them (request 200052)."""
         self._path.gate.require_open()
         pop = self._checks.peek(request, connection)
         walk = self._reader.walk(pop)
@@ -99,14 +99,15 @@ class PopProcessor:
         )
 
     def polling_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """How many requests wait for the group in a queue, -1 for any (request 200055)."""
+        """How many requests of the group wait for a queue, or for any queue (-1) (request
+        200055)."""
         self._path.gate.require_open()
         count = self._hold.count_of(
             text(request, "topic"), text(request, "consumerGroup"), number(request, "queueId")
         )
         return RemotingCommand.response_to(request, ext={"pollingNum": str(count)})
 
-    # Looking and waiting.
+    # Reading and holding.
 
     def _begin(self, pop: PopRequest) -> None:
         if self._may_look():
@@ -115,11 +116,12 @@ class PopProcessor:
             self._wait(pop, woken=False)
 
     def _may_look(self) -> bool:
-        """False while a switch drains the log, or a new master reads what is in flight."""
+        """False during a planned switch, or while a new master still reads what is in flight."""
         return self._service.is_loaded and not self._path.hold.active
 
     def _continue(self, pop: PopRequest, walk: Walk, *, woken: bool) -> None:
-        """Looks into some more queues; then answers, continues in the next turn, or waits."""
+        """Reads some more queues, then answers, continues in the next turn, or holds the
+        request."""
         if pop.channel.closed:
             return
         if not self._may_look():
@@ -140,7 +142,7 @@ class PopProcessor:
                 self._wait(pop, woken=woken)
 
     def _look(self, pop: PopRequest, walk: Walk) -> bool:
-        """Whether the request is answered, or will be when its record is confirmed."""
+        """Returns whether the request is answered, or will be once its record is confirmed."""
         if pop.is_notification:
             if not self._reader.has_more(pop, walk):
                 return False
@@ -172,7 +174,8 @@ class PopProcessor:
             self._refuse(pop, BrokerRefusal(ResponseCode.POLLING_FULL, what))
 
     def _give(self, pop: PopRequest, walk: Walk) -> None:
-        """Raises PutRefused; then no message is in flight."""
+        """Puts the record and gives the messages. Raises PutRefused; then no message is in
+        flight."""
         record = PopRecord(popped=[_popped(pop, part, walk.pop_time) for part in walk.parts])
         # First: if this raises, no message is in flight and no position has moved.
         end = self._service.put(record)
@@ -236,15 +239,15 @@ class PopProcessor:
         code = error.code if isinstance(error, BrokerRefusal) else error.response_code
         pop.channel.reply(pop.request, RemotingCommand.response_to(pop.request, code, remark))
 
-    # What wakes them.
+    # What wakes held requests.
 
     def arrived(self, topic: str, queue_id: int, _max_offset: int) -> None:
-        """Listens to arrivals of the store."""
+        """The store has new messages in a queue."""
         if len(self._hold) and self._hold.arrived(topic, queue_id):
             self._run_soon()
 
     def look_again(self, key: Key | None) -> None:
-        """A queue may be popped again, or its topic was deleted; None: all queues."""
+        """A queue (None: any) may be popped again, or its topic was deleted."""
         if key is None:
             self._hold.all_ready()
         else:
@@ -273,7 +276,7 @@ class PopProcessor:
         self._continue(pop, self._reader.walk(pop), woken=True)
 
     def tick(self, now_ms: int) -> bool:
-        """Answers expired requests, a slice a call; whether there may be more."""
+        """Answers a slice of the expired requests; returns whether there may be more."""
         late = self._hold.expired(now_ms, SLICE)
         for one in late:
             self._time_out(cast(PopRequest, one))
@@ -283,7 +286,7 @@ class PopProcessor:
         self._hold.drop_owner(connection)
 
     def role_changed(self, before: PopHold | None = None) -> None:
-        """Refuses all held requests, a slice in a turn; `before` holds the rest."""
+        """Refuses all held requests, a slice per turn; `before` holds the rest."""
         if before is None:
             before, self._hold = self._hold, PopHold()
         what = "the role of this broker changed: ask the name server for the master"
@@ -307,7 +310,7 @@ def _popped(pop: PopRequest, part: QueueSlice, pop_time: int) -> Popped:
 
 
 def _counts(pop: PopRequest, walk: Walk, table: PopTable) -> list[list[int]]:
-    """How often each message of an orderly POP was delivered before."""
+    """How often each message of an orderly POP has been delivered."""
     orders = [table.order_of(part.key) for part in walk.parts if pop.order]
     return [
         [order.counts.get(offset, 0) for offset in part.offsets]

@@ -44,7 +44,7 @@ from batonmq.store.reader import GetMessageResult
 log = logging.getLogger(__name__)
 
 BUDGET: Final = 256
-"""Queues in one turn of the loop; a read without a match counts as `_READ_COST` queues."""
+"""Queues read per turn of the loop; a read without a match counts as `_READ_COST` queues."""
 _READ_COST: Final = 64
 _RETRY_FIRST_PERCENT: Final = 20
 
@@ -65,7 +65,7 @@ class QueueSlice:
 
 @dataclass(slots=True)
 class Walk:
-    """The queues that are left, and what was found."""
+    """The queues left to read, and what was found so far."""
 
     places: Iterator[tuple[str, int]]
     pop_time: int
@@ -73,12 +73,13 @@ class Walk:
     count: int = 0
     size: int = 0
     rest: int = 0
-    """Messages left over in the queues that were read."""
+    """How many messages are left in the queues that were read."""
     is_over: bool = False
 
 
 class PopReader:
-    """Moves a group's position past messages that do not match, and changes nothing else."""
+    """Reads for pops. Its only change: it moves a group's position past messages that do not
+    match."""
 
     def __init__(
         self, store: MessageStore, topics: TopicService, service: PopService, config: BrokerConfig
@@ -94,8 +95,8 @@ class PopReader:
         return Walk(self._places(pop), self._service.now_ms())
 
     def _places(self, pop: PopRequest) -> Iterator[tuple[str, int]]:
-        """(flag, queue id): retry topics first in one of five requests, else last; an orderly
-        POP has none."""
+        """(flag, queue id) to read. Retry topics are first in one of five requests, else last; an
+        orderly POP reads none."""
         retries: list[tuple[str, int]] = []
         if not pop.order and not is_retry_or_dlq(pop.topic):
             retries = [
@@ -111,7 +112,7 @@ class PopReader:
             yield NORMAL, pop.queue_id
         elif (config := self._topics.get(pop.topic)) is not None:
             queues = config.read_queue_nums
-            # Else all consumers of a group would meet in the first queues.
+            # Begin anywhere, or all consumers of a group would compete for the first queues.
             start = self._random.randrange(queues) if queues else 0
             for queue_id in range(queues):
                 yield NORMAL, (start + queue_id) % queues
@@ -119,7 +120,7 @@ class PopReader:
             yield from retries
 
     def look(self, pop: PopRequest, walk: Walk, *, peek: bool = False) -> None:
-        """Reads some more queues, until there are enough messages. Raises CorruptLogError."""
+        """Reads more queues, until there are enough messages. Raises CorruptLogError."""
         budget = BUDGET
         while budget > 0 and walk.count < pop.max_num and walk.size < MAX_REPLY_BYTES:
             place = next(walk.places, None)
@@ -127,11 +128,11 @@ class PopReader:
                 walk.is_over = True
                 return
             budget -= self._look_into(pop, walk, *place, peek=peek)
-        # Something was found: the reply goes out now. Else the next turn continues.
+        # With messages the reply leaves now; without, the next turn continues.
         walk.is_over = walk.count > 0
 
     def has_more(self, pop: PopRequest, walk: Walk) -> bool:
-        """For a notification: whether a queue reaches beyond the group's position."""
+        """For a notification: whether a queue has messages beyond the group's position."""
         for _ in range(BUDGET):
             place = next(walk.places, None)
             if place is None:
@@ -152,7 +153,7 @@ class PopReader:
     def _look_into(
         self, pop: PopRequest, walk: Walk, flag: str, queue_id: int, *, peek: bool
     ) -> int:
-        """Reads from one queue; returns the cost, in units of BUDGET."""
+        """Reads one queue; returns the cost in units of BUDGET."""
         key = pop.group, real_topic(flag, pop.topic, pop.group), queue_id
         _, topic, _ = key
         begin, end = self._begin(pop, key), self._store.queries.max_offset_in_queue(*key[1:])
@@ -161,7 +162,7 @@ class PopReader:
         if self._is_blocked(pop, key) or topic in self._store.deleting_topics:
             walk.rest += end - begin
             return 1
-        # A retried message has passed the filter when it was popped first.
+        # Retried messages passed the filter when they were first popped.
         wanted, matches = (pop.wanted, pop.matches) if flag == NORMAL else (None, None)
         cost = 1
         while begin < end and cost <= BUDGET:
@@ -175,7 +176,7 @@ class PopReader:
                 matches,
             )
             if walk.parts and walk.size + found.size > MAX_REPLY_BYTES:
-                # A read returns at least one message, however large: it may not fit this reply.
+                # A read returns at least one message, which may be too large for this reply.
                 walk.rest += end - begin
                 return cost
             if found.message_count:
@@ -192,12 +193,12 @@ class PopReader:
                 self._service.positions.skip(key, begin)
             cost += _READ_COST
         if begin < end and not peek:
-            # The queue was not read to its end: the next turn continues in it.
+            # Not at the end of this queue: the next turn continues here.
             walk.places = itertools.chain(((flag, queue_id),), walk.places)
         return cost
 
     def _begin(self, pop: PopRequest, key: Key) -> int:
-        """Where the group continues; a position outside the queue is corrected."""
+        """Where the group continues; corrects a position outside the queue."""
         queries = self._store.queries
         position = self._service.positions.next_of(key)
         least = queries.min_offset_in_queue(*key[1:])
@@ -232,11 +233,11 @@ class PopReader:
 
 
 def _as_of_topic(record: bytes, topic: str, handle: PopHandle) -> bytes:
-    """A retried message as its consumer sees it: under the subscribed topic, with its handle."""
+    """A retried message as the consumer sees it: with the subscribed topic and a handle."""
     place, message = decode_record(record, read_body=False), message_to_store(record)
     own = {POP_CK.encode(): handle.encode().encode()}
     properties = with_properties(message.properties, own)
-    while len(properties) > PROPERTIES_SIZE_MAX:  # an older broker left no space for it
+    while len(properties) > PROPERTIES_SIZE_MAX:  # an older broker left no space for the handle
         name = max(properties.split(b"\x02"), key=len).partition(b"\x01")[0]
         log.warning("property_left_out topic=%s handle=%s name=%r", topic, handle, name[:64])
         properties = without_properties(properties, (name,))

@@ -55,7 +55,7 @@ class PopRequest(HeldPop):
 
 
 class PopChecks:
-    """Each method raises BrokerRefusal if the request may not be served."""
+    """Checks requests; each method raises BrokerRefusal."""
 
     def __init__(self, topics: TopicService, config: BrokerConfig) -> None:
         self._topics = topics
@@ -64,7 +64,7 @@ class PopChecks:
     def pop(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
     ) -> PopRequest:
-        """Request 200050. `now_ms` is the wall clock, `clock_ms` the clock of deadlines."""
+        """Request 200050. `now_ms` is wall clock, `clock_ms` the clock of deadlines."""
         pop = self.notification(request, connection, now_ms, clock_ms)
         pop.max_num = self._max_num(request)
         pop.invisible_ms = invisible_time(request, least_ms=1)
@@ -75,7 +75,7 @@ class PopChecks:
     def notification(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
     ) -> PopRequest:
-        """Request 200054; the same checks come first for a POP."""
+        """Request 200054; also the first checks of a POP."""
         poll_ms = number(request, "pollTime")
         born_ms = number(request, "bornTime") or now_ms
         left_ms = born_ms + poll_ms - now_ms
@@ -91,7 +91,7 @@ class PopChecks:
         return pop
 
     def peek(self, request: RemotingCommand, connection: Connection) -> PopRequest:
-        """Request 200052; the same checks come first for the others."""
+        """Request 200052; also the first checks of the others."""
         name, topic = text(request, "consumerGroup"), text(request, "topic")
         queue_id = number(request, "queueId")
         config = readable_topic(self._topics, topic)
@@ -120,7 +120,7 @@ class PopChecks:
 
 
 def invisible_time(request: RemotingCommand, *, least_ms: int) -> int:
-    """The field invisibleTime, ms. Raises BrokerRefusal."""
+    """The field `invisibleTime` in ms. Raises BrokerRefusal."""
     time_ms = number(request, "invisibleTime")
     if not least_ms <= time_ms <= INVISIBLE_MAX_MS:
         raise BrokerRefusal(

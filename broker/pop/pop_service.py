@@ -1,21 +1,21 @@
-"""Messages in flight, on the master: kept in the log, read from it again, and revived when due.
+"""The master's records of messages in flight: written, read again by a new master, revived when
+due.
 
-The shell around `pop_table`. Each change is a record of rmq_sys_BATON_POP. It is applied when it is
-put, and answered when it is confirmed. A new master first reads the records from the offset of the
-group CID_RMQ_SYS_REVIVE_GROUP on. Slaves fetch this offset and those of the groups as one body, so
-the records behind it have what the groups' offsets lack. The oldest check points are written again
-before a new master would have too many records to read.
+The shell around `pop_table`. Each change is a record of rmq_sys_BATON_POP, applied when it is put
+and answered when it is confirmed. A new master first reads the records from the offset of
+CID_RMQ_SYS_REVIVE_GROUP on. Slaves fetch this offset together with those of the groups, so these
+records contain all pops that the groups' offsets do not. The oldest check points are written again
+from time to time, so that a new master has few records to read.
 
-`PopPositions` is where a group continues. Its offset is committed when the pop up to there is
-confirmed, not before (R30); until then only this master knows it. If something else sets the
-offset, a reset or a consumer that pulls, that counts at once.
+`PopPositions` has the next offset of each group. It is committed when the pop is confirmed, not
+before (R30); until then only this master knows it. If a reset or a pulling consumer sets the
+offset, that one counts at once.
 
-`Reviver` delivers to a group again what it did not acknowledge in time. A copy with a higher
-reconsume count goes to the POP retry topic of group and topic. Behind it, in the same turn, comes
-the record that settles the first one. So a master that dies in between delivers a message twice,
-and loses none. A message that came back `retryMaxTimes` times becomes a dead letter; Java leaves
-that to its clients, of which some forget the message.
-Origin: Java `PopReviveService`.
+`Reviver` delivers messages again that were not acknowledged in time. It puts a copy with a higher
+reconsume count into the POP retry topic, and after it, in the same turn, the record that settles
+the original. So a master that dies in between delivers a message twice, and loses none. After
+`retryMaxTimes` the message becomes a dead letter; Java leaves that to its clients, some of which
+drop the message. Origin: Java `PopReviveService`.
 """
 
 from __future__ import annotations
@@ -67,25 +67,25 @@ QUEUE: Final = 0
 _FIRST_POP_TIME: Final = b"1ST_POP_TIME\x01"
 
 _HANDLE_MAX: Final = 192
-"""Bytes of the property POP_CK without the broker's name, and of the CRC behind it."""
+"""Size of the property POP_CK without the broker's name, and of the CRC after it."""
 
 PROGRESS_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 READ_RECORDS: Final = 256
-"""Records in one turn of the loop."""
+"""Records read in one turn of the loop."""
 POSITIONS_A_TURN: Final = 256
 REVIVES_A_TURN: Final = 8
-"""Check points in one turn, each of at most 32 messages."""
+"""Check points revived in one turn, each of at most 32 messages."""
 SPAN_MIN: Final = 16_384
 LEFT_A_TURN: Final = 32
 WAITS_MS: Final = 1000
-"""Until a message that could not be revived is tried again."""
+"""Pause before a message that could not be revived is tried again."""
 Outcome = Callable[[int, str], None]
 CarriedOut = Callable[[str, Callable[[], bool]], bool]
 
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """The group has popped up to `next_offset`; `pending` writes of these pops are not confirmed.
+    """The group has popped up to `next_offset`; `pending` records of these pops are unconfirmed.
     `committed`: the group's offset when it was last read."""
 
     next_offset: int
@@ -94,7 +94,7 @@ class Taken:
 
 
 class PopPositions:
-    """`topic@group` and queue id, as in the table of consumer offsets."""
+    """Where each group pops next, ahead of its committed offset."""
 
     def __init__(self, offsets: ConsumerOffsetManager) -> None:
         self._offsets = offsets
@@ -114,14 +114,14 @@ class PopPositions:
 
     def _current(self, key: Key) -> Taken | None:
         taken = self._taken.get(key)
-        # An operator or a puller has set the group's offset since: that one counts.
+        # A reset or a pulling consumer has set the group's offset since: that one counts.
         if taken is not None and taken.committed != self._offsets.query(*key):
             del self._taken[key]
             return None
         return taken
 
     def take(self, key: Key, next_offset: int) -> Taken:
-        """All below `next_offset` is in flight once a write is confirmed."""
+        """A record was put by which all messages below `next_offset` are in flight."""
         taken = self._current(key)
         if taken is None:
             taken = self._taken[key] = Taken(next_offset, self._offsets.query(*key))
@@ -130,12 +130,13 @@ class PopPositions:
         return taken
 
     def confirmed(self, key: Key, taken: Taken, next_offset: int, *, ok: bool) -> None:
-        """The write of `take` is confirmed, or, not `ok`, has failed and may be confirmed later."""
+        """The record of `take` is confirmed; not `ok`: its outcome is unknown, it may still be
+        confirmed."""
         taken.pending -= 1
         if not ok or self._current(key) is not taken:
             return
-        # While later pops are not confirmed the offset moves as far as this one only (R30).
-        self._commit(key, next_offset if taken.pending else taken.next_offset)
+        # While later pops are unconfirmed, commit only up to this one (R30).
+        self._offsets.commit(*key, next_offset if taken.pending else taken.next_offset)
         taken.committed = self._offsets.query(*key)
         if not taken.pending:
             del self._taken[key]
@@ -144,19 +145,16 @@ class PopPositions:
         """No message below `next_offset` matches the group's filter."""
         taken = self._current(key)
         if taken is None:
-            self._commit(key, next_offset)
+            self._offsets.commit(*key, next_offset)
         else:
             taken.next_offset = next_offset
 
-    def _commit(self, key: Key, next_offset: int) -> None:
-        self._offsets.commit(*key, next_offset)
-
 
 class Reviver:
-    """With enableRetryTopicV2 the retry topic is `%RETRY%group+topic`, else `%RETRY%group_topic`,
-    unless another (group, topic) could have the same name (R46). A group that was set to PULL gets
-    `%RETRY%group`, because stock consumers read no name with `+`. `carried_out` sets aside what can
-    never be put (R54)."""
+    """Puts messages into retry topics. With enableRetryTopicV2 that is `%RETRY%group+topic`, else
+    `%RETRY%group_topic`, unless another (group, topic) could have the same name (R46). For a group
+    that was set to PULL it is `%RETRY%group`, since stock consumers do not read names with `+`.
+    `carried_out` sets aside messages that can never be put (R54)."""
 
     def __init__(
         self, path: WritePath, topics: TopicService, config: BrokerConfig, carried_out: CarriedOut
@@ -170,10 +168,10 @@ class Reviver:
         self._properties_max = PROPERTIES_SIZE_MAX - _HANDLE_MAX - len(config.broker_name.encode())
 
     def revive(self, point: CheckPoint, done: list[int]) -> None:
-        """Delivers a due pop again. Appends to `done` the offsets that are settled; the others
-        wait. Raises PutRefused, CorruptLogError."""
+        """Delivers the messages of a due pop again. Appends the settled offsets to `done`; the
+        others wait. Raises PutRefused, CorruptLogError."""
         group, topic, _ = point.key
-        # The deletion is not confirmed, so the topic may stay (R39).
+        # An unconfirmed deletion may be cut, so the messages must wait (R39).
         if topic in self._store.deleting_topics:
             return
         if not self._is_there(point):
@@ -204,8 +202,8 @@ class Reviver:
         return None if record is None else message_to_store(record)
 
     def _retry_topic(self, group: str, topic: str) -> str:
-        """A name that no other (group, topic) has. A pair that is too long for one, popped before
-        such pairs were refused, goes to the dead-letter queue."""
+        """A name that no other (group, topic) has. If the name would be too long (a pop from before
+        such pairs were refused), the dead-letter queue."""
         v2, v1 = pop_retry_topics(group, topic)
         if not is_file_name(v2):
             return dlq_topic(group)
@@ -215,24 +213,26 @@ class Reviver:
         return retry_topic(group) if pulls(self._topics, group, topic) else v2
 
     def _put(self, point: CheckPoint, message: NewMessage) -> bool:
-        """False while a topic may not be written. Raises PutRefused, and BrokerRefusal
-        INVALID_PARAMETER if the name of the topic would be too long (R54)."""
+        """Returns False while the topic is not writable. Raises PutRefused, and
+        BrokerRefusal(INVALID_PARAMETER) if its name would be too long (R54)."""
         group, topic, _ = point.key
         real = topic.removeprefix(left_topic(group, ""))
-        failed = point.due > 0  # else it was moved by `LeftMessages`, and no consumer had it
+        failed = point.due > 0  # 0: moved by `LeftMessages`, not failed by a consumer
         try:
             limit = self._topics.group(group, writable=True).retry_max_times
-            if (failed and message.reconsume_times >= limit) or not self._fits(message):
+            # A retried message also carries a handle: without space for it, a dead letter.
+            fits = len(message.properties) <= self._properties_max
+            if (failed and message.reconsume_times >= limit) or not fits:
                 message.topic = dlq_topic(group)
             elif not real.startswith(RETRY_PREFIX):
                 message.topic = self._retry_topic(group, real)
-                # Stock consumers show such a message under the topic in RETRY_TOPIC.
+                # Stock consumers take the topic of such a message from RETRY_TOPIC.
                 if message.topic == retry_topic(group):
                     known = {RETRY_TOPIC.encode(): real.encode()}
                     message.properties = with_properties(message.properties, known)
             self._topics.of_group(message.topic, 1)
         except BrokerRefusal as error:
-            if error.code == ResponseCode.INVALID_PARAMETER:  # it can never succeed: set aside
+            if error.code == ResponseCode.INVALID_PARAMETER:  # can never succeed: set it aside
                 raise
             log.warning("popped_message_waits group=%s topic=%s reason=%s", group, topic, error)
             return False
@@ -248,13 +248,9 @@ class Reviver:
         self._path.schedule_flush()
         return True
 
-    def _fits(self, message: NewMessage) -> bool:
-        """Whether its properties leave space for the handle that a retried message carries."""
-        return len(message.properties) <= self._properties_max
-
 
 def left_topic(group: str, topic: str) -> str:
-    """The retry topic that POP uses, and stock consumers that pull do not read."""
+    """POP's retry topic, which stock consumers that pull do not read."""
     return f"{RETRY_PREFIX}{group}+{topic}"
 
 
@@ -265,8 +261,8 @@ def pulls(topics: TopicService, group: str, topic: str) -> bool:
 
 
 class LeftMessages:
-    """Messages in `%RETRY%group+topic` of groups that were set to PULL. They are popped without a
-    consumer and are due at once, so `Reviver` moves them to `%RETRY%group`."""
+    """Moves the messages in `%RETRY%group+topic` of groups that were set to PULL: it pops them
+    without a consumer, due at once, and so `Reviver` puts them into `%RETRY%group`."""
 
     def __init__(self, store: MessageStore, topics: TopicService, positions: PopPositions) -> None:
         self._store = store
@@ -276,7 +272,7 @@ class LeftMessages:
         self._pop_time = 0
 
     def find(self) -> None:
-        """For all groups, when a mastership begins."""
+        """Looks for such groups when a mastership begins."""
         self._keys.clear()
         modes = self._topics.request_modes.wrapper().message_request_mode_map
         for topic, groups in modes.items():
@@ -297,7 +293,7 @@ class LeftMessages:
             if not units or key[1] in self._store.deleting_topics:
                 self._keys.popleft()
                 continue
-            self._pop_time = max(now_ms, self._pop_time + 1)  # names a check point of the queue
+            self._pop_time = max(now_ms, self._pop_time + 1)  # pop times identify check points
             return Popped(
                 key=key,
                 pop_time=self._pop_time,
@@ -310,8 +306,8 @@ class LeftMessages:
 
 
 class PopService(LogFeature):
-    """One for a broker, on its loop. `look_again` is called when held requests may find something:
-    in a queue of a group, or in any (None)."""
+    """One per broker. `look_again` is called when held requests of a group's queue, or of any
+    (None), may find messages."""
 
     def __init__(
         self,
@@ -357,7 +353,7 @@ class PopService(LogFeature):
     # Changes.
 
     def require_master(self) -> None:
-        """Raises BrokerRefusal unless this is a master that knows what is in flight."""
+        """Raises BrokerRefusal unless this broker is a master that has read what is in flight."""
         gate, remark = self._path.gate, ""
         gate.require_open()
         if self._path.hold.active:
@@ -368,7 +364,7 @@ class PopService(LogFeature):
             raise BrokerRefusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
 
     def put(self, record: PopRecord) -> int:
-        """Puts and applies the record; returns its end offset. Raises PutRefused."""
+        """Puts and applies a record; returns its end offset. Raises PutRefused."""
         result = self._store.appender.put_message(
             NewMessage(POP_TOPIC, QUEUE, record.encode(), b"", 0, None, None, 0, bytes(8))
         )
@@ -381,8 +377,8 @@ class PopService(LogFeature):
         return result.end_offset
 
     def when_confirmed(self, end_offset: int, outcome: Outcome) -> None:
-        """Calls `outcome` once, with code 0 when all below `end_offset` is confirmed. The progress
-        waits for it."""
+        """Calls `outcome` once, with code 0 when all below `end_offset` is confirmed. Until then
+        the progress is not moved past it."""
         waits = self._waits
         waits.append(end_offset)
 
@@ -394,14 +390,14 @@ class PopService(LogFeature):
         self._path.acks.add_waiter(end_offset, self._path.clock_ms(), done)
 
     def reset(self, group: str, topic: str, queue_id: int) -> None:
-        """An operator has set the offset of a group in a queue. Raises PutRefused."""
+        """An operator has reset a group in a queue. Raises PutRefused."""
         self.positions.forget((group, topic, queue_id))
         if self.is_loaded and self._path.gate.refusal is None:
             self.put(PopRecord(reset=[(group, topic, queue_id)]))
             self.look_again((group, topic, queue_id))
 
     def pulls_again(self, group: str, topic: str) -> None:
-        """The group's mode was set to PULL: messages that POP left go to its retry topic."""
+        """The group was set to PULL: moves its messages out of POP's retry topic."""
         if self.is_loaded and pulls(self._topics, group, topic):
             self._left.add(group, topic)
             self._wake_in(0)
@@ -415,7 +411,7 @@ class PopService(LogFeature):
 
         self.when_confirmed(end, outcome)
 
-    # What there is to do.
+    # Work of the timer.
 
     @property
     def _look_ms(self) -> int:
@@ -423,7 +419,8 @@ class PopService(LogFeature):
 
     def _slice(self, now_ms: int) -> int:
         if not self.is_loaded and not self._load_slice():
-            return 0 if self.table.next_record < self._visible_end else log_features.BLOCKED_MS
+            visible_end = self._store.queries.max_offset_in_queue(POP_TOPIC, QUEUE)
+            return 0 if self.table.next_record < visible_end else log_features.BLOCKED_MS
         try:
             for _ in range(REVIVES_A_TURN):
                 point = self.table.next_due(now_ms)
@@ -441,15 +438,11 @@ class PopService(LogFeature):
             self._keep_progress()
         return 0
 
-    @property
-    def _visible_end(self) -> int:
-        return self._store.queries.max_offset_in_queue(POP_TOPIC, QUEUE)
-
     def _load_slice(self) -> bool:
-        """Reads some records, then commits some positions; whether all was read. Raises
-        CorruptLogError."""
+        """Reads a slice of the records, then commits a slice of the positions; returns whether all
+        is done. Raises CorruptLogError."""
         table, queries = self.table, self._store.queries
-        least = queries.min_offset_in_queue(POP_TOPIC, QUEUE)  # the log may expire meanwhile
+        least = queries.min_offset_in_queue(POP_TOPIC, QUEUE)  # records may have expired since
         table.next_record = max(table.next_record, min(least, self._load_to))
         if table.next_record < self._load_to:
             for phy, size, _ in queries.units(POP_TOPIC, QUEUE, table.next_record, READ_RECORDS):
@@ -466,18 +459,19 @@ class PopService(LogFeature):
             key, position = table.positions.popitem()
             group, topic, queue_id = key
             at = queries.units(topic, queue_id, position.last_offset, 1)
-            # In a queue that was made again the same offset is another message (R39).
+            # In a topic that was created again the offset has another message (R39).
             is_there = bool(at) and at[0][0] == position.last_phy
             if self._offsets.resets.runs(*key):
-                continue  # a reset is newer than what was popped before it (R56)
+                continue  # the reset is newer than these pops (R56)
             if is_there and position.next_offset > self._offsets.query(*key):
                 self._offsets.commit(group, topic, queue_id, position.next_offset)
         return False
 
     def _come_due(self, point: CheckPoint, now_ms: int) -> None:
-        """Raises PutRefused, BrokerRefusal, CorruptLogError; then it stays due."""
-        # An orderly pop is not revived: once it is visible, the next pop of its queue gets the same
-        # messages.
+        """Revives a due pop. Raises PutRefused, BrokerRefusal, CorruptLogError; then it stays
+        due."""
+        # Orderly pops are not revived: once visible, the next pop of the queue gets the messages
+        # again.
         if point.order:
             visible_at = point.visible_at()
             if now_ms >= visible_at + ORDER_KEPT_MS:
@@ -492,7 +486,7 @@ class PopService(LogFeature):
         try:
             self._reviver.revive(point, done)
         finally:
-            # After an exception, too: what is in the retry topic already must not be put twice.
+            # After an exception, too: what is already in the retry topic must not be put again.
             if done:
                 self.put(PopRecord(acked=[_acked(point, done)]))
             if point.open:
@@ -509,7 +503,7 @@ class PopService(LogFeature):
 
     def _again(self, point: CheckPoint) -> PopRecord:
         offsets, last_phy = point.offsets, point.last_phy
-        # An orderly pop keeps all its offsets: acks are checked against them.
+        # Orderly pops keep all their offsets, since acks are checked against them.
         if not point.order:
             offsets = sorted(point.open)
             last = self._store.queries.units(*point.key[1:], offsets[-1], 1)
@@ -534,11 +528,11 @@ class PopService(LogFeature):
         )
 
     def _keep_progress(self) -> None:
-        """Moves the offset from which a new master reads, once the records before it are confirmed
+        """Moves the offset from which a new master reads, once all records before it are confirmed
         and the groups' offsets are committed (R30)."""
         if self._mark is not None:
             oldest, end = self._mark
-            # The mark is of an earlier slice: all that the log had then must be confirmed first.
+            # The mark is from an earlier slice: all that the log had then must be confirmed.
             if self._store.confirm_offset < end or (self._waits and self._waits[0] <= end):
                 return
             self._offsets.commit(PROGRESS_GROUP, POP_TOPIC, QUEUE, oldest)
@@ -550,7 +544,7 @@ def _acked(point: CheckPoint, offsets: list[int]) -> Acked:
 
 
 def _readable(record: memoryview | None) -> PopRecord:
-    """An unreadable record is logged and skipped: the records behind it matter more (R54)."""
+    """An unreadable record is logged and skipped, so that the records after it count (R54)."""
     if record is None:
         return PopRecord()
     try:

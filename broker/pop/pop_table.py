@@ -1,10 +1,10 @@
-"""What each group has in flight, how far it has popped, and the records of both. Pure.
+"""The messages that each group has in flight, how far it has popped, and the records of both. Pure.
 
-Records of the topic rmq_sys_BATON_POP, which has one queue, say what was popped, acknowledged or
-put off. Their sequence is the state, so it is confirmed, cut and inherited like messages (R30). A
-master applies a record when it puts it. A new master reads the records from `oldest_record` on.
-Java keeps check points and acks as timed messages of rmq_sys_REVIVE_LOG, joins them when they are
-due, and answers before they are replicated.
+Records in the only queue of the topic rmq_sys_BATON_POP say what was popped, acknowledged or
+postponed. The state is what the records say, so it is confirmed, cut and inherited with the log
+(R30). A master applies a record when it puts it. A new master reads the records from
+`oldest_record` on. Java keeps check points and acks as timed messages of rmq_sys_REVIVE_LOG, merges
+them when they are due, and answers before they are replicated.
 
 A message is in flight for a group at most once. If it is popped again after a reset, or gets
 another invisible time, the newer handle counts and the older one acknowledges nothing. An orderly
@@ -28,7 +28,7 @@ from batonmq.protocol.system_record import decode_system_record
 POP_VERSION: Final = 1
 NO_POSITION: Final = -1
 Key = tuple[str, str, int]
-"""Group, topic, queue id; a retry topic of POP has keys of its own."""
+"""Group, topic, queue id; the topic may be a retry topic of POP."""
 
 NEVER: Final = 1 << 62
 _BUCKET_BITS: Final = 7
@@ -56,7 +56,7 @@ class Popped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Acked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Messages that are settled: acknowledged, or copied to a retry topic."""
+    """Messages that are settled: acknowledged, or put into a retry topic."""
 
     key: Key
     pop_time: int
@@ -64,7 +64,7 @@ class Acked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PutOff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message of an orderly pop comes again at `visible`."""
+    """One message of an orderly pop becomes visible again at `visible`."""
 
     key: Key
     pop_time: int
@@ -73,7 +73,7 @@ class PutOff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PopRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`reset`: queues whose position an operator has set; pops before it no longer count for it."""
+    """`reset`: queues whose position an operator has set; earlier pops no longer count for them."""
 
     v: int = POP_VERSION
     popped: list[Popped] = []
@@ -99,8 +99,8 @@ def decode_pop_record(body: bytes) -> PopRecord:
 @dataclass(slots=True, eq=False)
 class CheckPoint:
     """Messages of one queue that were popped together. `open`: the offsets that are not settled.
-    `record`: the queue offset of its record. If orderly, `visible` says when an offset comes again
-    if not at `due`, and `counts` how often it was delivered before."""
+    `record`: the queue offset of its record. For orderly pops: `visible`: when an offset is visible
+    again, if not at `due`; `counts`: how often it was delivered before."""
 
     key: Key
     pop_time: int
@@ -121,14 +121,14 @@ class CheckPoint:
         return min(self.open, default=self.offsets[-1] + 1)
 
     def visible_at(self) -> int:
-        """When none of the open offsets is invisible any more."""
+        """When all open offsets are visible again."""
         return max((self.visible.get(one, self.due) for one in self.open), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a group continues in a queue according to the records, if the message at `last_offset`
-    is still the one at `last_phy` of the log."""
+    """Where a group continues in a queue according to the records. It is valid only if the message
+    at `last_offset` is still at `last_phy` of the log."""
 
     next_offset: int
     last_offset: int
@@ -139,11 +139,11 @@ class PopTable:
     """`next_record` is the queue offset of the record to read next."""
 
     def __init__(self, next_record: int = 0) -> None:
-        # Queue -> offset -> the pop that counts for it; orderly pops are in `_orders` only.
+        # Queue -> offset -> its newest pop; orderly pops are in `_orders` only.
         self._in_flight: dict[Key, dict[int, CheckPoint]] = {}
         self._orders: dict[Key, CheckPoint] = {}
-        # Queue offset of a record -> its check points that are open: the oldest record comes first,
-        # and must not expire. Dicts without values are sets that keep their order.
+        # Queue offset of a record -> its open check points, oldest record first: it must not
+        # expire. The inner dicts serve as ordered sets.
         self._records: OrderedDict[int, dict[CheckPoint, None]] = OrderedDict()
         self._buckets: dict[int, dict[CheckPoint, None]] = {}
         self._heap: list[int] = []  # the numbers of `_buckets`
@@ -166,7 +166,7 @@ class PopTable:
         self.next_record = at + 1
         for key in record.reset:
             self.positions.pop(key, None)
-            # The queue must be free for the reset offset, though an orderly pop blocks it.
+            # A reset also frees a queue that an orderly pop blocks.
             if (order := self._orders.get(key)) is not None:
                 self.forget(order)
         for popped in record.popped:
@@ -197,7 +197,7 @@ class PopTable:
                 if older is not None:
                     # Popped again: the older handle may no longer acknowledge this message.
                     self._close(older, (offset,))
-                queue = self._in_flight.setdefault(popped.key, queue)  # `_close` drops an empty one
+                queue = self._in_flight.setdefault(popped.key, queue)  # `_close` may drop it
                 queue[offset] = point
         if self.collects and popped.next != NO_POSITION:
             self.positions[popped.key] = Position(popped.next, popped.offsets[-1], popped.last_phy)
@@ -211,10 +211,10 @@ class PopTable:
             is_repeated = older.pop_time == point.pop_time or (
                 point.attempt and point.attempt == older.attempt
             )
-            again = 0 if is_repeated else 1  # the same attempt repeats a pop whose reply was lost
+            again = 0 if is_repeated else 1  # the same attempt id: the reply was lost
             for offset in point.open & set(older.offsets):
                 point.counts[offset] = older.counts.get(offset, 0) + again
-            # Of an orderly queue only the newest pop counts.
+            # In an orderly queue only the newest pop counts.
             self._close(older, tuple(older.open))
         self._orders[point.key] = point
 
@@ -222,7 +222,7 @@ class PopTable:
         order = self._orders.get(acked.key)
         if order is not None and order.pop_time == acked.pop_time:
             self._close(order, acked.offsets)
-            # The acknowledged offset may have had the longest invisible time.
+            # The acknowledged offset may have been the last one to become visible.
             if order.open:
                 self.wake(order, order.visible_at())
             if self.collects:
@@ -244,14 +244,14 @@ class PopTable:
             self.wake(order, order.visible_at())
 
     def _close(self, point: CheckPoint, offsets: Iterable[int]) -> None:
-        """These offsets are settled; a check point without open ones is dropped."""
+        """Settles these offsets; drops a check point that has no open ones left."""
         queue = self._in_flight.get(point.key, {})
         for offset in offsets:
             if offset not in point.open:
                 continue
             point.open.discard(offset)
             self._count -= 1
-            if queue.get(offset) is point:  # a newer pop may have taken its place
+            if queue.get(offset) is point:  # not if it was popped again
                 del queue[offset]
         if point.open:
             return
@@ -260,7 +260,7 @@ class PopTable:
         if self._orders.get(point.key) is point:
             del self._orders[point.key]
         self._leave_bucket(point)
-        # The last one of a record lets `oldest_record` move, and so the log expire.
+        # Without open check points of this record `oldest_record` moves, and the log may expire.
         record = self._records[point.record]
         del record[point]
         if not record:
@@ -285,7 +285,8 @@ class PopTable:
         return self._orders.get(key)
 
     def is_blocked(self, key: Key, attempt: str, now_ms: int) -> bool:
-        """Whether an orderly pop has to wait; the same attempt gets the same messages again."""
+        """Whether an orderly pop has to wait. The same attempt does not wait: it gets the same
+        messages again."""
         order = self._orders.get(key)
         if order is None or (attempt and attempt == order.attempt):
             return False
@@ -294,7 +295,7 @@ class PopTable:
     # What is due.
 
     def wake(self, point: CheckPoint, at_ms: int) -> None:
-        """`next_due` gives the check point at `at_ms`, and not before."""
+        """`next_due` returns the check point from `at_ms` on, not earlier."""
         self._leave_bucket(point)
         point.wakes_at = at_ms
         # Buckets keep the heap small: thousands of pops share one entry.
@@ -316,25 +317,25 @@ class PopTable:
         # Acknowledged check points leave empty buckets behind.
         while self._heap and not self._buckets[self._heap[0]]:
             del self._buckets[heapq.heappop(self._heap)]
-        # The end of the bucket, so no message comes back early.
+        # The end of the bucket, so that no message is revived early.
         return (self._heap[0] + 1) << _BUCKET_BITS if self._heap else NEVER
 
     def next_due(self, now_ms: int) -> CheckPoint | None:
-        """A check point whose time is over. It stays until its offsets are settled or `wake` puts
-        it off."""
+        """A check point that is due. It stays due until its offsets are settled or `wake` postpones
+        it."""
         if self.wake_ms > now_ms:
             return None
         return next(iter(self._buckets[self._heap[0]]))
 
     def forget(self, point: CheckPoint) -> None:
-        """Drops an abandoned orderly pop; its queue is free."""
+        """Drops an abandoned orderly pop and frees its queue."""
         self._close(point, tuple(point.open))
 
     # What the log has to keep.
 
     @property
     def oldest_record(self) -> int:
-        """The first record that a new master must read to know what is in flight."""
+        """The first record that a new master must read."""
         return next(iter(self._records), self.next_record)
 
     def of_oldest_record(self) -> list[CheckPoint]:

@@ -1,1 +1,1 @@
-"""Messages that become visible later: delay levels and timers."""
+"""Messages with a later delivery: delay levels and timers."""

@@ -1,8 +1,8 @@
 """Delivers delayed and timed messages when they are due. Only a master does.
 
 The shell around `due_queues`. `ScheduleMessageService` and `TimerService` read the units that their
-core asks for, put what is due into the log again, and behind it, in the same turn, the progress
-record. A recall (370) is a message of the timers' queue that names another by its unique key.
+core asks for, put due messages into the log again, and after them, in the same turn, a progress
+record. A recall (370) is a message of the timers' queue that names another one by its unique key.
 Origin: org.apache.rocketmq.broker.schedule.ScheduleMessageService,
 org.apache.rocketmq.store.timer.TimerMessageStore.
 """
@@ -52,18 +52,18 @@ from batonmq.store.errors import PutPropertiesTooLong, PutRefused
 log = logging.getLogger(__name__)
 
 SLICE: Final = 64
-"""How many messages are delivered in one turn of the loop."""
+"""Messages delivered in one turn of the loop."""
 
 QUEUE: Final = 0
 COUNTED_UNITS: Final = 256
 READ_UNITS: Final = 4096
-"""How many units are read in one turn of the loop."""
+"""Units read in one turn of the loop."""
 
 LATE_MS: Final = 10_000
-"""A message that is put now may be due before it can be seen; never so long before."""
+"""A message may become visible after it is due, but never this much later."""
 _OWN: Final = (b"DELAY", b"REAL_TOPIC", b"REAL_QID", b"TIMER_OUT_MS", b"TIMER_DEQUEUE_MS")
 _HASH_BITS: Final = 33
-"""A tags code below is the hash of TAGS: a Java broker built the unit."""
+"""A tags code that fits into so many bits is a hash of TAGS: a Java broker wrote the unit."""
 
 
 class Delivery:
@@ -75,12 +75,12 @@ class Delivery:
         self._topics = topics
 
     def deliver(self, message: NewMessage, stored_at: int) -> bool:
-        """`message` waits at the physical offset `stored_at`. False if it has to wait longer.
-        Messages of a deleted topic are dropped (R39), also if it was created again; those for a
-        queue that is not read any more go to one that is. Raises PutRefused."""
+        """Delivers the message stored at the physical offset `stored_at`; returns False if it must
+        wait longer. Messages of a deleted topic are dropped, even if it was created again (R39). If
+        their queue is no longer readable, they are put into one that is. Raises PutRefused."""
         topic = (find_property(message.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
         queue_id = whole_number(find_property(message.properties, b"REAL_QID") or b"", INT_MAX)
-        # The deletion is not confirmed: after a failover the topic may still be there (R39).
+        # An unconfirmed deletion may be undone by a failover (R39).
         if topic in self._store.deleting_topics:
             return False
         is_place = topic != TRANS_HALF_TOPIC and queue_id is not None and queue_id >= 0
@@ -92,7 +92,7 @@ class Delivery:
         message.topic, message.queue_id = topic, readable_queue(config, queue_id)
         try:
             result = self._store.appender.put_stored(message)
-        except PutPropertiesTooLong:  # an older broker, or Java's, left no bytes free
+        except PutPropertiesTooLong:  # an older broker, or a Java one, left no space
             message.properties = without_properties(message.properties, _OWN)
             result = self._store.appender.put_stored(message)
         self._path.stats.put(topic, 1, result.size)
@@ -100,22 +100,8 @@ class Delivery:
         return True
 
 
-def _note(path: WritePath, progress: DeliveryProgress) -> None:
-    """Puts the progress record behind what was put in this turn. Without disk space the progress
-    stays owed: a later slice puts it, even if nothing more becomes due."""
-    record = progress.owed
-    if record is None:
-        return
-    try:
-        end = path.put_system_record(PROGRESS_TOPIC, record.encode())
-    except PutRefused as error:
-        log.info("progress_waits reason=%s", error)
-        return
-    progress.noted(record, end)
-
-
-class ScheduleMessageService(LogFeature):
-    TOPICS = (SCHEDULE_TOPIC,)
+class _DueMessages(LogFeature):
+    """What delayed and timed messages have in common."""
 
     def __init__(
         self,
@@ -128,12 +114,34 @@ class ScheduleMessageService(LogFeature):
         self._deliverer = deliverer
         self._progress = progress
         self._levels = levels
+
+    def _note(self) -> None:
+        """Puts the progress record after the messages of this turn. Without disk space it stays
+        owed: a later slice puts it, even if nothing more becomes due."""
+        record = self._progress.owed
+        if record is None:
+            return
+        try:
+            end = self._path.put_system_record(PROGRESS_TOPIC, record.encode())
+        except PutRefused as error:
+            log.info("progress_waits reason=%s", error)
+            return
+        self._progress.noted(record, end)
+
+
+class ScheduleMessageService(_DueMessages):
+    TOPICS = (SCHEDULE_TOPIC,)
+
+    def __init__(
+        self, path: WritePath, deliverer: Delivery, progress: DeliveryProgress, levels: DelayLevels
+    ) -> None:
+        super().__init__(path, deliverer, progress, levels)
         self._queues = DelayQueues(lambda queue_id: levels.delay_ms(queue_id + 1))
 
     def _continue(self) -> None:
         table, queries = self._progress.delays, self._store.queries
         offsets = {}
-        # The log decides: what the progress names may have expired, or been cut.
+        # Stay inside the queue: what the progress names may have expired, or been cut.
         for queue_id in range(max(len(self._levels), *table, 0)):
             least = queries.min_offset_in_queue(SCHEDULE_TOPIC, queue_id)
             most = queue_end(self._store, SCHEDULE_TOPIC, queue_id)
@@ -164,11 +172,12 @@ class ScheduleMessageService(LogFeature):
                     self._progress.delivered({look.queue_id + 1: offset})
         finally:
             # After an exception, too: what was put already must not be delivered twice.
-            _note(self._path, self._progress)
+            self._note()
         return pause_ms
 
     def _deliver_from(self, look: Look, left: int, now_ms: int) -> tuple[int, int]:
-        """How many messages of a queue were delivered, and the least pause in ms after them."""
+        """Returns how many messages of a queue were delivered, and the pause in ms that must
+        follow."""
         queries = self._store.queries
         least = queries.min_offset_in_queue(SCHEDULE_TOPIC, look.queue_id)
         if look.offset < least:
@@ -200,20 +209,13 @@ class ScheduleMessageService(LogFeature):
         return self._deliverer.deliver(message_to_store(record), stored_at)
 
 
-class TimerService(LogFeature):
+class TimerService(_DueMessages):
     TOPICS = (TIMER_TOPIC,)
 
     def __init__(
-        self,
-        path: WritePath,
-        deliverer: Delivery,
-        progress: DeliveryProgress,
-        levels: DelayLevels,
+        self, path: WritePath, deliverer: Delivery, progress: DeliveryProgress, levels: DelayLevels
     ) -> None:
-        super().__init__(path)
-        self._deliverer = deliverer
-        self._progress = progress
-        self._levels = levels
+        super().__init__(path, deliverer, progress, levels)
         self._queue = TimerQueue()
         self._counts = TimerCounts()
 
@@ -226,7 +228,8 @@ class TimerService(LogFeature):
         self._counts = TimerCounts()
 
     def delivered_until_ms(self) -> int:
-        """The time up to which all that was due is delivered, on every member; 0 if unknown."""
+        """The time up to which all due messages are delivered, confirmed on every member; 0 if
+        unknown."""
         queue = self._queue
         if not self._is_running or not queue.is_caught_up:
             return 0
@@ -235,11 +238,11 @@ class TimerService(LogFeature):
         return min(queue.wake_ms - 1, self.now_ms() - LATE_MS)
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """The number of waiting messages."""
         return len(self._queue)
 
     def backlog(self) -> tuple[int, int]:
-        """As master: how many messages wait for their time, and how many were not read yet."""
+        """On a master: how many messages wait, and how many units are not read yet."""
         if not self._is_running:
             return 0, 0
         end = queue_end(self._store, TIMER_TOPIC, QUEUE)
@@ -254,7 +257,7 @@ class TimerService(LogFeature):
         more = self._read_units()
         if more:
             self._wake_in(0)
-        if not self._queue.is_caught_up:  # what was recalled is not known yet
+        if not self._queue.is_caught_up:  # recalls may be among the unread units
             return 0 if more else BLOCKED_MS
         before = self._queue.progress()
         try:
@@ -263,10 +266,10 @@ class TimerService(LogFeature):
             after = self._queue.progress()
             if after != before:
                 self._progress.delivered(timer=after)
-            _note(self._path, self._progress)
+            self._note()
 
     def _read_units(self) -> bool:
-        """Takes in some of what is visible of the queue; whether there may be more."""
+        """Reads a slice of the queue; returns whether there may be more."""
         queue, queries = self._queue, self._store.queries
         queue.skip_to(queries.min_offset_in_queue(TIMER_TOPIC, QUEUE))
         units = queries.raw_units(TIMER_TOPIC, QUEUE, queue.next_offset, READ_UNITS)
@@ -283,7 +286,7 @@ class TimerService(LogFeature):
         return bool(units)
 
     def _due_of_record(self, phy_offset: int, size: int) -> int:
-        """The due time, where a Java broker's unit has a hash; 0, which is due, for no record."""
+        """The due time of a record whose unit has a hash; 0 (due at once) without a record."""
         record = self._store.queries.record_at(phy_offset, size)
         head = scan_record(record) if record is not None and size != FILLER_SIZE else None
         if head is None:
@@ -291,11 +294,11 @@ class TimerService(LogFeature):
         due_ms = self._levels.tags_code(TIMER_TOPIC, head.properties, head.store_timestamp)
         return due_ms if due_ms >> _HASH_BITS not in (0, -1) else 0
 
-    # How many wait.
+    # Numbers of waiting messages.
 
     async def metrics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """61: how many messages wait, by topic; what is due now is left out. The first question
-        reads all that waits, a slice in a turn, the next ones what came since."""
+        """The number of waiting messages by topic, without those that are due (request 61). The
+        first request reads the whole queue, a slice per turn, later ones only new units."""
         while self._is_running and self._count_slice():  # noqa: ASYNC110  it does a slice
             await asyncio.sleep(0)
         body = self._counts.encode(self._path.gate.master_epoch)
@@ -336,20 +339,20 @@ class TimerService(LogFeature):
                 return REFUSED_MS
             if queue.done() and offset < self._counts.next_offset:
                 if properties is None:
-                    self._counts = TimerCounts()  # its topic is unknown: count again
+                    self._counts = TimerCounts()  # of unknown topic: count everything again
                 else:
                     self._counts.add(properties, -1, now_ms)
         return 0
 
     def _message_at(self, offset: int) -> tuple[NewMessage | None, int]:
-        """With its physical offset; None if the log has it no more. Raises CorruptLogError."""
+        """The message and its physical offset; None if it has expired. Raises CorruptLogError."""
         queries = self._store.queries
         units = queries.units(TIMER_TOPIC, QUEUE, offset, 1)
         record = queries.record_at(units[0][0], units[0][1]) if units else None
         return (message_to_store(record), units[0][0]) if record is not None else (None, 0)
 
     def _deliver(self, message: NewMessage, stored_at: int, now_ms: int) -> bool:
-        """False if the message has to wait. Raises PutRefused."""
+        """Returns False if the message must wait. Raises PutRefused."""
         key = find_property(message.properties, b"TIMER_DEL_UNIQKEY")
         if key is not None:
             self._queue.recall_over(key)

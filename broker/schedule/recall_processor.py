@@ -1,7 +1,7 @@
 """Recall of a timer message (request 370).
 
-The reply waits until the recall is confirmed. The message is not delivered then, unless it became
-due at the same moment. Origin: org.apache.rocketmq.broker.processor.RecallMessageProcessor.
+The reply waits until the recall is confirmed. From then on the message is not delivered, unless it
+became due at the same moment. Origin: org.apache.rocketmq.broker.processor.RecallMessageProcessor.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RecallProcessor:
         handle = self._checked(topic, text(request, "recallHandle"))
         end_offset = self._put(handle)
         await self._path.wait_confirmed(end_offset, "recall")
-        region = self._config.broker.region_id  # stock clients trace a recall only with it
+        region = self._config.broker.region_id  # stock clients need it to trace a recall
         ext = {"msgId": handle.unique_key, MSG_REGION: region}
         return RemotingCommand.response_to(request, ext=ext)
 

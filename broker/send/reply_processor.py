@@ -1,4 +1,4 @@
-"""Request-reply: the reply to a message that asked for one (requests 324 and 325).
+"""Request-reply: a consumer's reply to a message that asked for one (requests 324 and 325).
 
 The reply is a message of `<cluster>_REPLY_TOPIC`. Its property REPLY_TO_CLIENT names the producer
 that waits. This broker pushes it to that producer (326) over the connection that the producer has
@@ -33,7 +33,7 @@ NOT_STORED: Final = {"msgId": "0", "queueOffset": "0"}
 
 
 class ReplyProcessor:
-    """On masters; the relay brings requests of other replicas."""
+    """Runs on masters; the relay passes on requests of other replicas."""
 
     def __init__(
         self,
@@ -52,11 +52,10 @@ class ReplyProcessor:
         processors.register(RequestCode.SEND_REPLY_MESSAGE_V2, self.reply)
 
     async def reply(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
-        """The fields are those of a send, with long names (324) or short ones (325)."""
+        """Fields as in a send, with long names (324) or short ones (325)."""
         self._path.gate.require_open()
         fields = send_fields(request.code, request.ext)
-        # Before the push: a reply that may not be stored is refused, and the requester gets
-        # nothing.
+        # Before the push: the requester must not get a reply that is refused.
         place = self._send.place_of(fields)
         problem = await self._push(fields, request.body, channel)
         ext = NOT_STORED | {"queueId": str(place[1])}

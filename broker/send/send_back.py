@@ -1,10 +1,10 @@
 """Send-back (request 36): a consumer returns a message that it could not consume.
 
-The message is stored again: as a retry, which comes to the group after a delay (`put_hooks`), or as
-a dead letter if it was retried too often. The consumer gets its reply when the new record is
-confirmed, and only then moves its offset (R30). If the request fails, a stock client sends the
-message to `%RETRY%group` itself, where `SendProcessor` has the same limit.
-Origin: AbstractSendMessageProcessor.consumerSendMsgBack in Java, step by step.
+The message is stored again: as a retry, delivered to the group after a delay (`put_hooks`), or as a
+dead letter after too many retries. The reply waits until the new record is confirmed; only then the
+consumer moves its offset (R30). If the request fails, a stock client sends the message to
+`%RETRY%group` itself, where `SendProcessor` applies the same limit. Origin:
+AbstractSendMessageProcessor.consumerSendMsgBack in Java, step by step.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 
 FIRST_RETRY_LEVEL: Final = 3
-"""Delay level of the first retry if the consumer gives none; each further one is one higher."""
+"""Delay level of the first retry if the consumer names none; one higher for each further retry."""
 KNOWS_LIMIT_VERSION: Final = 121
 """From this version on (V3_4_9) clients send their maxReconsumeTimes."""
 
 
 class SendBackProcessor:
-    """On masters; the relay brings requests of other replicas."""
+    """Runs on masters; the relay passes on requests of other replicas."""
 
     def __init__(self, path: WritePath, topics: TopicService, require: Require = allow_all) -> None:
-        """`require`: a message is named by its place in the log, and may be of any topic."""
+        """`require` checks the rights again: the message is named by its offset, so its topic is
+        known only once it is read."""
         self._require = require
         self._path = path
         self._topics = topics
@@ -55,7 +56,7 @@ class SendBackProcessor:
         processors.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
     def send_back(self, request: RemotingCommand, connection: Connection) -> RemotingCommand | None:
-        """Stores a message again (request 36); the answer is the code alone."""
+        """Stores a message again (request 36); the answer has only a code."""
         self._path.gate.require_open()
         if self._path.hold.active:
             raise BrokerRefusal(

@@ -1,8 +1,8 @@
 """Send: one message (requests 310 and 10) or a batch (320). The hot path of the whole cluster.
 
 A request is checked and put as a record into the store's turn buffer. Its finished reply waits in
-`PendingAcks` until confirmOffset passes the end of the record; nothing else releases a success (G1,
-R1, R4), also not WAIT=false (R29).
+`PendingAcks` until confirmOffset reaches the end of the record. Nothing else releases a success
+(G1, R1, R4), not even WAIT=false (R29).
 
 Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks come in its order.
 """
@@ -63,7 +63,8 @@ BATCH_AT_ONCE: Final = 128
 
 
 class SendProcessor:
-    """Three raw handlers. `in_sync_count()` is the size of the required set (minInSyncReplicas)."""
+    """Three raw handlers. `in_sync_count()`: the size of the required set, compared with
+    minInSyncReplicas."""
 
     def __init__(
         self,
@@ -75,8 +76,8 @@ class SendProcessor:
         sent_half: Callable[[str, Connection], None],
         when_known: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`sent_half` gets the group and the connection of each half message. `when_known` calls
-        back when name servers know all topics."""
+        """`sent_half` gets group and connection of each half message. `when_known` calls back when
+        name servers know all topics."""
         broker = config.broker
         self._sent_half = sent_half
         self._broker_name = broker.broker_name
@@ -108,7 +109,7 @@ class SendProcessor:
         processors.register_raw(RequestCode.SEND_BATCH_MESSAGE, self.send_batch)
 
     def topics_changed(self, topics: Collection[str] | None) -> None:
-        """Drops what is cached about these topics, or about all."""
+        """Drops the cached facts of these topics, or of all."""
         if topics is None:
             self._known.clear()
             return
@@ -130,7 +131,7 @@ class SendProcessor:
         return None
 
     def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
-        """The same with long field names (request 10)."""
+        """One message, with long field names (request 10)."""
         if self._hold.active and self._held(self.send_v1, channel, kind, header, body):
             return None
         request = decode_send_v1(kind, header)
@@ -158,8 +159,8 @@ class SendProcessor:
         header: bytes,
         body: bytes,
     ) -> Later:
-        """A small batch is put at once, so that sends of a connection stay in order. A large one is
-        checked and encoded over several turns, and then placed in one (R58)."""
+        """Puts a small batch at once, so that sends of a connection stay in order. A large one is
+        checked and encoded over several turns, then put in one (R58)."""
         try:
             topic, queue_id = self._target(request.ext)
             messages = self._messages(channel, request.ext, topic, queue_id, body)
@@ -188,7 +189,7 @@ class SendProcessor:
                     batch.add(message)
                 if channel.closed:
                     return
-                # Meanwhile the role, or the topic, may have changed.
+                # The role or the topic may have changed since.
                 if self._hold.active and self._held(handler, channel, kind, header, body):
                     return
                 self._target(request.ext)
@@ -222,7 +223,7 @@ class SendProcessor:
         header: bytes,
         body: bytes,
     ) -> None:
-        """Relays a send that only the gate refused to the master; refuses others."""
+        """Relays the send to the master if only the gate refused it; else refuses it."""
         if not isinstance(exc, GateClosedError) or not self._relay.take_raw(
             channel, handler, kind, header, body
         ):
@@ -279,7 +280,7 @@ class SendProcessor:
         )
 
     def place_of(self, ext: SendFields) -> tuple[str, int]:
-        """Topic and queue of a send that another processor stores. Raises BrokerRefusal."""
+        """Topic and queue of a send that another processor will store. Raises BrokerRefusal."""
         if self._hold.active:
             raise BrokerRefusal(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -290,7 +291,7 @@ class SendProcessor:
     def put_for(
         self, ext: SendFields, place: tuple[str, int], body: bytes, channel: Connection
     ) -> tuple[PutResult, dict[str, str]]:
-        """Puts a message whose place `place_of` gave; returns also the fields of its reply."""
+        """Puts a message at the place from `place_of`; returns also the fields of the reply."""
         result = self._path.put_message(self._message(ext, *place, body, channel))
         self.stored_total += 1
         self._path.schedule_flush()
@@ -304,12 +305,12 @@ class SendProcessor:
         return self._msg_id_prefix + b"%016X" % result.physical_offset
 
     def _recall_handle(self, message: NewMessage) -> bytes:
-        """What a producer needs to recall this timer message; retries have none."""
+        """The handle by which a producer can recall this timer message; empty for retries."""
         properties = decode_properties(message.properties)
         topic = properties[REAL_TOPIC]
         if topic.startswith(RETRY_PREFIX):
             return b""
-        # As in Java, whose timers round down.
+        # Plus 1 as in Java, whose timers round down.
         time_ms = int(properties[TIMER_OUT_MS]) + 1
         handle = RecallHandle(topic, self._broker_name, time_ms, properties.get(UNIQ_KEY, ""))
         return handle.encode().encode()
@@ -322,11 +323,11 @@ class SendProcessor:
                 "this broker takes no transactions (rejectTransactionMessage)",
             )
         make_half(message)
-        # Again: as a half message it has more properties than its client gave it.
+        # Checked again, since `make_half` has added properties.
         require_space(message.properties)
         result = self._store.appender.put_message(message)
         self._path.stats.put(message.topic, 1, result.size)
-        # A relayed one came over the connection of another replica, not of its producer.
+        # A relayed send came over the connection of another replica, not of its producer.
         if ext.relayed is None:
             self._sent_half(ext.producer_group, channel)
         return result
@@ -369,7 +370,7 @@ class SendProcessor:
         result: BatchResult,
         unique_keys: Sequence[bytes | None],
     ) -> None:
-        """The batch is put: its answer waits."""
+        """The batch is put: holds its reply until it is confirmed."""
         count = len(result.physical_offsets)
         self._path.stats.put(topic, count, result.size)
         if not request.flag & FLAG_ONEWAY:
@@ -387,8 +388,8 @@ class SendProcessor:
         self._path.schedule_flush()
 
     def _wait(self, topic: str, end_offset: int, channel: Connection, reply: bytes) -> None:
-        """The reply waits until all below `end_offset` is confirmed. If the send created its topic,
-        it also waits until name servers know the topic, because the client may ask them at once."""
+        """Holds the reply until all below `end_offset` is confirmed. If the send created its topic,
+        also until name servers know the topic, because the client may ask them at once."""
         if topic not in self._made:
             self._acks.add(end_offset, self._clock_ms(), channel, reply)
             return
@@ -396,7 +397,8 @@ class SendProcessor:
         def known() -> None:
             self._made.discard(topic)
             if self._gate.is_master and self._acks.master_epoch == epoch:
-                # This process may have been stopped meanwhile: acks may have to wait (R8).
+                # Through `acks` again: this process may have been stopped since, and acks must wait
+                # (R8).
                 self._acks.add(end_offset, self._clock_ms(), channel, reply)
                 self._path.confirmed(end_offset)
             else:
@@ -427,7 +429,7 @@ class SendProcessor:
             )
         topic = ext.topic
         queues = self._known.get(topic)
-        # A retry is looked up each time: by its count it may go to the dead letters.
+        # Retries are looked up each time: after too many they become dead letters.
         if queues is None or topic[0] == "%":
             topic, queues = self._look_up(ext)
         queue_id = ext.queue_id
@@ -435,7 +437,7 @@ class SendProcessor:
             queue_id = self._random.randrange(queues)
         elif queue_id >= queues:
             if topic != ext.topic:
-                # A dead letter by now: the client chose among the queues of the retry topic.
+                # Now a dead letter: the client chose among the queues of the retry topic.
                 queue_id = 0
             else:
                 raise BrokerRefusal(
@@ -454,14 +456,14 @@ class SendProcessor:
         config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
         if made and topic[0] != "%":
             self._made.add(topic)
-        # As in Java: a send may name a queue that is only read.
+        # As in Java, a send may name a queue that is read only.
         queues = max(config.read_queue_nums, config.write_queue_nums)
         self._known[topic] = queues
         return topic, queues
 
     def _retry_target(self, ext: SendFields) -> str:
-        """A retry that was consumed too often goes to the dead letters of its group. So does every
-        retry of an orderly group: its clients send a message only when they give it up."""
+        """The dead-letter topic for a retry that was consumed too often, and for every retry of an
+        orderly group: its clients send one only when they give a message up."""
         group = ext.topic[len(RETRY_PREFIX) :].partition("+")[0]
         config = self._topics.group(group, writable=True)
         allowed = ext.max_reconsume_times
@@ -475,7 +477,7 @@ class SendProcessor:
         return dlq_topic(group)
 
     def _born_host(self, channel: Connection, ext: SendFields) -> bytes:
-        """The client's address, as records have it; a relayed send names its client."""
+        """The client's address as records store it; a relayed send names its client."""
         if ext.relayed is not None:
             epoch, client = relayed_by(ext.relayed)
             if epoch > self._gate.master_epoch:
@@ -493,6 +495,6 @@ class SendProcessor:
             return
         fields: Mapping[str, str] = {}
         if isinstance(exc, GateClosedError):
-            # The replica that passed it on has to know that nothing was stored: it tries again.
+            # NOT_STORED lets the relaying replica send it again.
             fields = exc.refusal.hint if request.ext.relayed is None else NOT_STORED
         channel.write(refusal_of(request.opaque, exc, fields))

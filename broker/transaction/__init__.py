@@ -1,1 +1,1 @@
-"""Half messages, their outcome, and the check of producers that went silent."""
+"""Half messages, the end of their transactions, and the checks when a producer does not end one."""

@@ -1,8 +1,9 @@
 """Asks a producer for the state of a transaction: CHECK_TRANSACTION_STATE (39), broker to client.
 
-The producers of a group are asked in turn. A producer is known by its heartbeat, and by the half
-messages that it sent to this master, because after a failover a Java producer's next heartbeat may
-be half a minute away. Origin: Java `AbstractTransactionalMessageCheckListener`, `ProducerManager`.
+The producers of a group are asked round robin. This broker learns of a producer by its heartbeats,
+and by the half messages that it sends here, because after a failover a Java producer's next
+heartbeat may be 30 s away. Origin: Java `AbstractTransactionalMessageCheckListener`,
+`ProducerManager`.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class ProducerCheck:
     def ask(
         self, channel: Connection, copy: NewMessage, put: PutResult, place: tuple[str, int]
     ) -> None:
-        """Asks for the state of the half message `copy`, which was put as `put` and belongs to
-        `place`. The producer answers with END_TRANSACTION."""
+        """Asks for the state of the half message `copy`, stored as `put`, whose real topic and
+        queue are `place`. The producer answers with END_TRANSACTION (37)."""
         if channel.closed:
             return
         key = (copy.uniq_key or b"").decode("utf-8", "replace")

@@ -1,13 +1,12 @@
 """The records of transactions, which transactions are open, and which are due for a check. Pure.
 
-The records are half message, op, committed message, and the copy for a check. Each is made from the
-one before, so a message keeps its body, properties and birth.
+The records are half message, op, committed message, and the copy for a check. Committed message and
+copy are made from the half message, so body, properties and birth time stay.
 
-A half message is open from its confirmation until an op record names its queue offset. The queues
-of half messages and of ops say all of this, so a new master reads them from the group's progress on
-and knows the same (`TransactionTable`). A half that is checked is written again with a higher
-count, and its first copy is ended. A half with the key of an earlier one replaces it, whether a
-check wrote it or a producer's retry.
+A half message is open from its confirmation until an op record names its queue offset. A new master
+reads both queues from the recorded progress on, and so knows what is open (`TransactionTable`). A
+check writes the half again with a higher count, and ends its first copy. A half with the key of an
+earlier one replaces that one, whether a check or a producer's retry wrote it.
 
 Times are wall clock ms. Origin: Java `TransactionalMessageBridge`, `EndTransactionProcessor`,
 `TransactionalMessageServiceImpl.check`, which reads both queues again in each round.
@@ -50,8 +49,9 @@ _DELAYS: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_M
 
 
 class Half(NamedTuple):
-    """`checks`: how often it was checked. `immunity_ms`: how long after its store time it is not
-    checked, None for the broker's setting. `key`: its `transaction_key`."""
+    """An open half message. `checks`: how often it was checked. `immunity_ms`: no check before this
+    time has passed since it was stored; None: the broker's setting. `key`: its
+    `transaction_key`."""
 
     queue_offset: int
     phy_offset: int
@@ -75,7 +75,7 @@ class CheckRules:
 
 
 class Due(NamedTuple):
-    """What to do with a half now. `end`: another replaced it, and its op was not read yet."""
+    """What to do with a half now. "end": another one replaced it, and its op was not read yet."""
 
     half: Half
     action: Literal["check", "give up", "end"]
@@ -96,7 +96,7 @@ class TransactionTable:
         self._without_producer: dict[str, list[int]] = {}
 
     def begin(self, half_offset: int, op_offset: int) -> None:
-        """A mastership begins: reads from these offsets on."""
+        """A mastership begins: read from these offsets on."""
         self.next_half, self.next_op = half_offset, op_offset
         self._open.clear()
         self._by_key.clear()
@@ -110,79 +110,80 @@ class TransactionTable:
         return len(self._open)
 
     def half_seen(self, half: Half) -> int | None:
-        """The next half message of the queue; returns the offset of the one that it replaces."""
-        # Also where a unit was skipped: the next read begins behind this half.
+        """Takes the next half message of the queue; returns the offset of the one that it
+        replaces."""
+        # Set, not incremented: units may have been skipped before this half.
         self.next_half = half.queue_offset + 1
         replaced = self._by_key.get(half.key) if half.key else None
         if replaced is not None:
-            # The log of the master before may end between a copy and the op of the first one.
+            # The previous master's log may end between a copy and the op of the original.
             self._replaced.add(replaced)
         self._open[half.queue_offset] = half
         if half.key:
             self._by_key[half.key] = half.queue_offset
         rules = self.rules
         wait_ms = rules.interval_ms if half.checks else rules.timeout_ms
-        # The producer's own limit counts for the first check only; later ones follow the interval.
+        # The producer's own limit applies to the first check only; later ones follow the interval.
         if half.immunity_ms is not None and not half.checks:
             wait_ms = half.immunity_ms
         heapq.heappush(self._due, (half.stored_ms + wait_ms, half.queue_offset))
         return replaced
 
     def half_gone(self, queue_offset: int) -> None:
-        """The log no longer has this one, or it cannot be read."""
+        """The next half message has expired, or cannot be read."""
         self.next_half = queue_offset + 1
 
     def skip_to(self, least_half: int, least_op: int) -> None:
-        """The queues begin there now: earlier entries have expired."""
+        """The queues begin at these offsets now: earlier entries have expired."""
         self.next_half = max(self.next_half, least_half)
         self.next_op = max(self.next_op, least_op)
 
     def op_seen(self, op_offset: int, ended: list[int]) -> None:
-        """The next op record of the queue, which names half messages that have ended."""
+        """Takes the next op record of the queue. `ended`: the half messages that it names."""
         self.next_op = op_offset + 1
         for offset in ended:
             half = self._open.pop(offset, None)
             self._ending.discard(offset)
             self._replaced.discard(offset)
-            # A newer half of this key stays: only the one that was named has ended.
+            # A newer half of this key stays open: only the named one has ended.
             if half is not None and self._by_key.get(half.key) == offset:
                 del self._by_key[half.key]
-        # An op is needed again as long as a half at or below its highest offset is open.
+        # A new master needs this op as long as a half at or below its highest offset is open.
         self._ops.append((op_offset, max(ended, default=-1)))
 
     def to_end(self, queue_offset: int, key: bytes) -> list[int]:
-        """The open halves of a transaction, named by the offset that its producer knows; none if it
-        has ended, or is being ended. They count as being ended from now on."""
+        """The open halves of a transaction, named by the offset that its producer knows. Empty if
+        it has ended or is being ended. From now on they count as being ended."""
         offsets = self._open_of(queue_offset, key)
-        # An end may not overtake a check that writes a copy: the copy would stay open.
+        # An end must not overtake a check, or the copy that the check writes would stay open.
         if any(offset in self._ending for offset in offsets):
             return []
         self._ending.update(offsets)
         return offsets
 
     def is_ending(self, queue_offset: int, key: bytes) -> bool:
-        """Whether a half of that transaction is being ended, by its check or by its producer."""
+        """Whether a half of that transaction is being ended, by a check or by its producer."""
         return any(offset in self._ending for offset in self._open_of(queue_offset, key))
 
     def _open_of(self, queue_offset: int, key: bytes) -> list[int]:
         latest = self._by_key.get(key)
         return [
             offset
-            # The producer knows the offset of its send; checks may have written newer copies since.
+            # The producer knows only its first offset; checks may have written newer copies since.
             for offset in dict.fromkeys((queue_offset, latest))
             if offset is not None and offset in self._open
         ]
 
     def not_ended(self, offsets: list[int], now_ms: int) -> None:
-        """The end of what `to_end` or `next_due` returned failed. It is due again after the
-        interval, because its due time may have passed meanwhile."""
+        """Ending the halves from `to_end` or `next_due` failed. They are due again after the
+        interval."""
         self._ending.difference_update(offsets)
         for offset in offsets:
-            # Its earlier entry may be gone.
+            # Its earlier heap entry may be gone.
             heapq.heappush(self._due, (now_ms + self.rules.interval_ms, offset))
 
     def is_open(self, queue_offset: int) -> bool:
-        """Whether a half message was read, and no op that names it."""
+        """Whether the half message was read and no op names it."""
         return queue_offset in self._open
 
     def place_of(self, queue_offset: int) -> int:
@@ -199,39 +200,37 @@ class TransactionTable:
         return self._due[0][0] if self._due else NEVER
 
     def next_due(self, now_ms: int, believed_ms: int) -> Due | None:
-        """The next half to check or to give up. It counts as being ended from now on, until
-        `later`.
-
-        `now_ms` is the wall clock, which may have leaped: by it a half is checked, but not given
-        up. `believed_ms` is the time by the steady clock."""
+        """The next half to check or to give up; until `later` it counts as being ended. `now_ms`
+        (wall clock, may have leaped) decides about checks, `believed_ms` (from the monotonic clock)
+        about giving up."""
         rules = self.rules
         while self._due and self._due[0][0] <= now_ms:
             _, offset = heapq.heappop(self._due)
             half = self._open.get(offset)
-            if half is None or offset in self._ending:  # entries of ended halves stay in the heap
+            if half is None or offset in self._ending:  # an outdated heap entry
                 continue
             self._ending.add(offset)
             if offset in self._replaced:
                 return Due(half, "end")
-            # Given up before the log may expire with it.
+            # Give it up before the log that holds it expires.
             too_old = believed_ms - half.stored_ms >= rules.age_max_ms
             return Due(half, "give up" if half.checks >= rules.check_max or too_old else "check")
         return None
 
     def later(self, half: Half, now_ms: int, pause_ms: int | None = None) -> None:
-        """A check was not possible: due again after the interval, or after `pause_ms`."""
+        """The check was not possible: due again after the interval, or after `pause_ms`."""
         self._ending.discard(half.queue_offset)
         wait_ms = self.rules.interval_ms if pause_ms is None else pause_ms
         heapq.heappush(self._due, (now_ms + wait_ms, half.queue_offset))
 
     def no_producer(self, half: Half, now_ms: int) -> None:
-        """No producer of its group is connected: due `later`, or when one connects."""
+        """No producer of its group is connected: as `later`, but also due when one connects."""
         self.later(half, now_ms)
         self._without_producer.setdefault(half.group, []).append(half.queue_offset)
 
     def group_came(self, group: str) -> bool:
-        """A producer of the group connected: halves that waited for one are due now; whether there
-        are any."""
+        """A producer of the group connected: halves that waited for one are due now. Returns
+        whether there are any."""
         waited = self._without_producer.pop(group, None)
         for offset in waited or ():
             if offset in self._open:
@@ -249,8 +248,8 @@ class TransactionTable:
 
 
 def parse_op(body: bytes) -> list[int]:
-    """The half queue offsets of an op record's body, each followed by a comma; what is no number is
-    skipped."""
+    """The queue offsets of half messages in an op record's body, each followed by a comma. Anything
+    but numbers is skipped."""
     numbers = map(whole_number, body.split(b","))
     return [number for number in numbers if number is not None and number >= 0]
 
@@ -284,7 +283,7 @@ def make_half(message: NewMessage) -> None:
         REAL_QID: str(message.queue_id),
     }
     message.properties = encode_properties(properties).encode()
-    # Java producers mark it as prepared, and such a message gets no unit in its queue.
+    # Clear the mark of Java producers: a prepared message gets no unit in its queue.
     message.sys_flag &= ~TRANSACTION_MASK
     message.topic, message.queue_id = TRANS_HALF_TOPIC, QUEUE
 
@@ -310,20 +309,20 @@ def half_of(record: Buffer) -> Half:
 
 def transaction_key(properties: bytes) -> bytes:
     """The identity of a transaction; empty without UNIQ_KEY. UNIQ_KEY alone is not enough, because
-    a message that is sent again keeps it (R56)."""
+    another send of the same message keeps it (R56)."""
     names = (b"UNIQ_KEY", REAL_TOPIC.encode(), REAL_QID.encode(), PGROUP.encode())
     parts = [find_property(properties, name) or b"" for name in names]
     return b"\x01".join(parts) if parts[0] else b""
 
 
 def immunity_ms(text: str) -> int:
-    """How long after its birth a half is not checked; -1 and what is no number mean 6 s."""
+    """How long after its birth a half is not checked; 6 s for -1 and for anything but a number."""
     seconds = whole_number(text.strip(), INT_MAX)
     return seconds * 1000 if seconds is not None and seconds >= 0 else IMMUNITY_DEFAULT_MS
 
 
 def real_place(properties: bytes) -> tuple[str, int] | None:
-    """Topic and queue to which a half message belongs; None if its properties do not say."""
+    """The real topic and queue of a half message; None if its properties lack them."""
     topic, queue_id = (find_property(properties, name.encode()) for name in (REAL_TOPIC, REAL_QID))
     number = whole_number(queue_id or b"", INT_MAX)
     if topic is None or number is None or number < 0:
@@ -336,7 +335,7 @@ def committed(record: Buffer, phy_offset: int, place: tuple[str, int]) -> NewMes
     message = message_to_store(record)
     message.topic, message.queue_id = place
     message.sys_flag = message.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT
-    # A new master finds by this field that the half was committed (`recent_commits`).
+    # By this field a new master sees that the half was committed (`recent_commits`).
     message.prepared_transaction_offset = phy_offset
     return message
 

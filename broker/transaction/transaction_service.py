@@ -1,12 +1,13 @@
-"""Transactions: half messages wait until their producer ends them; the broker asks if it does not.
+"""Transactions: a half message waits until its producer ends it; if that does not happen, the
+broker asks the producer.
 
-A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. END_TRANSACTION puts the message into its own
-topic (a commit), and its queue offset into an op record of RMQ_SYS_TRANS_OP_HALF_TOPIC; all ends of
-a loop turn share one op. The reply waits until the op is confirmed, so an answered end is never
-checked or committed again (R30). If the log of a new master ends between a commit and its op, the
-op is written first (`store.recent_commits`). A half that stays open is checked: it is written again
-with a higher count, and a producer of its group gets CHECK_TRANSACTION_STATE. After too many checks
-it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+Half messages are in RMQ_SYS_TRANS_HALF_TOPIC. END_TRANSACTION (37) with a commit puts the message
+into its own topic. Each end puts the half's queue offset into an op record of
+RMQ_SYS_TRANS_OP_HALF_TOPIC; all ends of a loop turn share one op. The reply waits until the op is
+confirmed, so an answered end is never checked or committed again (R30). If the log of a new master
+has a commit without its op, it first writes the op (`store.recent_commits`). A half that stays open
+is checked: it is written again with a higher count, and a producer of its group gets
+CHECK_TRANSACTION_STATE (39). After too many checks it is moved to TRANS_CHECK_MAX_TIME_TOPIC.
 
 The shell around `transaction_records`. Origin: EndTransactionProcessor,
 TransactionalMessageServiceImpl and TransactionalOpBatchService.
@@ -94,7 +95,7 @@ class TransactionService(LogFeature):
     ) -> None:
         super().__init__(path)
         self.require: Require = allow_all
-        """What ending a transaction needs, beside the request itself."""
+        """Checks the right to end a transaction."""
         self._topics = topics
         self._offsets = offsets
         self._producers = producers
@@ -106,12 +107,12 @@ class TransactionService(LogFeature):
         self._ops: list[int] = []
         self._op_done: asyncio.Future[None] | None = None
         self._last_op: asyncio.Future[None] | None = None
-        """The newest op, which may not be confirmed yet."""
+        """The newest op; done when it is confirmed."""
         self._owed: list[int] = []
-        """Halves whose commit is in the log, and whose op was refused. They go with the next op."""
+        """Halves that were committed, but whose op was refused: the next op names them."""
         producers.came = self._producer_came
         self._resumed: set[int] = set()
-        """Physical offsets of the given-up messages that this mastership has taken back."""
+        """Physical offsets of the given-up messages that this mastership has resumed."""
         self._wall_at_zero_ms = wall_ms() - boot_ms()
 
     def register(self, processors: Processors) -> None:
@@ -135,16 +136,16 @@ class TransactionService(LogFeature):
         self._resumed.clear()
         if self._op_done is not None and not self._op_done.done():
             self._op_done.set_exception(_changed())
-            self._op_done.exception()  # marks it as retrieved: perhaps no request waits
+            self._op_done.exception()  # marked as retrieved: maybe no request waits
         self._op_done = None
 
     def _producer_came(self, group: str) -> None:
-        """After a failover halves may be due before any producer is known."""
+        """A producer connected. After a failover halves may be due before any producer is known."""
         if self._table.group_came(group) and self._is_running:
             self._wake_in(0)
 
     def __len__(self) -> int:
-        """How many transactions are open."""
+        """The number of open transactions."""
         return len(self._table)
 
     def _read(self) -> bool:
@@ -168,13 +169,13 @@ class TransactionService(LogFeature):
     # Reading the queues.
 
     def _first_offsets(self) -> list[int]:
-        """The first offsets of both queues; the log may expire at any time."""
+        """The first offsets of both queues, which grow as the log expires."""
         least = self._store.queries.min_offset_in_queue
         return [least(topic, QUEUE) for topic in self.TOPICS]
 
     def _read_slice(self) -> bool:
-        """Reads some of both queues; whether there is more. Ops come after all half messages, which
-        they may name. Raises CorruptLogError."""
+        """Reads a slice of both queues; returns whether there is more. Ops are read after all half
+        messages, because they name these. Raises CorruptLogError."""
         queries, table = self._store.queries, self._table
         table.skip_to(*self._first_offsets())
         halves = queries.units(TRANS_HALF_TOPIC, QUEUE, table.next_half, SLICE)
@@ -186,7 +187,7 @@ class TransactionService(LogFeature):
                 continue
             try:
                 half = half_of(record)
-            except Exception as error:  # R54: it ends no transaction but its own
+            except Exception as error:  # R54: skip only this one
                 self._path.aside.add("transactions", f"half message at {phy_offset}", error)
                 table.half_gone(table.next_half)
                 continue
@@ -207,7 +208,7 @@ class TransactionService(LogFeature):
         return bool(ops) and table.next_op < queries.max_offset_in_queue(TRANS_OP_HALF_TOPIC, QUEUE)
 
     def _end_torn(self) -> None:
-        """Writes the op of half messages whose commit or copy is in the log without it."""
+        """Writes the op of half messages whose commit or copy is in the log without an op."""
         if self._path.gate.refusal is not None:
             return
         torn, self._torn = [one for one in self._torn if self._table.is_open(one)], []
@@ -215,7 +216,7 @@ class TransactionService(LogFeature):
             self._write_op(torn)
 
     def _keep_progress(self) -> None:
-        """Only confirmed records were read, so their progress may be committed now (R30)."""
+        """Commits the progress. Only confirmed records were read, so this is safe (R30)."""
         if self._path.gate.refusal is None:
             half, ops = self._table.progress()
             self._offsets.commit(TRANS_GROUP, TRANS_HALF_TOPIC, QUEUE, half)
@@ -226,7 +227,7 @@ class TransactionService(LogFeature):
     async def end_transaction(
         self, request: RemotingCommand, channel: Connection
     ) -> RemotingCommand:
-        """Answered when the op is confirmed (request 37)."""
+        """Commits or rolls back (request 37); answered when the op is confirmed."""
         gate = self._path.gate
         gate.require_open()
         group = text(request, "producerGroup")
@@ -240,7 +241,7 @@ class TransactionService(LogFeature):
             )  # the producer does not know yet: a check will ask again
         await self._until_loaded()
         while self._table.next_half <= queue_offset and self._read_slice():
-            pass  # the half may have been confirmed in this turn
+            pass  # the half may have been confirmed just now
         record = self._store.queries.look_message_by_offset(phy_offset)
         half = decode_record(record) if record is not None else None
         if record is None or half is None or half.topic != TRANS_HALF_TOPIC:
@@ -255,13 +256,13 @@ class TransactionService(LogFeature):
             return await self.end_transaction(request, channel)
         if not offsets:
             raise _refused(f"the transaction of half message {queue_offset} has ended already")
-        # The commit may be in the log without its op (`_end_torn`, `_check`): do not commit twice.
+        # The commit may already be in the log without its op: do not commit twice.
         committed_before = any(map(self._is_committed, offsets))
         try:
             if outcome == TRANSACTION_COMMIT and not committed_before:
                 self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
-        # Without this the transaction would count as being ended for good, and no check would come.
+        # Otherwise the transaction would count as being ended forever and never be checked.
         except BaseException:
             self._table.not_ended(offsets, wall_ms())
             raise
@@ -271,13 +272,13 @@ class TransactionService(LogFeature):
         return RemotingCommand.response_to(request)
 
     async def _no_more_ending(self, queue_offset: int, key: bytes) -> bool:
-        """Waits while a half of this transaction is being ended, by its check, which writes a copy,
-        or by an earlier end. Whether one was, and has come to its end."""
+        """Waits while a check (which writes a copy) or an earlier request ends a half of this
+        transaction. Returns whether there was one, and it is over."""
         was = is_ending = self._table.is_ending(queue_offset, key)
         while is_ending and self._last_op is not None:
             was_done = self._last_op.done()
             if not was_done:
-                # Others wait for the same op: a cancelled request must not end it for them.
+                # Shielded: others wait for the same op.
                 await asyncio.shield(self._last_op)
             while self._read_slice():
                 pass
@@ -291,9 +292,9 @@ class TransactionService(LogFeature):
         return queue_offset in self._owed or place in self._store.recent_commits
 
     async def resume_check(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Checks a half message from the start, one that was given up or one that is open (request
-        323); `msgId` is its offsetMsgId. Answered when that is confirmed. Java takes any message,
-        and could commit one that has ended a second time."""
+        """Starts the checks of an open or given-up half message from the beginning (request 323);
+        `msgId` is its offsetMsgId. Answered when that is confirmed. Java accepts any message, and
+        so could commit a transaction twice."""
         self._path.gate.require_open()
         await self._until_loaded()
         message_id = text(request, "msgId")
@@ -315,7 +316,7 @@ class TransactionService(LogFeature):
         return RemotingCommand.response_to(request)
 
     async def _check_from_the_start(self, half: MessageExt, copy: NewMessage, key: bytes) -> None:
-        """Writes an open half message again."""
+        """Writes an open half message again, with a check count of 0."""
         offsets = self._table.to_end(half.queue_offset, key)
         if not offsets:
             raise _refused(f"half message {half.msg_id} is being ended or checked in this moment")
@@ -328,8 +329,8 @@ class TransactionService(LogFeature):
         await asyncio.shield(done)
 
     async def _take_back(self, half: MessageExt, copy: NewMessage) -> None:
-        """Writes a half message that was given up again, once: a record with its UNIQ_KEY behind it
-        shows that it was taken back before, or committed."""
+        """Makes a given-up half message open again, at most once: a later record with its UNIQ_KEY
+        shows that it was resumed before, or committed."""
         name, place = f"half message {half.msg_id}", half.physical_offset
         key = half.properties.get(UNIQ_KEY, "")
         if not key:
@@ -351,7 +352,7 @@ class TransactionService(LogFeature):
         await self._path.wait_confirmed(put.end_offset, name)
 
     async def _until_loaded(self) -> None:
-        """Waits until a new master has read what is open. Raises BrokerRefusal."""
+        """Waits until a new master has read the open halves. Raises BrokerRefusal."""
         try:
             async with asyncio.timeout(LOADING_S_MAX):
                 await self._loaded.wait()
@@ -361,7 +362,8 @@ class TransactionService(LogFeature):
             ) from None
 
     def _commit(self, record: memoryview, half: MessageExt, latest_offset: int) -> None:
-        """`latest_offset`: of its last copy in the log; a new master finds the commit by it."""
+        """Puts the message into its own topic. `latest_offset`: physical offset of the half's last
+        copy, by which a new master finds the commit."""
         _require_same_topic(self._topics, half)
         place = real_place(message_to_store(record).properties)
         if place is None:
@@ -377,7 +379,8 @@ class TransactionService(LogFeature):
         self._path.schedule_flush()
 
     def _write_op(self, offsets: list[int]) -> asyncio.Future[None]:
-        """Ends these half messages with the op of this turn; done when it is confirmed."""
+        """Adds these half messages to the op of this turn. The future is done when the op is
+        confirmed."""
         loop = asyncio.get_running_loop()
         if self._op_done is None:
             self._op_done = self._last_op = loop.create_future()
@@ -418,11 +421,11 @@ class TransactionService(LogFeature):
     # Checks.
 
     def _check_due(self, now_ms: int) -> int:
-        """Checks some of what is due; the pause in ms until the next look."""
+        """Checks a slice of the due halves; returns the pause in ms until the next slice."""
         table = self._table
         table.rules = check_rules(self._config)
         for _ in range(SLICE):
-            # Age by the steady clock: a wall clock that leaps must not give up unchecked halves.
+            # Age by the monotonic clock: halves must not be given up because the wall clock leaps.
             believed_ms = min(now_ms, self._wall_at_zero_ms + boot_ms())
             due = table.next_due(now_ms, believed_ms)
             if due is None:
@@ -437,7 +440,7 @@ class TransactionService(LogFeature):
         return max(0, min(table.wake_ms - now_ms, log_features.LOOK_AGAIN_MS))
 
     def _check(self, due: Due, now_ms: int) -> bool:
-        """Raises PutRefused and others; the half stays open then."""
+        """On any error the half stays open."""
         try:
             self._act_on(due, now_ms)
         except BaseException as error:
@@ -454,7 +457,7 @@ class TransactionService(LogFeature):
         is_ended = is_ended or self._topics.deleted_since(topic, half.phy_offset)
         if record is None or is_ended:
             self._write_op([half.queue_offset])
-        elif topic in self._store.deleting_topics:  # the deletion may not be confirmed
+        elif topic in self._store.deleting_topics:  # an unconfirmed deletion may be cut
             self._table.later(half, now_ms, log_features.REFUSED_MS)
         elif due.action == "give up":
             self._give_up(half, record)
@@ -472,7 +475,8 @@ class TransactionService(LogFeature):
         self._path.schedule_flush()
 
         def ask(op_done: asyncio.Future[None]) -> None:
-            # Now the copy is confirmed: an end that names it finds it after a failover, too.
+            # Only now, with the copy confirmed: an end that names it must find it after a failover,
+            # too.
             if not op_done.cancelled() and op_done.exception() is None:
                 self._producers.ask(channel, copy, put, place)
 
@@ -498,7 +502,7 @@ class TransactionService(LogFeature):
 
 
 def check_rules(config: BrokerSections) -> CheckRules:
-    """From the broker's settings, which may change while it runs."""
+    """The rules by the broker's settings, which may change while it runs."""
     broker = config.broker
     return CheckRules(
         timeout_ms=broker.transaction_time_out,
@@ -509,8 +513,8 @@ def check_rules(config: BrokerSections) -> CheckRules:
 
 
 def _require_same_topic(topics: TopicService, half: MessageExt) -> None:
-    """Raises BrokerRefusal TOPIC_NOT_EXIST if the half's topic was deleted, also if it was created
-    again (R39)."""
+    """Raises BrokerRefusal(TOPIC_NOT_EXIST) if the half's topic was deleted since, even if it was
+    created again (R39)."""
     topic = half.properties.get(REAL_TOPIC, "")
     if topics.deleted_since(topic, half.physical_offset):
         raise BrokerRefusal(
@@ -529,7 +533,7 @@ def _changed() -> BrokerRefusal:
 
 
 def _check_same(half: MessageExt, group: str, queue_offset: int, phy_offset: int) -> None:
-    """Raises BrokerRefusal unless the half message is the one that the request names."""
+    """Raises BrokerRefusal if the request does not name exactly this half message."""
     for what, asked, has in (
         ("producerGroup", group, half.properties.get(PGROUP, "")),
         ("tranStateTableOffset", queue_offset, half.queue_offset),
@@ -540,7 +544,7 @@ def _check_same(half: MessageExt, group: str, queue_offset: int, phy_offset: int
 
 
 def _check_immunity(half: MessageExt, now_ms: int) -> None:
-    """Raises BrokerRefusal ILLEGAL_OPERATION for an end that comes when checks may have begun."""
+    """Raises BrokerRefusal(ILLEGAL_OPERATION) for an end so late that checks may have begun."""
     given = half.properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS)
     if given is None:
         return
