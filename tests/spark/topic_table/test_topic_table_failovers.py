@@ -1,6 +1,8 @@
-"""A topic of a real cluster as a table, through failovers and deaths of the stream's driver.
+"""A topic of a real cluster as a table, through failovers and the death of the stream's driver.
 
-The table is held against what was acknowledged, row by row, and against the brokers' logs.
+The table is held against what was acknowledged, row by row, and against the brokers' logs. Under
+`make soak` the driver is a process that is killed with its JVM; else it fails in this process, at
+the same place: between the table's commit and the checkpoint's.
 """
 
 import json
@@ -12,6 +14,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import deltalake
 import pytest
@@ -22,6 +25,7 @@ from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.spark.jobs import message_audit
+from batonmq.spark.topic_table.table_formats import DeltaTopicTable
 from lab.cluster.processes import wait_for
 from lab.cluster.up import ClusterProcess
 from lab.cluster.writer import WriterThread, wait_acks
@@ -32,10 +36,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
+SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 TOPIC = "Orders"
 QUEUES = 3
 LAST = 2
-"""The last batch of the driver that is killed."""
+"""The last batch of the driver that dies."""
 PAGE = (Path(__file__).parents[3] / "docs/spark-tables.md").read_text()
 PATIENCE_S = 240.0
 
@@ -119,8 +124,43 @@ def job(cluster, table):
 
 
 @contextmanager
-def running(stream, session):
-    """The stream in this process, until the block ends."""
+def killed_driver(cluster, runs):
+    """The job as a process, until it has killed itself."""
+    driver = subprocess.Popen(job(cluster, runs.folder / "t"), start_new_session=True)
+    try:
+        yield
+        assert driver.wait(PATIENCE_S) == -signal.SIGKILL
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+
+
+class Died(Exception):
+    """The driver, in this process."""
+
+
+@contextmanager
+def failing_driver(stream, session):
+    """The stream in this process, until it has failed after the commit of its last batch."""
+    commit = DeltaTopicTable.commit
+
+    def commit_and_die(self, files, state):
+        commit(self, files, state)
+        if state.batch == LAST:
+            raise Died
+
+    with (
+        patch.object(DeltaTopicTable, "commit", commit_and_die),
+        running(stream, session, ends_with=Died) as thread,
+    ):
+        yield
+        thread.join(PATIENCE_S)
+
+
+@contextmanager
+def running(stream, session, ends_with=None):
+    """The stream in this process, until the block ends. `ends_with`: an error that it raises."""
     stopping, failed = threading.Event(), []
 
     def run():
@@ -132,11 +172,11 @@ def running(stream, session):
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield
+        yield thread
     finally:
         stopping.set()
         thread.join(PATIENCE_S)
-    assert not failed, failed[0]
+    assert [type(error) for error in failed] == [ends_with] * bool(ends_with), failed
 
 
 def rows_in(runs):
@@ -151,23 +191,16 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("lake"))
 
 
-def test_five_failovers_and_a_killed_driver_lose_and_double_nothing(request, cluster, runs):
+def test_five_failovers_and_a_driver_that_dies_lose_and_double_nothing(session, cluster, runs):
+    def stream(**more):
+        return runs.run(name_servers=cluster.name_servers, trigger="500 milliseconds", **more)
+
     with OrderWriter(cluster.name_servers) as writer:
-        driver = subprocess.Popen(job(cluster, runs.folder / "t"), start_new_session=True)
-        try:
+        with killed_driver(cluster, runs) if SOAK else failing_driver(stream(), session):
             wait_for("rows in the table", lambda: rows_in(runs) > 0, PATIENCE_S)
             fail_over(cluster, writer, 2)
-            assert driver.wait(PATIENCE_S) == -signal.SIGKILL
-        finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, signal.SIGKILL)
-                driver.wait()
         assert runs.table().state().batch == LAST
-        session = request.getfixturevalue("session")
-        stream = runs.run(
-            name_servers=cluster.name_servers, trigger="500 milliseconds", compact_s=3
-        )
-        with running(stream, session):
+        with running(stream(compact_s=3), session):
             fail_over(cluster, writer, 3)
             writer.stop()
             acked = len(writer.bodies)
