@@ -4,6 +4,7 @@ durable with all that is derived from it; it is None if the CRC does not match (
 the file, a torn write). After `flush` the values survive power loss: they lie in one disk sector.
 """
 
+import logging
 import os
 import zlib
 from pathlib import Path
@@ -18,9 +19,13 @@ from batonmq.protocol.layout import (
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import sync_directory, write_all
 
+log = logging.getLogger(__name__)
+
 _CRC_AT = CHECKPOINT_OURS.at["crc"]
 # Java starts this long before the older of the two timestamps.
 _SAFETY_MS = 3000
+_OURS_END = CHECKPOINT_OURS_AT + CHECKPOINT_OURS.size
+_TIME_END_MS = 1 << 42  # in the year 2109
 
 
 def _checksum(data: bytes | bytearray) -> int:
@@ -28,9 +33,16 @@ def _checksum(data: bytes | bytearray) -> int:
     return zlib.crc32(ours, zlib.crc32(data[: CHECKPOINT.size]))
 
 
+def _may_be_javas(data: bytes) -> bool:
+    """Whether a broker may have written what has no CRC of ours, or one that does not fit."""
+    fields = CHECKPOINT.struct.unpack_from(data)
+    filler = data[CHECKPOINT.size : CHECKPOINT_OURS_AT] + data[_OURS_END:]
+    return min(fields) >= -1 and max(fields[:3]) < _TIME_END_MS and not any(filler)
+
+
 class StoreCheckpoint:
     """Values in memory, written by `flush`; timestamps in ms. A file that is missing or of another
-    length reads as zeros: recovery then reads the whole log."""
+    length, or with what no broker writes, reads as zeros: recovery then reads the whole log."""
 
     __slots__ = (
         "_fd",
@@ -63,6 +75,12 @@ class StoreCheckpoint:
             self._decode(self._written)
 
     def _decode(self, data: bytes) -> None:
+        magic, offset, crc = CHECKPOINT_OURS.struct.unpack_from(data, CHECKPOINT_OURS_AT)
+        if magic == CHECKPOINT_MAGIC and offset >= 0 and crc == _checksum(data):
+            self.recovery_offset = offset
+        elif not _may_be_javas(data):
+            log.error("checkpoint_damaged file=%s", self._path)
+            return
         (
             self.physic_msg_timestamp,
             self.logics_msg_timestamp,
@@ -70,9 +88,6 @@ class StoreCheckpoint:
             self.master_flushed_offset,
             self.confirm_phy_offset,
         ) = CHECKPOINT.struct.unpack_from(data)
-        magic, offset, crc = CHECKPOINT_OURS.struct.unpack_from(data, CHECKPOINT_OURS_AT)
-        if magic == CHECKPOINT_MAGIC and offset >= 0 and crc == _checksum(data):
-            self.recovery_offset = offset
 
     def encode(self) -> bytes:
         """The file's 4096 bytes for the current values."""
@@ -97,6 +112,11 @@ class StoreCheckpoint:
         """A start must read the log from `offset` on at the latest. In memory until `flush`."""
         if self.recovery_offset is not None:
             self.recovery_offset = min(self.recovery_offset, offset)
+
+    def forget_start(self) -> None:
+        """What the log contradicts says nothing of where a start may begin."""
+        self.recovery_offset = None
+        self.physic_msg_timestamp = self.logics_msg_timestamp = self.index_msg_timestamp = 0
 
     @property
     def min_timestamp(self) -> int:

@@ -54,6 +54,7 @@ class ConsumeQueue:
         "_tail",
         "_tail_position",
         "_unfilled",
+        "ends_blank",
         "last_physical_end",
         "loaded_end",
         "queue_id",
@@ -91,6 +92,8 @@ class ConsumeQueue:
         self.last_physical_end = 0
         #: Lower units were found in the files; the others were built by this process.
         self.loaded_end = 0
+        #: Whether `load` found no unit in the last file: it may have lost them.
+        self.ends_blank = False
 
     @property
     def max_offset(self) -> int:
@@ -401,19 +404,18 @@ class ConsumeQueue:
 
     # Life.
 
-    def load(self, safe_offset: int = 0, *, clean: bool = False) -> list[Path]:
+    def load(self, safe_offset: int = 0) -> list[Path]:
         """Finds the files and the end of what can be trusted; the paths to sync.
 
         An empty last file is removed. At most the last three files are scanned, up to the first
         unit that no writer made (offset < 0 or size <= 0); a crash leaves holes there, so the rest
         is cut. Raises CorruptLogError if that would cut units of records below the log offset
-        `safe_offset`, which no crash can damage, for a file that is missing or of another length,
-        or for a queue that begins at 0 and has no unit after a `clean` stop: then the caller may
-        `destroy` the queue and rebuild it.
+        `safe_offset`, which no crash can damage, or for a file that is missing or of another
+        length: then the caller may `destroy` the queue and rebuild it.
         """
         assert not self._tail
         files = self._files
-        files.load()
+        self.ends_blank = files.load()
         if not files.starts:
             self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0
             return []
@@ -426,9 +428,7 @@ class ConsumeQueue:
             raise CorruptLogError(
                 *files.place_of(position), "a unit that no writer made, with synced ones behind it"
             )
-        # Else the queue would number from 0 again, over messages that the log still has.
-        if clean and not last and files.starts == (0,):
-            raise CorruptLogError(*files.place_of(position), "no unit, after a clean stop")
+        self.ends_blank = self.ends_blank or position <= files.starts[-1]
         self.loaded_end = files.end // UNIT_SIZE
         if not is_clear or not last or _is_filler(last):
             self._cut_to(position)

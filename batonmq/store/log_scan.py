@@ -216,6 +216,37 @@ def fault_before(log: CommitLog, end: int) -> CorruptLogError | None:
     return CorruptLogError(log.file_of(bad), bad, problem)
 
 
+def may_end_at(log: CommitLog, end: int) -> bool:
+    """Whether records may end at `end`: not where only zeros, or the middle of a record, are. Bad
+    bytes before it do not count against that."""
+    if end <= log.min_offset:
+        return True
+    segment = log.segment_at(end - 1)
+    if segment is None:
+        return False
+    begin = find_valid_record(log, max(end - _CHECKED_BYTES, segment.start_offset))
+    if begin is None or begin >= end or end - segment.start_offset <= _CHECKED_BYTES:
+        begin = segment.start_offset
+    found, _ = whole_records_end(log, begin, end)
+    position = found - segment.start_offset
+    if found == end or segment.data_end(position) == position:
+        return found == end
+    # A good record there is longer; a bad one says nothing.
+    return fault_of_record(log, found) is not None
+
+
+def newest_timestamp(log: CommitLog) -> int:
+    """The highest store timestamp in the last segment that has a record, in ms; 0 if none."""
+    for segment in reversed(log.segments):
+        scanner = LogScanner(log, segment.start_offset, segment.end_offset, check_crc=False)
+        newest = 0
+        while (head := scanner.next()) is not None:
+            newest = max(newest, head.store_timestamp)
+        if newest:
+            return newest
+    return 0
+
+
 def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: int) -> bool:
     """Whether the log can be cut at `offset`: a record or blank begins there, or whole records end
     there. `dispatched_offset` is a known boundary; below it nothing is read."""

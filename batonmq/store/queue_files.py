@@ -45,14 +45,14 @@ class QueueFiles:
     def _path(self, start: int) -> str:
         return f"{self._directory}/{start:0{_NAME_DIGITS}d}"
 
-    def load(self) -> None:
-        """Finds the files; an empty last one is removed. Raises CorruptLogError for a file that is
-        missing or of another length, and for a folder without files."""
+    def load(self) -> bool:
+        """Finds the files; an empty last one is removed, and True returned. Raises CorruptLogError
+        for a file that is missing or of another length, and for a folder without files."""
         self.starts = ()
         try:
             names = sorted(n for n in disk.listdir(self._directory) if n.isdigit())
         except FileNotFoundError:
-            return
+            return False
         if not names:
             raise CorruptLogError(self._directory, 0, "the files of this queue are missing")
         for name in names:
@@ -64,7 +64,7 @@ class QueueFiles:
                 else:  # without a file the folder would be damage
                     self._make(int(name))
                     self.starts = (int(name),)
-                return
+                return True
             if size != self.file_size:
                 raise CorruptLogError(
                     path, 0, f"file of {size} bytes where {self.file_size} belong"
@@ -72,6 +72,7 @@ class QueueFiles:
             if self.starts and int(name) != self.end:
                 raise CorruptLogError(self._path(self.end), 0, "consume queue file is missing")
             self.starts += (int(name),)
+        return False
 
     def read(self, position: int, end: int) -> bytes:
         """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter."""

@@ -119,6 +119,11 @@ class QueuePositions:
         earlier holds every position."""
         return max(self._state.stated, 0)
 
+    def stated_below(self, offset: int) -> int:
+        """Where to begin to read a log up to `offset` that shows every queue with messages, by one
+        of them or by a statement; 0: at the log's beginning."""
+        return self.stated_from if self._state.stated_end <= offset else 0
+
     @property
     def began_at(self) -> int:
         """Where this log was started again (perhaps at its master's last segment), until a master

@@ -112,18 +112,18 @@ class ConsumeQueueStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._ids: dict[str, set[int]] = {}
 
-    def load(self, safe_offset: int = 0, *, clean: bool = False) -> list[CorruptLogError]:
+    def load(self, safe_offset: int = 0) -> list[CorruptLogError]:
         """Finds every queue on disk, each cut behind its last good unit. `safe_offset`: units of
-        lower records were synced; `clean`: those of all. A queue with damaged files is removed and
-        its error returned: dispatch the log from its beginning to rebuild it. Raises OSError,
-        before anything is removed if that cannot be noted."""
+        lower records were synced. A queue with damaged files is removed and its error returned:
+        dispatch the log from its beginning to rebuild it. Raises OSError, before anything is
+        removed if that cannot be noted."""
         damaged: list[CorruptLogError] = []
         cut: list[Path] = []
         self.deleted.remove_earlier()
         for topic, queue_id in self._queues_on_disk():
             queue = self._new_queue(topic, queue_id)
             try:
-                cut += queue.load(safe_offset, clean=clean)
+                cut += queue.load(safe_offset)
             except CorruptLogError as error:
                 log.error(
                     "consume_queue_damaged topic=%s queue_id=%d what=%s", topic, queue_id, error

@@ -12,6 +12,7 @@ start (`CommitLog.recoverNormally`, `recoverAbnormally`).
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
@@ -20,11 +21,13 @@ from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.records.codec import FIXED_SIZE_V1, RecordHead
 from batonmq.protocol.records.search import ends_in_property_crc
 from batonmq.protocol.sysflag import has_queue_unit
+from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import LogScanner, check_record, find_valid_record, whole_records_end
+from batonmq.store.queue_positions import POSITIONS_QUEUE, decode_positions
 from batonmq.store.queue_table import QueueTable
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion
@@ -127,6 +130,7 @@ def recover_store(
     stored_confirm = files.checkpoint.confirm_phy_offset
     start = _begin_below(files.checkpoint, _start_offset(files))
     damaged = _drop_wrong_ends(files)
+    damaged = _drop_blank_ends(files, start) or damaged
     # Only confirmed records have units, so queues may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
     is_rebuilt = _are_queues_lost(files)
@@ -200,6 +204,41 @@ def _has_wrong_end(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
             log.error("consume_queue_end_false topic=%s queue_id=%d", queue.topic, queue.queue_id)
             return True
     return False
+
+
+def _drop_blank_ends(files: StoreFiles, start: int) -> bool:
+    """Removes queues whose last file has no unit although the log below `start` names messages that
+    belong there, for rebuilding; whether there were any. They would number these again (R38). A
+    queue that was new at the stop may be without a unit: its messages come behind `start`."""
+    queues = files.consume_queues.queues()
+    blank = {(queue.topic, queue.queue_id): queue for queue in queues if queue.ends_blank}
+    begin = max(files.positions.stated_below(start), files.log.min_offset)
+    if not blank or begin >= start:
+        return False
+    lost = dict[tuple[str, int], ConsumeQueue]()
+    scanner = LogScanner(files.log, begin, start, check_crc=False)
+    while (head := scanner.next()) is not None:
+        for key, next_offset in _named_offsets(head, scanner):
+            if key in blank and blank[key].max_offset < next_offset:
+                lost[key] = blank[key]
+    if scanner.offset < start:  # a bad record: what is behind it cannot be seen
+        lost = blank
+    for topic, queue_id in lost:
+        log.error("consume_queue_units_lost topic=%s queue_id=%d", topic, queue_id)
+    files.consume_queues.rebuild(list(lost.values()))
+    return bool(lost)
+
+
+def _named_offsets(head: RecordHead, scanner: LogScanner) -> Iterator[tuple[tuple[str, int], int]]:
+    """The queues that a record names, each with the next offset that it must have at least."""
+    topic = head.topic.decode("utf-8", "replace")
+    if (topic, head.queue_id) == (METADATA_TOPIC, POSITIONS_QUEUE):
+        record = decode_positions(scanner.body(head))
+        for named, positions in record.positions.items() if record is not None else ():
+            for queue_id, position in positions.items():
+                yield (named, queue_id), position
+    elif has_queue_unit(head.sys_flag):
+        yield (topic, head.queue_id), head.queue_offset + 1
 
 
 def _names_its_message(

@@ -17,6 +17,7 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.disk_health import StoreHealth
 from batonmq.store.index_service import IndexService
+from batonmq.store.log_scan import may_end_at, newest_timestamp
 from batonmq.store.queue_positions import QueuePositions
 from batonmq.store.queue_table import ConsumeQueueStore
 from batonmq.store.suspicion import RunMark, SuspectMark
@@ -100,6 +101,7 @@ def _open_files(
     commit_log.load()
     if unreadable is not None:
         suspicion.narrow(commit_log, suspect_mark, unreadable)
+    _doubt_checkpoint(checkpoint, commit_log)
     positions = QueuePositions(root / "queuePositions")
     consume_queues = ConsumeQueueStore(
         root / "consumequeue",
@@ -108,7 +110,7 @@ def _open_files(
         before_rebuild=partial(_dispatch_all_again, commit_log, checkpoint, positions),
     )
     opened.callback(consume_queues.close, write_back=False)
-    damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0, clean=last_run is None)
+    damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0)
     index = IndexService(
         root / "index",
         slot_num=config.max_hash_slot_num,
@@ -134,6 +136,23 @@ def _open_files(
         suspect_mark,
         positions,
     )
+
+
+def _doubt_checkpoint(checkpoint: StoreCheckpoint, commit_log: CommitLog) -> None:
+    """A checkpoint that the log contradicts is damaged or of another store: the start must not
+    begin where it says. Its confirmed offset stays: the log may have lost its end (R24)."""
+    offset = checkpoint.recovery_offset
+    if offset is None:
+        newest_ms = newest_timestamp(commit_log)
+        is_false = checkpoint.min_timestamp > 0 and checkpoint.physic_msg_timestamp > newest_ms
+    else:
+        is_false = not may_end_at(commit_log, offset)
+    if is_false:
+        log.error(
+            "checkpoint_not_believed recovery_offset=%s physic_msg_timestamp=%d log_files_end=%d",
+            offset, checkpoint.physic_msg_timestamp, commit_log.end_of_segments,
+        )  # fmt: skip
+        checkpoint.forget_start()
 
 
 def _dispatch_all_again(

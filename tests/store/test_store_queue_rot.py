@@ -208,14 +208,20 @@ def test_g8_that_a_unit_is_good_says_nothing_of_one_of_another_block(rig, monkey
 
 
 @pytest.mark.parametrize("content", [b"", bytes(FILE_SIZE), b"\xff" * FILE_SIZE])
-def test_g8_a_queue_without_a_unit_after_a_clean_stop_is_built_from_the_log(rig, content):
-    """It would number from 0 again, over messages that the log still has."""
+@pytest.mark.parametrize("stop", ["clean", "killed", "killed later"])
+@pytest.mark.parametrize("count", [2, 27])  # the queue's only file, and its last one
+def test_g8_a_queue_whose_last_file_lost_its_units_is_built_from_the_log(rig, content, stop, count):
+    """It would number on from a lower place, over messages that the log still has."""
     store = rig.open_master()
-    rig.put_confirmed(store, b"m00", b"m01")
+    written = [b"m%02d" % number for number in range(count)]
+    rig.put_confirmed(store, *written)
     rig.put_confirmed(store, b"other", topic="Other")
-    store.close()
-    place(rig, 0)[0].write_bytes(content)
+    store.checkpoints.flush_derived()
+    if stop == "killed later":
+        rig.put_confirmed(store, b"later", topic="Other")
+    store.close() if stop == "clean" else rig.kill(store)
+    place(rig, count - 1)[0].write_bytes(content)
     store = rig.open_master()
-    assert store.queries.next_offset_in_queue(TOPIC, 0) == 2
-    rig.put_confirmed(store, b"m02")
-    assert bodies(rig, store) == [b"m00", b"m01", b"m02"]
+    assert store.queries.next_offset_in_queue(TOPIC, 0) == count
+    rig.put_confirmed(store, b"m99")
+    assert bodies(rig, store) == [*written, b"m99"]

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import struct
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import decode_records
+from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.errors import StoreStateError
-from batonmq.store.recovery import ConfirmedByLog
+from batonmq.store.recovery import ConfirmedByLog, ConfirmedBySet
 
 BODIES = [b"m%03d" % number + bytes(200) for number in range(60)]
 
@@ -522,3 +524,67 @@ def test_r24_torn_bytes_go_also_from_a_file_with_an_empty_one_behind_it(rig):
     assert store.max_phy_offset == end and not store.trust.reason
     assert not rig.segment(2).exists()
     assert not rig.segment(1).exists() or not any(rig.segment(1).read_bytes())
+
+
+def _random(checkpoint, log_end, seed):
+    return random.Random(seed).randbytes(4096)
+
+
+def _random_javas(checkpoint, log_end, seed):
+    """Of a broker that is not ours: only the first 40 bytes are not zero."""
+    return random.Random(seed).randbytes(40).ljust(4096, b"\0")
+
+
+def _too_new(checkpoint, log_end, seed):
+    newest = 1_700_000_000_000 + 10_000 * (seed + 1)
+    return struct.pack(">5q", newest, newest, newest, 0, 0).ljust(4096, b"\0")
+
+
+def _at(checkpoint, offset):
+    checkpoint.recovery_offset = offset
+    return checkpoint.encode()
+
+
+def _behind_the_log(checkpoint, log_end, seed):
+    return _at(checkpoint, log_end + 1 + 37 * seed)
+
+
+def _in_a_record(checkpoint, log_end, seed):
+    return _at(checkpoint, log_end - 1 - 37 * seed)
+
+
+def _elsewhere(checkpoint, log_end, seed):
+    return _at(checkpoint, log_end * (seed + 2))
+
+
+def _cut_short(checkpoint, log_end, seed):
+    return checkpoint.encode()[: 100 * seed]
+
+
+@pytest.mark.parametrize(
+    "rule", [ConfirmedBySet(), ConfirmedByLog()], ids=["controlled", "classic"]
+)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "content",
+    [_random, _random_javas, _too_new, _behind_the_log, _in_a_record, _elsewhere, _cut_short],
+)
+def test_r38_a_checkpoint_that_cannot_be_true_hides_no_message(rig, content, seed, rule, caplog):
+    """What the killed process had in memory is built from the log, wherever the file says that a
+    start may begin."""
+    store = rig.open_master(confirm_rule=rule)
+    rig.put_confirmed(store, *BODIES[:30], uniq_key=b"U")
+    store.checkpoints.flush_derived()
+    end = rig.put_confirmed(store, *BODIES[30:], uniq_key=b"U")
+    rig.kill(store)
+    path = rig.root / "checkpoint"
+    path.write_bytes(content(StoreCheckpoint(path), end, seed))
+    store = rig.open_master(confirm_rule=rule)
+    assert not store.trust.reason
+    assert store.advance_confirm_offset(end) == store.max_phy_offset == end
+    assert rig.read_bodies(store) == BODIES
+    assert store.queries.next_offset_in_queue("T", 0) == len(BODIES)
+    assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
+    assert content is _cut_short or "checkpoint_" in caplog.text
+    store.close()
+    assert StoreCheckpoint(path).recovery_offset == end
