@@ -328,9 +328,16 @@ async def _register(world: World) -> None:
         reply = await reply if inspect.isawaitable(reply) else reply
         assert reply.code == 0
         await asyncio.sleep(0)
-    for code, ask in ((206, world.names.all_topics), (224, world.names.topics_by_cluster)):
-        request = RemotingCommand.request(code, {"cluster": "DefaultCluster"})
-        assert ask(request, world.channel).body  # type: ignore[arg-type]
+    names = world.names
+    fields = {"cluster": "DefaultCluster", "brokerName": registration.broker_name}
+    for ask in (
+        names.all_topics,
+        names.topics_by_cluster,
+        names.wipe_write_perm,
+        names.add_write_perm,
+    ):
+        reply = await ask(RemotingCommand.request(0, fields), world.channel)  # type: ignore[arg-type]
+        assert reply.code == 0 and (reply.body or reply.ext)
         await asyncio.sleep(0)
     world.names.connection_lost(world.channel)  # type: ignore[arg-type]
 

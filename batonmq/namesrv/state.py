@@ -16,6 +16,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import compress, repeat
+from operator import not_
 
 from msgspec.structs import replace
 
@@ -43,6 +45,10 @@ GROUP_ENTRIES = 64
 GROUP_REPLICAS_MAX = 64
 FORGOTTEN_AT_ONCE = 2048
 """So many topics of removed groups are forgotten in one turn of the loop, about 3 ms."""
+PERMS_AT_ONCE = 2048
+"""Topics of which so many get other permissions in one turn, about 2 ms."""
+LISTED_AT_ONCE = 2048
+"""So many topics are looked at for one step of a list, below 1 ms."""
 LOST_AT_ONCE = 64
 """Brokers of one closed connection that are removed in one turn."""
 LIVENESS_DEFAULT_MS = 120_000
@@ -369,6 +375,11 @@ class RouteInfoManager:
         each turn of the loop after a change. No route depends on it."""
         return self._topics.forget(FORGOTTEN_AT_ONCE)
 
+    def set_perms(self) -> bool:
+        """Changes some of the permissions that are to change; whether more are left. To be called
+        as `forget`."""
+        return self._topics.set_perms(PERMS_AT_ONCE)
+
     def scan(self, now_ms: int) -> Iterator[tuple[str, Hashable]]:
         """Removes brokers that were silent too long, one a step; gives (address, connection). Some
         may be heard again between two steps."""
@@ -418,10 +429,14 @@ class RouteInfoManager:
     def all_topics(self) -> list[str]:
         return list(self._topics.groups_of)
 
-    def topics_of_cluster(self, cluster_name: str) -> list[str]:
-        names = self._clusters.get(cluster_name, {})
-        groups_of = self._topics.groups_of.items()
-        return [topic for topic, groups in groups_of if not names.keys().isdisjoint(groups)]
+    def topics_of_cluster(self, cluster_name: str) -> Iterator[list[str]]:
+        """Parts of the list, LISTED_AT_ONCE topics looked at for each. Topics may come and go
+        between two steps."""
+        names = self._clusters.get(cluster_name, {}).keys()
+        for some in listed(self.all_topics()):
+            groups = map(self._topics.groups_of.get, some, repeat(()))
+            shared = map(names.isdisjoint, groups)
+            yield list(compress(some, map(not_, shared)))
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
         """Adds a topic by hand (217). False, without a change, if a group is unknown."""
@@ -449,11 +464,12 @@ class RouteInfoManager:
         )
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Takes the write bit from a group's topics; returns how many topics it has."""
+        """Takes the write bit from a group's topics, of many by `set_perms`; returns how many
+        topics it has."""
         return self._topics.set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Sets a group's topics to read and write; returns how many topics it has."""
+        """The same, but sets them to read and write."""
         return self._topics.set_perm(broker_name, lambda perm: PERM_READ | PERM_WRITE)
 
     def brokers(self) -> Iterator[tuple[str, BrokerData]]:
@@ -487,6 +503,11 @@ class RouteInfoManager:
             names.pop(broker_name, None)
             if not names:
                 del self._clusters[cluster_name]
+
+
+def listed(topics: list[str]) -> Iterator[list[str]]:
+    """Parts of the list of LISTED_AT_ONCE topics each."""
+    return (topics[at : at + LISTED_AT_ONCE] for at in range(0, len(topics), LISTED_AT_ONCE))
 
 
 def _registered(registration: BrokerRegistration, group: _Group, live: LiveTable) -> Registered:

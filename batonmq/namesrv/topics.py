@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import islice, repeat
 
 from msgspec.structs import replace
 
 from batonmq.protocol.bodies import QueueData, TopicConfig
 
 SMALL = 256
-"""A group of at most so many topics is forgotten at once."""
+"""A group of at most so many topics is forgotten at once, or gets other permissions."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +41,7 @@ class TopicTable:
         self._of_group: dict[str, dict[str, TopicConfig]] = {}
         self._gone: deque[tuple[str, dict[str, TopicConfig]]] = deque()
         self._coming: dict[str, Parts] = {}
+        self._perms: deque[_PermChange] = deque()
 
     def check_invariants(self) -> None:
         named = {(topic, name) for topic, names in self.groups_of.items() for name in names}
@@ -152,11 +153,38 @@ class TopicTable:
                 del self.groups_of[topic]
 
     def set_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
-        """Changes a group's permissions; returns how many topics it has."""
+        """Changes a group's permissions, of many topics by `set_perms`; returns how many topics it
+        has. A topic that is registered again before its turn keeps what it is registered with."""
         topics = self._of_group.get(broker_name, {})
-        for topic, config in topics.items():
-            topics[topic] = replace(config, perm=change(config.perm))
+        self._perms.append(_PermChange(topics, iter(list(topics.values())), change))
+        if len(topics) <= SMALL and len(self._perms) == 1:
+            self.set_perms(len(topics) + 1)
         return len(topics)
+
+    def set_perms(self, count: int) -> bool:
+        """Looks at `count` topics whose permissions are to change; whether more are left. The
+        changes are carried out in their order."""
+        while self._perms and count > 0:
+            wanted = self._perms[0]
+            some = list(islice(wanted.left, count))
+            if len(some) < count:
+                self._perms.popleft()
+            count -= len(some)
+            topics, change = wanted.topics, wanted.change
+            for config in some:
+                topic = config.topic_name
+                if topics.get(topic) is config:
+                    topics[topic] = replace(config, perm=change(config.perm))
+        return bool(self._perms)
+
+
+@dataclass(frozen=True, slots=True)
+class _PermChange:
+    """`left`: what `topics` had when it was asked for, and was not looked at since."""
+
+    topics: dict[str, TopicConfig]
+    left: Iterator[TopicConfig]
+    change: Callable[[int], int]
 
 
 def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:

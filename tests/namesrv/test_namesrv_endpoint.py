@@ -20,7 +20,9 @@ from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import (
     FORGOTTEN_AT_ONCE,
+    LISTED_AT_ONCE,
     LIVENESS_DEFAULT_MS,
+    PERMS_AT_ONCE,
     RegisterOutcome,
     RouteInfoManager,
 )
@@ -42,10 +44,11 @@ from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand, de
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.runtime.sockets import check_port_free
+from batonmq.runtime.turns import in_slices
 from tests.protocol.compressed_body import compressed as compressed_form
 from tests.shared.failing_disk import failing
 from tests.shared.ports import free_ports
-from tests.shared.turns import Turns
+from tests.shared.turns import Turns, counted_turns
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MASTER = "127.0.0.1:30911"
@@ -797,9 +800,59 @@ def test_a_known_version_in_parts_leaves_permissions_by_hand_as_they_are() -> No
         for _ in range(2):
             assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
             desk.routes.wipe_write_perm("broker-a")
+            await in_slices(desk.routes.set_perms)
         assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
         for topic in (WIDE[0], WIDE[10_000], WIDE[-1]):
             route = desk.routes.route(topic)
             assert route is not None and route.queue_datas[0].perm == 4
+
+    asyncio.run(script())
+
+
+def perms(desk: Desk) -> list[int]:
+    """Of all topics that have a route."""
+    routes = filter(None, map(desk.routes.route, WIDE))
+    return [queue.perm for route in routes for queue in route.queue_datas]
+
+
+def test_r58_permissions_of_a_large_group_change_in_turns() -> None:
+    """Changes that are asked for at the same time come one after the other; what is registered
+    meanwhile keeps its own permissions."""
+
+    async def script() -> None:
+        desk = Desk()
+        ask, named = RemotingCommand.request, {"brokerName": "broker-a"}
+        wipe = lambda: desk.endpoint.wipe_write_perm(ask(205, named), desk.connection)  # noqa: E731
+        add = lambda: desk.endpoint.add_write_perm(ask(327, named), desk.connection)  # noqa: E731
+        await desk.register(registration(MASTER, 0, topics=WIDE, perm=2))
+        with counted_turns() as turns:
+            wiped, added, again = await asyncio.gather(wipe(), add(), wipe())
+        assert turns.lines < len(WIDE) and turns.count > len(WIDE) / PERMS_AT_ONCE
+        assert wiped.ext == again.ext == {"wipeTopicCount": str(len(WIDE))}
+        assert added.ext == {"addTopicCount": str(len(WIDE))}
+        assert perms(desk) == [4] * len(WIDE)
+        task = asyncio.ensure_future(add())
+        await asyncio.sleep(0)
+        assert not task.done()
+        await desk.register(registration(MASTER, 0, epoch=2, topics=WIDE, perm=2))
+        await task
+        assert perms(desk) == [2] * len(WIDE)
+
+    asyncio.run(script())
+
+
+def test_r58_many_topics_are_listed_in_turns() -> None:
+    async def script() -> None:
+        desk = Desk()
+        await desk.register(registration(MASTER, 0, topics=WIDE))
+        for ask, cluster, topics in (
+            (desk.endpoint.all_topics, "", WIDE),
+            (desk.endpoint.topics_by_cluster, "DefaultCluster", WIDE),
+            (desk.endpoint.topics_by_cluster, "another", ()),
+        ):
+            with counted_turns() as turns:
+                reply = await ask(RemotingCommand.request(0, {"cluster": cluster}), desk.connection)
+            assert reply.body == TopicList(topic_list=list(topics)).encode()
+            assert turns.lines < 200 and turns.count > len(WIDE) / LISTED_AT_ONCE
 
     asyncio.run(script())
