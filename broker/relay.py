@@ -95,6 +95,7 @@ RELAYED_CODES: Final = (
     RequestCode.AUTH_CREATE_ACL,
     RequestCode.AUTH_UPDATE_ACL,
     RequestCode.AUTH_DELETE_ACL,
+    RequestCode.BATON_ROTATE_USER,
 )
 """Only the master handles these. Sends and pulls are not listed: their raw handlers call the
 relay."""

@@ -21,7 +21,9 @@ from batonmq.auth.policy import (
     UserInfo,
     check_user,
     merged,
+    rotated,
     subject_name,
+    with_one_secret,
     without,
 )
 from batonmq.auth.signature import ACCESS_KEY
@@ -56,6 +58,7 @@ class UserProcessor:
         processors.register(RequestCode.AUTH_DELETE_ACL, self.delete_acl)
         processors.register(RequestCode.AUTH_GET_ACL, self.get_acl)
         processors.register(RequestCode.AUTH_LIST_ACL, self.list_acls)
+        processors.register(RequestCode.BATON_ROTATE_USER, self.rotate)
         processors.register(RequestCode.BATON_GET_USERS, self.all_users)
         processors.register(RequestCode.BATON_WHO_AM_I, self.who_am_i)
 
@@ -75,7 +78,7 @@ class UserProcessor:
         if guard.is_node(name):
             raise _forbidden(f"{name} is the name with which the nodes sign")
         if known is not None:
-            if msgspec.structs.replace(known, policies={}) != user:
+            if msgspec.structs.replace(with_one_secret(known, new=False), policies={}) != user:
                 raise _forbidden(f"user {name} is there already, and differs: use updateUser")
             user = known
         elif len(self._users.table) >= USERS_MAX:
@@ -86,19 +89,39 @@ class UserProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Changes the given fields."""
+        """Changes the given fields. A given password becomes the only one."""
         guard = self._writing()
         known = self._known(text(request, "username"))
         info = UserInfo.decode_request(request.body)
         user = check_user(
             msgspec.structs.replace(
-                known,
+                with_one_secret(known, new=False) if info.password else known,
                 password=info.password or known.password,
                 user_type=info.user_type or known.user_type,
                 user_status=info.user_status or known.user_status,
             )
         )
         self._only_super_changes(request, guard, known, user)
+        await self._confirmed(self._users.put(user), user.username)
+        return RemotingCommand.response_to(request)
+
+    async def rotate(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """`step` begin: a second secret, the body's; the old one counts until `until`, if that is
+        not 0. finish: only the new one is left, cancel: only the old one. Each step may be sent
+        again."""
+        guard = self._writing()
+        known = self._known(text(request, "username"))
+        match text(request, "step"):
+            case "begin":
+                secret = UserInfo.decode_request(request.body).password or ""
+                if not secret:
+                    raise _invalid("a rotation begins with a new secret")
+                user = rotated(known, secret, request.get_int("until", 0))
+            case "finish" | "cancel" as step:
+                user = with_one_secret(known, new=step == "finish")
+            case other:
+                raise _invalid(f"step {other[:64]!r}: allowed are begin, finish, cancel")
+        self._only_super_changes(request, guard, known)
         await self._confirmed(self._users.put(user), user.username)
         return RemotingCommand.response_to(request)
 
@@ -114,8 +137,8 @@ class UserProcessor:
 
     def get_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Code 0 without a body if there is none, as in Java."""
-        self._guarded()
-        user = self._users.table.get(text(request, "username"))
+        name, guard = text(request, "username"), self._guarded()
+        user = guard.user(name) if name in self._users.table else None
         body = b"" if user is None else user.info().encode()
         return RemotingCommand.response_to(request, body=body)
 
@@ -201,6 +224,10 @@ class UserProcessor:
 
     async def _confirmed(self, end: int, name: str) -> None:
         await self._path.wait_confirmed(end, f"user {name}")
+
+
+def _invalid(why: str) -> BrokerRefusal:
+    return BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)
 
 
 def _forbidden(why: str) -> BrokerRefusal:

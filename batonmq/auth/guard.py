@@ -23,6 +23,7 @@ from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.connection import Connection, Handler, Later, Processors, RawHandler, Response
+from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Guard:
     def who_am_i(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         """The sender, as this node sees it (request 60008)."""
         user = self.user(request.ext.get(ACCESS_KEY, ""))
-        info = user.user.info() if user is not None else UserInfo()
+        info = user.info() if user is not None else UserInfo()
         return RemotingCommand.response_to(
             request, ext={"peer": connection.peer}, body=info.encode()
         )
@@ -185,6 +186,7 @@ class Guard:
         if not senders or len(senders) >= DECIDED_MAX:
             senders = {}
             connection.attachments[_SENDERS] = (self.version, senders)
+        # Of two secrets the new one: a use of the old one is to be seen each time.
         senders[name, code, request.ext["b"]] = known[0][1].key
 
     def _senders(self, connection: Connection) -> dict[tuple[str, int, str], SigningKey]:
@@ -206,7 +208,7 @@ class Guard:
         name = request.ext.get(ACCESS_KEY, "")
         if code in self._open_codes:
             return name
-        found = self._proven(name, request)
+        found = self._proven(name, request, connection.peer)
         if not found:
             why = (
                 f"user {name!r}: unknown, or its signature is not right"
@@ -235,7 +237,9 @@ class Guard:
         books = self._books.values()
         return [(book, user) for book in books if (user := book.get(name)) is not None]
 
-    def _proven(self, name: str, request: RemotingCommand) -> list[tuple[Rulebook, KnownUser]]:
+    def _proven(
+        self, name: str, request: RemotingCommand, peer: str
+    ) -> list[tuple[Rulebook, KnownUser]]:
         """The users of that name whose secret the signature proves."""
         skipped = _SIGNATURE_ONLY
         if RELAY_FIELD in request.ext:
@@ -248,7 +252,7 @@ class Guard:
         return [
             (book, user)
             for book, user in known
-            if user.key.proves(request.ext, request.body, skipped) and user.is_enabled
+            if user.signed(request, skipped, wall_ms(), peer) and user.is_enabled
         ]
 
     def _require_all(

@@ -25,6 +25,7 @@ from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.json_body import Body
+from batonmq.remoting.command import RemotingCommand
 
 SUPER: Final = "Super"
 NORMAL: Final = "Normal"
@@ -42,15 +43,25 @@ ANY: Final = "*"
 NAME_MAX: Final = 128
 ENTRIES_MAX: Final = 1024
 """Of one user."""
-_ACTION_OF: Final = {name.lower(): name for name in ACTIONS}
+_TIME_MAX: Final = 1 << 53  # what every reader of JSON takes for an integer
 _RESOURCE_OF: Final = {name.lower(): name for name in RESOURCES}
 _SUBJECT: Final = "User:"
+
+
+class Rotation(Body):
+    """Of a user with two secrets: until when the old one counts (wall clock, ms; 0: until the
+    rotation is finished), and who signed with it last, as far as this node knows."""
+
+    old_until: int = 0
+    old_used: int = 0
+    old_used_by: str = ""
 
 
 class UserInfo(Body):
     """A user, as `mqadmin` sends it. Without `password` in answers."""
 
     password: str | None = None
+    rotation: Rotation | None = None
     user_status: str | None = None
     user_type: str | None = None
     username: str | None = None
@@ -82,10 +93,13 @@ class AclInfo(Body):
 
 class User(Body):
     """A user with its policies, as brokers keep and replicate it. `policies`: policy type ->
-    resource -> entry."""
+    resource -> entry. `next_password`: the new secret of a rotation, else ""; `password` counts
+    beside it until `old_until` (wall clock, ms; 0: until the rotation is finished)."""
 
     username: str
     password: str
+    next_password: str = ""
+    old_until: int = 0
     user_type: str = NORMAL
     user_status: str = ENABLED
     policies: dict[str, dict[str, PolicyEntry]] = msgspec.field(default_factory=dict)
@@ -96,7 +110,10 @@ class User(Body):
     def info(self) -> UserInfo:
         """What others may see of it: no secret."""
         return UserInfo(
-            username=self.username, user_type=self.user_type, user_status=self.user_status
+            username=self.username,
+            user_type=self.user_type,
+            user_status=self.user_status,
+            rotation=Rotation(old_until=self.old_until) if self.next_password else None,
         )
 
     def acl(self) -> AclInfo:
@@ -208,11 +225,17 @@ class KnownUser:
     """A user, ready to check its requests."""
 
     user: User
+    old_used: tuple[int, str] = (0, "")
+    """When, and by which peer, the old of two secrets was used last."""
     key: SigningKey = field(init=False)
+    """Of the secret that counts, of two the new one."""
+    _old_key: SigningKey | None = field(init=False)
     _rules: dict[str, tuple[_Rule, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.key = SigningKey(self.user.password)
+        old, new = self.user.password, self.user.next_password
+        self.key = SigningKey(new or old)
+        self._old_key = SigningKey(old) if new else None
         self._rules = {
             kind: _rules(self.user.policies.get(kind, {}).values()) for kind in (CUSTOM, DEFAULT)
         }
@@ -228,6 +251,26 @@ class KnownUser:
     @property
     def is_enabled(self) -> bool:
         return self.user.user_status != DISABLED
+
+    def signed(
+        self, request: RemotingCommand, skipped: frozenset[str], now_ms: int, peer: str
+    ) -> bool:
+        """Whether one of its secrets signed this request of `peer`; notes the use of an old one."""
+        fields, body = request.ext, request.body
+        if self.key.proves(fields, body, skipped):
+            return True
+        old, until = self._old_key, self.user.old_until
+        if old is None or (until and now_ms >= until) or not old.proves(fields, body, skipped):
+            return False
+        self.old_used = (now_ms, peer)
+        return True
+
+    def info(self) -> UserInfo:
+        """As `User.info`, with the last use of an old secret."""
+        info = self.user.info()
+        if info.rotation is not None:
+            info.rotation.old_used, info.rotation.old_used_by = self.old_used
+        return info
 
     def evaluate(self, need: Need, source: str, cluster: str) -> Decision:
         """Whether the user may, from the address `source`, and what decided. `cluster`: the one
@@ -259,6 +302,16 @@ class KnownUser:
         return Decision(False, f"no policy of {self.name} matches")
 
 
+def _known(user: User, before: KnownUser | None) -> KnownUser:
+    if before is None:
+        return KnownUser(user)
+    if before.user == user:
+        return before
+    secrets = user.password, user.next_password
+    same = secrets == (before.user.password, before.user.next_password)
+    return KnownUser(user, before.old_used if same else (0, ""))
+
+
 class Rulebook:
     """All users of one cluster. `changed` is called after each change, for what was decided before
     counts no longer."""
@@ -277,12 +330,7 @@ class Rulebook:
     def replace(self, users: Mapping[str, User]) -> None:
         """Takes over a whole table."""
         kept = self._users
-        self._users = {
-            name: known
-            if (known := kept.get(name)) is not None and known.user == user
-            else KnownUser(user)
-            for name, user in users.items()
-        }
+        self._users = {name: _known(user, kept.get(name)) for name, user in users.items()}
         self._changed()
 
     def get(self, name: str) -> KnownUser | None:
@@ -311,13 +359,33 @@ def check_user(user: User) -> User:
         )
     if not name.isascii() or name in (".", ".."):
         raise _invalid(f"username {name!r}: allowed are ASCII letters")
-    if not 1 <= len(user.password) <= NAME_MAX:
+    if not user.password or max(len(user.password), len(user.next_password)) > NAME_MAX:
         raise _invalid(f"password of {name}: 1 to {NAME_MAX} characters are needed")
     return msgspec.structs.replace(
         user,
         user_type=_one_of("userType", user.user_type, (SUPER, NORMAL)),
         user_status=_one_of("userStatus", user.user_status, (ENABLED, DISABLED)),
     )
+
+
+def rotated(user: User, secret: str, old_until: int) -> User:
+    """The user with a second secret. The same one again only changes the end of the old one.
+    Raises BrokerRefusal."""
+    if user.next_password and user.next_password != secret:
+        raise BrokerRefusal(
+            ResponseCode.NO_PERMISSION,
+            f"{user.username} has two secrets already: finish or cancel that rotation first",
+        )
+    if secret == user.password:
+        raise _invalid(f"the new secret of {user.username} is the old one")
+    until = min(max(old_until, 0), _TIME_MAX)
+    return check_user(msgspec.structs.replace(user, next_password=secret, old_until=until))
+
+
+def with_one_secret(user: User, *, new: bool) -> User:
+    """The user with the new one of its secrets, or else with the old one."""
+    kept = user.next_password if new and user.next_password else user.password
+    return msgspec.structs.replace(user, password=kept, next_password="", old_until=0)
 
 
 def merged(user: User, acl: AclInfo) -> User:

@@ -345,6 +345,7 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.AUTH_LIST_USER: _cluster(GET),
     Code.AUTH_GET_ACL: _cluster(GET),
     Code.AUTH_LIST_ACL: _cluster(GET),
+    Code.BATON_ROTATE_USER: _cluster(UPDATE, changes=True),
     Code.BATON_WHO_AM_I: _open(),
     Code.GET_BROKER_CONFIG: _cluster(GET),
     Code.GET_BROKER_RUNTIME_INFO: _cluster(GET),
@@ -397,7 +398,7 @@ RIGHTS: Final[dict[int, Right]] = {
 
 ALWAYS_CHECKED: Final = frozenset(
     {code for code in Code if code.name.startswith("AUTH_")}
-    | {Code.BATON_GET_USERS, Code.BATON_PUT_USERS}
+    | {Code.BATON_GET_USERS, Code.BATON_PUT_USERS, Code.BATON_ROTATE_USER}
 )
 """Also where authorizationEnabled is off: a user must not make itself a super user."""
 

@@ -167,6 +167,20 @@ class Timestamp(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class Duration(click.ParamType[int]):
+    """`90s`, `10m`, `24h` or `7d`. Converts to ms."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d{1,9})([smhd])", value)
+        if found is None:
+            self.fail(f"{value!r}: allowed are a number and s, m, h or d, as 24h", param, ctx)
+        return int(found[1]) * _UNITS_MS[found[2]]
+
+
 class Ids(click.ParamType[tuple[int, ...]]):
     """`1;2;3`. Converts to a tuple of numbers."""
 

@@ -157,6 +157,8 @@ class RequestCode(IntEnum):
     BATON_PUT_USERS = 60_007
     # Ours: who the sender is, as this node sees it.
     BATON_WHO_AM_I = 60_008
+    # Ours: a second secret of a user, and the end of the old one.
+    BATON_ROTATE_USER = 60_009
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     UPDATE_CONTROLLER_CONFIG = 1009

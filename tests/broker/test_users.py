@@ -8,12 +8,14 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import uvloop
+from click.testing import CliRunner
 from heartbeats import heartbeat
 from local_log import LocalLog
 from lone_broker import sections_of, send_header, until
@@ -40,6 +42,7 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.main import guard_of
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.service import ControllerService
+from batonmq.mqctl.main import cli
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.protocol.codes import RELAY_FIELD, LanguageCode, RequestCode, ResponseCode
@@ -166,6 +169,16 @@ def play(test: Callable[[], Awaitable[None]]) -> None:
             await test()
 
     uvloop.run(run())
+
+
+async def mqctl_at(name_server: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and all output of a command that signs as the admin."""
+    keys = {"BATONMQ_ACCESS_KEY": "admin", "BATONMQ_SECRET_KEY": ADMIN.secret_key}
+    ran = await asyncio.to_thread(
+        CliRunner().invoke, cli, [*arguments, "-n", name_server], env=keys
+    )
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+    return ran.exit_code, ran.output
 
 
 FIELDS = {
@@ -736,6 +749,111 @@ def test_a_name_server_that_knows_no_users_yet_asks_to_come_back() -> None:
                 ResponseCode.SERVICE_NOT_AVAILABLE
             )
             assert (await names.ask(None, 105, {"topic": "T"})).code == DENIED
+
+    play(test)
+
+
+def test_a_user_has_two_secrets_while_it_rotates(tmp_path: Path) -> None:
+    """Old and new one pass, on one connection as well, until the rotation ends; it is in the table
+    after a restart, each step may come twice, and no answer has a secret."""
+    new = Credentials(access_key="shop", secret_key=f"{SECRET}-new")
+    third = Credentials(access_key="shop", secret_key=f"{SECRET}-third")
+    send = send_header("T", 0, {})
+
+    async def step(server: Server, name: str, secret: str = "", **more: str) -> int:
+        body = UserInfo(password=secret).encode() if secret else b""
+        fields = {"username": "shop", "step": name} | more
+        return (await server.ask(ADMIN, RequestCode.BATON_ROTATE_USER, fields, body)).code
+
+    async def codes(server: Server) -> list[int]:
+        client, found = RemotingClient(), []
+        for who in (USER, new, USER, new, third):
+            request = RemotingCommand.request(310, send, b"x")
+            Signer(who)(request)
+            found.append((await client.invoke(server.address, request, 5000)).code)
+        await client.close()
+        return found
+
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            await server.create(USER)
+            await server.grant(USER, ("Topic:T", "Pub"))
+            assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
+            assert await step(server, "begin") != 0
+            assert await step(server, "begin", USER.secret_key) == ResponseCode.INVALID_PARAMETER
+            assert [await step(server, "begin", new.secret_key) for _ in range(2)] == [0, 0]
+            assert await step(server, "begin", third.secret_key) == DENIED, "one at a time"
+            assert await codes(server) == [0, 0, 0, 0, DENIED]
+            reply = await server.ask(ADMIN, 3004, {"username": "shop"})
+            rotation = json.loads(reply.body)["rotation"]
+            assert rotation["oldUsed"] > 0 and rotation["oldUsedBy"].startswith("127.0.0.1:")
+            assert SECRET.encode() not in reply.body
+            assert (await server.create(USER)).code == 0, "the same again changes nothing"
+        async with broker_with_users(tmp_path) as server:
+            assert await codes(server) == [0, 0, 0, 0, DENIED]
+            assert [await step(server, "cancel") for _ in range(2)] == [0, 0]
+            assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
+            await step(server, "begin", new.secret_key)
+            assert [await step(server, "finish") for _ in range(2)] == [0, 0]
+            assert await codes(server) == [DENIED, 0, DENIED, 0, DENIED]
+            # the old one ends by itself at a time, also where a send was allowed before
+            await step(server, "begin", third.secret_key)
+            assert (await codes(server))[1] == 0
+            await step(server, "begin", third.secret_key, until="1")
+            assert await codes(server) == [DENIED] * 4 + [0]
+            # an update of the password ends both
+            body = UserInfo(password=USER.secret_key).encode()
+            assert (await server.ask(ADMIN, 3002, {"username": "shop"}, body)).code == 0
+            assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
+            assert await step(server, "x") == ResponseCode.INVALID_PARAMETER
+            # only a super user rotates one
+            await server.grant(USER, ("Cluster:*", "Update"))
+            fields = {"username": "admin", "step": "begin"}
+            body = UserInfo(password="mine").encode()
+            reply = await server.ask(USER, RequestCode.BATON_ROTATE_USER, fields, body)
+            assert reply.code == DENIED
+
+    play(test)
+
+
+def test_mqctl_rotates_a_secret_and_waits_for_the_last_client(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            name_server_with_users() as names,
+            broker_with_users(tmp_path, namesrv_addr=names.address) as server,
+        ):
+            assert isinstance(names.service, NamesrvService)
+            await until(lambda: bool(names.service.routes.members("broker-a")))
+            await until(lambda: names.guard.user("admin") is not None)
+            mqctl = partial(mqctl_at, names.address)
+            await server.create(USER)
+            await server.grant(USER, ("Topic:T", "Pub"))
+            code, out = await mqctl("user", "rotate", "shop", "--json")
+            secret = json.loads(out[out.index("{") :])["secretKey"]
+            assert code == 0 and len(secret) >= 24
+            code, out = await mqctl("user", "show", "shop")
+            assert code == 0 and "two secrets" in out and "never" in out and secret not in out
+            send = send_header("T", 0, {})
+            assert (await server.ask(USER, 310, send, b"x")).code == 0
+            code, out = await mqctl("user", "show", "shop")
+            assert "last used: 2" in out and "Topic:T" in out
+            code, out = await mqctl("user", "rotate", "shop", "--finish")
+            assert code == 1 and "127.0.0.1:" in out and "--force" in out
+            assert (await server.ask(USER, 310, send, b"x")).code == 0
+            code, out = await mqctl("user", "rotate", "shop", "--finish", "--force")
+            assert code == 0, out
+            assert (await server.ask(USER, 310, send, b"x")).code == DENIED
+            new = Credentials(access_key="shop", secret_key=secret)
+            assert (await server.ask(new, 310, send, b"x")).code == 0
+            assert "one secret" in (await mqctl("user", "show", "shop"))[1]
+            for wrong in (
+                ("list", "--finish"),
+                ("rotate", "shop", "--finish", "--cancel"),
+                ("rotate", "shop", "--oldFor", "soon"),
+                ("rotate",),
+            ):
+                assert (await mqctl("user", *wrong))[0] == 2
+            assert (await mqctl("user", "show", "none"))[0] == 1
 
     play(test)
 

@@ -1,11 +1,16 @@
-"""Stock Java producer, consumer and mqadmin with rights on, through a kill of the master."""
+"""Stock Java producer, consumer and mqadmin with rights on, through a kill of the master and a
+rotation of the secret."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from batonmq import ClientOptions
+from batonmq.auth.signature import Credentials
+from batonmq.client.admin.admin import Admin
 from lab.cluster.java import SMALL_JVM, WAIT_S, JavaProgram
 from lab.cluster.up import GROUP, ClusterProcess
 
@@ -19,11 +24,25 @@ AUTH = {
 }
 
 
-def jvm(user: str) -> list[str]:
-    return [*SMALL_JVM, f"-DaccessKey={user}", f"-DsecretKey={user}-secret"]
+def jvm(user: str, secret: str = "") -> list[str]:
+    return [*SMALL_JVM, f"-DaccessKey={user}", f"-DsecretKey={secret or f'{user}-secret'}"]
+
+
+def rotate(name_servers: str, name: str, secret: str) -> None:
+    """Both secrets of the user count from then on."""
+
+    async def run() -> None:
+        client = ClientOptions(
+            credentials=Credentials(access_key="admin", secret_key="admin-secret")
+        )
+        async with Admin(name_servers, client_options=client) as admin:
+            await admin.users.rotate(name, secret)
+
+    asyncio.run(run())
 
 
 def test_stock_programs_do_what_their_users_may(java_classpath: str, tmp_path: Path) -> None:
+    """The consumer keeps the old secret of its user, the second producer has the new one."""
     cluster = ClusterProcess(tmp_path / "up", controllers=1, replicas=2, overrides={"auth": AUTH})
     with cluster:
         servers = cluster.name_servers
@@ -53,11 +72,12 @@ def test_stock_programs_do_what_their_users_may(java_classpath: str, tmp_path: P
             send.send(f"{TOPIC} 20 sync")
             send.wait_for("sends", lambda: send.of("produced"))
             receive.wait_for("messages", lambda: len({x["key"] for x in receive.of("key")}) == 20)
+            rotate(servers, "shop", "shop-new")
             old = cluster.master(GROUP)
             cluster.kill(old)
             cluster.wait_new_master(old["address"])
             with JavaProgram(
-                java_classpath, tmp_path / "q", "Produce", servers, jvm=jvm("shop")
+                java_classpath, tmp_path / "q", "Produce", servers, jvm=jvm("shop", "shop-new")
             ) as other:
                 other.send(f"{TOPIC} 20 tags")
                 other.wait_for("sends to the heir", lambda: other.of("produced"))

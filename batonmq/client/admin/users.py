@@ -25,6 +25,20 @@ class UserAdmin:
     async def delete(self, name: str) -> None:
         await self._at_masters(RequestCode.AUTH_DELETE_USER, {"username": name}, f"user {name}")
 
+    async def rotate(self, name: str, secret: str, old_until_ms: int = 0) -> None:
+        """A second secret; the old one counts until that time (wall clock), 0: until `finish`.
+        Raises ResponseError."""
+        more = {"step": "begin", "until": str(old_until_ms)}
+        await self._rotation(name, more, UserInfo(password=secret).encode())
+
+    async def end_rotation(self, name: str, *, keep_new: bool) -> None:
+        """One secret is left. Without a rotation it changes nothing. Raises ResponseError."""
+        await self._rotation(name, {"step": "finish" if keep_new else "cancel"})
+
+    async def _rotation(self, name: str, more: dict[str, str], body: bytes = b"") -> None:
+        fields = {"username": name} | more
+        await self._at_masters(RequestCode.BATON_ROTATE_USER, fields, f"user {name}", body)
+
     async def _change(self, code: RequestCode, user: UserInfo) -> None:
         name = user.username or ""
         await self._at_masters(code, {"username": name}, f"user {name}", user.encode())
@@ -53,6 +67,12 @@ class UserAdmin:
         """Of one broker, without passwords."""
         reply = await self._requests.ask(address, RequestCode.AUTH_LIST_USER, {}, "the users")
         return decode_json(list[UserInfo], reply.body)
+
+    async def user(self, address: str, name: str) -> UserInfo | None:
+        """As one broker knows it; None if it does not."""
+        ext = {"username": name}
+        reply = await self._requests.ask(address, RequestCode.AUTH_GET_USER, ext, f"user {name}")
+        return UserInfo.decode(reply.body) if reply.body else None
 
     async def acls(self, address: str) -> list[AclInfo]:
         """Of one broker; users without an entry are left out."""

@@ -10,22 +10,29 @@ from typing import TYPE_CHECKING
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import plain
-from batonmq.mqctl.params import command, option
+from batonmq.mqctl.output import plain, when
+from batonmq.mqctl.params import Duration, command, option
 
 if TYPE_CHECKING:
     from batonmq.auth.policy import AclInfo, User, UserInfo
     from batonmq.client.admin.admin import Admin
 
 PASSWORD_VARIABLE = "BATONMQ_NEW_PASSWORD"
+OLD_USED_MS = 60_000
 
 
 @command("user", writes=True)
-@click.argument("action", type=click.Choice(("list", "create", "update", "delete")))
+@click.argument(
+    "action", type=click.Choice(("list", "show", "create", "update", "delete", "rotate"))
+)
 @click.argument("name", required=False)
 @option("-t", "--userType", type=click.Choice(("Normal", "Super")), help="What it may do.")
 @option("-s", "--userStatus", type=click.Choice(("enable", "disable")), help="With update.")
 @option("--passwordFile", metavar="FILE", help="A file with the password alone; - is stdin.")
+@option("--oldFor", type=Duration(), metavar="24h", help="rotate: how long the old secret counts.")
+@option("--finish", is_flag=True, help="rotate: only the new secret is left.")
+@option("--cancel", is_flag=True, help="rotate: only the old secret is left.")
+@option("--force", is_flag=True, help="With --finish: also if the old secret is in use.")
 async def user(
     context: CommandContext,
     action: str,
@@ -33,37 +40,140 @@ async def user(
     user_type: str | None,
     user_status: str | None,
     password_file: str | None,
+    old_for: int | None,
+    finish: bool,
+    cancel: bool,
+    force: bool,
 ) -> None:
-    """List users; create, update or delete NAME.
+    """List users; show, create, update, delete or rotate NAME.
 
-    In every broker group. A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD,
+    A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD,
     never from the command line, which others can see.
 
-    JSON: the users with username, userType, userStatus.
-    """
-    from batonmq.auth.policy import UserInfo
+    `rotate` gives the user a second secret, and prints it if none was given. The old one counts as
+    well, for --oldFor or until `rotate NAME --finish`, which refuses while a broker still sees the
+    old one; `show` says who uses it. `update` with a password replaces all secrets at once.
 
+    JSON: the users with username, userType, userStatus; of show also rotation and policies; of
+    rotate secretKey, if it was made.
+    """
     if (name is None) != (action == "list"):
         raise click.UsageError(f"{action}: give NAME" if name is None else "list takes no NAME")
+    if action != "rotate" and (old_for is not None or finish or cancel or force):
+        raise click.UsageError("--oldFor, --finish, --cancel and --force belong to rotate")
+    name = name or ""
     async with context.admin() as admin:
-        if action == "list":
-            _show_users(context, await admin.users.users(await _one_master(admin)))
-            return
-        if action == "delete":
-            await admin.users.delete(name or "")
-        else:
-            password = _password(password_file)
-            if action == "create" and not password:
-                raise click.UsageError(f"give --passwordFile, or set {PASSWORD_VARIABLE}")
-            info = UserInfo(
-                username=name, password=password, user_type=user_type, user_status=user_status
-            )
-            await (admin.users.create(info) if action == "create" else admin.users.update(info))
-    done = {"create": "created", "update": "updated", "delete": "deleted"}[action]
+        match action:
+            case "list":
+                _show_users(context, await admin.users.users(await _one_master(admin)))
+            case "show":
+                await _show_user(context, admin, name)
+            case "delete":
+                await admin.users.delete(name)
+                _done(context, name, "deleted")
+            case "rotate" if finish or cancel:
+                if (finish and cancel) or old_for is not None or password_file is not None:
+                    raise click.UsageError("--finish and --cancel go alone")
+                await _end_rotation(context, admin, name, finish=finish, force=force)
+            case "rotate":
+                await _rotate(context, admin, name, _password(password_file), old_for)
+            case _:
+                await _put(context, admin, action, name, user_type, user_status, password_file)
+
+
+async def _put(
+    context: CommandContext,
+    admin: Admin,
+    action: str,
+    name: str,
+    user_type: str | None,
+    user_status: str | None,
+    password_file: str | None,
+) -> None:
+    from batonmq.auth.policy import UserInfo
+
+    info = UserInfo(username=name, user_type=user_type, user_status=user_status)
+    info.password = _password(password_file)
+    if action == "create" and not info.password:
+        raise click.UsageError(f"give --passwordFile, or set {PASSWORD_VARIABLE}")
+    await (admin.users.create(info) if action == "create" else admin.users.update(info))
+    _done(context, name, f"{action}d")
+
+
+def _done(context: CommandContext, name: str, done: str, secret: str | None = None) -> None:
     if context.out.as_json:
-        context.out.document({"username": name, "done": done})
+        made = {} if secret is None else {"secretKey": secret}
+        context.out.document({"username": name, "done": done} | made)
+        return
+    context.out.line(f"user {name} {done}")
+    if secret is not None:
+        context.out.line(f"its new secret, shown only now: {secret}")
+
+
+async def _rotate(
+    context: CommandContext, admin: Admin, name: str, given: str | None, old_for: int | None
+) -> None:
+    import secrets
+
+    from batonmq.runtime.clock import wall_ms
+
+    secret = given or secrets.token_urlsafe(24)
+    await admin.users.rotate(name, secret, 0 if old_for is None else wall_ms() + old_for)
+    _done(context, name, "rotated: both secrets count", None if given else secret)
+
+
+async def _end_rotation(
+    context: CommandContext, admin: Admin, name: str, *, finish: bool, force: bool
+) -> None:
+    """Stock clients send a heartbeat every 30 s, so twice that without one says that no running
+    client has the old secret."""
+    from batonmq.runtime.clock import wall_ms
+
+    if finish and not force:
+        seen = await _seen(context, admin, name)
+        if context.failed:
+            raise CommandFailed("not finished: ask again when all brokers answer, or give --force")
+        at, info = max(seen.items(), key=_old_used)
+        if info.rotation is not None and info.rotation.old_used > wall_ms() - OLD_USED_MS:
+            raise CommandFailed(
+                f"not finished: {info.rotation.old_used_by} signed with the old secret at {at} on"
+                f" {when(info.rotation.old_used)}. Give it the new one, or give --force"
+            )
+    await admin.users.end_rotation(name, keep_new=finish)
+    _done(context, name, "has its new secret only" if finish else "has its old secret only")
+
+
+def _old_used(seen: tuple[str, UserInfo]) -> int:
+    return seen[1].rotation.old_used if seen[1].rotation is not None else 0
+
+
+async def _seen(context: CommandContext, admin: Admin, name: str) -> dict[str, UserInfo]:
+    """The user as each broker knows it. Raises CommandFailed if none does."""
+    table = (await admin.cluster.info()).broker_addr_table
+    addresses = sorted({at for data in table.values() for at in data.broker_addrs.values()})
+    answers = await context.ask_each(addresses, lambda at: admin.users.user(at, name))
+    seen = {at: info for at, info in answers.items() if info is not None}
+    if not seen:
+        raise CommandFailed(f"there is no user {name}")
+    return seen
+
+
+async def _show_user(context: CommandContext, admin: Admin, name: str) -> None:
+    seen = await _seen(context, admin, name)
+    at, info = max(seen.items(), key=_old_used)
+    acls = await admin.users.acls(await _one_master(admin))
+    mine = [each for each in acls if each.subject == f"User:{name}"]
+    if context.out.as_json:
+        context.out.document(plain(info) | {"policies": [plain(each) for each in mine]})
+        return
+    context.out.line(f"user {name}: {info.user_type}, {info.user_status}")
+    if (two := info.rotation) is None:
+        context.out.line("one secret")
     else:
-        context.out.line(f"user {name} {done}")
+        end = f"until {when(two.old_until)}" if two.old_until else "until rotate --finish"
+        used = f"{when(two.old_used)} by {two.old_used_by} at {at}" if two.old_used else "never"
+        context.out.line(f"two secrets: the old one counts {end}; it was last used: {used}")
+    _show_acls(context, mine)
 
 
 def _password(file: str | None) -> str | None:
