@@ -1,7 +1,6 @@
-"""Checks of what an application passes in: a wrong value is refused at the call, by its argument.
+"""Checks of an application's arguments: an invalid value raises at the call and names the argument.
 
-A wrong type or a typo would show much later, as a retry that never ends or a message that nobody
-finds. Pure.
+Otherwise a wrong type or a typo would show much later, as an endless retry or a lost message. Pure.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object, least: int) -> None:
-    """A whole number from `least` on."""
+    """Checks a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ArgumentError(name, value, f"a whole number of at least {least} is allowed")
 
 
 def check_timeout(value: object) -> None:
-    """`timeout_ms`; None stands for the default."""
+    """Checks a `timeout_ms`; None means the default."""
     if value is not None:
         check_number("timeout_ms", value, 1)
 
 
 def check_call(name: str, value: object, parameters: tuple[str, ...]) -> None:
-    """Something that can be called with as many arguments."""
+    """Checks that a callable takes these arguments."""
     shape = f"a function of ({', '.join(parameters)}) is allowed"
     if not callable(value):
         raise ArgumentError(name, value, shape)
     try:
         signature = inspect.signature(value)
-    except ValueError:  # a builtin without one
+    except ValueError:  # a builtin without a signature
         return
     try:
         signature.bind(*parameters)
@@ -59,7 +58,7 @@ def check_topic_name(topic: object) -> None:
 
 
 def check_tags(expression: str) -> None:
-    """An expression of tags: `*`, or `a || b`."""
+    """Checks a tag expression: `*`, or `a || b`."""
     if _SQL.search(expression):
         raise ArgumentError(
             "expression", expression, "this is no tag; a condition needs expression_type='SQL92'"
@@ -70,7 +69,7 @@ def check_tags(expression: str) -> None:
 
 
 def check_address(name: str, value: object) -> None:
-    """`host:port`."""
+    """Checks `host:port`."""
     allowed = f"host:port is allowed, with a port of 1 to {PORT_MAX}"
     if not isinstance(value, str):
         raise ArgumentError(name, value, allowed)
@@ -83,7 +82,7 @@ def check_address(name: str, value: object) -> None:
 
 
 def check_queue(queue: object, topic: str | None = None) -> None:
-    """One of `topic`, if that is given."""
+    """Checks a queue, and that it is one of `topic`, if given."""
     if not isinstance(queue, MessageQueue):
         raise ArgumentError("queue", queue, "a MessageQueue is allowed")
     if topic is not None and queue.topic != topic:
@@ -105,7 +104,7 @@ def check_received(name: str, message: object) -> None:
 
 
 def check_shape(message: object) -> None:
-    """Types of a message's parts. Raises MessageIllegalError."""
+    """Checks the types of a message's parts. Raises MessageIllegalError."""
     if not isinstance(message, Message):
         raise MessageIllegalError(f"message is {_short(message)}, allowed is a Message")
     for name, value, kinds, allowed in (
@@ -127,7 +126,7 @@ def check_shape(message: object) -> None:
 def check_send(
     messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int | None
 ) -> None:
-    """What a send is given. Raises MessageIllegalError, ArgumentError."""
+    """Checks the arguments of a send. Raises MessageIllegalError, ArgumentError."""
     for message in messages:
         check_shape(message)
     if queue is not None:

@@ -1,14 +1,13 @@
-"""The errors that the client raises, by what the program should do.
+"""The errors that the client raises, grouped by what the program should do.
 
-`NoNameServerError`, `NoMasterError`, `NoControllerLeaderError`: no server can serve this now; try
-again later, and see `mqctl health`.
-`NoRouteError`: the topic does not exist yet; create it.
+`NoNameServerError`, `NoMasterError`, `NoControllerLeaderError`: no server is available; try again
+later, and see `mqctl health`. `NoRouteError`: the topic does not exist yet; create it.
 `SendFailedError`: not acknowledged before the deadline; the message may or may not be stored.
-`NoReplyError`: a question was sent and not answered in time.
-`MessageIllegalError`, `UnsupportedByBrokerError`: another try gets the same reply; change the call.
-`ArgumentError`: an argument of another type, or a name that cannot be one; change the call.
-`ClientClosedError`: a bug of the program: a call before `start()` or after `close()`.
-A server's refusal is `protocol.errors.ResponseError`, with its code and remark.
+`NoReplyError`: a request was sent, and no reply came in time. `MessageIllegalError`,
+`UnsupportedByBrokerError`: another try gets the same reply; change the call. `ArgumentError`: an
+argument has the wrong type or is an invalid name; change the call. `ClientClosedError`: a bug in
+the program: a call before `start()` or after `close()`. A server's refusal is
+`protocol.errors.ResponseError`, with its code and remark.
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ class ClientClosedError(ClientError):
 
 
 class ArgumentError(ClientError, ValueError):
-    """An argument that cannot be meant; the text says what is allowed."""
+    """An invalid argument; the text says what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         super().__init__(f"{name} is {repr(value)[:120]}: {allowed}")
@@ -42,12 +41,12 @@ class ArgumentError(ClientError, ValueError):
 
 
 class NoNameServerError(ClientError):
-    """No name server was given, or none of those given answers."""
+    """No name server was given, or none answers."""
 
     retriable = True
 
     def __init__(self, asked: Sequence[tuple[str, str]]) -> None:
-        """`asked`: (address, what went wrong) of each name server tried."""
+        """`asked`: (address, error) for each name server tried."""
         self.asked = tuple(asked)
         if asked:
             tried = "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in asked)
@@ -58,7 +57,7 @@ class NoNameServerError(ClientError):
 
 
 class NoReplyError(ClientError):
-    """A request was sent, and no answer came in time. It may still be consumed."""
+    """A request was sent and may still be consumed, but no reply came in time."""
 
     retriable = True
 
@@ -100,13 +99,13 @@ class NoMasterError(ClientError):
 
 
 class MessageIllegalError(ClientError):
-    """The message cannot be accepted as it is."""
+    """The message is invalid."""
 
     response_code = ResponseCode.MESSAGE_ILLEGAL
 
 
 class UnsupportedByBrokerError(ClientError):
-    """The server replied 3: it does not serve this request code."""
+    """The server does not support this request code: it replied REQUEST_CODE_NOT_SUPPORTED (3)."""
 
     response_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
@@ -139,9 +138,9 @@ class SendAttempt:
 
 
 class SendFailedError(ClientError):
-    """A send was not acknowledged: refused for good, or no acknowledgement before the deadline.
+    """A send was refused, or not acknowledged before the deadline.
 
-    After a deadline the message may be stored all the same (its reply was lost), so another send
+    After a deadline the message may be stored nevertheless (if its reply was lost), so another send
     may store it twice. `attempts`: the tries; `code`: the last reply's code, -1 without a reply.
     """
 

@@ -1,4 +1,4 @@
-"""Errors of an application's own code, logged once with a count: it may fail at every message."""
+"""Logs errors of application code without flooding the log: it may fail for every message."""
 
 import logging
 
@@ -6,11 +6,11 @@ log = logging.getLogger(__name__)
 
 
 class Failures:
-    """Of one listener or hook. Of each kind of error the first is logged whole, the others as their
-    number at the second, fourth, eighth, ..."""
+    """The errors of one listener or hook. The first of each kind is logged with its traceback, then
+    only the count at the second, fourth, eighth, ..."""
 
     def __init__(self, event: str) -> None:
-        """`event` begins each line."""
+        """`event`: the first word of each line."""
         self._event = event
         self._counts: dict[type[BaseException], int] = {}
 

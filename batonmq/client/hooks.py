@@ -1,4 +1,4 @@
-"""Seeing sends, receptions and processing, as tracing does: `ClientOptions(hook=...)`.
+"""Hooks that observe sends, receptions and processing, for tracing: `ClientOptions(hook=...)`.
 
 `batonmq.otel` has a hook for OpenTelemetry. Origin: SendMessageHook, ConsumeMessageHook in Java.
 """
@@ -15,9 +15,9 @@ from batonmq.protocol.message import Message, MessageExt, MessageQueue
 
 @dataclass(slots=True)
 class SendCall:
-    """One send of a producer. A hook may put other messages in the place of `messages`, with more
-    properties, say; the caller's own stay as they are. The rest is set once the send is answered:
-    not after an error, and not of a oneway send. `msg_id` is a comma list for a batch."""
+    """One send of a producer. A hook may replace `messages`, to add properties, say; the caller's
+    own objects do not change. The other fields are set once the send is answered: not after an
+    error, nor for a oneway send. `msg_id` is a comma list for a batch."""
 
     group: str
     messages: Sequence[Message]
@@ -28,8 +28,8 @@ class SendCall:
 
 @dataclass(frozen=True, slots=True)
 class Reception:
-    """Messages of one topic that a call of `poll`, `pull` or `receive` returns, at least one. It
-    began at `began_ms` of the wall clock."""
+    """At least one message of one topic that a call of `poll`, `pull` or `receive` returns. The
+    call began at `began_ms` (wall clock)."""
 
     group: str
     topic: str
@@ -39,8 +39,8 @@ class Reception:
 
 @dataclass(slots=True)
 class ConsumeCall:
-    """One call of a listener, or a block of `processing`. `succeeded` is set when the listener has
-    returned SUCCESS, or the block has ended without an error."""
+    """One listener call, or one block of `processing`. `succeeded` is set if the listener returned
+    SUCCESS or the block ended without an error."""
 
     group: str
     queue: MessageQueue
@@ -49,11 +49,11 @@ class ConsumeCall:
 
 
 class Hook(Protocol):
-    """`received` is a notice. What the others return is entered before the step, and left after it,
-    with its error if it failed: of a send after all tries. All of it runs on the loop, but for
-    blocking clients, so it must be quick: what takes long or blocks belongs in a thread of its own.
-    It cannot change what becomes of a step: an error that it raises is logged and passed over, one
-    of the step is raised even if the hook swallows it."""
+    """`received` is only notified. The others return context managers: entered before the step,
+    left after it (for a send: after all tries), with its error if it failed. Hooks run on the loop,
+    except for blocking clients, so they must be quick and not block. They cannot change the outcome
+    of a step: their own errors are logged and ignored, and an error of the step is raised even if
+    the hook suppresses it."""
 
     def sending(self, call: SendCall) -> AbstractContextManager[object]: ...
 
@@ -66,7 +66,7 @@ _Enter = Callable[[], AbstractContextManager[object]]
 
 
 class HookCalls:
-    """The steps of one producer or consumer under its hook, whose errors end here."""
+    """Calls the hook for one producer or consumer, and catches the hook's errors."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
@@ -93,7 +93,7 @@ class HookCalls:
 
 
 class _HookedStep:
-    """Yields whether the hook was entered."""
+    """A context manager that yields whether the hook was entered."""
 
     def __init__(self, enter: _Enter, failed: Callable[[Exception], None]) -> None:
         self._enter = enter

@@ -1,4 +1,4 @@
-"""Admin calls, typed, by what they are about. Origin: DefaultMQAdminExtImpl."""
+"""Typed admin calls, grouped by subject. Origin: DefaultMQAdminExtImpl."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Admin(InstanceUser):
         self.cluster = ClusterAdmin(self._requests)
         self.brokers = BrokerAdmin(self._requests)
 
-    # Imported when they are asked for: `mqctl health` needs none, and a loaded host imports slowly.
+    # Imported on demand: `mqctl health` needs none of them, and imports are slow on a busy host.
 
     @cached_property
     def topics(self) -> TopicAdmin:
@@ -66,7 +66,7 @@ class Admin(InstanceUser):
         return UserAdmin(self._requests, self.cluster)
 
     def controller(self, addresses: str | Sequence[str]) -> ControllerAdmin:
-        """Calls to the controllers at these remoting addresses."""
+        """Admin calls to the controllers at these remoting addresses."""
         from batonmq.client.admin.controller_admin import ControllerAdmin
 
         return ControllerAdmin(self._requests, addresses)

@@ -19,7 +19,7 @@ class ClusterAdmin:
         return await name_servers.cluster_info(deadline_ms=self._requests.deadline_ms())
 
     async def name_server_states(self) -> dict[str, str | None]:
-        """Address -> None if it answers, else what is wrong."""
+        """Address -> None if that name server answers, else what is wrong."""
         request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
         answers = await self._requests.client.name_servers.invoke_each(
             request, deadline_ms=self._requests.deadline_ms()
@@ -32,10 +32,9 @@ class ClusterAdmin:
     async def masters(
         self, cluster: str | None = None, broker: str | None = None
     ) -> dict[str, str]:
-        """Broker name -> master address, of a cluster, of one broker group, or of all.
-
-        `broker` may also be an address. Raises ClientError if nothing matches, NoMasterError for
-        a group without a master.
+        """Broker name -> master address, for a cluster, one broker group, or all. `broker` may also
+        be an address. Raises ClientError if nothing matches, NoMasterError for a group without a
+        master.
         """
         if broker is not None and ":" in broker:
             return {broker: broker}
@@ -55,7 +54,7 @@ class ClusterAdmin:
         return found
 
     async def targets(self, cluster: str | None, broker: str | None) -> dict[str, str]:
-        """The masters where a change goes. Raises ClientError if neither is given."""
+        """The masters that a change must reach. Raises ClientError if neither argument is given."""
         if cluster is None and broker is None:
             raise ClientError("say where: give a cluster (all its masters) or one broker")
         return await self.masters(cluster, broker)
@@ -73,17 +72,16 @@ class BrokerAdmin:
         return dict(KVTable.decode(reply.body).table)
 
     async def config(self, address: str) -> dict[str, str]:
-        """All settings of one broker, as they are in force."""
+        """All settings of one broker, as in force."""
         reply = await self._requests.ask(
             address, RequestCode.GET_BROKER_CONFIG, {}, "broker settings"
         )
         return parse_properties(reply.body.decode())
 
     async def update_config(self, address: str, settings: Mapping[str, str]) -> str:
-        """Changes settings of one broker while it runs, all or none; they outlast a restart.
-        Returns a warning that names keys of RocketMQ without effect here, or "".
-        Raises ResponseError for one that may not be changed so, or a wrong value; ClientError for
-        a line break."""
+        """Changes settings of a running broker, all or none; they survive a restart. Returns a
+        warning that names RocketMQ's keys without effect here, or "". Raises ResponseError for a
+        key that cannot be changed while running or a bad value, ClientError for a line break."""
         code = RequestCode.UPDATE_BROKER_CONFIG
         what = "changing broker settings"
         return await self._requests.change_settings(address, code, settings, what)

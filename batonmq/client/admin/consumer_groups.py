@@ -32,7 +32,7 @@ class ConsumerGroupAdmin:
         self._cluster = cluster
 
     async def settings(self, address: str) -> SubscriptionGroupWrapper:
-        """The settings of all groups at one broker."""
+        """The settings of all groups on one broker."""
         reply = await self._requests.ask(
             address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}, "subscription groups"
         )
@@ -45,7 +45,8 @@ class ConsumerGroupAdmin:
         cluster: str | None = None,
         broker: str | None = None,
     ) -> dict[str, str]:
-        """On all masters of a cluster, or on one broker (name or address); returns those."""
+        """Creates or changes a group on all masters of a cluster, or on one broker (name or
+        address); returns these."""
         targets = await self._cluster.targets(cluster, broker)
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         for address in targets.values():
@@ -60,7 +61,8 @@ class ConsumerGroupAdmin:
         broker: str | None = None,
         with_offsets: bool = False,
     ) -> dict[str, str]:
-        """From all masters of a cluster, or from one broker (name or address); returns those."""
+        """Deletes a group from all masters of a cluster, or from one broker (name or address);
+        returns these."""
         targets = await self._cluster.targets(cluster, broker)
         ext = {"groupName": group, "cleanOffset": "true" if with_offsets else "false"}
         for address in targets.values():
@@ -71,7 +73,7 @@ class ConsumerGroupAdmin:
     async def commit(
         self, address: str, group: str, topic: str, queue_id: int, offset: int
     ) -> None:
-        """Sets where a group continues in one queue, as a consumer does that has no members."""
+        """Sets the offset of a group in one queue, as a consumer does."""
         ext = {
             "consumerGroup": group,
             "topic": topic,
@@ -82,7 +84,7 @@ class ConsumerGroupAdmin:
         await self._requests.ask(address, code, ext, "storing an offset")
 
     async def producers(self, group: str) -> list[ClientConnection]:
-        """Who is connected to any master as a producer of the group, each once."""
+        """The connected producers of the group on all masters, without repetition."""
         found: dict[str, ClientConnection] = {}
         for address in (await self._cluster.masters()).values():
             reply = await self._requests.ask(
@@ -90,7 +92,7 @@ class ConsumerGroupAdmin:
                 RequestCode.GET_PRODUCER_CONNECTION_LIST,
                 {"producerGroup": group},
                 "producers",
-                also=frozenset({ResponseCode.SYSTEM_ERROR}),  # it knows no such group
+                also=frozenset({ResponseCode.SYSTEM_ERROR}),  # the group is unknown there
             )
             if reply.code == ResponseCode.SUCCESS:
                 for each in ProducerConnection.decode(reply.body).connection_set:
@@ -98,7 +100,7 @@ class ConsumerGroupAdmin:
         return [found[name] for name in sorted(found)]
 
     async def progress_of_broker(self, name: str, address: str) -> dict[str, list[QueueProgress]]:
-        """Group -> its queues at one broker, for all that have an offset there."""
+        """Group -> its queues on one broker, for all groups that have an offset there."""
         groups = sorted({key.rpartition("@")[2] for key in await self.offsets(address)})
         return {
             group: sorted(
@@ -108,7 +110,7 @@ class ConsumerGroupAdmin:
         }
 
     async def offsets(self, address: str) -> dict[str, dict[int, int]]:
-        """`topic@group` -> queue id -> offset, of one broker."""
+        """`topic@group` -> queue id -> offset, on one broker."""
         reply = await self._requests.ask(
             address, RequestCode.GET_ALL_CONSUMER_OFFSET, {}, "offsets"
         )
@@ -129,7 +131,7 @@ class ConsumerGroupAdmin:
         return sorted(groups)
 
     async def members(self, group: str) -> tuple[str, ...]:
-        """Client ids that any master knows as members now, ascending."""
+        """Client ids of the members that any master knows now, ascending."""
         members: set[str] = set()
         for address in (await self._cluster.masters()).values():
             request = RemotingCommand.request(
@@ -143,7 +145,7 @@ class ConsumerGroupAdmin:
         return tuple(sorted(members))
 
     async def progress(self, group: str, topic: str | None = None) -> GroupProgress:
-        """How far the group is on every queue that it has an offset for."""
+        """The group's progress in every queue in which it has an offset."""
         masters = await self._cluster.masters()
         parts = await asyncio.gather(
             *(self._progress_at(name, a, group, topic) for name, a in masters.items())
@@ -152,8 +154,8 @@ class ConsumerGroupAdmin:
         return GroupProgress(group, tuple(queues), await self.members(group))
 
     async def connections(self, group: str) -> ConsumerConnection | None:
-        """Members of the group at all masters, each once, and what it subscribes to; None if
-        there is none."""
+        """The group's connected members on all masters, without repetition, and its subscriptions;
+        None without members."""
         found: ConsumerConnection | None = None
         for address in (await self._cluster.masters()).values():
             request = RemotingCommand.request(
@@ -177,8 +179,8 @@ class ConsumerGroupAdmin:
     async def preview_reset(
         self, group: str, topic: str, timestamp_ms: int, queue: tuple[str, int, int] | None = None
     ) -> dict[MessageQueue, tuple[int | None, int]]:
-        """What `reset_offsets` would do, ascending: where the group is (None: no offset yet), and
-        where it would continue. Raises as `reset_offsets`, and NoRouteError."""
+        """What `reset_offsets` would do, by queue, ascending: the present offset (None: none yet)
+        and the new one. Raises NoRouteError, and as `reset_offsets`."""
         client, deadline_ms = self._requests.client, self._requests.deadline_ms()
         route = topic_route(topic, await client.name_servers.route(topic, deadline_ms=deadline_ms))
         calls, found = QueueCalls(client), dict[MessageQueue, tuple[int | None, int]]()
@@ -200,10 +202,9 @@ class ConsumerGroupAdmin:
     async def reset_offsets(
         self, group: str, topic: str, timestamp_ms: int, queue: tuple[str, int, int] | None = None
     ) -> dict[MessageQueue, int]:
-        """Sets the group's offsets in a topic to a store time (0: the beginning, -1: the end), or
-        of one `queue` (broker name, queue id, offset); where it continues.
-
-        Raises ClientError if no master has the topic.
+        """Resets the group in a topic to a store time (0: the beginning, -1: the end), or in one
+        `queue` (broker name, queue id, offset). Returns the new offsets. Raises ClientError if no
+        master has the topic.
         """
         masters = await self._cluster.masters(broker=queue[0] if queue else None)
         ext = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "true"}
@@ -257,7 +258,7 @@ class ConsumerGroupAdmin:
         return progress
 
     async def _max_offset_at(self, address: str, queue: MessageQueue) -> int | None:
-        """None if the topic is gone and only offsets are left of it."""
+        """None if the topic was deleted and only offsets are left."""
         ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
         try:
             reply = await self._requests.ask(address, RequestCode.GET_MAX_OFFSET, ext, "offsets")

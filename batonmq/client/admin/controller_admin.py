@@ -1,7 +1,7 @@
 """Admin calls to the controllers: the remoting endpoint (RocketMQ's codes) and the gRPC endpoint.
 
-State is read from and changed through the leader; any controller names it. grpc is imported only
-when the gRPC endpoint is used. Origin: DefaultMQAdminExtImpl's controller calls.
+The leader reads and changes state; any controller names the leader. grpc is imported only when the
+gRPC endpoint is used. Origin: DefaultMQAdminExtImpl's controller calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GRPC_PORT_OFFSET = 1
 GROUPS_A_PAGE = 200
 _LEADER_PAUSE_S = 0.05
 
-# Replies after which another controller is asked, or the same one a little later.
+# After these replies another controller is asked, or the same one a little later.
 _ASK_THE_LEADER = frozenset({ResponseCode.CONTROLLER_NOT_LEADER})
 _FINAL = frozenset({ResponseCode.NO_PERMISSION})
 
@@ -51,7 +51,7 @@ class ControllerAdmin:
         self._requests = requests
 
     async def metadata(self, address: str | None = None) -> ControllerMetadata:
-        """The group's leader as one controller reports it (default: the first that replies)."""
+        """The leader as one controller reports it (default: the first that replies)."""
         failures: list[tuple[str, str]] = []
         for one in (address,) if address is not None else self.addresses:
             code = RequestCode.CONTROLLER_GET_METADATA_INFO
@@ -75,7 +75,7 @@ class ControllerAdmin:
         raise NoControllerLeaderError(failures)
 
     async def all_metadata(self) -> dict[str, ControllerMetadata | BatonError]:
-        """Address -> its metadata, or why there is none, of every controller given."""
+        """For every controller given: address -> its metadata, or why there is none."""
 
         async def one(address: str) -> ControllerMetadata | BatonError:
             try:
@@ -106,12 +106,12 @@ class ControllerAdmin:
         unclean: bool = False,
         cut_later_acks: bool = False,
     ) -> ElectedMaster:
-        """Elects that broker, or lets the controller choose. Raises ResponseError if refused.
+        """Elects the broker, or lets the controller choose. Raises ResponseError if refused.
 
-        `unclean` takes the broker named though it may lack acknowledged messages (G5): they are
-        lost then. It is refused while the old master still answers (R7), and, unless
-        `cut_later_acks`, if the old master may still run: the remark then says what is known of
-        it, and what it acknowledges from then on is cut (R44). `already_master`: nothing
+        `unclean` elects the named broker even if it lacks acknowledged messages, which are then
+        lost (G5). It is refused while the old master still answers (R7). If the old master may
+        still run, it is also refused, unless `cut_later_acks`: what the old master acknowledges
+        later is then cut, and the remark says what is known of it (R44). `already_master`: nothing
         changed.
         """
         ext = {
@@ -154,9 +154,8 @@ class ControllerAdmin:
         *,
         clean_living_broker: bool = False,
     ) -> None:
-        """Removes those replicas from the controllers' state, or the whole group if none is named.
-
-        A replica that is alive is refused (2009) unless `clean_living_broker`.
+        """Removes the named replicas from the controllers' state, or the whole group if none is
+        named. Refused (2009) for a living replica unless `clean_living_broker`.
         """
         ext = {
             "clusterName": cluster_name,
@@ -181,8 +180,8 @@ class ControllerAdmin:
     async def update_config(
         self, settings: Mapping[str, str], address: str | None = None
     ) -> tuple[str, ...]:
-        """Changes settings at that controller, or at all given; returns where it was done.
-        Raises ClientError for a line break."""
+        """Changes settings of that controller, or of all given; returns the changed ones. Raises
+        ClientError for a line break."""
         done: list[str] = []
         for one in (address,) if address is not None else self.addresses:
             code = RequestCode.UPDATE_CONTROLLER_CONFIG
@@ -199,10 +198,9 @@ class ControllerAdmin:
         limit: int = 0,
         address: str | None = None,
     ) -> tuple[HistoryEvent, ...]:
-        """The failover history, oldest first, from the first controller that replies.
-
-        `limit` 0: all that is kept. `address`: the remoting address of the one to ask. Raises
-        ConnectError if none replies at its gRPC endpoint.
+        """The failover history, oldest first, from the first controller that replies. `limit` 0:
+        all that is kept. `address`: the remoting address of the controller to ask. Raises
+        ConnectError if no gRPC endpoint replies.
         """
         from batonmq.history.event import lenient_event
         from batonmq.proto.controller.v1 import controller_pb2 as pb
@@ -217,11 +215,10 @@ class ControllerAdmin:
     async def history_page(
         self, after: EventKey | None, *, limit: int = 0, address: str | None = None
     ) -> Page:
-        """The oldest events behind `after`, of all groups; None: from the oldest that is kept.
-
-        At most `limit`, and as many as the controller gives at once; none if it has no newer one.
-        `address` as in `history`. Raises ConnectError, ResponseError, and ClientError if the
-        controller is older than this request.
+        """The next events after `after` (None: from the oldest kept), of all groups: at most
+        `limit`, or fewer if the controller sends fewer at once; empty at the end. `address` as in
+        `history`. Raises ConnectError, ResponseError, and ClientError if the controller does not
+        support this request.
         """
         from batonmq.history.event import lenient_event
         from batonmq.history.reader import Page
@@ -245,7 +242,7 @@ class ControllerAdmin:
     async def _native(
         self, method: str, request: object, addresses: Sequence[str] | None = None
     ) -> Any:
-        """The first good reply of a controller (a generated class, hence Any)."""
+        """The first success of a controller (a generated class, hence Any)."""
         import grpc
 
         from batonmq.proto.controller.v1 import controller_pb2_grpc
@@ -283,9 +280,9 @@ class ControllerAdmin:
         *,
         also: frozenset[int] = frozenset(),
     ) -> RemotingCommand:
-        """The leader's reply. During an election it retries until the timeout."""
+        """The leader's reply. Retries during an election, until the timeout."""
         deadline_ms = self._requests.deadline_ms()
-        # Another controller is asked next, so one gets only half of the time.
+        # Only half of the time for one controller, so that another can be asked.
         share_ms = max(self._requests.timeout_ms // 2, 1)
         while True:
             asked: list[tuple[str, str]] = []
@@ -305,8 +302,8 @@ class ControllerAdmin:
             await asyncio.sleep(_LEADER_PAUSE_S)
 
     async def _likely_leaders(self, asked: list[tuple[str, str]]) -> list[str]:
-        """The controllers that are named as leader, without repetition; failures go to `asked`.
-        Raises ResponseError where no leader is known and one of them refuses this user."""
+        """The controllers that are named as leader, without repetition; failures are added to
+        `asked`. Raises ResponseError if no leader is known and a controller refuses this user."""
         named: list[str] = []
         refusal: ResponseError | None = None
         for address, answer in (await self.all_metadata()).items():

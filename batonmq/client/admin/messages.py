@@ -19,9 +19,10 @@ class MessageAdmin:
         self._requests = requests
 
     async def by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
-        """By the broker's own id, from the broker that the id names. None: not there.
+        """The message with this offset message id, from the broker that the id names; None if it is
+        gone.
 
-        Raises ClientError for a text that is no such id.
+        Raises ClientError for an invalid id.
         """
         try:
             address, offset = decode_offset_msg_id(msg_id)
@@ -54,14 +55,14 @@ class MessageAdmin:
         begin_ms: int = 0,
         end_ms: int = LONG_MAX,
     ) -> list[MessageExt]:
-        """Messages with that word in KEYS, stored in [`begin_ms`, `end_ms`] wall clock, in order
-        of store time. Brokers look up by hash, so what they find is checked here."""
+        """Messages with that word in KEYS, stored in [`begin_ms`, `end_ms`] (wall clock), in order
+        of store time. Brokers search by hash, so their results are checked here."""
         found = await self._query(topic, key, max_messages, begin_ms, end_ms, unique=False)
         return [m for m in found if key in m.keys.split()][:max_messages]
 
     async def by_unique_key(self, topic: str, key: str) -> MessageExt | None:
-        """The message that a producer gave this unique key (`SendResult.msg_id`); the first one if
-        a send that was retried in a failover was stored twice."""
+        """The message with this unique key (`SendResult.msg_id`); the first copy, if a retry during
+        a failover stored it twice."""
         found = await self._query(topic, key, 32, 0, LONG_MAX, unique=True)
         return next((m for m in found if m.uniq_key == key), None)
 
@@ -87,7 +88,7 @@ class MessageAdmin:
                 return []
             found = decode_records(reply.body)
             for message in found:
-                message.broker_name = broker_name  # records do not name the group that holds them
+                message.broker_name = broker_name  # a record does not name its broker group
             return found
 
         masters = topic_route(topic, data).masters()

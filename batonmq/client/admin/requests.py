@@ -1,4 +1,4 @@
-"""One admin request to one address, with errors that say what to do."""
+"""Sends admin requests; errors say what to do."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,7 @@ class AdminRequests:
         also: frozenset[int] = frozenset(),
         timeout_ms: int | None = None,
     ) -> RemotingCommand:
-        """A reply with code 0 or one of `also`. `what`: the subject of an error's text.
+        """Returns a reply with code 0 or one of `also`. `what`: the subject of error texts.
 
         Raises ResponseError, UnsupportedByBrokerError (code 3), ConnectError,
         RequestTimeoutError.
@@ -46,7 +46,7 @@ class AdminRequests:
     async def change_settings(
         self, address: str, code: RequestCode, settings: Mapping[str, str], what: str
     ) -> str:
-        """The warning of the answer, or "". Raises ClientError for a key or a value with a line
+        """Changes settings; returns the broker's warning or "". Raises ClientError for a line
         break, and as `ask`."""
         for key, value in settings.items():
             if has_line_break(key) or has_line_break(value):
@@ -55,7 +55,8 @@ class AdminRequests:
         return reply.remark or ""
 
     async def ask_name_server(self, code: RequestCode) -> RemotingCommand:
-        """The first reply of any name server. Raises NoNameServerError, ResponseError."""
+        """The reply of the first name server that answers. Raises NoNameServerError,
+        ResponseError."""
         name_servers = self.client.name_servers
         request = RemotingCommand.request(code, {})
         reply = await name_servers.invoke(request, deadline_ms=self.deadline_ms())

@@ -1,7 +1,7 @@
 """Admin calls about topics.
 
-Changes go to every master concerned, one after the other, and return at the end where they were
-made; an error says where it stopped.
+Changes are sent to every master concerned, one after the other, and return these; an error says
+where it stopped.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, topic_problem
 from batonmq.remoting.command import RemotingCommand
 
-_NEW_QUEUES = 8  # of a topic that is made without a number, as mqadmin makes it
+_NEW_QUEUES = 8  # the default of a new topic, as in mqadmin
 _UNIT, _HAS_UNIT_SUB = 1, 2  # bits of topicSysFlag
 
 
@@ -41,7 +41,7 @@ class TopicAdmin:
         self._queues = QueueCalls(requests.client)
 
     async def names(self) -> list[str]:
-        """Ascending."""
+        """All topics, ascending."""
         reply = await self._requests.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(TopicList.decode(reply.body).topic_list)
 
@@ -60,7 +60,8 @@ class TopicAdmin:
         return tuple(sorted((s for part in parts for s in part), key=lambda s: s.queue))
 
     async def traffic(self, topic: str) -> tuple[Traffic, ...]:
-        """Of the topic, then of each group that reads it, ascending; all masters together."""
+        """Sums over all masters: first of the topic, then of each group that reads it,
+        ascending."""
         masters = (topic_route(topic, await self.route(topic))).masters().values()
         asks = (self._groups_at(address, topic) for address in masters)
         groups = sorted({group for found in await asyncio.gather(*asks) for group in found})
@@ -79,7 +80,7 @@ class TopicAdmin:
         return GroupList.decode(reply.body).group_list
 
     async def _counted(self, address: str, name: str, key: str) -> BrokerStatsData:
-        """Zeros where nothing is counted yet."""
+        """The counters; zeros if there are none yet."""
         reply = await self._requests.ask(
             address,
             RequestCode.VIEW_BROKER_STATS_DATA,
@@ -92,14 +93,14 @@ class TopicAdmin:
         return BrokerStatsData()
 
     async def configs(self, address: str) -> TopicConfigSerializeWrapper:
-        """The settings of all topics at one broker."""
+        """The settings of all topics on one broker."""
         reply = await self._requests.ask(
             address, RequestCode.GET_ALL_TOPIC_CONFIG, {}, "topic settings"
         )
         return TopicConfigSerializeWrapper.decode(reply.body)
 
     async def config(self, address: str, topic: str) -> TopicConfig | None:
-        """The settings of one topic at one broker; None if it is not there."""
+        """The settings of one topic on one broker; None if it does not exist there."""
         try:
             reply = await self._requests.ask(
                 address,
@@ -108,7 +109,7 @@ class TopicAdmin:
                 "topic settings",
                 also=frozenset({ResponseCode.TOPIC_NOT_EXIST}),
             )
-        except UnsupportedByBrokerError:  # an older broker: it has the table of all
+        except UnsupportedByBrokerError:  # older brokers only return the whole table
             return (await self.configs(address)).topic_config_table.get(topic)
         found = reply.code == ResponseCode.SUCCESS
         return TopicConfig.decode(reply.body) if found else None
@@ -122,11 +123,10 @@ class TopicAdmin:
         broker: str | None = None,
         force: bool = False,
     ) -> dict[str, ChangedTopic]:
-        """Make a topic, or change what is given of it and nothing else, where
-        `create_or_update` does; broker name or address -> what it is there now.
-
-        Brokers of ours refuse fewer queues than hold messages (29), unless `force`. Raises
-        ClientError if messages would go to queues that consumers do not read, unless `force`.
+        """Creates a topic, or changes only what is given, on the same brokers as
+        `create_or_update`. Returns broker name or address -> the new settings. Unless `force`, our
+        brokers refuse (29) fewer queues than hold messages, and ClientError is raised if messages
+        would go to queues that are not read.
         """
         _check_name(topic)
         targets = await self._cluster.targets(cluster, broker)
@@ -142,7 +142,7 @@ class TopicAdmin:
                 )
         for name, address in targets.items():
             await self._put(address, after[name], changes.attributes, force=force)
-        if changes.attributes:  # what they are now only the broker can say
+        if changes.attributes:  # only the broker knows the result
             for name, address in targets.items():
                 after[name] = await self.config(address, topic) or after[name]
         self._requests.client.routes.forget(topic)
@@ -156,8 +156,8 @@ class TopicAdmin:
         broker: str | None = None,
         force: bool = False,
     ) -> dict[str, str]:
-        """Every setting, on all masters of a cluster, or on one broker (name or address); returns
-        those. `force`: see `change`, which leaves alone what is not given."""
+        """Sets every setting on all masters of a cluster, or on one broker (name or address);
+        returns these. To change only some settings, and for `force`, see `change`."""
         _check_name(config.topic_name)
         targets = await self._cluster.targets(cluster, broker)
         for address in targets.values():
@@ -186,10 +186,9 @@ class TopicAdmin:
         )
 
     async def delete(self, topic: str, cluster: str) -> dict[str, str]:
-        """From all masters of the cluster, then from all name servers; returns the masters.
-
-        A name server that is down is skipped: it gets its routes from the brokers when it is back.
-        Raises ClientError for a topic that no master and no name server has.
+        """Deletes a topic from all masters of the cluster, then from all name servers; returns the
+        masters. A name server that is down is skipped: it gets its routes from the brokers when it
+        is back. Raises ClientError if no master and no name server has the topic.
         """
         requests = self._requests
         targets = await self._cluster.masters(cluster)
@@ -241,7 +240,7 @@ def _check_name(topic: str) -> None:
 
 
 def _changed(known: TopicConfig | None, topic: str, changes: TopicChanges) -> TopicConfig:
-    """`known` with the changes; what its attributes become is the broker's business."""
+    """`known` with the changes, except for attributes, which the broker applies."""
     base = known or TopicConfig(
         topic_name=topic, read_queue_nums=_NEW_QUEUES, write_queue_nums=_NEW_QUEUES
     )

@@ -1,4 +1,4 @@
-"""Results of admin calls that have no body of RocketMQ's own."""
+"""Results of admin calls, where RocketMQ has no body for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Messages a second in the last minute, and messages in the last 24 h: of a topic what came in,
-    of a `group` what it got. A broker counts from its start."""
+    """Messages per second in the last minute, and messages in the last 24 h: sent to a topic, or
+    received by a `group`. A broker counts from its start."""
 
     topic: str
     group: str | None
@@ -30,8 +30,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class TopicChanges:
-    """What to change of a topic; None leaves it as it is. `attributes`: `+key` to a value sets,
-    `-key` takes away. A new topic gets RocketMQ's defaults for the rest: 8 queues, perm 6."""
+    """Changes of a topic; None leaves a setting as it is. `attributes`: {"+key": value} sets one,
+    {"-key": ""} removes one. A new topic gets RocketMQ's defaults for the rest: 8 queues, perm
+    6."""
 
     read_queue_nums: int | None = None
     write_queue_nums: int | None = None
@@ -44,7 +45,7 @@ class TopicChanges:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTopic:
-    """A topic as it is now at the master of one broker group."""
+    """A topic's settings now on the master of one broker group."""
 
     address: str
     config: TopicConfig
@@ -68,13 +69,13 @@ class QueueProgress:
 
     @property
     def in_flight(self) -> int:
-        """How many messages members have pulled and not consumed."""
+        """The number of messages pulled but not consumed."""
         return max(0, self.pull_offset - self.consumer_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """`queues` ascending; `members`: client ids that brokers know now."""
+    """`queues` ascending; `members`: client ids of the connected members."""
 
     group: str
     queues: tuple[QueueProgress, ...]
@@ -91,10 +92,10 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class ControllerLogStatus:
-    """What a BatonMQ controller reports of its Raft log. Indices are of the last such entry.
-
-    `snapshot_bytes` 0: no snapshot yet. `state_digest` is of the state after entry `digest_index`
-    and equal on all nodes where that is; empty before the first. `problems`: for people.
+    """The Raft log of a BatonMQ controller. Each index is that of the last such entry.
+    `snapshot_bytes` 0: no snapshot yet. `state_digest`: of the state after entry `digest_index`;
+    nodes with the same index must have the same digest; empty before the first. `problems`: texts
+    for people.
     """
 
     self_id: str
@@ -113,9 +114,9 @@ class ControllerLogStatus:
 
 @dataclass(frozen=True, slots=True)
 class ControllerMetadata:
-    """Reply of 1005, from `address`. `leader_*` are empty while there is no leader;
-    `peers` as the controller sends it: `id:host:port;` or `host:port;` repeated.
-    `log` is None from a RocketMQ controller."""
+    """Reply to request 1005 from `address`. `leader_*` are empty while there is no leader; `peers`
+    as the controller sends it: `id:host:port;` or `host:port;` repeated. `log` is None from a
+    RocketMQ controller."""
 
     address: str
     group: str
@@ -128,7 +129,8 @@ class ControllerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ElectedMaster:
-    """Reply of 1002. `already_master`: nothing changed, it is the master already (code 2011)."""
+    """Reply to request 1002. `already_master`: nothing changed, it was the master already (code
+    2011)."""
 
     broker_name: str
     master_broker_id: int

@@ -8,18 +8,19 @@ from batonmq.protocol.json_body import decode_json
 
 
 class UserAdmin:
-    """Each broker group has its own table, which its master changes: changes go to all masters."""
+    """Each broker group has its own table, changed by its master, so changes are sent to all
+    masters."""
 
     def __init__(self, requests: AdminRequests, cluster: ClusterAdmin) -> None:
         self._requests = requests
         self._cluster = cluster
 
     async def create(self, user: UserInfo) -> None:
-        """One that is there already is no error if it is equal. Raises ResponseError."""
+        """No error if an equal user exists. Raises ResponseError."""
         await self._change(RequestCode.AUTH_CREATE_USER, user)
 
     async def update(self, user: UserInfo) -> None:
-        """What is None stays. Raises ResponseError."""
+        """None leaves a field as it is. Raises ResponseError."""
         await self._change(RequestCode.AUTH_UPDATE_USER, user)
 
     async def delete(self, name: str) -> None:
@@ -44,7 +45,7 @@ class UserAdmin:
         await self._at_masters(code, {"username": name}, f"user {name}", user.encode())
 
     async def put_entry(self, name: str, kind: str, entry: PolicyEntry) -> None:
-        """Adds an entry; one with the same resource is replaced. Raises ResponseError."""
+        """Adds an entry, or replaces the one with the same resource. Raises ResponseError."""
         subject = f"User:{name}"
         acl = AclInfo(subject=subject, policies=[PolicyInfo(entries=[entry], policy_type=kind)])
         await self._at_masters(
@@ -52,7 +53,7 @@ class UserAdmin:
         )
 
     async def delete_entries(self, name: str, kind: str | None, resource: str | None) -> None:
-        """One entry, or without a resource all. Raises ResponseError."""
+        """Deletes one entry; without a resource, all. Raises ResponseError."""
         ext = {"subject": f"User:{name}", "policyType": kind, "resource": resource}
         given = {key: value for key, value in ext.items() if value is not None}
         await self._at_masters(RequestCode.AUTH_DELETE_ACL, given, f"rights of {name}")
@@ -64,7 +65,7 @@ class UserAdmin:
             await self._requests.ask(address, code, ext, what, body=body)
 
     async def users(self, address: str) -> list[UserInfo]:
-        """Of one broker, without passwords."""
+        """The users of one broker, without passwords."""
         reply = await self._requests.ask(address, RequestCode.AUTH_LIST_USER, {}, "the users")
         return decode_json(list[UserInfo], reply.body)
 
@@ -75,11 +76,11 @@ class UserAdmin:
         return UserInfo.decode(reply.body) if reply.body else None
 
     async def acls(self, address: str) -> list[AclInfo]:
-        """Of one broker; users without an entry are left out."""
+        """The policies of one broker; users without an entry are left out."""
         reply = await self._requests.ask(address, RequestCode.AUTH_LIST_ACL, {}, "the rights")
         return decode_json(list[AclInfo], reply.body)
 
     async def who_am_i(self, address: str) -> tuple[UserInfo, str]:
-        """The user that signs here, as a node sees it, and the address that it sees."""
+        """The signing user and the client address, as a node sees them."""
         reply = await self._requests.ask(address, RequestCode.BATON_WHO_AM_I, {}, "the user")
         return UserInfo.decode(reply.body), reply.ext.get("peer", "")

@@ -1,1 +1,1 @@
-"""Reading messages: `PushConsumer` calls a listener, `PullConsumer` is asked for messages."""
+"""Consumers: `PushConsumer` calls a listener; a program asks `PullConsumer` for messages."""

@@ -1,9 +1,8 @@
-"""Concurrent consumption: a fixed number of workers, messages of a queue in any order.
+"""Concurrent consumption: a fixed number of workers take messages of a queue in any order.
 
-A message that is not consumed is sent back to its broker (request 36). If the broker does not serve
-that, or cannot be reached, the message stays here, uncommitted, and is delivered again after a
-delay that doubles; however often it fails, it is not skipped.
-Origin: ConsumeMessageConcurrentlyService.
+A message that fails is sent back to its broker (request 36). If the broker does not support that,
+or cannot be reached, the message stays here, uncommitted, and is delivered again after growing
+delays; it is never skipped. Origin: ConsumeMessageConcurrentlyService.
 """
 
 import asyncio
@@ -44,7 +43,8 @@ class ConcurrentService(ConsumeService):
         self._workers = [self._client.spawn(self._run()) for _ in range(self._options.concurrency)]
 
     async def close(self) -> None:
-        """Waits for listener calls in progress; waiting messages are left to the next owner."""
+        """Waits for listener calls in progress. Messages not yet taken are left to the next
+        owner."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -153,10 +153,11 @@ def _split(
 FIRST_DELAY_MS = 1_000
 LAST_DELAY_MS = 60_000
 
-# How long no message is sent back to a broker that does not support it.
+# For so long no message is sent back to a broker that does not support it.
 ASK_AGAIN_MS = 60_000
 
 
 def redelivery_delay_ms(tries: int) -> int:
-    """Before the next local delivery, after `tries` >= 1 failed ones: 1 s, doubling to 60 s."""
+    """The pause before the next local delivery after `tries` >= 1 failures: 1 s, doubling up to 60
+    s."""
     return pause_ms(FIRST_DELAY_MS, LAST_DELAY_MS, tries)

@@ -1,4 +1,4 @@
-"""What concurrent and orderly consumption of a push consumer have in common."""
+"""The common interface of concurrent and orderly consumption."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from batonmq.client.instance.client_instance import ClientInstance
 
 @dataclass(frozen=True, slots=True)
 class Consuming:
-    """Whose messages are consumed, by what, and how."""
+    """What a consume service needs of its consumer."""
 
     client: ClientInstance
     group: str
@@ -24,7 +24,7 @@ class Consuming:
 
 
 class ConsumeService:
-    """Its life is that of a consumer, from `start` to `close`."""
+    """Calls the listener, from the consumer's `start` to its `close`."""
 
     def __init__(self, what: Consuming) -> None:
         self._client = what.client
@@ -39,16 +39,17 @@ class ConsumeService:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Waits for listener calls in progress; waiting messages are left to the next owner."""
+        """Waits for listener calls in progress. Messages not yet taken are left to the next
+        owner."""
         raise NotImplementedError
 
     def arrived(self, reader: QueueReader) -> None:
-        """There are messages to take in the reader's process queue."""
+        """The reader's process queue has new messages."""
         raise NotImplementedError
 
     async def acquire(self, reader: QueueReader) -> bool:
-        """Whether its queue may be consumed. Raises UnsupportedByBrokerError."""
+        """Returns whether the reader's queue may be consumed. Raises UnsupportedByBrokerError."""
         return True
 
     async def release(self, readers: Sequence[QueueReader]) -> None:
-        """Their queues are given up."""
+        """The queues of these readers are given up."""

@@ -1,4 +1,4 @@
-"""The listener of a push consumer: what it is given, what it returns, and how it is called."""
+"""The listener of a push consumer: its arguments, its result, and how it is called."""
 
 import asyncio
 import inspect
@@ -18,9 +18,9 @@ from batonmq.runtime.clock import boot_ms
 
 
 class ConsumeStatus(Enum):
-    """What a listener returns for the messages of a call; None means `SUCCESS`.
+    """The result of a listener call; None means `SUCCESS`.
 
-    Anything else that it returns, and an exception of the listener, count as `RECONSUME_LATER`.
+    Any other result, or an exception, counts as `RECONSUME_LATER`.
     """
 
     SUCCESS = "SUCCESS"
@@ -29,12 +29,11 @@ class ConsumeStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """An argument of each listener call; the listener may set the fields before it returns.
+    """The second argument of a listener call; the listener may set its fields.
 
-    `delay_level`: after RECONSUME_LATER, 0 lets the broker choose by the number of tries, 1..18
-    asks for that level, -1 sends straight to the dead-letter queue.
-    `ack_index`: index of the last message of the batch that is done (concurrent listeners only);
-    None means all on SUCCESS.
+    `delay_level`: after RECONSUME_LATER: 0: the broker chooses by the number of tries; 1 to 18:
+    that delay level; -1: straight to the dead-letter queue. `ack_index`: on SUCCESS, the index of
+    the last consumed message of the batch; None: all (concurrent listeners only).
     """
 
     queue: MessageQueue
@@ -107,8 +106,8 @@ class ListenerCall:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            # Any exception of a user's listener means that these messages are not consumed.
-            # CancelledError too, if it is the listener's own: it awaited a task that was cancelled.
+            # Whatever a user's listener raises, its messages count as not consumed. So does a
+            # CancelledError of its own: it awaited a task that was cancelled.
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
@@ -133,6 +132,6 @@ class ListenerCall:
         return status
 
     def close(self) -> None:
-        """Shuts the threads down; calls in progress end by themselves."""
+        """Stops the threads; calls in progress end by themselves."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,10 +1,9 @@
 """A pull consumer whose group shares the queues: `async for message in consumer`.
 
-Members of a group, Java's too, compute their shares by the same arithmetic. What `poll` or the
-iteration returned before its last call counts as processed: that much is committed by itself, at
-the rate of `auto_commit_ms`, when a queue goes to another member, and at the end. So a message is
-delivered at least once, and again if its program dies while it has it.
-Origin: DefaultLitePullConsumerImpl (subscribe mode).
+All members, Java's too, compute their shares in the same way. A message counts as processed when
+the program asks for the next one. Progress is committed every `auto_commit_ms`, when another member
+gets a queue, and at the end. So a message is delivered at least once, and again if the program dies
+while processing it. Origin: DefaultLitePullConsumerImpl (subscribe mode).
 """
 
 import asyncio
@@ -13,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from batonmq.client.consumer.membership import GroupMembers
+from batonmq.client.consumer.membership import GroupMembers, Rebalances, by_topic
 from batonmq.client.consumer.options import ConsumeFromWhere, MessageModel
 from batonmq.client.consumer.pull_consumer import PullConsumer
 from batonmq.client.consumer.pulling import ALL
@@ -30,13 +29,12 @@ from batonmq.runtime.turns import gather_some, in_turns
 log = logging.getLogger(__name__)
 
 QueuesChanged = Callable[[Sequence[MessageQueue]], Awaitable[None] | None]
-"""Called with queues that this member got, or is about to give away; ascending."""
-_UNSETTLED_MS = 1_000
+"""Called with the queues (ascending) that this member got or is about to give up."""
 
 
 @dataclass(frozen=True, slots=True)
 class LitePullOptions:
-    """`auto_commit_ms`: how often progress is stored; None: only `commit()` stores it."""
+    """`auto_commit_ms`: how often progress is committed; None: only by `commit()`."""
 
     from_where: ConsumeFromWhere = ConsumeFromWhere.LAST
     auto_commit_ms: int | None = 5_000
@@ -44,8 +42,8 @@ class LitePullOptions:
 
 
 class LitePullConsumer(PullConsumer):
-    """`subscribe`, then `start` inside a running loop, then `poll` or `async for`. With `assign`
-    instead of `subscribe` the program chooses the queues."""
+    """Call `subscribe`, then `start` inside a running loop, then `poll` or `async for`. Or call
+    `assign` instead of `subscribe` to choose the queues."""
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class LitePullConsumer(PullConsumer):
         on_assigned: QueuesChanged | None = None,
         on_revoked: QueuesChanged | None = None,
     ) -> None:
-        """`on_revoked` is called while this member may still commit. What a callback raises is
+        """`on_revoked` is called while this member may still commit. Exceptions of callbacks are
         logged. Errors as `PullConsumer`."""
         self.options = options or LitePullOptions()
         super().__init__(
@@ -72,7 +70,7 @@ class LitePullConsumer(PullConsumer):
         self._shared: set[str] = set()
         self._processed: dict[MessageQueue, int] = {}
         self._committed: dict[MessageQueue, int] = {}
-        self._rebalance_now = asyncio.Event()
+        self._rebalances = Rebalances(self.options.rebalance_ms)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -81,23 +79,23 @@ class LitePullConsumer(PullConsumer):
         return tuple(sorted(self._positions))
 
     def subscribe(self, topic: str, expression: str = ALL, *, expression_type: str = TAG) -> None:
-        """Shares the topic's queues with the group; before `start`. Expressions as in
-        `PushConsumer.subscribe`. Raises ClientError later."""
+        """Shares the topic's queues with the group. Call it before `start`, or it raises
+        ClientError. Expressions as in `PushConsumer.subscribe`."""
         if self._running:
             raise ClientError(f"consumer {self.group} is running: subscribe before start()")
         self._subscribe(topic, expression, expression_type)
         self._shared.add(topic)
 
     async def assign(self, queues: Iterable[MessageQueue], expression: str = ALL) -> None:
-        """As `PullConsumer.assign`. Raises ClientError for a consumer that has subscribed."""
+        """As `PullConsumer.assign`. Raises ClientError after `subscribe`."""
         if self._shared:
             raise ClientError(f"consumer {self.group} has subscribed: its queues are shared out")
         await super().assign(queues, expression)
         self._processed, self._committed = {}, {}
 
     async def start(self) -> None:
-        """Returns after the first rebalance. Raises NoNameServerError, and ResponseError for an
-        SQL92 expression that a broker refuses. A topic may be created later."""
+        """Returns after the first rebalance. Topics may be created later. Raises NoNameServerError,
+        and ResponseError for an SQL92 expression that a broker refuses."""
         if self._running:
             return
         await super().start()
@@ -117,10 +115,11 @@ class LitePullConsumer(PullConsumer):
         except BaseException:
             await self.close()
             raise
-        self._tasks.append(self._client.spawn(self._rebalance_forever(settled)))
+        loop = self._rebalances.repeat(self._rebalance, settled=settled)
+        self._tasks.append(self._client.spawn(loop))
 
     async def close(self) -> None:
-        """Stores what was processed, unless `auto_commit_ms` is None, and leaves the group."""
+        """Commits the processed messages, unless `auto_commit_ms` is None, and leaves the group."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -132,8 +131,8 @@ class LitePullConsumer(PullConsumer):
         await super().close()
 
     async def poll(self, timeout_ms: int = 1000, *, max_messages: int = 32) -> list[MessageExt]:
-        """As `PullConsumer.poll`; empty after the time-out also while this member has no queue.
-        What earlier calls returned counts as processed."""
+        """As `PullConsumer.poll`, but without queues it returns nothing after the timeout. Messages
+        of earlier calls count as processed."""
         self._check_running()
         self._processed |= self._moved
         self._moved = {}
@@ -147,24 +146,24 @@ class LitePullConsumer(PullConsumer):
         return await super().poll(timeout_ms, max_messages=max_messages)
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
-        """Every message, one by one, until the loop is left: a message counts as processed when the
-        next one is asked for. Raises as `poll`."""
+        """Yields messages one by one, without end. A message counts as processed when the next one
+        is requested. Raises as `poll`."""
         while True:
             for message in await self.poll(max_messages=1):
                 yield message
 
     def members_changed(self, group: str) -> None:
         if group == self.group:
-            self._rebalance_now.set()
+            self._rebalances.soon()
 
     def masters_moved(self, broker_names: Collection[str]) -> None:
-        # A new master may have missed the last second of progress.
+        # A new master may lack the last second of progress, so commit it again.
         kept = self._committed.items()
         self._committed = {at: end for at, end in kept if at.broker_name not in broker_names}
 
     def route_changed(self, route: TopicRoute) -> None:
         if route.topic in self._shared:
-            self._rebalance_now.set()
+            self._rebalances.soon()
 
     async def _commit_forever(self, interval_ms: int) -> None:
         while True:
@@ -172,8 +171,8 @@ class LitePullConsumer(PullConsumer):
             await self._store(dict(self._processed))
 
     async def _store(self, offsets: dict[MessageQueue, int]) -> None:
-        """Commits what is not committed yet, up to the first failure: the rest has its turn later.
-        A queue that was given away meanwhile is left out."""
+        """Commits the offsets that are not committed yet; stops at a failure, to be repeated later.
+        Skips queues that were given up since."""
         async for queue, offset in in_turns(offsets.items()):
             if self._committed.get(queue) == offset or queue not in self._positions:
                 continue
@@ -184,20 +183,10 @@ class LitePullConsumer(PullConsumer):
                 return
             self._committed[queue] = offset
 
-    async def _rebalance_forever(self, settled: bool) -> None:
-        while True:
-            pause_ms = self.options.rebalance_ms if settled else _UNSETTLED_MS
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_ms / 1000):
-                    await self._rebalance_now.wait()
-            settled = await self._rebalance()
-
     async def _rebalance(self) -> bool:
-        """Whether every topic's queues are shared out as the brokers say."""
-        self._rebalance_now.clear()
-        held: dict[str, list[MessageQueue]] = {}
-        for queue in self._positions:
-            held.setdefault(queue.topic, []).append(queue)
+        """Rebalances all topics; returns whether it is complete."""
+        self._rebalances.begins()
+        held = by_topic(self._positions)
         settled = True
         members = GroupMembers(self._client, self.group)
         for topic in sorted(self._shared):
@@ -232,8 +221,8 @@ class LitePullConsumer(PullConsumer):
         await _tell(self._on_assigned, queues)
 
     async def _place(self, queue: MessageQueue) -> int:
-        """The first position. One at the end of the queue is stored, whatever `auto_commit_ms`
-        says: the next owner must not begin at a later end."""
+        """The first position. A position at the end of the queue is always committed, or the next
+        owner would begin at a later end."""
         offset = await self.committed(queue)
         if offset is not None:
             return offset
@@ -244,7 +233,7 @@ class LitePullConsumer(PullConsumer):
         return offset
 
     async def _give_up(self, queues: Collection[MessageQueue]) -> None:
-        """Once this returns, this member commits nothing of these queues any more."""
+        """Gives up these queues: once this returns, this member commits nothing for them."""
         if not queues:
             return
         gone = set(queues)

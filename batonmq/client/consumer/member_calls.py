@@ -1,4 +1,4 @@
-"""What brokers ask of a member of a consumer group, for an operator: 220, 221, 307 and 309.
+"""An operator's requests that brokers pass on to a member of a consumer group: 220, 221, 307, 309.
 
 Origin: ClientRemotingProcessor, MQClientInstance.resetOffset, DefaultMQPushConsumerImpl in Java.
 """
@@ -34,7 +34,7 @@ _RESULTS = {
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """What a consumer shows of itself. `properties` are those of Java's ConsumerRunningInfo."""
+    """The state that a consumer shows. `properties`: those of Java's ConsumerRunningInfo."""
 
     readers: Mapping[MessageQueue, QueueReader]
     offsets: OffsetStore
@@ -58,7 +58,7 @@ async def answer(state: MemberState, request: RemotingCommand) -> RemotingComman
 
 
 async def _reset(state: MemberState, request: RemotingCommand) -> None:
-    """Request 220: continue at these offsets, for the queues that are held."""
+    """220: moves the queues that this member holds to the given offsets."""
     for queue, offset in ResetOffsetBody.decode(request.body).offset_table.items():
         reader = state.readers.get(queue)
         if reader is not None:
@@ -66,7 +66,7 @@ async def _reset(state: MemberState, request: RemotingCommand) -> None:
 
 
 async def _status(state: MemberState, request: RemotingCommand) -> RemotingCommand:
-    """221: how far the member is in the queues of a topic."""
+    """221: this member's offsets in a topic."""
     topic = request.ext.get("topic", "")
     table = {
         queue: known
@@ -78,7 +78,7 @@ async def _status(state: MemberState, request: RemotingCommand) -> RemotingComma
 
 
 async def _running_info(state: MemberState, request: RemotingCommand) -> RemotingCommand:
-    """307: Java's ConsumerRunningInfo; there is no jstack of a coroutine."""
+    """307: Java's ConsumerRunningInfo, without jstack: coroutines have none."""
     queues = {queue: _queue_info(state, reader) for queue, reader in state.readers.items()}
     members = {
         "mqPopTable": b"{}",
@@ -105,7 +105,7 @@ def _queue_info(state: MemberState, reader: QueueReader) -> dict[str, Any]:
 
 
 async def _consume(state: MemberState, request: RemotingCommand) -> RemotingCommand:
-    """309: the listener gets one message; nothing is committed or sent back."""
+    """309: calls the listener with one message; nothing is committed or sent back."""
     broker_name = request.ext.get("brokerName", "")
     try:
         message = decode_record(request.body)

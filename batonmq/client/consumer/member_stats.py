@@ -1,6 +1,6 @@
-"""What a consumer reports of its work (307): rates and times by topic, of the last minute. Pure.
+"""Statistics of a consumer for request 307: rates and times of the last minute, by topic. Pure.
 
-Origin: ConsumerStatsManager and ConsumeStatus in Java, which samples every 10 s, too.
+Origin: ConsumerStatsManager and ConsumeStatus in Java; as there, one sample every 10 s.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ _HOUR: Final = 360
 
 @dataclass(slots=True)
 class _Slot:
-    """Of 10 s. `failed` and `done` count messages, `calls` those of the listener."""
+    """Counts of 10 s. `failed` and `done` count messages, `calls` listener calls."""
 
     number: int
     pulls: int = 0
@@ -50,7 +50,7 @@ class MemberStats:
             slot.done += messages
 
     def shown(self, now_ms: int) -> dict[str, dict[str, float | int]]:
-        """Topic -> Java's ConsumeStatus: messages a second, ms of a pull and of a listener call in
+        """Topic -> Java's ConsumeStatus: messages per second, ms per pull and per listener call in
         the last minute; messages that failed in the last hour."""
         return {topic: self._shown(slots, now_ms) for topic, slots in self._topics.items()}
 

@@ -1,8 +1,8 @@
 """The progress of a consumer group.
 
-Clustering: on the brokers (`RemoteOffsetStore`); broadcasting: in a local file of this member
-(`LocalOffsetStore`). An offset is the next one to read, so that everything below it is consumed.
-Origin: RemoteBrokerOffsetStore, LocalFileOffsetStore.
+Stored on the brokers for clustering (`RemoteOffsetStore`), in a local file of each member for
+broadcasting (`LocalOffsetStore`). An offset is the next one to read: everything below it is
+consumed. Origin: RemoteBrokerOffsetStore, LocalFileOffsetStore.
 """
 
 import asyncio
@@ -28,22 +28,21 @@ _SENT_AT_ONCE = 64
 
 
 class OffsetStore:
-    """Offsets by queue, and which of them are not persisted yet: `update` and `reset` store in
-    memory, `persist` durably."""
+    """Offsets by queue. `update` and `reset` store in memory, `persist` stores durably."""
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
         self._dirty: set[MessageQueue] = set()
 
     async def load(self) -> None:
-        """Before the first `read`."""
+        """Call before the first `read`."""
 
     async def read(self, queue: MessageQueue, *, deadline_ms: int) -> int | None:
-        """None: the group has none yet."""
+        """The group's offset; None if it has none yet."""
         raise NotImplementedError
 
     async def place(self, queue: MessageQueue, offset: int, *, deadline_ms: int) -> None:
-        """The group begins at `offset` of a queue in which it had no place."""
+        """Stores the first offset of the group in a queue."""
         self.reset(queue, offset)
         await self.persist()
 
@@ -51,12 +50,12 @@ class OffsetStore:
         return self._offsets.get(queue)
 
     def update(self, queue: MessageQueue, offset: int) -> None:
-        """Never lowers an offset."""
+        """Notes progress; never lowers an offset."""
         if offset > self._offsets.get(queue, -1):
             self.reset(queue, offset)
 
     def reset(self, queue: MessageQueue, offset: int) -> None:
-        """May lower it: the broker moved it."""
+        """Sets the offset to where the broker moved it, even if that is lower."""
         self._offsets[queue] = offset
         self._dirty.add(queue)
 
@@ -64,15 +63,17 @@ class OffsetStore:
         raise NotImplementedError
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """These queues go to another member."""
+        """Another member gets these queues."""
         raise NotImplementedError
 
     def resend(self, broker_names: Collection[str]) -> None:
-        """After a failover: the new master may have missed the last second of progress."""
+        """After a failover: the new master may lack the last second of progress, so send it
+        again."""
 
 
 class RemoteOffsetStore(OffsetStore):
-    """Progress of a group on its brokers. Sent oneway while running, with a reply on release."""
+    """Progress of a group on its brokers. Sent oneway while running; `release` waits for
+    replies."""
 
     def __init__(self, client: ClientInstance, group: str) -> None:
         super().__init__()
@@ -81,14 +82,14 @@ class RemoteOffsetStore(OffsetStore):
         self._group = group
 
     async def read(self, queue: MessageQueue, *, deadline_ms: int) -> int | None:
-        """The broker's offset, None if it has none. Raises as QueueCalls."""
+        """The broker's offset; None if it has none. Raises as QueueCalls."""
         offset = await self._calls.committed_offset(self._group, queue, deadline_ms=deadline_ms)
         if offset is not None:
             self._offsets[queue] = offset
         return offset
 
     async def place(self, queue: MessageQueue, offset: int, *, deadline_ms: int) -> None:
-        """Returns when the broker has stored it. Raises as QueueCalls."""
+        """Returns once the broker has stored it. Raises as QueueCalls."""
         await self._calls.commit_offset(self._group, queue, offset, deadline_ms=deadline_ms)
         self._offsets[queue] = offset
 
@@ -112,7 +113,7 @@ class RemoteOffsetStore(OffsetStore):
                 "bname": queue.broker_name,
             }
             request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-            # Routes that disagree: one of them is stale, so it is sent again until they agree.
+            # Two routes disagree about the master: one is stale, so send again until they agree.
             if address == routes.master_of(queue.broker_name):
                 self._dirty.discard(queue)
             try:
@@ -122,7 +123,7 @@ class RemoteOffsetStore(OffsetStore):
                 log.info("offset_not_persisted queue=%s reason=%s", queue, error)
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """Stores the offsets of these queues for their next owner, then drops them."""
+        """Stores the offsets of these queues for the next owner, then forgets them."""
         deadline_ms = boot_ms() + 1000
         async for queue in in_turns(sorted(queues)):
             offset = self._offsets.get(queue)
@@ -203,5 +204,5 @@ class LocalOffsetStore(OffsetStore):
                 raise
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """The offsets stay: the queues belong to this member whenever it runs."""
+        """Keeps the offsets: a broadcasting member always reads all queues."""
         await self.persist()

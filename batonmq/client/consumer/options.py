@@ -1,4 +1,4 @@
-"""What a consumer can be set to."""
+"""Options of consumers."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,9 +41,8 @@ HELD_CHECK_MS = 2_000
 @dataclass(frozen=True, slots=True)
 class PullOptions:
     """`suspend_ms`: how long a broker may hold an empty pull; `timeout_ms`: when it must answer.
-
-    `held_check_ms`: while pulls are held, how often a name server is asked whether their broker
-    is still the master: a master that hangs holds them, too.
+    `held_check_ms`: how often a name server is asked whether the broker that holds a pull is still
+    the master, since a hung master looks the same.
     """
 
     batch: int = 32
@@ -55,10 +54,9 @@ class PullOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeOptions:
-    """`concurrency`: listener calls at a time; `batch`: messages per call at most.
-
-    `max_reconsume_times`: tries before a broker moves the message to the dead-letter queue.
-    `close_wait_ms`: how long `close()` waits for listener calls in progress.
+    """`concurrency`: listener calls at a time; `batch`: the most messages per call.
+    `max_reconsume_times`: after so many retries a message becomes a dead letter. `close_wait_ms`:
+    how long `close()` waits for listener calls in progress.
     """
 
     concurrency: int = 20

@@ -1,9 +1,9 @@
 """Orderly consumption: one listener call at a time per queue, in the order of the queue.
 
-The broker's lock on a queue (request 41, 60 s, renewed every 20 s) keeps a second member from
-consuming it; after 30 s without renewal this member stops by itself. A message that fails stops
-its queue for `orderly_suspend_ms` and is delivered again, before anything behind it.
-Origin: ConsumeMessageOrderlyService, RebalancePushImpl.
+The broker locks each queue for one member (request 41, for 60 s, renewed every 20 s); after 30 s
+without renewal the member stops by itself. A message that fails pauses its queue for
+`orderly_suspend_ms` and is then delivered again, before any later message. Origin:
+ConsumeMessageOrderlyService, RebalancePushImpl.
 """
 
 import asyncio
@@ -45,9 +45,8 @@ class OrderlyService(ConsumeService):
             self._renewing = self._client.spawn(self._renew_locks())
 
     async def close(self) -> None:
-        """Waits for listener calls in progress, `close_wait_ms` at most; then it cancels those that
-        run on the loop. A listener in a thread cannot be cancelled: its queue stays locked until
-        the broker ends the lock by itself."""
+        """Waits for listener calls in progress, at most `close_wait_ms`, then cancels coroutines. A
+        listener in a thread cannot be cancelled: its queue stays locked until the lock expires."""
         self._closing.set()
         if self._renewing is not None:
             self._renewing.cancel()
@@ -64,8 +63,8 @@ class OrderlyService(ConsumeService):
             unlocking.cancel()
 
     async def acquire(self, reader: QueueReader) -> bool:
-        """Locks the queue at its broker. Raises UnsupportedByBrokerError. False also while a
-        listener still runs that got a message of the queue before it was given up."""
+        """Locks the queue at its broker. False also while an earlier listener call for this queue,
+        from before it was given up, still runs. Raises UnsupportedByBrokerError."""
         if any(busy.queue == reader.queue for busy in self._consuming):
             return False
         if not self._locks:
@@ -75,8 +74,8 @@ class OrderlyService(ConsumeService):
         return await self._lock([reader])
 
     async def release(self, readers: Sequence[QueueReader]) -> None:
-        """Unlocks queues that are given up, each when its last listener call has ended. Waits for
-        that `close_wait_ms` at most; a listener that takes longer keeps its queue locked."""
+        """Unlocks queues that are given up, each when its last listener call has ended. Waits at
+        most `close_wait_ms`; a call that takes longer keeps its queue locked."""
         running = {t: r for r in readers if (t := self._consuming.get(r)) is not None}
         late: set[asyncio.Task[None]] = set()
         if running:
@@ -90,7 +89,8 @@ class OrderlyService(ConsumeService):
         await self._unlock([reader for reader in readers if reader not in kept])
 
     async def _unlock_after(self, task: asyncio.Task[None], reader: QueueReader) -> None:
-        """Until then the lock is renewed: the next owner must not begin beside the listener."""
+        """Unlocks the queue once its listener call has ended. Until then the lock is renewed, so
+        that the next owner does not read at the same time."""
         log.warning("listener_still_busy group=%s queue=%s", self._group, reader.queue)
         await asyncio.wait([task])
         await self._unlock([reader])
@@ -113,7 +113,7 @@ class OrderlyService(ConsumeService):
 
     def arrived(self, reader: QueueReader) -> None:
         running = self._consuming.get(reader)
-        # A task that found no more messages is done at once, but removed only a loop turn later.
+        # A finished task is removed from the table only a loop turn later.
         if running is None or running.done():
             task = self._client.spawn(self._consume_queue(reader))
             self._consuming[reader] = task
@@ -124,7 +124,8 @@ class OrderlyService(ConsumeService):
             del self._consuming[reader]
 
     async def _lock(self, readers: Sequence[QueueReader]) -> bool:
-        """Whether all were locked. The lock's time counts from before the request was sent."""
+        """Locks queues; returns whether all were locked. The lock's time counts from before the
+        request."""
         complete = True
         for (topic, name), some in _by_broker(readers).items():
             sent_ms = boot_ms()
@@ -163,7 +164,7 @@ class OrderlyService(ConsumeService):
                 log.error("locks_lost group=%s reason=%s", self._group, error)
 
     async def _consume_queue(self, reader: QueueReader) -> None:
-        """Until nothing waits, the queue is gone, or the lock is."""
+        """Consumes until no message waits, the queue is dropped, or the lock is lost."""
         while True:
             process_queue = reader.process_queue
             if not self._may_consume(process_queue):
@@ -172,7 +173,7 @@ class OrderlyService(ConsumeService):
             if not batch:
                 return
             async with self._slots:
-                if not self._may_consume(process_queue):  # lost while it waited for the slot
+                if not self._may_consume(process_queue):  # lost while waiting for the slot
                     process_queue.put_back(batch)
                     return
                 context = ConsumeContext(reader.queue)

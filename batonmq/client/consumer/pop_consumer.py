@@ -1,9 +1,9 @@
-"""A consumer whose messages the broker keeps track of: receive, then acknowledge each (POP).
+"""A POP consumer: it receives messages, and acknowledges each one; the broker tracks them.
 
 There is no rebalance and nothing to commit. A message that is not acknowledged within its invisible
-time comes again, to any member of the group, with a higher `reconsume_times`, and after the group's
-`retryMaxTimes` it becomes a dead letter. What was acknowledged does not come again, also after a
-failover. Origin: SimpleConsumer of RocketMQ's 5.x clients, PullAPIWrapper.popAsync.
+time is delivered again to any member, with a higher `reconsume_times`; after the group's
+`retryMaxTimes` it becomes a dead letter. An acknowledged message is not delivered again, even after
+a failover. Origin: SimpleConsumer of RocketMQ's 5.x clients, PullAPIWrapper.popAsync.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from batonmq.runtime.clock import boot_ms, wall_ms
 
 _ANSWER_MS = 1000
 _TURN_MS = 1000
-"""How long one broker group of several is waited for before the others are looked at again."""
+"""With several broker groups: how long to wait for one of them before asking the others again."""
 
 
 class PopConsumer(Receiver):
@@ -52,8 +52,7 @@ class PopConsumer(Receiver):
         client_options: ClientOptions | None = None,
         from_where: ConsumeFromWhere = ConsumeFromWhere.FIRST,
     ) -> None:
-        """`from_where`: where a group begins that never received from a topic (FIRST, or LAST: the
-        last message)."""
+        """`from_where`: where a new group begins (FIRST, or LAST: at the last message)."""
         super().__init__(group, name_servers, client, client_options, from_where)
         self._calls = QueueCalls(self._client)
         self._turns = itertools.count()
@@ -61,9 +60,9 @@ class PopConsumer(Receiver):
     async def subscribe(
         self, topic: str, expression: str = ALL, *, expression_type: str = TAG
     ) -> None:
-        """`expression`: tags joined by `||`, or a condition in SQL92. What does not pass is passed
-        over for the whole group. Raises ArgumentError for an expression that is none,
-        ResponseError for a condition that a broker refuses."""
+        """`expression`: tags joined by `||`, or an SQL92 condition. Messages that do not match are
+        skipped for the whole group. Raises ArgumentError for an invalid expression, ResponseError
+        for a condition that a broker refuses."""
         self._check_running()
         self._subscribe(topic, expression, expression_type)
         route = await self._client.routes.get(topic)
@@ -78,8 +77,8 @@ class PopConsumer(Receiver):
         invisible_ms: int = 60_000,
         timeout_ms: int = 15_000,
     ) -> list[MessageExt]:
-        """1 to `max_messages` (at most 32) messages of a subscribed topic, in no order between
-        queues; empty after the timeout. No other member gets them for `invisible_ms`."""
+        """Receives up to `max_messages` (at most 32) messages of a subscribed topic, in any order
+        between queues; empty after the timeout. No other member gets them for `invisible_ms`."""
         self._check_running()
         check_number("max_messages", max_messages, 1)
         check_number("invisible_ms", invisible_ms, 1)
@@ -154,15 +153,16 @@ class PopConsumer(Receiver):
         return wanted
 
     async def ack(self, message: MessageExt, *, timeout_ms: int = 3000) -> None:
-        """The message is done with. If its invisible time was over, it comes again nevertheless."""
+        """Acknowledges the message. After its invisible time this has no effect: it is delivered
+        again."""
         handle = self._handle(message)
         await self._change(message, handle, RequestCode.ACK_MESSAGE, {}, timeout_ms)
 
     async def change_invisible_time(
         self, message: MessageExt, invisible_ms: int, *, timeout_ms: int = 3000
     ) -> None:
-        """The message comes again after `invisible_ms` from now on. Raises ResponseError if it is
-        not this consumer's any more."""
+        """Makes the message visible again `invisible_ms` from now. Raises ResponseError if it was
+        acknowledged or its invisible time is over."""
         check_number("invisible_ms", invisible_ms, 1)
         handle = self._handle(message)
         fields = {"invisibleTime": str(invisible_ms)}
@@ -213,8 +213,8 @@ class PopConsumer(Receiver):
 
 
 def _with_handles(reply: RemotingCommand, topic: str, broker_name: str) -> list[MessageExt]:
-    """The messages of a POP's answer. Those that come again have their handle; for the others it is
-    made of the lists in the answer. Raises RemoteProtocolError."""
+    """The messages of a POP's reply, with handles. Retried messages contain their handle; for
+    others it is made from the lists in the reply. Raises RemoteProtocolError."""
     ext = reply.ext
     starts = parse_offset_info(ext.get("startOffsetInfo", ""))
     try:

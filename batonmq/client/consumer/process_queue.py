@@ -1,8 +1,8 @@
-"""The messages of one queue that were pulled and not yet consumed. Pure.
+"""The messages of one queue that are pulled but not consumed. Pure.
 
-Invariant: `commit_offset` is the smallest offset not consumed yet, so that committing it never
-skips a message; it never decreases. Once `dropped` is set (the queue went to another member, or its
-offset moved) nothing from it may be committed any more. Origin: ProcessQueue.
+Invariant: `commit_offset` is the smallest offset not consumed yet, so committing it never skips a
+message; it never decreases. Once `dropped` is set (another member has the queue, or its offset was
+moved), nothing from it may be committed. Origin: ProcessQueue.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,9 @@ from batonmq.protocol.message import MessageExt
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """When to stop pulling for one queue: cached messages, cached body bytes, and offset span.
-
-    The span (last cached offset - first cached offset) bounds what would be consumed twice after
-    a crash; an orderly consumer has no such gap and ignores it.
+    """Limits of one queue at which pulling pauses: cached messages, cached body bytes, and offset
+    span (last - first cached offset). The span bounds how much is consumed twice after a crash;
+    orderly consumers ignore it.
     """
 
     messages: int = 1000
@@ -36,8 +35,8 @@ class ProcessQueue:
         self.dropped = False
         self.size_bytes = 0
         self.locked_until_ms = 0
-        """Orderly consumers: until when the broker's lock on the queue is ours."""
-        # Keys are offsets, inserted in ascending order: the first key is the smallest.
+        """Orderly consumers: when this member's lock on the queue ends."""
+        # Keys are offsets in ascending order, so the first key is the smallest.
         self._cached: dict[int, MessageExt] = {}
         self._taken: dict[int, MessageExt] = {}
 
@@ -46,12 +45,12 @@ class ProcessQueue:
 
     @property
     def waiting(self) -> int:
-        """Cached messages that are not taken yet."""
+        """The number of cached messages that are not taken yet."""
         return len(self._cached)
 
     @property
     def commit_offset(self) -> int:
-        """Where the next owner of the queue must begin: all below it is consumed."""
+        """All below is consumed: the next owner of the queue begins here."""
         firsts = [next(iter(d)) for d in (self._cached, self._taken) if d]
         return min(firsts) if firsts else self.next_offset
 
@@ -60,7 +59,7 @@ class ProcessQueue:
         return self._last_offset() - self.commit_offset if len(self) else 0
 
     def put(self, messages: Iterable[MessageExt], next_offset: int) -> None:
-        """Adds the messages of a pull: ascending, none below the `next_offset` of before."""
+        """Adds the messages of a pull: ascending, none below the current `next_offset`."""
         for message in messages:
             assert message.queue_offset >= self.next_offset, "pull result below the asked offset"
             self._cached[message.queue_offset] = message
@@ -68,7 +67,8 @@ class ProcessQueue:
         self.next_offset = max(self.next_offset, next_offset)
 
     def take(self, count: int) -> Sequence[MessageExt]:
-        """The next `count` messages in order; they stay counted until `done` or `put_back`."""
+        """Takes the next `count` messages in order; they count as cached until `done` or
+        `put_back`."""
         offsets = list(islice(self._cached, count))
         in_order = not self._taken or not offsets or next(reversed(self._taken)) < offsets[0]
         batch = [self._cached.pop(offset) for offset in offsets]
@@ -86,7 +86,7 @@ class ProcessQueue:
         return self.commit_offset
 
     def put_back(self, messages: Iterable[MessageExt]) -> None:
-        """Taken messages become the next to be taken again, in order (orderly retry)."""
+        """Returns taken messages to the front, in order (orderly retry)."""
         for message in messages:
             held = self._taken.pop(message.queue_offset, None)
             if held is not None:
@@ -94,12 +94,12 @@ class ProcessQueue:
         self._cached = dict(sorted(self._cached.items()))
 
     def replace_taken(self, message: MessageExt) -> None:
-        """A taken message that is to be consumed again, with its count of tries raised."""
+        """Replaces a taken message by its retry, which has a higher count of tries."""
         if message.queue_offset in self._taken:
             self._taken[message.queue_offset] = message
 
     def flow_reason(self, limits: FlowLimits, *, orderly: bool = False) -> str | None:
-        """Why not to pull now, or None."""
+        """Why pulling must pause, or None."""
         if len(self) > limits.messages:
             return f"{len(self)} messages cached, limit {limits.messages}"
         if self.size_bytes > limits.size_bytes:

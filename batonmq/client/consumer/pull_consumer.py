@@ -1,4 +1,4 @@
-"""A consumer for programs that pull: by queue and offset, or by polling assigned queues.
+"""A pull consumer: `pull` by queue and offset, or `poll` of assigned queues.
 
 There is no rebalance: the program assigns queues, and commits when it has processed the messages.
 Origin: DefaultMQPullConsumer, DefaultLitePullConsumer (assign mode).
@@ -54,20 +54,20 @@ class PullConsumer(Receiver):
         self._calls = QueueCalls(self._client)
         self._positions: dict[MessageQueue, int] = {}
         self._moved: dict[MessageQueue, int] = {}
-        """The positions that are new to a subclass, which empties it."""
+        """Positions that changed since a subclass last emptied this."""
         self._due: dict[MessageQueue, None] = {}
-        """To be fetched, or paused."""
+        """Queues without messages and without a fetch; some may be paused."""
         self._fetches: dict[MessageQueue, asyncio.Task[PullResult]] = {}
         self._done: deque[MessageQueue] = deque()
-        """Whose fetch has ended."""
+        """Queues whose fetch has ended."""
         self._ready: OrderedDict[MessageQueue, list[MessageExt]] = OrderedDict()
         self._aside: dict[MessageQueue, list[MessageExt]] = {}
-        """As `_ready`, of paused queues."""
+        """As `_ready`, for paused queues."""
         self._paused: set[MessageQueue] = set()
         self._changed = asyncio.Event()
 
     async def close(self) -> None:
-        """Commits nothing: what was polled and not committed is delivered again."""
+        """Does not commit: polled messages that were not committed are delivered again."""
         await self._forget(list(self._fetches))
         await super().close()
 
@@ -78,7 +78,7 @@ class PullConsumer(Receiver):
         return route.subscribe_queues
 
     async def max_offset(self, queue: MessageQueue, *, timeout_ms: int = 3000) -> int:
-        """Exclusive end of what may be read."""
+        """Exclusive end of the readable messages."""
         self._check_running()
         return await self._calls.max_offset(queue, deadline_ms=boot_ms() + timeout_ms)
 
@@ -95,7 +95,7 @@ class PullConsumer(Receiver):
         return await self._calls.offset_by_time(queue, timestamp_ms, deadline_ms=deadline_ms)
 
     async def committed(self, queue: MessageQueue, *, timeout_ms: int = 3000) -> int | None:
-        """The group's stored offset, None if there is none."""
+        """The group's stored offset; None if there is none."""
         self._check_running()
         deadline_ms = boot_ms() + timeout_ms
         return await self._calls.committed_offset(self.group, queue, deadline_ms=deadline_ms)
@@ -106,7 +106,8 @@ class PullConsumer(Receiver):
         *,
         timeout_ms: int = 3000,
     ) -> None:
-        """Stores offsets at the brokers; default: the positions behind what `poll` returned."""
+        """Stores offsets at the brokers; by default the positions after the messages that `poll`
+        returned."""
         self._check_running()
         for queue, offset in (offsets or {}).items():
             check_queue(queue)
@@ -127,9 +128,9 @@ class PullConsumer(Receiver):
         timeout_ms: int = 3000,
         block: bool = False,
     ) -> PullResult:
-        """One reply for [`offset`, …) of the queue, at most `max_messages`.
+        """Pulls at most `max_messages` from `offset` on.
 
-        With `block` an empty pull is held by the broker until a message arrives, at most
+        Without messages: with `block` the broker holds the pull until one arrives, at most
         `timeout_ms`; else the status is NO_NEW_MSG at once. Retries within `timeout_ms`.
         """
         self._check_running()
@@ -137,7 +138,8 @@ class PullConsumer(Receiver):
         check_number("offset", offset, 0)
         check_number("max_messages", max_messages, 1)
         began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
-        subscription = await self._subscribed(queue.topic, expression)
+        await self._subscribe_all([queue.topic], expression)
+        subscription = self._subscriptions[queue.topic]
         result = await self._pull(
             queue, offset, max_messages, subscription, deadline_ms, block=block
         )
@@ -160,12 +162,8 @@ class PullConsumer(Receiver):
         )
         return read_pull_reply(reply, request, address)
 
-    async def _subscribed(self, topic: str, expression: str) -> SubscriptionData:
-        await self._subscribe_all([topic], expression)
-        return self._subscriptions[topic]
-
     async def _subscribe_all(self, topics: Iterable[str], expression: str) -> None:
-        """A broker serves pulls of a group only after its heartbeat."""
+        """Subscribes to topics, and sends heartbeats: a broker serves only groups that it knows."""
         changed = []
         async for topic in in_turns(topics):
             known = self._subscriptions.get(topic)
@@ -178,7 +176,8 @@ class PullConsumer(Receiver):
             await self._client.heartbeats.send({a for r in routes for a in r.masters().values()})
 
     async def assign(self, queues: Iterable[MessageQueue], expression: str = ALL) -> None:
-        """Replaces what `poll` reads. Positions begin at the committed offsets, or `from_where`."""
+        """Sets the queues that `poll` reads. Positions begin at the committed offsets, or by
+        `from_where`."""
         self._check_running()
         wanted = sorted(set(checked_queues(queues)))
         await self._forget(list(self._fetches))
@@ -190,7 +189,7 @@ class PullConsumer(Receiver):
         self._begin_at(zip(wanted, positions, strict=True))
 
     def _begin_at(self, positions: Iterable[tuple[MessageQueue, int]]) -> None:
-        """From now on `poll` reads these queues, too."""
+        """Adds these queues to those that `poll` reads."""
         new = dict(positions)
         self._positions |= new
         self._moved |= new
@@ -198,18 +197,18 @@ class PullConsumer(Receiver):
         self._changed.set()
 
     def _move(self, queue: MessageQueue, offset: int) -> None:
-        """Everything below `offset` was returned by `poll`, or is not for it."""
+        """`poll` has returned everything below `offset`, or must skip it."""
         self._positions[queue] = self._moved[queue] = offset
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset behind the last message that `poll` returned of an assigned queue."""
+        """The offset after the last message that `poll` returned from an assigned queue."""
         if queue not in self._positions:
             raise ClientError(f"{queue} is not assigned to this consumer: call assign() first")
         return self._positions[queue]
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """`poll` continues at `offset` of this assigned queue. One that the queue does not have
-        any more, or not yet, leads to the nearest that it has."""
+        """Makes `poll` continue at `offset` of this assigned queue, or at the nearest offset that
+        the queue has."""
         check_number("offset", offset, 0)
         self.position(queue)
         await self._forget([queue])
@@ -217,7 +216,7 @@ class PullConsumer(Receiver):
         self._due[queue] = None
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """`poll` returns nothing of these assigned queues until `resume`; their positions stay."""
+        """Makes `poll` skip these assigned queues until `resume`; their positions stay."""
         for queue in checked_queues(queues):
             self.position(queue)
             self._paused.add(queue)
@@ -225,7 +224,7 @@ class PullConsumer(Receiver):
                 self._aside[queue] = self._ready.pop(queue)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """`poll` continues with these queues where it was."""
+        """Lets `poll` read these queues again, from their positions."""
         for queue in queues:
             self._paused.discard(queue)
             if queue in self._aside:
@@ -235,10 +234,10 @@ class PullConsumer(Receiver):
         self._changed.set()
 
     async def poll(self, timeout_ms: int = 1000, *, max_messages: int = 32) -> list[MessageExt]:
-        """Messages of one or more assigned queues, each queue's in order; empty after the timeout.
+        """Returns messages of assigned queues, in order within a queue; empty after the timeout.
 
-        The queues are pulled between calls, too, so a message that arrives then is returned at
-        once. A queue whose broker cannot be reached raises only if no other queue has any.
+        Queues are pulled between calls, too, so a message that arrives then is returned at once. An
+        unreachable broker raises only if no other queue has messages.
         """
         self._check_running()
         if not self._positions:
@@ -262,7 +261,7 @@ class PullConsumer(Receiver):
                     await self._changed.wait()
 
     async def _start_fetches(self, max_messages: int) -> None:
-        """For the queues that are due, a few in a turn."""
+        """Starts a fetch for each due queue, a few per turn."""
         pace = Pace(GATHERED_AT_ONCE)
         while self._due:
             queue, _ = self._due.popitem()
@@ -285,7 +284,7 @@ class PullConsumer(Receiver):
             self._changed.set()
 
     async def _collect(self) -> None:
-        """What the fetches that have ended brought."""
+        """Takes the results of the fetches that have ended."""
         errors: list[BaseException] = []
         pace = Pace()
         while self._done:
@@ -331,7 +330,7 @@ class PullConsumer(Receiver):
         return await self.min_offset(queue)
 
     async def _forget(self, queues: Iterable[MessageQueue]) -> None:
-        """What was fetched of these queues, or is under way. They are not due any more."""
+        """Cancels the fetches of these queues and drops their messages."""
         left = iter(queues)
         while some := list(islice(left, GATHERED_AT_ONCE)):
             for queue in some:

@@ -1,4 +1,4 @@
-"""One pull: its request, its subscription, its reply, and how it reaches the current master."""
+"""One pull: its subscription, its request to the current master, and its reply."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -45,11 +45,9 @@ STATUS_BY_CODE: dict[int, PullStatus] = {int(status.value): status for status in
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """`next_begin_offset` is where the next pull continues, whatever was found or filtered out.
-
-    The queue holds [`min_offset`, `max_offset`). `messages` are decompressed and filtered by tag.
-    With OFFSET_ILLEGAL the offset of the pull is outside the queue; continue at
-    `next_begin_offset`.
+    """`next_begin_offset`: where the next pull continues, in all cases. The queue holds
+    [`min_offset`, `max_offset`). `messages` are decompressed and filtered by tag. With
+    OFFSET_ILLEGAL the offset of the pull is outside the queue; continue at `next_begin_offset`.
     """
 
     status: PullStatus
@@ -66,8 +64,8 @@ ALL = "*"
 def build_subscription(
     topic: str, expression: str, version_ms: int, expression_type: str = TAG
 ) -> SubscriptionData:
-    """`expression`: `*` or empty for all, else tags joined by `||`, or a condition on properties in
-    SQL92. Raises ArgumentError for what is neither, and for another type."""
+    """`expression`: `*` or empty for all, tags joined by `||`, or an SQL92 condition. Raises
+    ArgumentError for an invalid expression or type."""
     check_topic_name(topic)
     check_text("expression", expression)
     text = expression.strip()
@@ -117,7 +115,7 @@ class PullRequest:
     suspend_ms: int = 0
     commit_offset: int | None = None
     read_replica: bool = False
-    """It goes to a slave, as the master suggested."""
+    """Sent to a slave, as the master suggested."""
 
     def command(self) -> RemotingCommand:
         sys_flag = PULL_SUBSCRIPTION
@@ -146,8 +144,8 @@ class PullRequest:
 
 
 def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) -> PullResult:
-    """Raises ResponseError for a refusal, RemoteProtocolError for what cannot be read, a damaged
-    record, say: none of that reply is delivered."""
+    """Decodes the reply of a pull. Raises ResponseError for a refusal, RemoteProtocolError for an
+    unreadable reply or record: then no message of the reply is delivered."""
     status = STATUS_BY_CODE.get(reply.code)
     if status is None:
         raise ResponseError(reply.code, reply.remark, address)
@@ -164,7 +162,7 @@ def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) 
 
 
 def _offsets_of(reply: RemotingCommand) -> tuple[int, int, int]:
-    """Where to continue, and the queue's range. Raises KeyError, ValueError."""
+    """(next offset, min, max) of a reply. Raises KeyError, ValueError."""
     ext = reply.ext
     return int(ext["nextBeginOffset"]), int(ext["minOffset"]), int(ext["maxOffset"])
 
@@ -175,10 +173,10 @@ def _unreadable(error: Exception, request: PullRequest, address: str) -> RemoteP
 
 
 def for_reader(message: MessageExt, broker_name: str) -> None:
-    """Decompresses the body and restores the topic of a message from the retry topic.
+    """Decompresses the body, and restores the original topic of a retried message.
 
-    A body that cannot be decompressed (another codec, or garbage that its producer sent) is
-    delivered as it is, with its flag: one bad message must not stop the queue.
+    A body that cannot be decompressed (unknown codec, or damaged by its producer) is delivered as
+    it is, with its flag: one bad message must not stop the queue.
     """
     message.broker_name = broker_name
     if message.sys_flag & COMPRESSED:
@@ -198,9 +196,8 @@ PULL_AGAIN = NOT_SERVING | {ResponseCode.SYSTEM_ERROR}
 
 @dataclass(frozen=True, slots=True)
 class PulledRecords:
-    """A reply whose messages are not decoded. `records`: whole records of the log, one behind the
-    other, as stored (compressed, and of any tag with the wanted hash). The other fields are those
-    of `PullResult`."""
+    """A reply with undecoded messages. `records`: whole log records, as stored (compressed, and of
+    any tag with the wanted hash). Other fields as in `PullResult`."""
 
     status: PullStatus
     next_begin_offset: int
@@ -212,10 +209,10 @@ class PulledRecords:
 async def pull_at_master(
     client: ClientInstance, request: PullRequest, *, deadline_ms: int, block: bool = False
 ) -> tuple[RemotingCommand, str]:
-    """The reply of the queue's master, and its address. Retries until the deadline.
+    """Pulls from the queue's master; returns its reply and address. Retries until the deadline.
 
-    `block`: an empty pull is held by the broker until a message arrives. Raises NoMasterError with
-    the last reason, NoRouteError. A refusal that has nothing to do with who is master is returned.
+    `block`: the broker holds an empty pull until a message arrives. Raises NoMasterError with the
+    last reason, NoRouteError. Refusals for other reasons are returned.
     """
 
     def command(left_ms: int) -> RemotingCommand:
@@ -236,7 +233,7 @@ async def pull_at_master(
 async def pull_records(
     client: ClientInstance, request: PullRequest, *, deadline_ms: int
 ) -> PulledRecords:
-    """As `pull_at_master`, the messages left as records. Raises as `read_pull_reply`."""
+    """As `pull_at_master`, with undecoded messages. Raises as `read_pull_reply`."""
     reply, address = await pull_at_master(client, request, deadline_ms=deadline_ms)
     status = STATUS_BY_CODE.get(reply.code)
     if status is None:

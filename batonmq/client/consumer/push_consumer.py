@@ -1,13 +1,12 @@
 """A consumer that calls a listener with each message of its topics.
 
-The members of a group share a topic's queues; each member computes its share by itself, every
-20 s, when a broker reports a change of members, and when a route changes. Progress is committed
-only up to the first message not consumed, so after a crash or a failover some messages are
-delivered again, and none is skipped. Origin: DefaultMQPushConsumerImpl, RebalanceImpl.
+The members of a group share a topic's queues. Each computes its own share, every 20 s, when a
+broker reports a change of members, and when a route changes. Progress is committed only up to the
+first unconsumed message, so after a crash or a failover some messages are delivered again, and none
+is skipped. Origin: DefaultMQPushConsumerImpl, RebalanceImpl.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Collection, Sequence
 
@@ -17,7 +16,7 @@ from batonmq.client.consumer.consume_service import ConsumeService, Consuming
 from batonmq.client.consumer.listener import Listener, ListenerCall
 from batonmq.client.consumer.member_calls import MemberState, answer
 from batonmq.client.consumer.member_stats import MemberStats
-from batonmq.client.consumer.membership import GroupMembers
+from batonmq.client.consumer.membership import GroupMembers, Rebalances, by_topic
 from batonmq.client.consumer.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from batonmq.client.consumer.options import (
     ConsumeFromWhere,
@@ -51,13 +50,12 @@ from batonmq.runtime.turns import gather_apart, gather_some
 
 log = logging.getLogger(__name__)
 
-# How soon a rebalance is repeated that could not be completed.
-_UNSETTLED_MS = 1_000
 _CALL_MS = 3_000
 
 
 class PushConsumer(Subscriber):
-    """`subscribe`, then `start` inside a running loop; `close` leaves the queues to other members.
+    """Call `subscribe`, then `start` inside a running loop; `close` leaves the queues to other
+    members.
 
     The listener is called as `listener(messages, context)`; see `Listener`.
     """
@@ -76,9 +74,9 @@ class PushConsumer(Subscriber):
         client_options: ClientOptions | None = None,
     ) -> None:
         """`orderly`: one call at a time per queue, in order (needs a broker with queue locks).
-        `client`: an instance to share, started and closed by its owner; of one group it may hold
-        one consumer. Raises MessageIllegalError for a bad group name, ArgumentError for a
-        listener that cannot be called so."""
+        `client`: an instance to share, started and closed by its owner, with at most one consumer
+        per group. Raises MessageIllegalError for a bad group name, ArgumentError for a bad
+        listener."""
         check_call("listener", listener, ("messages", "context"))
         self.options = given = options or PushConsumerOptions()
         super().__init__(group, name_servers, client, client_options, given.from_where, given.model)
@@ -90,7 +88,7 @@ class PushConsumer(Subscriber):
         self._stats = MemberStats()
         self._service: ConsumeService | None = None
         self._listener_call: ListenerCall | None = None
-        self._rebalance_now = asyncio.Event()
+        self._rebalances = Rebalances(self.options.rebalance_ms)
         self._rebalancing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalanced: dict[str, tuple[MessageQueue, ...]] = {}
@@ -106,21 +104,21 @@ class PushConsumer(Subscriber):
         return tuple(sorted(self._readers))
 
     def subscribe(self, topic: str, expression: str = ALL, *, expression_type: str = TAG) -> None:
-        """Adds or replaces a subscription; `expression` is `*` or `TagA || TagB`, with SQL92 a
-        condition such as `a > 3 AND colour = 'blue'`, which the broker checks at the start."""
+        """Adds or replaces a subscription. `expression`: `*` or `TagA || TagB`; with SQL92 a
+        condition such as `a > 3 AND colour = 'blue'`, which brokers check at the start."""
         self._subscribe(topic, expression, expression_type)
-        self._rebalance_now.set()
+        self._rebalances.soon()
 
     def unsubscribe(self, topic: str) -> None:
         self._subscriptions.pop(topic, None)
-        self._rebalance_now.set()
+        self._rebalances.soon()
 
     async def start(self) -> None:
-        """Returns after the first rebalance.
+        """Returns after the first rebalance. Topics may be created later.
 
         Raises NoNameServerError, UnsupportedByBrokerError (orderly without queue locks),
         ResponseError for an SQL92 expression that a broker refuses, and BatonError for an
-        unreadable offset file. A topic may be created later.
+        unreadable offset file.
         """
         if self._running:
             return
@@ -158,7 +156,7 @@ class PushConsumer(Subscriber):
         await self._client.heartbeats.send()
         settled = await self._rebalance()
         self._tasks = [
-            self._client.spawn(self._rebalance_loop(settled)),
+            self._client.spawn(self._rebalances.repeat(self._rebalance_again, settled=settled)),
             self._client.spawn(self._persist_loop()),
         ]
 
@@ -171,7 +169,7 @@ class PushConsumer(Subscriber):
             await asyncio.wait(self._tasks)
         self._tasks = []
         if service is not None:
-            # Pulling stops first; calls in progress may still commit while the service closes.
+            # Stop pulling first: calls in progress may still commit while the service closes.
             await gather_some(reader.pause() for reader in list(self._readers.values()))
             await service.close()
             await self._give_up(list(self._readers), service)
@@ -185,14 +183,14 @@ class PushConsumer(Subscriber):
             route.topic in self._subscriptions
             and self._rebalanced.get(route.topic) != route.subscribe_queues
         ):
-            self._rebalance_now.set()
+            self._rebalances.soon()
 
     def masters_moved(self, broker_names: Collection[str]) -> None:
         self._offsets.resend(broker_names)
 
     def members_changed(self, group: str) -> None:
         if group == self.group:
-            self._rebalance_now.set()
+            self._rebalances.soon()
 
     async def asked(self, request: RemotingCommand) -> RemotingCommand | None:
         data, listener = self.consumer_data(), self._listener_call
@@ -212,30 +210,26 @@ class PushConsumer(Subscriber):
         return await answer(state, request)
 
     async def rebalance(self) -> None:
-        """Runs at once."""
+        """Rebalances now."""
         if self._service is None:
             raise ClientClosedError(f"consumer {self.group}")
         await self._rebalance()
 
-    async def _rebalance_loop(self, settled: bool) -> None:
-        while True:
-            pause_ms = self.options.rebalance_ms if settled else _UNSETTLED_MS
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_ms / 1000):
-                    await self._rebalance_now.wait()
-            try:
-                settled = await self._rebalance()
-            except UnsupportedByBrokerError as error:
-                log.error("rebalance_failed group=%s reason=%s", self.group, error)
-                settled = True
+    async def _rebalance_again(self) -> bool:
+        try:
+            return await self._rebalance()
+        except UnsupportedByBrokerError as error:
+            log.error("rebalance_failed group=%s reason=%s", self.group, error)
+            return True  # a quick repetition would fail, too
 
     async def _rebalance(self) -> bool:
-        """Whether it is complete for every topic. Raises UnsupportedByBrokerError."""
+        """Rebalances all topics; returns whether it is complete. Raises
+        UnsupportedByBrokerError."""
         async with self._rebalancing:
             return await self._rebalance_all()
 
     async def _rebalance_all(self) -> bool:
-        self._rebalance_now.clear()
+        self._rebalances.begins()
         gone = [q for q in self._readers if q.topic not in self._subscriptions]
         now_ms = boot_ms()
         expired = [q for q, reader in self._readers.items() if reader.is_expired(now_ms)]
@@ -247,9 +241,7 @@ class PushConsumer(Subscriber):
             )
         if (gone or expired) and self._service is not None:
             await self._give_up(sorted({*gone, *expired}), self._service)
-        held: dict[str, list[MessageQueue]] = {}
-        for queue in self._readers:
-            held.setdefault(queue.topic, []).append(queue)
+        held = by_topic(self._readers)
         settled = True
         members = GroupMembers(self._client, self.group)
         for topic in sorted(self._subscriptions):
@@ -290,7 +282,7 @@ class PushConsumer(Subscriber):
         return taken and known
 
     async def _take_up_all(self, queues: Sequence[MessageQueue], service: ConsumeService) -> bool:
-        """Of each broker group side by side. Whether all were taken up."""
+        """Takes up queues, of each broker group concurrently. Returns whether all were taken up."""
         of_broker: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             of_broker.setdefault(queue.broker_name, []).append(queue)
@@ -308,7 +300,8 @@ class PushConsumer(Subscriber):
         service: ConsumeService,
         silent: set[str],
     ) -> bool:
-        """`silent`: broker groups without a master; the next rebalance asks them again."""
+        """`silent` collects broker groups without a master, which are not asked again in this
+        rebalance."""
         if queue.broker_name in silent:
             return False
         try:
@@ -343,7 +336,7 @@ class PushConsumer(Subscriber):
         queues: Sequence[MessageQueue],
         service: ConsumeService,
     ) -> None:
-        """Once this returns, this member commits nothing of these queues any more."""
+        """Gives up these queues: once this returns, this member commits nothing for them."""
         readers = [self._readers.pop(queue) for queue in queues]
         if not readers:
             return
@@ -352,8 +345,8 @@ class PushConsumer(Subscriber):
         await self._offsets.release(queues)
 
     async def _start_offset(self, queue: MessageQueue) -> int:
-        """Where the group continues. If it has no offset and does not begin at the first message,
-        its place is stored before it pulls: the next owner must not begin at a later end."""
+        """Where to begin. If the group has no offset and does not begin at the first message, the
+        offset is stored before the first pull, or the next owner would begin at a later end."""
         deadline_ms = boot_ms() + _CALL_MS
         offset = await self._offsets.read(queue, deadline_ms=deadline_ms)
         if offset is not None:

@@ -1,4 +1,4 @@
-"""Typed requests to the master of a broker group."""
+"""Typed requests of consumers to the masters of broker groups."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ _CHECK_MS = 3_000
 
 
 class QueueCalls:
-    """Offsets, epochs, members and locks, at the masters. Retries in a failover.
+    """Requests about offsets, epochs, members and locks. They are retried during a failover.
 
     All methods raise NoMasterError when no master replied before the deadline, and ResponseError
     when it refused.
@@ -44,7 +44,8 @@ class QueueCalls:
         also: frozenset[int] = frozenset(),
         unsupported: tuple[str, str] | None = None,
     ) -> RemotingCommand:
-        """A reply with code 0 or one of `also`. `unsupported`: what is not served, and advice."""
+        """Returns a reply with code 0 or one of `also`. `unsupported`: subject and advice of the
+        error for REQUEST_CODE_NOT_SUPPORTED (3)."""
         reply, address = await self._client.masters.invoke(
             topic,
             broker_name,
@@ -80,7 +81,7 @@ class QueueCalls:
     async def committed_offset(
         self, group: str, queue: MessageQueue, *, deadline_ms: int
     ) -> int | None:
-        """Where the group continues, None if it has no offset there."""
+        """The group's offset; None if it has none."""
         reply = await self._ask(
             queue,
             RequestCode.QUERY_CONSUMER_OFFSET,
@@ -100,8 +101,8 @@ class QueueCalls:
     async def max_offset(
         self, queue: MessageQueue, *, deadline_ms: int, committed: bool = True
     ) -> int:
-        """Exclusive end of the queue; not `committed`: with what the log holds and no consumer may
-        have yet, from a master of ours (a Java broker leaves that out)."""
+        """Exclusive end of the queue. Not `committed`: a master of ours includes unconfirmed
+        messages, which no consumer may have yet; a Java broker does not."""
         ext = {} if committed else {"committed": "false"}
         reply = await self._ask(queue, RequestCode.GET_MAX_OFFSET, ext, deadline_ms)
         return int(reply.ext["offset"])
@@ -121,7 +122,7 @@ class QueueCalls:
     async def epochs(
         self, topic: str, broker_name: str, *, deadline_ms: int
     ) -> EpochEntryCache | None:
-        """The epochs of the group's log; None if the broker has none, outside controller mode."""
+        """The epochs of the broker group's log; None outside controller mode."""
         reply, _ = await self._client.masters.invoke(
             topic,
             broker_name,
@@ -133,7 +134,7 @@ class QueueCalls:
     async def consumer_ids(
         self, topic: str, broker_name: str, group: str, *, deadline_ms: int
     ) -> list[str] | None:
-        """Client ids of the group's members at that broker, None if it has none."""
+        """Client ids of the group's members at that broker; None if it has none."""
         reply, _ = await self._client.masters.invoke(
             topic,
             broker_name,
@@ -155,7 +156,7 @@ class QueueCalls:
         *,
         deadline_ms: int,
     ) -> frozenset[MessageQueue]:
-        """Those of `queues` (all on that broker) whose lock this client now holds, for 60 s.
+        """Locks queues of one broker for 60 s; returns those that this client holds now.
 
         Raises UnsupportedByBrokerError if the broker does not serve locks.
         """
@@ -196,8 +197,8 @@ class QueueCalls:
         )
 
     async def check_subscription(self, group: str, subscription: SubscriptionData) -> None:
-        """Asks every master of the topic whether it can filter so (46). Raises ResponseError with
-        what the broker says against an SQL92 expression; tags need no asking."""
+        """Asks every master of the topic to check an SQL92 expression (request 46); tags need no
+        check. Raises ResponseError with the broker's reason."""
         if subscription.expression_type == TAG:
             return
         route = await self._client.routes.get(subscription.topic)
@@ -224,8 +225,8 @@ class QueueCalls:
         *,
         deadline_ms: int,
     ) -> None:
-        """Returns a message that was not consumed to its broker, which delivers it again from the
-        retry topic. Raises UnsupportedByBrokerError if the broker does not serve it.
+        """Returns an unconsumed message to its broker, which delivers it again by the retry topic.
+        Raises UnsupportedByBrokerError.
         """
         ext = {
             "offset": str(message.physical_offset),

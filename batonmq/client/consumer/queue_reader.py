@@ -1,8 +1,8 @@
-"""One queue of a push consumer: pulls in a loop and passes the messages to the consume service.
+"""Pulls one queue of a push consumer in a loop, and passes the messages to the consume service.
 
-It pauses while too much is unconsumed. After any failure it fetches the route, so a failover costs
-a few milliseconds once the new master is known; it continues at the offset that it had reached.
-Origin: DefaultMQPushConsumerImpl.pullMessage.
+It pauses while too much is unconsumed. After a failure it fetches the route and continues at its
+offset, so a failover costs a few milliseconds once the new master is known. Origin:
+DefaultMQPushConsumerImpl.pullMessage.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from batonmq.runtime.clock import boot_ms
 log = logging.getLogger(__name__)
 
 EXPIRED_MS = 120_000
-"""A pull, with all that belongs to it, is over long before."""
+"""Far more than a pull with all its retries takes."""
 _REFUSED_PAUSE_MS = 3_000
 _FLOW_CONTROL_PAUSE_MS = 20
 _LOCK_PAUSE_MS = 200
@@ -40,10 +40,9 @@ _LOCK_PAUSE_MS = 200
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What all readers of a consumer share.
-
-    `subscription`: of a topic, read before each pull; None ends the reader. `arrived`: called after
-    messages were put into the process queue. `commits`: send progress along with pulls.
+    """What all readers of a consumer share. `subscription`: topic -> subscription, read before each
+    pull; None ends the reader. `arrived`: called when the process queue has new messages.
+    `commits`: pulls also carry the progress.
     """
 
     client: ClientInstance
@@ -58,7 +57,7 @@ class Reading:
 
 
 class QueueReader:
-    """`process_queue` is replaced by a new one when the broker moves the offset."""
+    """When the broker moves the offset, `process_queue` is replaced by a new one."""
 
     def __init__(self, shared: Reading, queue: MessageQueue, start_offset: int) -> None:
         self.queue = queue
@@ -70,7 +69,7 @@ class QueueReader:
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._flow_controlled = 0
-        # None while it does not ask: consumers or a lock hold it up.
+        # None while it need not pull: flow control or a missing lock stops it.
         self._asked_ms: int | None = None
         self._suggested_id = 0
 
@@ -78,25 +77,25 @@ class QueueReader:
         self._task = self._client.spawn(self._run())
 
     def is_expired(self, now_ms: int) -> bool:
-        """Whether it reads no more, though it should: its queue needs a new reader."""
+        """Whether it has stopped reading without a reason: its queue needs a new reader."""
         if self._task is not None and self._task.done():
             return True
         return self._asked_ms is not None and now_ms - self._asked_ms >= EXPIRED_MS
 
     async def stop(self) -> None:
-        """Stops pulling; nothing of this queue is consumed or committed any more."""
+        """Stops pulling; nothing more of this queue is consumed or committed."""
         self.process_queue.dropped = True
         await self.pause()
 
     async def pause(self) -> None:
-        """Stops pulling; what was pulled may still be consumed."""
+        """Stops pulling; pulled messages may still be consumed."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     def consumed(self) -> None:
-        """The process queue shrank, or a lock was renewed: pulling may continue."""
+        """Pulling may continue: the process queue shrank, or a lock was renewed."""
         self._room.set()
 
     async def _run(self) -> None:
@@ -123,7 +122,7 @@ class QueueReader:
                 failures += 1
                 if failures == 1:
                     log.error("pull_damaged reason=%s", error)
-                self._suggested_id = failures  # one slave after the other: it may have good bytes
+                self._suggested_id = failures  # another slave may have a good copy
                 await asyncio.sleep(pause_ms(failures) / 1000)
             except BatonError as error:
                 failures += 1
@@ -179,7 +178,7 @@ class QueueReader:
     async def _pull(self, address: str, subscription: SubscriptionData) -> PullResult:
         suggested = self._suggested_id
         if suggested:
-            self._suggested_id = 0  # unless the slave suggests it again
+            self._suggested_id = 0  # back to the master, unless the slave suggests itself again
             result = await self._pull_at_slave(suggested, subscription)
             if result is not None:
                 return result
@@ -190,7 +189,7 @@ class QueueReader:
     async def _pull_at_slave(
         self, broker_id: int, subscription: SubscriptionData
     ) -> PullResult | None:
-        """What the slave that the master suggested has; None if it cannot tell: the master can."""
+        """Pulls from the slave that the master suggested; None if the master must be asked."""
         route = await self._client.routes.get(self.queue.topic)
         address = slave_address(route.brokers.get(self.queue.broker_name, {}), broker_id)
         if address is None:
@@ -248,11 +247,11 @@ class QueueReader:
         if result.messages:
             self._shared.arrived(self)
         elif not len(process_queue):
-            # All messages were filtered out: they count as consumed.
+            # All messages were filtered out, so they count as consumed.
             self._offsets.update(self.queue, process_queue.next_offset)
 
     async def restart_at(self, offset: int) -> None:
-        """Continues at another offset; what was pulled and not consumed is dropped."""
+        """Continues at another offset; unconsumed messages are dropped."""
         await self.pause()
         self._replace(offset)
         await self._offsets.persist()
@@ -265,7 +264,8 @@ class QueueReader:
         self._offsets.reset(self.queue, offset)
 
     async def _move_to(self, result: PullResult) -> None:
-        """The offset is not in the queue any more (expired) or not yet: starts at the broker's."""
+        """The offset is outside the queue (expired, or above its end): continues where the broker
+        says."""
         log.warning(
             "offset_moved queue=%s from=%d to=%d range=[%d,%d)",
             self.queue,
@@ -279,7 +279,8 @@ class QueueReader:
 
 
 def slave_address(members: Mapping[int, str], broker_id: int) -> str | None:
-    """The slave with this id, else with the next one, else any, as Java's client chooses."""
+    """The address of the slave with this id, else with the next id, else of any, as in Java's
+    client."""
     slaves = {number: address for number, address in members.items() if number != MASTER_ID}
     for number in (broker_id, broker_id + 1, *sorted(slaves)):
         if number in slaves:

@@ -1,9 +1,9 @@
-"""Which queues a member of a consumer group takes up and which it gives away. Pure.
+"""Computes which queues a group member takes up and which it gives up. Pure.
 
-Every member computes this for itself from the same sorted lists, so it must be total, disjoint and
-the same arithmetic as Java's AllocateMessageQueueAveragely: Java and Python members of one group
-share queues with each other. Safety does not rest on it: two members may hold a queue at once for a
-moment, and then read its messages twice. Origin: RebalanceImpl.
+Each member computes its own share from the same sorted lists. All shares together must be all
+queues, each once, so the arithmetic is that of Java's AllocateMessageQueueAveragely: a group may
+have Java and Python members. For a moment two members may have the same queue and read its messages
+twice. Origin: RebalanceImpl.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,10 +43,10 @@ def plan_rebalance(
     own_id: str,
     model: MessageModel,
 ) -> RebalancePlan:
-    """For one topic. `held`: what this member has of it now; `queues`: all that it has.
+    """The plan for one topic. `held`: the queues that this member has; `queues`: all of the topic.
 
-    `client_ids` None: no broker reported the members. A clustering consumer then keeps what it
-    holds, as to give up all or to take all would be a guess.
+    `client_ids` None: no broker reported the members. A clustering consumer then keeps its queues:
+    anything else would be a guess.
     """
     held_now = set(held)
     if model is MessageModel.BROADCASTING:
@@ -54,7 +54,7 @@ def plan_rebalance(
     elif client_ids is None:
         return RebalancePlan((), ())
     else:
-        in_order = sorted(dict.fromkeys(queues))  # quick where a route gives them in order
+        in_order = sorted(dict.fromkeys(queues))  # usually in order already, so this is fast
         target = set(allocate_averagely(in_order, sorted(set(client_ids)), own_id))
     return RebalancePlan(
         give_up=tuple(sorted(held_now - target)), take_up=tuple(sorted(target - held_now))

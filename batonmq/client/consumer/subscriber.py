@@ -1,4 +1,4 @@
-"""What every consumer is to the brokers: a member of a group, with subscriptions."""
+"""The base of all consumers: a group member with subscriptions."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ class Subscriber(GroupMember):
         return self._subscriptions.keys()
 
     def _subscribe(self, topic: str, expression: str, expression_type: str = TAG) -> None:
-        """Raises BatonError for an expression that is none."""
+        """Raises BatonError for an invalid expression."""
         self._subscriptions[topic] = build_subscription(
             topic, expression, wall_ms(), expression_type
         )
@@ -67,9 +67,8 @@ class Receiver(Subscriber):
 
     @contextmanager
     def processing(self, *messages: MessageExt) -> Iterator[None]:
-        """`with consumer.processing(message): ...` around what the program does with messages of a
-        queue that it was given: the hook sees it as it sees the call of a listener. Without a hook
-        it does nothing."""
+        """`with consumer.processing(message): ...` marks the processing of messages of one queue,
+        so that the hook sees it like a listener call. Without a hook it does nothing."""
         if self._watch is None or not messages:
             yield
             return
@@ -81,6 +80,6 @@ class Receiver(Subscriber):
             call.succeeded = True
 
     def _note_received(self, messages: Sequence[MessageExt], began_ms: int) -> None:
-        """`began_ms`: of the wall clock."""
+        """Tells the hook. `began_ms`: wall clock."""
         if self._watch is not None:
             self._watch.received(self.group, messages, began_ms)

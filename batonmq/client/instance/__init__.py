@@ -1,1 +1,2 @@
-"""What producers, consumers and admin share: connections, routes, heartbeats, calls to masters."""
+"""The common parts of producers, consumers and admin: connections, routes, heartbeats, calls to
+masters."""

@@ -1,4 +1,4 @@
-"""What producers, consumers and admin share. Several of them may use one instance.
+"""The common base of producers, consumers and admin. Several of them may share one instance.
 
 Origin: MQClientInstance.
 """
@@ -59,7 +59,7 @@ class ClientInstance(Connections, RouteListener):
         self.spawn(self.heartbeats.send_forever())
 
     async def close(self) -> None:
-        """Its producers and consumers must be closed before."""
+        """Close its producers and consumers first."""
         self.masters.close()
         await self.disconnect()
 
@@ -85,7 +85,8 @@ class ClientInstance(Connections, RouteListener):
             member.transaction_asked(request, connection.peer)
 
     def _on_reply(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """326. The replier hears by the code whether anybody still waits."""
+        """A reply was pushed (326). The code of the response shows the replier whether its
+        requester still waits."""
         if not any(member.replied(request) for member in self.heartbeats.members):
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, f"client {self.client_id} does not wait for this reply"
@@ -107,10 +108,9 @@ class ClientInstance(Connections, RouteListener):
             member.masters_moved(moved.keys())
 
     def masters_left(self, addresses: Collection[str]) -> None:
-        """Closes connections to former masters, once their last answers had time to arrive.
-
-        A deposed master answers what is pending at once; what is unanswered then (a held pull at
-        a hung process) never will be.
+        """Closes connections to former masters, after a pause for their last replies. A deposed
+        master answers pending requests at once; later replies will not come (from a hung process,
+        say).
         """
         loop = asyncio.get_running_loop()
         for address in addresses:
@@ -124,7 +124,7 @@ class ClientInstance(Connections, RouteListener):
 
 
 class InstanceUser:
-    """Uses an instance that it is given, or starts and closes one of its own; `async with`."""
+    """Uses a given instance, or starts and closes its own; also by `async with`."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class InstanceUser:
 
 
 class GroupMember(InstanceUser, ClientMember):
-    """A producer or consumer: announced to the brokers between `start` and `close`."""
+    """A producer or consumer: between `start` and `close` heartbeats announce it to the brokers."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What every part of a client instance uses: its options, its connections, its background tasks."""
+"""Options, connections and background tasks of a client instance."""
 
 import asyncio
 import itertools
@@ -28,13 +28,11 @@ _serial = itertools.count(1)
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
     """Times in ms. The defaults are Java's, except `suspicion_ms`, which Java does not have.
-
-    `route_poll_ms`: how often routes are fetched without a reason. `suspicion_ms`: how long a
-    master may leave a request unanswered before the name servers are asked for a new one.
-    `instance_name`: gives the client a stable id (broadcasting consumers' offset files);
-    without it each client object is unique. `hook`: sees each send and each call of a listener.
-    `tls`: the cluster takes TLS; None: plain connections. `credentials`: the user that signs each
-    request; None: they leave unsigned.
+    `route_poll_ms`: how often routes are polled. `suspicion_ms`: if a master leaves a request
+    unanswered for so long, the name servers are asked for a new master. `instance_name`: gives the
+    client a stable id (for offset files of broadcasting consumers); without it each client object
+    has its own. `hook`: observes sends and listener calls. `tls`: how to connect with TLS; None:
+    plain connections. `credentials`: the user that signs each request; None: unsigned.
     """
 
     route_poll_ms: int = 30_000
@@ -105,7 +103,7 @@ class Connections:
             await remoting.close()
 
     def spawn(self, work: Coroutine[Any, Any, T], *, log_failure: bool = True) -> asyncio.Task[T]:
-        """Runs a background task that ends with this client."""
+        """Runs a background task until this client closes."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._log_failure if log_failure else self._discard)
@@ -121,9 +119,8 @@ class Connections:
 
 
 def local_ip() -> str:
-    """The address of the interface that outgoing traffic uses, 127.0.0.1 without a network.
-
-    Connecting a datagram socket only chooses a route; nothing is sent.
+    """The address of the interface for outgoing traffic; 127.0.0.1 without a network. Connecting a
+    datagram socket only chooses a route and sends nothing.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -134,5 +131,5 @@ def local_ip() -> str:
 
 
 def new_client_id(ip: str, instance_name: str | None = None) -> str:
-    """`ip@name`. Without a name it is unique per client object, as in Java's `ip@pid#nanos`."""
+    """`ip@name`; without a name unique per client object, as Java's `ip@pid#nanos`."""
     return f"{ip}@{instance_name or f'{os.getpid()}#{wall_ms()}{next(_serial)}'}"

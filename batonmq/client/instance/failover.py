@@ -1,12 +1,11 @@
-"""When a request goes to another master: after which replies, after how long a silence, after which
-pause. Pure.
+"""When a request is sent to another master: after which replies, silences and pauses. Pure.
 
-A hung process keeps its sockets open, so only its silence shows that it hangs. Each request under
-way has a time from which its silence is suspicious; from then on, and again every `recheck_ms`, its
-address is due for a check at the name servers, once for all requests to it. Requests that a broker
-holds on purpose come due one by one: in each `HELD_GAP_MS` of the clock one check of an address
-counts for all of them, and while no other request waits there it is a look at one name server. What
-a check costs grows with the requests that are due, not with those under way.
+A hung process keeps its sockets open, so only its silence shows that it hangs. Each pending request
+has a time from which its silence is suspicious. From then on, every `recheck_ms`, the name servers
+are asked about its address, once for all requests to it. Requests that a broker holds on purpose
+(long polls) become due one by one: in each period of `HELD_GAP_MS` one check of an address counts
+for all of them, and if no other request waits there, it asks only one name server. The cost of a
+check grows with the due requests, not with the pending ones.
 """
 
 from collections.abc import Sequence
@@ -25,15 +24,14 @@ HELD_GAP_MS = 250
 NOT_SERVING = frozenset(
     {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY}
 )
-"""Replies of a broker that cannot serve a request now: its group's master, perhaps another, can.
-
-A slave answers sends and pulls with SYSTEM_BUSY, a deposed or leaseless master with
-SERVICE_NOT_AVAILABLE.
+"""Replies of a broker that is not master, or cannot act as one now: retry at the group's master. A
+slave answers sends and pulls with SYSTEM_BUSY (2), a deposed or leaseless master with
+SERVICE_NOT_AVAILABLE (14).
 """
 
 
 def pause_ms(failures: int) -> int:
-    """How long to wait before the next try after `failures` (>= 1) failed ones in a row."""
+    """The pause before the next try after `failures` (>= 1) in a row."""
     return min(round(FIRST_PAUSE_MS * GROWTH ** min(failures - 1, 16)), LAST_PAUSE_MS)
 
 
@@ -57,25 +55,25 @@ class SilenceWatch:
     def __init__(self) -> None:
         self._requests: dict[int, _Request] = {}
         self._times: list[tuple[int, int]] = []
-        """A heap of (suspect_at_ms, number); those that ended are left out when they come up."""
+        """A heap of (suspect_at_ms, number); entries of ended requests are skipped."""
         self._held_checks: dict[str, int] = {}
-        """By address: the `HELD_GAP_MS` of the clock in which it was checked last."""
+        """Address -> the period of `HELD_GAP_MS` in which it was last checked."""
         self._serial = 0
 
     def begin(self, silence: Silence, now_ms: int, patience_ms: int, recheck_ms: int) -> int:
-        """A request was sent; the number is for `end`."""
+        """A request was sent; pass the returned number to `end`."""
         self._serial += 1
         self._requests[self._serial] = _Request(silence, recheck_ms)
         heappush(self._times, (now_ms + patience_ms, self._serial))
         return self._serial
 
     def end(self, serial: int) -> None:
-        """It was answered, or failed."""
+        """The request was answered, or failed."""
         del self._requests[serial]
 
     def due(self, now_ms: int) -> Sequence[Silence]:
-        """What to check now, one silence per address, of no held request if there is another, of
-        `AT_ONCE` requests at most: while more are due, `next_ms` is not above `now_ms`."""
+        """The silences to check now: one per address, preferably not of a held request. Handles at
+        most `AT_ONCE` requests; if more are due, `next_ms` stays at or below `now_ms`."""
         found: dict[str, Silence] = {}
         again: list[tuple[int, int]] = []
         for _ in range(AT_ONCE):
@@ -99,7 +97,7 @@ class SilenceWatch:
         return list(found.values())
 
     def next_ms(self) -> int | None:
-        """When something is due next, None while nothing is under way."""
+        """When the next check is due; None without pending requests."""
         while self._times and self._times[0][1] not in self._requests:
             heappop(self._times)
         return self._times[0][0] if self._times else None

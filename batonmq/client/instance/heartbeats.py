@@ -1,4 +1,4 @@
-"""The producers and consumers of a client, and the heartbeats that announce them to the brokers."""
+"""The producers and consumers of a client, and their heartbeats to the brokers."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _UNREGISTER_MS = 1_000
 
 
 class ClientMember:
-    """What a client instance needs from its producers and consumers, and reports to them."""
+    """The interface between a client instance and its producers and consumers."""
 
     def producer_group(self) -> str | None:
         return None
@@ -36,20 +36,20 @@ class ClientMember:
         """A route differs from the last one."""
 
     def masters_moved(self, broker_names: Collection[str]) -> None:
-        """The masters of these groups have new addresses. Called once for all topics."""
+        """The masters of these broker groups have new addresses. Called once for all topics."""
 
     def transaction_asked(self, request: RemotingCommand, address: str) -> None:
-        """The broker at `address` asks what became of a transaction (39)."""
+        """The broker at `address` asks for the state of a transaction (39)."""
 
     def replied(self, request: RemotingCommand) -> bool:
-        """A broker brings the answer to a question (326); whether this member waits for it."""
+        """A broker pushes a reply (326); returns whether this member waits for it."""
         return False
 
     def members_changed(self, group: str) -> None:
         """A broker reports that a consumer group gained or lost a member."""
 
     async def asked(self, request: RemotingCommand) -> RemotingCommand | None:
-        """A broker asks a member of a consumer group, for an operator (220, 221, 307, 309)."""
+        """A broker passes on an operator's request to a group member (220, 221, 307, 309)."""
         return RemotingCommand.response_to(
             request, ResponseCode.SYSTEM_ERROR, f"{type(self).__name__} does not answer that"
         )
@@ -69,7 +69,7 @@ class Heartbeats:
         self._members.append(member)
 
     async def remove(self, member: ClientMember) -> None:
-        """Unregisters it at the brokers, so that the others of its group need not wait."""
+        """Unregisters a member at the brokers, so that its group can rebalance at once."""
         if member not in self._members:
             return
         self._members.remove(member)
@@ -89,9 +89,8 @@ class Heartbeats:
             await self._connections.remoting.invoke(address, request, _UNREGISTER_MS)
 
     async def send(self, addresses: Iterable[str] | None = None) -> None:
-        """To all known brokers (slaves only if there is a consumer), or to those given.
-
-        A slave that has the consumers' heartbeats has the groups complete when it becomes master.
+        """Sends heartbeats to all known brokers (slaves only if there is a consumer), or to the
+        given ones. Slaves get them so that they know the groups when they become master.
         """
         data = self._data()
         if not data.producer_data_set and not data.consumer_data_set:

@@ -1,9 +1,9 @@
-"""Requests to the master of a broker group, whoever that is by then.
+"""Requests to the current master of a broker group.
 
-A request that a master does not answer is watched: after `suspicion_ms` the name servers are asked,
-and if they name another master, the old connection is closed, which fails its requests over to the
-new one at once. So a hung master costs its election, not a request timeout. Of a request that it
-may hold, silence says little: one name server is asked each time, and another one the next time.
+If a master leaves a request unanswered for `suspicion_ms`, the name servers are asked. If they name
+another master, the old connection is closed, so that its requests are retried at the new one. So a
+hung master costs an election, not a request timeout. For a request that a master may hold, silence
+means little: only one name server is asked, another one each time.
 """
 
 import asyncio
@@ -43,10 +43,11 @@ class MasterCalls:
         held_check_ms: int | None = None,
         wait_for_topic: bool = True,
     ) -> tuple[RemotingCommand, str]:
-        """The master's reply and address. Retries until the deadline, so it bridges a failover.
+        """Returns the master's reply and address. Retries until the deadline, so it survives a
+        failover.
 
-        For requests that may be sent twice. `make_request`: given the ms left. `held_check_ms`: as
-        in `invoke_once`. Raises NoMasterError with the last reason; NoRouteError without
+        Only for requests that may be sent twice. `make_request` gets the ms left. `held_check_ms`:
+        as in `invoke_once`. Raises NoMasterError with the last reason; NoRouteError without
         `wait_for_topic`.
         """
         failures = 0
@@ -87,10 +88,11 @@ class MasterCalls:
         *,
         held_check_ms: int | None = None,
     ) -> RemotingCommand:
-        """One watched request to a master. Raises ConnectError, RequestTimeoutError.
+        """Sends one request to a master and watches its silence. Raises ConnectError,
+        RequestTimeoutError.
 
-        `held_check_ms`: set for a request that the broker may hold; how often to make sure that
-        it is held by a master.
+        `held_check_ms`: for a request that the broker may hold: how often to check that the broker
+        is still master.
         """
         patience_ms = self._connections.options.suspicion_ms
         recheck_ms = _RECHECK_MS

@@ -1,8 +1,8 @@
-"""Requests to the name servers: one after the other, first to the one that replied last.
+"""Requests to the name servers, one after the other, beginning with the one that replied last.
 
-A name server may be down, may hang, may be cut off from a master, or may still have the route of
-before a failover. So each gets only a part of the time. A route that lacks a master, or names one
-that the caller suspects (it just failed there), is used only if no name server has a better one.
+A name server may be down or hang, may be cut off from a master, or may have the route from before a
+failover. So each gets only a part of the time. A route that lacks a master, or names one that the
+caller suspects (a call just failed there), is used only if no name server has a better one.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 NAMESRV_ADDR_VARIABLE = "NAMESRV_ADDR"
 
-# How long the others may still reply after a first reply that names a suspect.
+# How long to wait for other replies after a first one that names a suspect.
 _SECOND_OPINION_S = 0.05
 
 
 def parse_addresses(text: str | Sequence[str] | None) -> tuple[str, ...]:
-    """`host:port` addresses out of a list or of a text separated by `;` or `,`. Raises
-    ArgumentError for what is none."""
+    """The `host:port` addresses in a list, or in a text separated by `;` or `,`. Raises
+    ArgumentError for an invalid address."""
     if text is None:
         return ()
     parts = text.replace(",", ";").split(";") if isinstance(text, str) else text
@@ -44,11 +44,11 @@ def parse_addresses(text: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def name_servers_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The addresses given, else those of NAMESRV_ADDR. Raises NoNameServerError if none,
-    ArgumentError for what is no address.
+    """The addresses given, else those of NAMESRV_ADDR. Raises NoNameServerError if there are none,
+    ArgumentError for an invalid address.
 
-    An empty list means none: for a client that uses controllers or brokers only. A call that needs
-    a name server then raises NoNameServerError.
+    An empty list is valid, for a client that uses only controllers or brokers; a call that needs a
+    name server then raises NoNameServerError.
     """
     addresses = parse_addresses(given)
     if not addresses and isinstance(given, list | tuple):
@@ -63,7 +63,7 @@ class NameServers:
     def __init__(
         self, addresses: Sequence[str], remoting: RemotingClient, *, share_ms: int = 500
     ) -> None:
-        """`share_ms`: the longest wait for one server while others are untried."""
+        """`share_ms`: the longest wait for one server while there are others to try."""
         self.addresses = tuple(addresses)
         self._remoting = remoting
         self._share_ms = share_ms
@@ -100,14 +100,12 @@ class NameServers:
         suspects: Collection[str] = (),
         by_turns: bool = False,
     ) -> TopicRouteData:
-        """Raises NoRouteError if no server that replies has the topic, ResponseError if they do not
-        let this user see it, else NoNameServerError.
+        """The route of a topic. Raises NoRouteError if no server that replies has it, ResponseError
+        if this user may not see it, else NoNameServerError.
 
-        `suspects`: addresses that are probably no master any more. A reply that still names one as
-        master, or that lacks the topic or a group's master, is used only if no other server has a
-        better one.
-        `by_turns`: another server is asked first each time, not the one that replied last, and
-        the first route is used.
+        `suspects`: addresses that are probably no longer master. A reply that names one, or lacks
+        the topic or a master, is used only if no server has a better one. `by_turns`: begins with
+        another server each time and uses the first route.
         """
         answers = _RouteAnswers(topic, frozenset(suspects), takes_any=by_turns)
         if suspects:
@@ -123,9 +121,8 @@ class NameServers:
         return answers.decide()
 
     async def _ask_all_for_route(self, answers: "_RouteAnswers", deadline_ms: int) -> None:
-        """All at once: a hung server must not delay a failover that another one has seen.
-
-        Ends with the first reply free of suspects, or a little after the first reply.
+        """Asks all at once, so that a hung server does not delay a failover. Ends with the first
+        reply without suspects, or a little after the first reply.
         """
         asking = {
             asyncio.ensure_future(self._ask_for_route(index, answers, deadline_ms, last=False))
@@ -170,7 +167,7 @@ class NameServers:
     async def invoke_each(
         self, request_of: RemotingCommand, *, deadline_ms: int
     ) -> dict[str, RemotingCommand | Exception]:
-        """Sends it to every name server at once; address -> reply or what went wrong."""
+        """Sends the request to every name server at once; returns address -> reply or error."""
 
         async def one(index: int) -> RemotingCommand | Exception:
             request = RemotingCommand.request(request_of.code, request_of.ext, request_of.body)
@@ -198,7 +195,7 @@ class NameServers:
 
 
 class _RouteAnswers:
-    """The name servers' replies about one topic so far, and what follows from them."""
+    """The name servers' replies about one topic so far, and the best of them."""
 
     def __init__(self, topic: str, suspects: frozenset[str], *, takes_any: bool) -> None:
         self.topic = topic
@@ -219,7 +216,7 @@ class _RouteAnswers:
         return bool(self._second_best or self.unknown_at)
 
     def take(self, data: TopicRouteData) -> bool:
-        """True if no better reply is needed."""
+        """Adds a reply. Returns True if no better one is needed."""
         if not self._takes_any and _doubtful(data, self._suspects):
             self._second_best = self._second_best or data
             return False
@@ -238,6 +235,7 @@ class _RouteAnswers:
 
 
 def _doubtful(data: TopicRouteData, suspects: Collection[str]) -> bool:
-    """Whether some group's master is missing or suspect: another server may know its new one."""
+    """Whether some broker group's master is missing or suspect: another server may know the new
+    one."""
     masters = [b.broker_addrs.get(MASTER_ID) for b in data.broker_datas]
     return not masters or any(address is None or address in suspects for address in masters)

@@ -1,6 +1,6 @@
-"""The routes of the topics that a client uses: kept, polled, and fetched at once after a failure.
+"""The routes of the topics that a client uses: cached, polled, and fetched at once after a failure.
 
-A refusal that names the new master changes the routes without a name server.
+A refusal that names the new master updates the routes without a name server.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ HINTED_AT_ONCE = 128
 
 
 class RouteListener:
-    """What a `RouteTable` tells."""
+    """Notifications of a `RouteTable`."""
 
     def route_changed(self, route: TopicRoute) -> None:
-        """A route differs from the last one, or is new."""
+        """A route is new or has changed."""
 
     def masters_moved(self, moved: Mapping[str, str], known: Collection[str], topic: str) -> None:
-        """Masters (broker name -> address) that are new, or have another address: reported once,
-        however many topics they have. `topic` is the first. `known`: those whose group was known,
-        with or without a master."""
+        """These masters (broker name -> address) are new or have another address. Reported once for
+        all topics; `topic` is the first. `known`: broker groups that were known before, with or
+        without a master."""
 
     def masters_left(self, addresses: Collection[str]) -> None:
-        """The last route that named these as masters now names others."""
+        """No route names these addresses as masters any more."""
 
 
 class RouteTable:
@@ -48,10 +48,10 @@ class RouteTable:
         self._listener = listener
         self._routes: dict[str, TopicRoute] = {}
         self._masters: dict[str, str | None] = {}
-        """Of each known group, as the newest route has it, which may come from a name server that
-        lags behind: it says what is news, not who is master of a topic's queues."""
+        """Known broker group -> master by the newest route. That may come from a name server that
+        lags, so it is used only to notice changes."""
         self._named: Counter[str] = Counter()
-        """How many routes name a master's address."""
+        """Master's address -> how many routes name it."""
         self._hints = MasterHints()
         self._fetches: dict[str, asyncio.Task[TopicRoute]] = {}
 
@@ -59,11 +59,11 @@ class RouteTable:
         return list(self._routes.values())
 
     def master_of(self, broker_name: str) -> str | None:
-        """Where the group has its master, by the newest route of any topic."""
+        """The group's master by the newest route of any topic."""
         return self._masters.get(broker_name)
 
     def is_master(self, address: str) -> bool:
-        """Whether any of the known routes names it as a master."""
+        """Whether any known route names this address as a master."""
         return self._named[address] > 0
 
     def cached(self, topic: str) -> TopicRoute | None:
@@ -86,8 +86,8 @@ class RouteTable:
         return await self._fetched(topic, deadline_ms, suspects=suspects)
 
     async def look_again(self, topic: str) -> TopicRoute:
-        """The route, of another name server each time: one that lags behind is outvoted by the
-        next look. Raises NoRouteError, NoNameServerError."""
+        """Fetches the route, from another name server each time, so that one that lags does no
+        lasting harm. Raises NoRouteError, NoNameServerError."""
         return await self._fetched(topic, None, by_turns=True)
 
     async def _fetched(
@@ -101,7 +101,7 @@ class RouteTable:
         fetch = self._fetches.get(topic)
         if fetch is None:
             work = self._fetch(topic, frozenset(suspects), by_turns)
-            # Its failure is raised to each waiter; without waiters it is ignored.
+            # Each waiter gets the failure; without waiters it is ignored.
             fetch = self._connections.spawn(work, log_failure=False)
             self._fetches[topic] = fetch
             fetch.add_done_callback(lambda done: self._fetches.pop(topic, None))
@@ -118,7 +118,7 @@ class RouteTable:
     async def get_or_template(
         self, topic: str, template_topic: str, queue_nums: int, *, deadline_ms: int
     ) -> TopicRoute:
-        """The route; for an unknown topic the one that the first send will create."""
+        """The route; for an unknown topic the route that it will have once a send creates it."""
         try:
             return await self.get(topic, deadline_ms=deadline_ms)
         except NoRouteError as unknown:
@@ -137,9 +137,8 @@ class RouteTable:
         deadline_ms: int | None = None,
         failed_at: str | None = None,
     ) -> str:
-        """The address of a group's master. `failed_at`: where a call just failed.
-
-        Raises NoMasterError, NoRouteError, NoNameServerError.
+        """The address of a group's master. `failed_at`: an address where a call just failed. Raises
+        NoMasterError, NoRouteError, NoNameServerError.
         """
         if failed_at is None:
             route = await self.get(topic, deadline_ms=deadline_ms)
@@ -154,8 +153,8 @@ class RouteTable:
         return address
 
     def hinted_master(self, topic: str, broker_name: str, refusal: RemotingCommand) -> str | None:
-        """The master that a refusal names, which the topic's route now names, too; else None. All
-        other routes follow in the next turns of the loop."""
+        """Updates the topic's route with the master that a refusal names, and returns it; else
+        None. All other routes are updated in the next turns of the loop."""
         address = self._hints.note(broker_name, refusal.ext, boot_ms())
         if address is not None:
             is_news = self._masters.get(broker_name) != address
@@ -170,7 +169,7 @@ class RouteTable:
             self._adopt(self._hints.applied_to(route, boot_ms()))
 
     def master_unreachable(self, address: str) -> None:
-        """Nothing replies there, or its broker is no master: hints to it no longer count."""
+        """The address does not reply or is not master: drops hints that name it."""
         self._hints.unreachable(address)
 
     def forget(self, topic: str) -> None:
@@ -179,7 +178,7 @@ class RouteTable:
             self._named.subtract(route.masters().values())
 
     async def poll(self, used_topics: Callable[[], Iterable[str]]) -> None:
-        """Refreshes the known routes, and those of the topics in use, again and again."""
+        """Refreshes the known routes, and those of the topics in use, periodically."""
         while True:
             await asyncio.sleep(self._connections.options.route_poll_ms / 1000)
             for topic in sorted({*used_topics(), *self._routes}):
@@ -198,7 +197,7 @@ class RouteTable:
         except ResponseError as error:
             if topic not in self._routes:
                 raise
-            # Who has a route keeps it: the refusal may be of a moment in which rights change.
+            # Keep a known route: rights may just be changing.
             raise NoNameServerError([(error.address, str(error))]) from error
         route = self._hints.applied_to(topic_route(topic, data), boot_ms())
         self._adopt(route)

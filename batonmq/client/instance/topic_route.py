@@ -1,9 +1,8 @@
 """A topic's route as the client uses it, and the newer masters that refusals name. Pure.
 
-Publish queues exist only where the broker's queues are writable and a master (id 0) is registered;
-subscribe queues only where they are readable, master or not, so that a failover does not make
-consumers give up their queues. Origin: MQClientInstance.topicRouteData2TopicPublishInfo and
-topicRouteData2TopicSubscribeInfo.
+Publish queues are the writable queues of broker groups with a master (id 0). Subscribe queues are
+all readable ones, even without a master, so that consumers keep their queues during a failover.
+Origin: MQClientInstance.topicRouteData2TopicPublishInfo and topicRouteData2TopicSubscribeInfo.
 """
 
 from collections.abc import Mapping
@@ -56,9 +55,9 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 
 
 def route_for_new_topic(topic: str, template: TopicRouteData, queue_nums: int) -> TopicRoute:
-    """The route a topic will have once a broker creates it from the template topic (TBW102).
+    """The route that a topic will have once a broker creates it from the template topic (TBW102).
 
-    Each broker gives it min(`queue_nums`, the template's queues) queues.
+    Each broker creates min(`queue_nums`, the template's queues) queues.
     """
     route = topic_route(topic, template)
     return TopicRoute(
@@ -71,7 +70,7 @@ def route_for_new_topic(topic: str, template: TopicRouteData, queue_nums: int) -
 
 
 def moved_masters(known: Mapping[str, str | None], new: TopicRoute) -> dict[str, str]:
-    """The masters in `new` (broker name -> address) that are not as in `known`."""
+    """The masters in `new` (broker name -> address) that differ from `known`."""
     return {name: at for name, at in new.masters().items() if known.get(name) != at}
 
 
@@ -86,19 +85,20 @@ class _Hint:
 
 
 class MasterHints:
-    """`batonMasterAddress` and `batonMasterEpoch` of refusals, by broker group. Times are boot_ms.
+    """New masters that refusals name (`batonMasterAddress`, `batonMasterEpoch`), by broker group.
+    Times are boot_ms.
 
-    A broker that is no master any more names the new one in each refusal. For a moment that is
-    newer than what a name server has, so for `HINT_MS` it takes precedence over fetched routes. It
-    is only a hint: the named broker refuses, too, if it is no master, and a hint to a broker that
-    cannot be reached is dropped.
+    A deposed master names the new one in each refusal. A name server may learn of it later, so for
+    `HINT_MS` a hint takes precedence over fetched routes. A wrong hint does no harm: that broker
+    refuses, too, and a hint to an unreachable broker is dropped.
     """
 
     def __init__(self) -> None:
         self._hints: dict[str, _Hint] = {}
 
     def note(self, broker_name: str, ext: Mapping[str, str], now_ms: int) -> str | None:
-        """The address that a refusal names; None if there is none, or of an older masterEpoch."""
+        """Notes and returns the address that a refusal names; None without one, or of an older
+        masterEpoch."""
         address = ext.get(MASTER_ADDRESS_HINT, "")
         epoch_text = ext.get(MASTER_EPOCH_HINT, "")
         if not address or not epoch_text.isdecimal():
@@ -111,13 +111,13 @@ class MasterHints:
         return address
 
     def unreachable(self, address: str) -> None:
-        """Nothing replies there: the name servers' routes count again."""
+        """The address does not reply: drops its hints."""
         for name, hint in list(self._hints.items()):
             if hint.address == address:
                 self._hints[name] = replace(hint, until_ms=0)
 
     def applied_to(self, route: TopicRoute, now_ms: int) -> TopicRoute:
-        """The route with the hinted masters in place of those that it names."""
+        """The route with its masters replaced by the hinted ones."""
         changed = {}
         for name, addresses in route.brokers.items():
             hint = self._hints.get(name)

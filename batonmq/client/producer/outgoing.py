@@ -1,6 +1,6 @@
-"""A message prepared for the wire: checked, given its unique key, compressed. Pure.
+"""Prepares messages for the wire: checks, unique key, compression. Pure.
 
-The user's object is not changed, so the same `Message` may be sent again as a new message.
+The user's object is not changed, so the same `Message` may be sent again.
 """
 
 import math
@@ -29,8 +29,7 @@ NewKey = Callable[[], str]
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """How a broker makes a topic that the first send creates: like `template` (TBW102), with
-    `queue_nums` queues."""
+    """How a send creates a missing topic: like `template` (TBW102), with `queue_nums` queues."""
 
     template: str
     queue_nums: int
@@ -38,8 +37,8 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """`properties` is the encoded property string, `msg_id` the unique key (list for a batch).
-    `reply`: it answers a question."""
+    """`properties`: the encoded property string. `msg_id`: the unique key (a comma list for a
+    batch). `reply`: it is the reply to a request."""
 
     topic: str
     body: bytes
@@ -53,7 +52,7 @@ class Outgoing:
     def command(
         self, group: str, queue: MessageQueue, born_ms: int, new_topic: NewTopic
     ) -> RemotingCommand:
-        """A SendMessageRequestHeaderV2, whose fields have one letter each."""
+        """The send request; the fields of SendMessageRequestHeaderV2 have one letter each."""
         ext = {
             "a": group,
             "b": self.topic,
@@ -85,7 +84,7 @@ def outgoing(
     compress_over_bytes: int = COMPRESS_OVER_BYTES,
     size_max: int = MESSAGE_SIZE_MAX,
 ) -> Outgoing:
-    """Raises MessageIllegalError."""
+    """Prepares one message. Raises MessageIllegalError."""
     check_message(message, size_max)
     properties, msg_id = _own_properties(message, new_key)
     body, sys_flag = message.body, 0
@@ -99,15 +98,14 @@ def outgoing(
 def timed(
     message: Message, delay: timedelta | float | None, deliver_at: datetime | float | None
 ) -> Message:
-    """The message with the wish to be delivered after `delay` (seconds) by the broker's clock, or
-    at `deliver_at` (seconds since 1970, or a datetime with a time zone); rounded up to a ms.
-
-    Raises MessageIllegalError for both, for a negative delay, and for what is neither.
+    """The message with its delivery time: after `delay` (seconds) by the broker's clock, or at
+    `deliver_at` (seconds since 1970, or a datetime with a time zone); rounded up to a ms. Raises
+    MessageIllegalError if both are given, or one is invalid.
     """
     if delay is None and deliver_at is None:
         return message
     if delay is not None and deliver_at is not None:
-        raise MessageIllegalError("delay and deliver_at are two wishes: give one of them")
+        raise MessageIllegalError("delay and deliver_at exclude each other")
     if delay is not None:
         name, seconds = names.TIMER_DELAY_MS, _seconds("delay", delay)
         if seconds < 0:
@@ -134,9 +132,8 @@ def _seconds(what: str, value: object) -> float:
 def outgoing_batch(
     messages: Sequence[Message], new_key: NewKey, *, size_max: int = MESSAGE_SIZE_MAX
 ) -> Outgoing:
-    """One batch body of at least one message; not compressed, as the broker has to take it apart.
-
-    Raises MessageIllegalError for several topics, or a delayed or retry message.
+    """Prepares a batch of at least one message; not compressed, since the broker splits it. Raises
+    MessageIllegalError for several topics, or a delayed or retry message.
     """
     topic = messages[0].topic
     items: list[BatchItem] = []
@@ -180,7 +177,7 @@ def check_message(message: Message, size_max: int) -> None:
 
 
 def _own_properties(message: Message, new_key: NewKey) -> tuple[str, str]:
-    """(encoded properties, unique key). The key is fresh: it names this sending."""
+    """(encoded properties, unique key). The key is new for each send."""
     properties = dict(message.properties)
     properties[names.UNIQ_KEY] = msg_id = new_key()
     properties.setdefault(names.WAIT, "true")

@@ -1,11 +1,10 @@
 """Sending messages.
 
-A send has one deadline, and is tried again until then, so a failover only delays it. After a
-refusal by a broker that is no master, a lost connection or a silent master, the producer fetches
-the route from the name servers and tries again after a few milliseconds; a refusal that names the
-new master saves both. A try without a reply may have been stored, so a send can be stored twice;
-consumers that must not process it twice compare the unique key (`SendResult.msg_id`).
-Origin: DefaultMQProducerImpl.
+A send is retried until its deadline, so a failover only delays it. If a broker is not master, the
+connection is lost, or a master is silent, the producer fetches the route from the name servers and
+retries after a few milliseconds; if a refusal names the new master, it retries there at once. A try
+without a reply may have been stored, so a message can be stored twice; consumers that must not
+process it twice compare the unique key (`SendResult.msg_id`). Origin: DefaultMQProducerImpl.
 """
 
 import asyncio
@@ -63,12 +62,12 @@ from batonmq.runtime.turns import for_each
 R = TypeVar("R", bound=SendResult | None)
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
-"""Given the topic's publish queues (ascending) and the message, the queue to send it to."""
+"""Chooses the queue for a message among the topic's publish queues (ascending)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """`default_topic_queue_nums`: queues per broker of a topic that the first send creates."""
+    """`default_topic_queue_nums`: queues per broker of a topic that a send creates."""
 
     send_timeout_ms: int = 3_000
     compress_over_bytes: int = COMPRESS_OVER_BYTES
@@ -80,7 +79,7 @@ class ProducerOptions:
 class Producer(GroupMember):
     """`async with Producer("group", name_servers="host:9876") as producer: ...`
 
-    All methods may be called concurrently from tasks of the loop that started it.
+    Tasks of the loop that started it may call all methods concurrently.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class Producer(GroupMember):
         client: ClientInstance | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        """`client`: an instance to share; the producer then neither starts nor closes it.
-        Raises MessageIllegalError for a bad group name, NoNameServerError without addresses."""
+        """`client`: an instance to share, started and closed by its owner. Raises
+        MessageIllegalError for a bad group name, NoNameServerError without addresses."""
         super().__init__(group, name_servers, client, client_options)
         self.options = options or ProducerOptions()
         hook = self._client.options.hook
@@ -120,7 +119,7 @@ class Producer(GroupMember):
         for_each(list(self._pickers.values()), lambda picker: picker.moved(broker_names))
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The topic's queues that can be written now, ascending. Raises NoRouteError."""
+        """The topic's queues that are writable now, ascending. Raises NoRouteError."""
         deadline_ms = boot_ms() + self.options.send_timeout_ms
         return (await self._routes.get(topic, deadline_ms)).publish_queues
 
@@ -138,15 +137,13 @@ class Producer(GroupMember):
         """Sends one message and waits for the acknowledgement.
 
         The queue is chosen round robin, unless `queue` or `selector` names it. `unique_key`: the
-        caller's own id of the message, the same if it is sent again; else it gets a fresh one.
-        Consumers get it after `delay` (seconds), or at `deliver_at` (seconds since 1970, or a
-        datetime with a time zone), to the millisecond; `recall` takes it back until then.
-        A result whose `acknowledged` is false was stored but not confirmed by every replica that
-        counts.
-        Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError, and at once
-        ResponseError if this user may not see the topic; after a
-        SendFailedError without a final reply the message may still be stored. ArgumentError for an
-        argument of another type, or a queue of another topic.
+        caller's own id of the message, kept when it is sent again; by default a new one. Consumers
+        get the message after `delay` (seconds), or at `deliver_at` (seconds since 1970, or a
+        datetime with a time zone), to the millisecond; until then `recall` can cancel it. If the
+        result's `acknowledged` is false, the message is stored, but not confirmed by every in-sync
+        replica. Raises ArgumentError and MessageIllegalError for invalid arguments, NoRouteError,
+        NoNameServerError, ResponseError if this user may not see the topic, and SendFailedError:
+        the message may still be stored, unless a broker refused it.
         """
         check_send([message], queue, timeout_ms)
         new_key = self._ids.next if unique_key is None else lambda: unique_key
@@ -158,12 +155,10 @@ class Producer(GroupMember):
         return await self._observed([timed(message, delay, deliver_at)], send)
 
     async def recall(self, topic: str, recall_handle: str, *, timeout_ms: int | None = None) -> str:
-        """Takes back a timed message, by its `SendResult.recall_handle`; the result is its unique
-        key. Once this returns the message is not delivered any more.
-
-        Raises MessageIllegalError for a handle that no send returned, ResponseError if the broker
-        refuses (ILLEGAL_OPERATION, 604: it is due; NO_PERMISSION, 16: recallMessageEnable is off),
-        NoMasterError.
+        """Cancels a timed message by its `SendResult.recall_handle`; returns its unique key. Once
+        this returns, the message will not be delivered. Raises MessageIllegalError for an invalid
+        handle, ResponseError if the broker refuses (ILLEGAL_OPERATION, 604: already due;
+        NO_PERMISSION, 16: recallMessageEnable is off), NoMasterError.
         """
         self._check_running()
         check_text("recall_handle", recall_handle)
@@ -190,11 +185,11 @@ class Producer(GroupMember):
         selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> MessageExt:
-        """Sends a question, and waits for the answer that a consumer gives with `reply`.
+        """Sends a request and waits for the reply that a consumer sends with `reply`.
 
-        Both together may take `timeout_ms`. The question is consumed at least once, so it may be
-        answered more than once: the first answer counts, even one that comes before the question
-        is acknowledged. Raises NoReplyError if none came in time, and as `send`.
+        Both together may take `timeout_ms`. The request is consumed at least once, so there may be
+        several replies: the first one counts, even if it comes before the request is acknowledged.
+        Raises NoReplyError if none came in time, and as `send`.
         """
         self._check_running()
         check_send([message], queue, timeout_ms)
@@ -212,7 +207,7 @@ class Producer(GroupMember):
                 if not reply.done():
                     await sending
             finally:
-                # With an answer it does not matter whether the question was acknowledged.
+                # With a reply it does not matter whether the request was acknowledged.
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
             async with asyncio.timeout(max(0, deadline_ms - boot_ms()) / 1000):
@@ -225,10 +220,10 @@ class Producer(GroupMember):
     async def reply(
         self, asked: MessageExt, body: bytes, *, timeout_ms: int | None = None
     ) -> SendResult:
-        """Answers a message that `request` sent, through the broker that it came from.
+        """Replies to a message that `request` sent, through the broker that it came from.
 
-        Returns when the producer that asked has the answer. Raises MessageIllegalError for a
-        message that asks for no answer, SendFailedError if who asked is gone, and as `send`.
+        Returns once the requester has the reply. Raises MessageIllegalError if the message does not
+        ask for a reply, SendFailedError if the requester is gone, and as `send`.
         """
         check_received("asked", asked)
         check_timeout(timeout_ms)
@@ -252,9 +247,9 @@ class Producer(GroupMember):
         timeout_ms: int | None = None,
         unique_keys: Sequence[str] | None = None,
     ) -> SendResult:
-        """Sends messages of one topic in one request; they get consecutive queue offsets.
+        """Sends messages of one topic in one request, with consecutive queue offsets.
 
-        All are stored or none. `msg_id` and `offset_msg_id` of the result are comma lists.
+        All are stored, or none. `msg_id` and `offset_msg_id` of the result are comma lists.
         `unique_keys`: the caller's own ids, one per message. Errors as `send`.
         """
         if not isinstance(messages, list | tuple):
@@ -262,7 +257,7 @@ class Producer(GroupMember):
         if not messages:
             raise MessageIllegalError("the batch is empty")
         check_send(messages, queue, timeout_ms)
-        # The batch as a whole takes one key more, after those of its messages.
+        # The batch itself takes one more key, after those of its messages.
         keys = None if unique_keys is None else iter((*unique_keys, self._ids.next()))
 
         async def send(messages: Sequence[Message]) -> SendResult:
@@ -282,7 +277,7 @@ class Producer(GroupMember):
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
     ) -> None:
-        """Sends without waiting for a reply: nothing is promised, nothing is tried again.
+        """Sends without waiting for a reply: nothing is promised, nothing is retried.
 
         Raises MessageIllegalError, NoRouteError, NoNameServerError, ConnectError.
         """
@@ -312,7 +307,7 @@ class Producer(GroupMember):
     async def _observed(
         self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Awaitable[R]]
     ) -> R:
-        """`send`, seen by the hook if there is one."""
+        """Sends under the hook, if there is one."""
         if self._watch is None:
             return await send(messages)
         call = SendCall(self.group, messages)
@@ -342,7 +337,7 @@ class Producer(GroupMember):
             return lambda queues, last_broker: select(queues, message)
         picker = self._pickers.get(message.topic)
         if picker is None:
-            # At random: else all producers that start together send to the same queue.
+            # Begin at random, or all producers that start together would use the same queue.
             picker = self._pickers[message.topic] = QueuePicker(random.randrange(1024))
         return lambda queues, last_broker: picker.pick(queues, boot_ms(), last_broker=last_broker)
 
@@ -364,7 +359,8 @@ class Producer(GroupMember):
                 await asyncio.sleep(pause / 1000)
 
     async def _route_for(self, sending: Sending) -> TopicRoute | None:
-        """The route, fetched again after a failure. None: noted as failed; raises if final."""
+        """The route, fetched again after a failure. None: the failure is noted. Raises if it is
+        final."""
         topic = sending.message.topic
         try:
             if not sending.attempts or sending.follow_hint:
@@ -373,12 +369,13 @@ class Producer(GroupMember):
             return await self._routes.refresh(topic, sending.deadline_ms, sending.suspects)
         except (NoRouteError, NoNameServerError) as error:
             if isinstance(error, NoRouteError) and not sending.attempts:
-                raise  # no such topic; after a failed try, its brokers may only be away
+                raise  # no such topic; after a failed try its brokers may only be down
             sending.failed(None, "", NO_REPLY, str(error), boot_ms())
         return None
 
     async def _try(self, sending: Sending, route: TopicRoute) -> SendResult | None:
-        """One try: the result, or None with the failure noted. Raises SendFailedError if final."""
+        """One try: returns the result, or None with the failure noted. Raises SendFailedError if it
+        is final."""
         target = sending.target(route, boot_ms())
         if target is None:
             return None
@@ -404,7 +401,7 @@ class Producer(GroupMember):
         hinted = None
         if decision is RetryDecision.RETRY:
             hinted = self._client.routes.hinted_master(topic, queue.broker_name, reply)
-            if MASTER_ADDRESS_HINT not in reply.ext:  # no master, and it names no other
+            if MASTER_ADDRESS_HINT not in reply.ext:  # not master, without a hint to the new one
                 self._client.routes.master_unreachable(address)
         other = hinted not in (None, address) and not self._routes.is_template(topic)
         sending.refused(decision, other_master=other, now_ms=boot_ms())

@@ -1,7 +1,7 @@
-"""The routes that a producer sends by, of topics that exist and of those that a send creates.
+"""The routes for sends, also to topics that do not exist yet.
 
-A topic that no name server knows gets the route of the template topic; the first send that is
-stored creates it, and its own route replaces the template.
+A topic that no name server knows gets the template topic's route; the first stored send creates the
+topic, and its own route replaces the template.
 """
 
 from collections.abc import Collection
@@ -21,9 +21,8 @@ class PublishRoutes:
         self._announced: dict[str, TopicRoute] = {}
 
     async def get(self, topic: str, deadline_ms: int) -> TopicRoute:
-        """The known route; of an unknown topic the template's.
-
-        Raises NoRouteError, NoNameServerError, ResponseError.
+        """The known route; for an unknown topic the template's. Raises NoRouteError,
+        NoNameServerError, ResponseError.
         """
         template = self._templates.get(topic)
         if template is not None:
@@ -41,8 +40,7 @@ class PublishRoutes:
         return route
 
     async def refresh(self, topic: str, deadline_ms: int, suspects: Collection[str]) -> TopicRoute:
-        """Fetched again after a failed try. `suspects`: addresses that failed as masters.
-
+        """Fetches the route again after a failed try. `suspects`: addresses that failed as masters.
         Raises NoRouteError, NoNameServerError.
         """
         routes = self._client.routes
@@ -57,7 +55,7 @@ class PublishRoutes:
             if cached is None:
                 raise
             return cached
-        # The topic is not created yet: the template topic has a route with the new master.
+        # The topic does not exist yet, but the template's route has the new master.
         try:
             return await self.get(topic, deadline_ms)
         except (NoRouteError, NoNameServerError, ResponseError):
@@ -68,7 +66,7 @@ class PublishRoutes:
         return topic in self._templates
 
     def stored(self, topic: str) -> None:
-        """A send to the topic was stored, so the topic exists by now."""
+        """A send was stored, so the topic exists now: fetches its own route."""
         if topic in self._templates:
             self._client.spawn(self._learn_created(topic))
 
@@ -80,5 +78,5 @@ class PublishRoutes:
         try:
             await self._client.routes.refresh(topic)
         except (NoRouteError, NoNameServerError, ResponseError):
-            return  # not registered yet; the next send that is stored tries again
+            return  # not registered yet; the next stored send tries again
         self._templates.pop(topic, None)

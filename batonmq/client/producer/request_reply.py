@@ -1,9 +1,9 @@
-"""Request-reply: a message that is answered, and the answers that brokers push (326).
+"""Request-reply: messages that ask for a reply, and the replies that brokers push (326).
 
-The question names its asker (REPLY_TO_CLIENT) and itself (CORRELATION_ID). Its answer is a message
-of `<cluster>_REPLY_TOPIC` that the broker pushes over the connection that the asker has opened, so
-the broker must know the asker from a heartbeat before the question arrives.
-Origin: DefaultMQProducerImpl.request, MessageUtil.createReplyMessage, RequestFutureHolder.
+A request names its client (REPLY_TO_CLIENT) and itself (CORRELATION_ID). Its reply is a message of
+`<cluster>_REPLY_TOPIC` that the broker pushes over the client's connection. So the broker must know
+the client from a heartbeat before the request arrives. Origin: DefaultMQProducerImpl.request,
+MessageUtil.createReplyMessage, RequestFutureHolder.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _REPLY = "reply"
 
 
 def question(message: Message, client_id: str, timeout_ms: int) -> Message:
-    """The message as one that asks for an answer, with an id of its own."""
+    """The message with the properties of a request, and its correlation id."""
     asks = {
         names.CORRELATION_ID: str(uuid.uuid4()),
         names.REPLY_TO_CLIENT: client_id,
@@ -34,8 +34,7 @@ def question(message: Message, client_id: str, timeout_ms: int) -> Message:
 
 
 def answer(asked: MessageExt, body: bytes) -> Message:
-    """The answer to a message that a consumer got. Raises MessageIllegalError for one that asks for
-    none."""
+    """The reply to a consumed message. Raises MessageIllegalError if that does not ask for one."""
     wanted = (names.CLUSTER, names.CORRELATION_ID, names.REPLY_TO_CLIENT)
     lacking = [name for name in wanted if not asked.properties.get(name)]
     if lacking:
@@ -52,7 +51,7 @@ def answer(asked: MessageExt, body: bytes) -> Message:
 
 
 def _pushed_answer(request: RemotingCommand, properties: dict[str, str]) -> MessageExt:
-    """The answer in a 326: what the broker tells of it, not where it is stored."""
+    """The reply in a push (326). It does not say where the reply is stored."""
     ext = request.ext
 
     def number(name: str) -> int:
@@ -83,19 +82,20 @@ def _pushed_answer(request: RemotingCommand, properties: dict[str, str]) -> Mess
 
 
 class OpenRequests:
-    """The questions of one producer that wait for their answers, and who knows the producer."""
+    """The requests of one producer that wait for replies, and the brokers that know the
+    producer."""
 
     def __init__(self, client: ClientInstance) -> None:
         self._client = client
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
-        # Master -> the connection over which it learned of this client.
+        # Master -> the connection over which it got this client's heartbeat.
         self._told: dict[str, Connection] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def wait_for(self, asked: Message) -> "asyncio.Future[MessageExt]":
-        """Its answer; `forget` it in the end."""
+        """Waits for the reply; call `forget` at the end."""
         future = asyncio.get_running_loop().create_future()
         self._waiting[asked.properties[names.CORRELATION_ID]] = future
         return future
@@ -104,7 +104,8 @@ class OpenRequests:
         self._waiting.pop(asked.properties[names.CORRELATION_ID], None)
 
     def answered(self, request: RemotingCommand) -> bool:
-        """Whether a 326 is for one of these questions; the first answer counts."""
+        """Takes a pushed reply; returns whether it is for one of these requests. Only the first one
+        counts."""
         properties = decode_properties(request.ext.get("properties", ""))
         waiting = self._waiting.get(properties.get(names.CORRELATION_ID, ""))
         if waiting is None:
@@ -114,8 +115,8 @@ class OpenRequests:
         return True
 
     async def announce(self, route: TopicRoute) -> None:
-        """Heartbeats to the masters of a topic that do not know this client yet. A broker that is
-        gone gets none; the send finds the next master, whose route brings a heartbeat, too."""
+        """Sends heartbeats to the topic's masters that do not know this client yet. Unreachable
+        ones are skipped: when the send finds a new master, that one gets a heartbeat, too."""
         remoting = self._client.remoting
         news = [
             address

@@ -1,4 +1,4 @@
-"""One send: its queue, its tries, whether it is tried again, and its result. Pure."""
+"""One send: its queue, its tries, its retries, and its result. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from batonmq.protocol.message import MessageQueue
 
 
 class SendStatus(StrEnum):
-    """`SEND_OK` is the only acknowledgement: on every member of the SyncStateSet (G1).
+    """Only `SEND_OK` is an acknowledgement: the message is on every member of the SyncStateSet
+    (G1).
 
-    The others mean that the master stored the message, but not every member that must have it
-    confirmed in time: a failover may lose it. Send again if it matters; a consumer may then get it
-    twice.
+    With the others the master stored the message, but not every member confirmed it in time, so a
+    failover may lose it. Send it again if it matters; a consumer may then get it twice.
     """
 
     SEND_OK = "SEND_OK"
@@ -37,9 +37,9 @@ STATUS_BY_CODE: dict[int, SendStatus] = {
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """`msg_id` is the client's unique key (a comma list for a batch), `offset_msg_id` names the
-    broker address and the physical offset; `queue_offset` is that of the first message.
-    `recall_handle`: of a timed message, for `Producer.recall`."""
+    """`msg_id`: the unique key (a comma list for a batch). `offset_msg_id`: contains broker address
+    and physical offset. `queue_offset`: of the first message. `recall_handle`: for
+    `Producer.recall`, if the message is timed."""
 
     status: SendStatus
     msg_id: str
@@ -52,22 +52,22 @@ class SendResult:
 
     @property
     def acknowledged(self) -> bool:
-        """True only for SEND_OK. If false, the message was stored but not acknowledged by all."""
+        """True only for SEND_OK. If false, the message is stored, but not confirmed by all."""
         return self.status is SendStatus.SEND_OK
 
 
 ELSEWHERE_TRIES = 3
-"""Tries for replies that another broker might answer better, but time will not."""
+"""The most tries after refusals that another broker may not repeat, but the same one will."""
 HINTS_FOLLOWED_MAX = 4
-"""How often one send follows a hint without a pause: two brokers may name each other."""
+"""How often one send follows a hint without a pause, since two brokers may name each other."""
 NO_REPLY = -1
 
 
 class RetryDecision(Enum):
     STORED = auto()  # code 0, 10, 11 or 12: the reply holds a send header
     RETRY = auto()  # role change, overload, shutdown: fetch the route, pause, try again
-    ELSEWHERE = auto()  # another broker may accept it; give up after a few tries
-    FINAL = auto()  # another try would get the same reply
+    ELSEWHERE = auto()  # another broker may accept it: a few tries
+    FINAL = auto()  # another try would fail the same way
 
 
 _RETRY = frozenset(
@@ -120,10 +120,10 @@ AVOID_MS = 1000
 
 
 class QueuePicker:
-    """Round robin over a topic's publish queues, without the brokers that just failed.
+    """Round robin over a topic's publish queues, avoiding brokers that just failed.
 
-    Invariant: if some queue's broker is not avoided, an avoided one is never picked; if all are
-    avoided, the plain round robin continues (a wrong suspicion must not stop the sender).
+    Invariant: an avoided broker is picked only if all are avoided; then plain round robin
+    continues, since a wrong suspicion must not stop the sender.
     """
 
     __slots__ = ("_avoid_until_ms", "_next")
@@ -135,8 +135,8 @@ class QueuePicker:
     def pick(
         self, queues: Sequence[MessageQueue], now_ms: int, *, last_broker: str | None = None
     ) -> MessageQueue:
-        """`queues` must not be empty. `last_broker`: whose try just failed; taken only if all
-        others are avoided too."""
+        """Picks one of `queues`, which is not empty. `last_broker`: the broker of the failed try,
+        picked only if all others are avoided, too."""
         if self._avoid_until_ms or last_broker is not None:
             good = [q for q in queues if not self._is_avoided(q.broker_name, now_ms)]
             if last_broker is not None:
@@ -154,7 +154,7 @@ class QueuePicker:
             self._avoid_until_ms.pop(broker_name, None)
 
     def moved(self, broker_names: Iterable[str]) -> None:
-        """These groups have new masters."""
+        """These broker groups have new masters: no longer avoids them."""
         if self._avoid_until_ms:
             for name in broker_names:
                 self._avoid_until_ms.pop(name, None)
@@ -170,12 +170,13 @@ class QueuePicker:
 
 
 ChooseQueue = Callable[[Sequence[MessageQueue], str | None], MessageQueue]
-"""Given the publish queues and the broker group whose try just failed, the queue to send to."""
+"""Chooses a queue, given the publish queues and the broker group whose try just failed."""
 
 
 @dataclass(slots=True)
 class Sending:
-    """One send under way. A try ends in a result or in `failed`; `pause_ms` follows a failure."""
+    """One send. Each try ends with a result or a call of `failed`, after which `pause_ms` says how
+    long to wait."""
 
     message: Outgoing
     choose: ChooseQueue
@@ -185,13 +186,14 @@ class Sending:
     attempts: list[SendAttempt] = field(default_factory=list)
     suspects: set[str] = field(default_factory=set)
     follow_hint: bool = False
-    """The last refusal named another master: send there at once."""
+    """The last refusal named another master: retry there at once."""
     _last_broker: str | None = None
     _elsewhere: int = 0
     _hints_followed: int = 0
 
     def target(self, route: TopicRoute, now_ms: int) -> tuple[MessageQueue, str] | None:
-        """The queue and its master's address; None if there is none, which counts as a failure."""
+        """The queue and its master's address; None without a master, which is noted as a
+        failure."""
         if not route.publish_queues:
             why = "no broker group of the topic has a master"
             if route.masters():
@@ -217,7 +219,8 @@ class Sending:
         self.attempts.append(SendAttempt(name, address or "-", elapsed_ms, code, remark))
 
     def refused(self, decision: RetryDecision, *, other_master: bool, now_ms: int) -> None:
-        """`other_master`: the refusal names another one. Raises SendFailedError if it is final."""
+        """Notes a refusal. `other_master`: it names another master. Raises SendFailedError if it is
+        final."""
         if other_master and self._hints_followed < HINTS_FOLLOWED_MAX:
             self._hints_followed += 1
             self.follow_hint = True
@@ -227,7 +230,7 @@ class Sending:
             raise self.error(now_ms)
 
     def pause_ms(self, now_ms: int) -> int:
-        """Before the next try. Raises SendFailedError if the deadline comes first."""
+        """The pause before the next try. Raises SendFailedError if the deadline is earlier."""
         if self.follow_hint:
             return 0
         pause = pause_ms(len(self.attempts))

@@ -1,10 +1,10 @@
-"""Transactions: a message that consumers see if, and only if, a local transaction was committed.
+"""Transactions: consumers see a message only if a local transaction was committed.
 
-The message is stored as a half message first; then the local transaction runs; then its outcome
-ends the transaction at the broker. If the outcome is unknown, or is lost with this process, the
-broker asks a producer of the group (CHECK_TRANSACTION_STATE): `check` answers from what the
-application stored. Both must know nothing of each other, and `check` may be asked more than once.
-Origin: TransactionMQProducer, DefaultMQProducerImpl.
+First the half message is stored, then the local transaction runs, then its outcome is sent to the
+broker. If the outcome is unknown or lost, the broker asks any producer of the group
+(CHECK_TRANSACTION_STATE, 39), and `check` must find the outcome in what the application stored.
+`check` may run in another process, and more than once. Origin: TransactionMQProducer,
+DefaultMQProducerImpl.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _WAITS = (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_
 
 
 class TransactionState(enum.IntEnum):
-    """The outcome of a local transaction. `UNKNOWN`: the broker asks later."""
+    """The outcome of a local transaction. `UNKNOWN`: the broker will ask later."""
 
     UNKNOWN = 0
     COMMIT = TRANSACTION_COMMIT
@@ -46,15 +46,16 @@ class TransactionState(enum.IntEnum):
 
 
 LocalTransaction = Callable[[Message], TransactionState | Awaitable[TransactionState]]
-"""Runs the local transaction. What it raises rolls the message back and is raised to the caller."""
+"""Runs the local transaction. If it raises, the message is rolled back, and the caller gets the
+error."""
 TransactionCheck = Callable[[MessageExt], TransactionState | Awaitable[TransactionState]]
-"""Tells what became of the local transaction of a message. What it raises counts as UNKNOWN."""
+"""Returns the outcome of a message's local transaction. An exception counts as UNKNOWN."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """`send` is of the half message. `ended`: the broker has confirmed the end; else its check
-    decides."""
+    """`send`: the result for the half message. `ended`: the broker confirmed the end; if not, its
+    check decides."""
 
     send: SendResult
     state: TransactionState
@@ -64,7 +65,7 @@ class TransactionResult:
 class TransactionProducer(Producer):
     """`async with TransactionProducer("group", check, name_servers="host:9876") as producer: ...`
 
-    It sends ordinary messages as well.
+    It can also send ordinary messages.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class TransactionProducer(Producer):
         client: ClientInstance | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        """Errors as `Producer`, and ArgumentError for a `check` that cannot be called."""
+        """Errors as `Producer`, and ArgumentError for a bad `check`."""
         check_call("check", check, ("message",))
         super().__init__(
             group,
@@ -98,11 +99,11 @@ class TransactionProducer(Producer):
         selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> TransactionResult:
-        """Stores the half message, runs `execute`, ends the transaction with what it returns.
+        """Stores the half message, runs `execute`, and ends the transaction with its result.
 
-        `execute` runs only if the half message is acknowledged; else the message is rolled back.
-        `timeout_ms` is for the half message, and again for the end.
-        Raises MessageIllegalError for a message with a delay, and as `send`.
+        If the half message is not acknowledged, it is rolled back and `execute` does not run.
+        `timeout_ms` applies to the half message and again to the end. Raises MessageIllegalError
+        for a delayed message, and as `send`.
         """
         check_send([message], queue, timeout_ms)
         check_call("execute", execute, ("message",))
@@ -177,12 +178,12 @@ class TransactionProducer(Producer):
         )
 
     def topics(self) -> Collection[str]:
-        """Also the template of new topics, so that it knows brokers before it sends: they ask a
-        producer that was restarted for what it, or another one of its group, left undecided."""
+        """Includes the template topic, so that a restarted producer knows brokers before it sends:
+        they must be able to ask it about open transactions of its group."""
         return {*super().topics(), self.options.default_topic}
 
     def transaction_asked(self, request: RemotingCommand, address: str) -> None:
-        """A broker asks for the state of a transaction. One of another group is not answered."""
+        """A broker asks for the state of a transaction. Requests for other groups are ignored."""
         try:
             message = decode_record(request.body)
         except CorruptRecord as error:

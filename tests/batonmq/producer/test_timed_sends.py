@@ -63,7 +63,7 @@ def test_the_wish_is_a_property_in_ms(wish: dict[str, Any], name: str, value: st
 @pytest.mark.parametrize(
     ("wish", "named"),
     [
-        ({"delay": 1, "deliver_at": 1}, "two wishes"),
+        ({"delay": 1, "deliver_at": 1}, "exclude each other"),
         ({"delay": -1}, "at least 0"),
         ({"delay": "5"}, "timedelta"),
         ({"delay": True}, "timedelta"),
