@@ -167,10 +167,15 @@ class ExporterNames:
         ):
             await self._rates(page, name, counted)
         members = page.family("rocketmq_group_count", "gauge", "connected members")
-        groups = self.service.consumers.groups
-        async for name, group in page.pace.through(list(groups.items())):
-            members.add(len(group.members), caddr="", localaddr="", group=name)
+        groups, producers = self.service.consumers.groups, self.service.consumers.producers
         sums = await self._sums(page)
+        async for name in page.pace.through(list(groups.keys() | {name for name, _ in sums})):
+            known = groups.get(name)
+            count = len(known.members) if known else 0
+            members.add(count, caddr="", localaddr="", group=name)
+        made = page.family("rocketmq_producer_count", "gauge", "connected producers")
+        async for name, connected in page.pace.through(list(producers.items())):
+            made.add(len(connected), **self.labels, group=name)
         consumed = page.family("rocketmq_consumer_offset", "gauge", "consumed, summed")
         age = page.family("rocketmq_group_get_latency_by_storetime", "gauge", "age of the oldest")
         async for (group_name, topic), found in page.pace.through(sums.items()):
@@ -188,7 +193,7 @@ class ExporterNames:
                         group=group_name,
                         topic=topic,
                         countOfOnlineConsumers=str(len(known.members) if known else 0),
-                        msgModel="1" if known and known.message_model == "BROADCASTING" else "0",
+                        msgModel="0" if known and known.message_model == "BROADCASTING" else "1",
                     )
 
     async def _sums(self, page: MetricsPage) -> dict[tuple[str, str], _GroupSums]:

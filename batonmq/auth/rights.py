@@ -363,6 +363,7 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.GET_ALL_DELAY_OFFSET: _cluster(GET),
     Code.GET_ALL_MESSAGE_REQUEST_MODE: _cluster(GET),
     Code.GET_TIMER_CHECK_POINT: _cluster(GET),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: _cluster(GET),
     Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _cluster(GET),
     Code.VIEW_BROKER_STATS_DATA: _cluster(GET),
     Code.GET_BROKER_CONSUME_STATS: _cluster(GET),

@@ -38,6 +38,7 @@ from batonmq.protocol.bodies import (
     GetBrokerMemberGroupResponseBody,
     KVTable,
     TopicConfig,
+    TopicList,
     TopicRouteData,
 )
 from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
@@ -111,6 +112,7 @@ class NamesrvEndpoint:
             (RequestCode.ADD_WRITE_PERM_OF_BROKER, self.add_write_perm),
             (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.all_topics),
             (RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_by_cluster),
+            (RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, self.system_topics),
             (RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic),
             (RequestCode.REGISTER_TOPIC_IN_NAMESRV, self.register_topic),
             (RequestCode.UPDATE_NAMESRV_CONFIG, self.update_config),
@@ -350,6 +352,18 @@ class NamesrvEndpoint:
             return _refused(request, ResponseCode.SYSTEM_ERROR, "disable")
         cluster = request.require("cluster")
         return await _topic_list(request, self._routes.topics_of_cluster(cluster))
+
+    async def system_topics(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        """The topics that every cluster and every group has by its name, and a broker to ask for
+        more (GET_SYSTEM_TOPIC_LIST_FROM_BROKER, 305)."""
+        found = TopicList(topic_list=list(self._routes.clusters()))
+        async for name, broker in in_turns(self._routes.brokers()):
+            found.topic_list.append(name)
+            if not found.broker_addr and broker.broker_addrs:
+                found.broker_addr = next(iter(broker.broker_addrs.values()))
+        return _done(request, found.encode())
 
     def delete_topic(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         cluster = request.ext.get("clusterName", "").strip()

@@ -18,7 +18,8 @@ import logging
 import os
 import resource
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Final, Literal, Protocol
 
@@ -93,11 +94,12 @@ class Histogram:
 
 
 class Family:
-    """The series of one name on a page."""
+    """The series of one name on a page. They lie together, also if several are filled by turns."""
 
-    def __init__(self, page: MetricsPage, name: str) -> None:
+    def __init__(self, page: MetricsPage, name: str, head: str) -> None:
         self._page, self._name = page, name
         self._left = page.series_max
+        self.lines = [head]
 
     def add(self, value: float, **labels: str) -> None:
         """One series. Beyond the limit it is counted as dropped instead."""
@@ -109,28 +111,31 @@ class Family:
             self._page.dropped += 1
             return
         self._left -= 1
-        self._page.line(self._name, labels, value)
+        self.line(self._name, labels, value)
+
+    def line(self, name: str, labels: str, value: float) -> None:
+        # The plus makes a bool a number.
+        self.lines.append(f"{name}{{{self._page.constant}{labels}}} {+value}\n")
 
 
 class MetricsPage:
     """The text of one scrape. `constant` labels are on every series."""
 
     def __init__(self, constant: Mapping[str, str], series_max: int) -> None:
-        self._constant = ",".join(f'{name}="{_escaped(text)}"' for name, text in constant.items())
+        self.constant = ",".join(f'{name}="{_escaped(text)}"' for name, text in constant.items())
         self.series_max = series_max
         self.dropped = 0
         self.exporter_names = False
         """Whether the names of rocketmq-exporter are wanted as well."""
-        self.lines: list[str] = []
-        self._names: set[str] = set()
+        self.families: dict[str, Family] = {}
         self.pace = Pace(STEPS_A_TURN)
 
     def family(self, name: str, kind: Kind, what: str) -> Family:
         """Begins the series of a name; each name once."""
-        assert name not in self._names, name
-        self._names.add(name)
-        self.lines.append(f"# HELP {name} {what}\n# TYPE {name} {kind}\n")
-        return Family(self, name)
+        assert name not in self.families, name
+        family = Family(self, name, f"# HELP {name} {what}\n# TYPE {name} {kind}\n")
+        self.families[name] = family
+        return family
 
     def gauge(self, name: str, what: str, value: float, **labels: str) -> None:
         """A name with one series."""
@@ -140,17 +145,19 @@ class MetricsPage:
         self.family(name, "counter", what).add(value, **labels)
 
     def histogram(self, name: str, what: str, histogram: Histogram) -> None:
-        self.family(name, "histogram", what)
-        below = 0
+        family, below = self.family(name, "histogram", what), 0
         for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
             below += count
-            self.line(f"{name}_bucket", label_text({"le": str(bound)}), below)
-        self.line(f"{name}_sum", "", histogram.sum)
-        self.line(f"{name}_count", "", below)
+            family.line(f"{name}_bucket", label_text({"le": str(bound)}), below)
+        family.line(f"{name}_sum", "", histogram.sum)
+        family.line(f"{name}_count", "", below)
 
-    def line(self, name: str, labels: str, value: float) -> None:
-        # The plus makes a bool a number.
-        self.lines.append(f"{name}{{{self._constant}{labels}}} {+value}\n")
+    def taken(self) -> Iterator[str]:
+        """The lines in order. Each is let go at once: 140,000 are not freed in one turn."""
+        for family in self.families.values():
+            family.lines.reverse()
+            while family.lines:
+                yield family.lines.pop()
 
 
 @functools.cache
@@ -313,11 +320,9 @@ class Metrics:
                 log.exception("metrics_incomplete")
         page.gauge("batonmq_metrics_failures", "parts that are missing on this page", failed)
         page.gauge("batonmq_metrics_series_dropped", "beyond the limit of a name", page.dropped)
-        pieces, lines = [], page.lines
-        lines.reverse()  # taken from its end: 140,000 lines are not freed in one turn
-        while lines:
-            pieces.append("".join(lines[: -LINES_A_TURN - 1 : -1]).encode())
-            del lines[-LINES_A_TURN:]
+        pieces, lines = [], page.taken()
+        while piece := "".join(islice(lines, LINES_A_TURN)):
+            pieces.append(piece.encode())
             await asyncio.sleep(0)
         self._page_until_s = boot_s() + PAGE_S
         return pieces

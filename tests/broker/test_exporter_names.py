@@ -48,6 +48,7 @@ def test_what_the_common_dashboard_draws_is_there(tmp_path: Path) -> None:
         await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T").encode())
         await rig.pull(count=1)
         await rig.pull(offset=1, commit=1)
+        await rig.pull(offset=1, commit=1, group="offline")
         page = await page_of(rig, names=True)
         assert page["batonmq_metrics_failures"][0][1] == 0
         assert [name for name in DRAWN.split() if not page.get(name)] == []
@@ -60,7 +61,10 @@ def test_what_the_common_dashboard_draws_is_there(tmp_path: Path) -> None:
         assert of("rocketmq_producer_offset", topic="T", broker="broker-a") == 3
         assert of("rocketmq_consumer_offset", topic="T", group="g") == 1
         assert of("rocketmq_group_diff", topic="T", group="g", countOfOnlineConsumers="1") == 2
+        assert {at["msgModel"] for at, _ in page["rocketmq_group_diff"]} == {"1"}  # clustering
         assert of("rocketmq_group_count", group="g") == 1
+        assert of("rocketmq_group_count", group="offline") == 0
+        assert of("rocketmq_producer_count", group="p", broker="broker-a") == 1
         assert of("rocketmq_brokeruntime_commitlog_maxoffset") == rig.service.store.max_phy_offset
         assert of("rocketmq_brokeruntime_commitlogdir_capacity_total") > 1 << 20
         assert {at["cluster"] for at, _ in page["rocketmq_broker_tps"]} == {"DefaultCluster"}

@@ -69,7 +69,7 @@ def test_r45_it_says_what_is_missing_and_can_be_stopped(tmp_path, caplog):
             metrics, page = BrokerMetrics(service), MetricsPage({}, 10)
             assert metrics.why_not_ready() == [reply.remark]
             await metrics.collect(page)
-            assert not page.lines
+            assert not page.families
             stop.set()
             assert not await start
         await rig.client.close()

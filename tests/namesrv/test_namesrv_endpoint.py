@@ -404,6 +404,9 @@ def test_permissions_and_topics_by_code() -> None:
         await scene.ext(RequestCode.REGISTER_TOPIC_IN_NAMESRV, route, topic="Manual")
         listed = await scene.ext(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="DefaultCluster")
         assert set(loads(listed.body)["topicList"]) == {"TopicA", "TopicB", "Manual"}
+        listed = await scene.ext(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+        system = {"brokerAddr": MASTER, "topicList": ["DefaultCluster", "broker-a"]}
+        assert loads(listed.body) == system
         await scene.ext(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="Manual")
         missing = await scene.ext(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="Manual")
         assert missing.code == 17

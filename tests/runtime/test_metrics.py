@@ -82,6 +82,10 @@ def test_a_page_is_what_prometheus_reads() -> None:
         page.gauge("batonmq_flag", "a bool", True)
         page.family("batonmq_named", "gauge", "odd names").add(2, topic=ODD)
         page.histogram("batonmq_wait_seconds", "waits", waits)
+        one, two = (page.family(name, "gauge", "of two") for name in ("batonmq_one", "batonmq_two"))
+        for number in range(2):  # by turns: on the page the series of a name lie together
+            one.add(number, at=str(number))
+            two.add(number, at=str(number))
 
     source.collects = collects
 
@@ -96,6 +100,8 @@ def test_a_page_is_what_prometheus_reads() -> None:
         assert found["batonmq_wait_seconds_count"] == [(constant, 3)]
         assert found["batonmq_metrics_failures"] == [(constant, 0)]
         assert found["process_open_fds"][0][1] > 3
+        typed = list(text_string_to_metric_families(body.decode()))
+        assert len(typed) == len({family.name for family in typed})
 
     play(metrics, script)
 
