@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 # How much of the log a slave dispatches before the loop serves its sockets again.
 _DISPATCH_SLICE_BYTES: Final = 512 * 1024
+_NOTICE_SPACE_S: Final = 1.0
 _NOT_MASTER: Final = "this replica is not the master"
 
 
@@ -250,6 +251,7 @@ class MessageStore:
         background.repeat(
             "clean", config.clean_resource_interval / 1000, self.expirer.clean_expired
         )
+        background.repeat("space", _NOTICE_SPACE_S, self.expirer.notice_space)
         self.scrub.start()
         self._schedule_slice()
 

@@ -42,6 +42,7 @@ _TRIMMED_AT_ONCE: Final = 32
 _NEW_FILE_COST: Final = 2
 _FILES_AT_ONCE: Final = 192
 _UNITS: Final = "KMGTPE"
+_CLEARLY_BELOW: Final = 1  # percentage points
 
 
 def disk_use(folders: tuple[Path, ...]) -> DiskUse:
@@ -359,6 +360,7 @@ class Expirer:
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
         self._log_time = LogTime(clock_ms(), boot_ms())
+        self._is_refusing = False
 
     def clean_expired(self, *, manual: bool = False) -> int:
         """Removes expired segments (`manual`: at any hour), refuses puts on a full disk; how many
@@ -375,13 +377,26 @@ class Expirer:
                 "segments_expired count=%d reason=%s min_offset=%d",
                 len(removed), decision.reason, commit_log.min_offset,
             )  # fmt: skip
-        self._space.set_watermark(
-            f"more than {self._files.config.disk_space_warning_level_ratio} % of it is used"
-            if decision.disk_full
-            else ""
-        )
+        self._refuse_puts(decision.disk_full)
         self._unlink(removed)
         return len(removed)
+
+    def notice_space(self) -> None:
+        """Between rounds: takes puts again as soon as the disk is clearly below the level at which
+        they are refused. At its edge the next segment would fill it again."""
+        if not self._is_refusing:
+            return
+        below = self._files.config.disk_space_warning_level_ratio - _CLEARLY_BELOW
+        if self._use().ratio * 100 <= below:
+            self._refuse_puts(False)
+
+    def _refuse_puts(self, is_full: bool) -> None:
+        self._is_refusing = is_full
+        level = self._files.config.disk_space_warning_level_ratio
+        self._space.set_watermark(f"more than {level} % of it is used" if is_full else "")
+
+    def _use(self) -> DiskUse:
+        return self._disk_use_of((self._files.log.folder, self._files.config.root))
 
     def _unlink(self, segments: list[Segment]) -> None:
         """Oldest first. What a start would read again, above the checkpoint, is written first: its
@@ -430,7 +445,7 @@ class Expirer:
                 manual=manual,
             ),
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
-            use=self._disk_use_of((commit_log.folder, config.root)),
+            use=self._use(),
             manual=manual,
         )
 

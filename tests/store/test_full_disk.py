@@ -490,3 +490,59 @@ def test_r45_what_a_round_wrote_before_it_found_no_room_is_synced_by_the_next(ri
     store.checkpoints.flush_derived()
     index = [path for path in synced if path.is_file() and path.parent.name == "index"]
     assert len(index) == 1
+
+
+class HeldLoop:
+    """A loop whose timers run when the test moves its clock."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.timers = []
+
+    def call_later(self, delay, work):
+        timer = asyncio.TimerHandle(self.now + delay, work, (), self)
+        self.timers.append(timer)
+        return timer
+
+    def call_soon_threadsafe(self, work):
+        return self.call_later(0, work)
+
+    def get_debug(self):
+        return False
+
+    def _timer_handle_cancelled(self, timer):
+        pass
+
+    def move(self, seconds):
+        end = self.now + seconds
+        while due := [timer for timer in self.timers if timer.when() <= end]:
+            timer = min(due, key=asyncio.TimerHandle.when)
+            self.timers.remove(timer)
+            self.now = max(self.now, timer.when())
+            if not timer.cancelled():
+                timer._run()
+        self.now = end
+
+
+def test_r45_puts_are_taken_a_second_after_the_disk_has_space_again(rig):
+    """Not only at the next round of expiry, 10 s later. At the edge of the level that round
+    decides, so that one segment more or less does not switch puts on and off each second."""
+    store = rig.open_master()
+    loop = HeldLoop()
+    store.start(loop, lambda error: pytest.fail(str(error)))
+    rig.disk_ratio = 0.91
+    loop.move(10.5)
+    assert not store.appender.is_writable and "90 %" in store.disk_space.reason
+    loop.move(2)
+    assert not store.appender.is_writable
+    rig.disk_ratio = 0.895
+    loop.move(2)
+    assert not store.appender.is_writable, "at the edge"
+    rig.disk_ratio = 0.885
+    loop.move(1)
+    assert store.appender.is_writable and not store.disk_space.reason
+    rig.disk_ratio = 0.91
+    loop.move(2)
+    assert store.appender.is_writable, "refused by the next round only"
+    rig.put_confirmed(store, b"a")
+    store.close()
