@@ -858,6 +858,55 @@ def test_mqctl_rotates_a_secret_and_waits_for_the_last_client(tmp_path: Path) ->
     play(test)
 
 
+def test_mqctl_imports_acl_1_twice_and_leaves_alone_what_differs(tmp_path: Path) -> None:
+    file = tmp_path / "plain_acl.yml"
+    account = "{accessKey: %s, secretKey: %s, topicPerms: [T=PUB], whiteRemoteAddress: 10.0.0.1}"
+    accounts = [account % (USER.access_key, USER.secret_key), account % ("other", "file-secret")]
+    file.write_text("accounts:\n" + "".join(f"  - {each}\n" for each in accounts))
+
+    async def test() -> None:
+        async with (
+            name_server_with_users() as names,
+            broker_with_users(tmp_path / "store", namesrv_addr=names.address) as server,
+        ):
+            assert isinstance(names.service, NamesrvService)
+            await until(lambda: bool(names.service.routes.members("broker-a")))
+            await until(lambda: names.guard.user("admin") is not None)
+            await server.create(OTHER)
+
+            async def run(*more: str) -> tuple[int, str, dict[str, Any]]:
+                code, out = await mqctl_at(
+                    names.address, "acl", "import", str(file), "--json", *more
+                )
+                assert SECRET not in out and "file-secret" not in out
+                document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
+                return code, out, document
+
+            code, _, first = await run("--dry-run")
+            users = {each["username"]: each for each in first["users"]}
+            assert code == 0 and first["dryRun"] and users["shop"]["user"] == "new"
+            assert users["shop"]["entries"][0]["state"] == "new"
+            assert len([text for text in first["lost"] if "10.0.0.1" in text]) == 2
+            assert server.guard.user("shop") is None, "nothing was changed"
+            code, out, first = await run("--yes")
+            assert code == 1 and "other in broker-a differs" in out
+            send = send_header("T", 0, {})
+            assert (await server.ask(USER, 310, send, b"x")).code == 0
+            assert (await server.ask(OTHER, 310, send, b"x")).code == DENIED
+            assert isinstance(server.service, BrokerService)
+            before = server.service.tables.users.table["shop"]
+            code, _, again = await run("--yes")
+            users = {each["username"]: each for each in again["users"]}
+            assert users["shop"]["user"] == "there"
+            assert users["shop"]["entries"][0]["state"] == "same"
+            assert server.service.tables.users.table["shop"] == before
+            file.write_text("accounts: [{accessKey: late, secretKey: s}, {accessKey: bad}]")
+            code, out = await mqctl_at(names.address, "acl", "import", str(file), "--yes")
+            assert code == 1 and "account bad" in out and server.guard.user("late") is None
+
+    play(test)
+
+
 def test_a_slave_takes_the_table_over() -> None:
     master, slave = UserTable(Path("unused")), UserTable(Path("unused"))
     wrapper = UserWrapper.decode(

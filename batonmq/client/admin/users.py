@@ -19,6 +19,21 @@ class UserAdmin:
         """No error if an equal user exists. Raises ResponseError."""
         await self._change(RequestCode.AUTH_CREATE_USER, user)
 
+    async def create_at(self, address: str, user: UserInfo) -> None:
+        """In one broker group only; as `create`."""
+        name = user.username or ""
+        code = RequestCode.AUTH_CREATE_USER
+        await self._requests.ask(
+            address, code, {"username": name}, f"user {name}", body=user.encode()
+        )
+
+    async def put_acl_at(self, address: str, acl: AclInfo) -> None:
+        """Adds entries in one broker group; those with the same resource are replaced. Raises
+        ResponseError."""
+        ext = {"subject": acl.subject or ""}
+        code = RequestCode.AUTH_UPDATE_ACL
+        await self._requests.ask(address, code, ext, f"rights of {acl.subject}", body=acl.encode())
+
     async def update(self, user: UserInfo) -> None:
         """None leaves a field as it is. Raises ResponseError."""
         await self._change(RequestCode.AUTH_UPDATE_USER, user)

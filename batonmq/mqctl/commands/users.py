@@ -14,7 +14,7 @@ from batonmq.mqctl.output import plain, when
 from batonmq.mqctl.params import Duration, command, option
 
 if TYPE_CHECKING:
-    from batonmq.auth.policy import AclInfo, User, UserInfo
+    from batonmq.auth.policy import AclInfo, PolicyEntry, User, UserInfo
     from batonmq.client.admin.admin import Admin
 
 PASSWORD_VARIABLE = "BATONMQ_NEW_PASSWORD"
@@ -200,13 +200,17 @@ async def _one_master(admin: Admin) -> str:
 
 
 @command("acl", writes=True)
-@click.argument("action", type=click.Choice(("list", "create", "update", "delete", "explain")))
-@click.argument("names", nargs=-1, metavar="[USER] [ACTION RESOURCE]")
+@click.argument(
+    "action", type=click.Choice(("list", "create", "update", "delete", "explain", "import"))
+)
+@click.argument("names", nargs=-1, metavar="[USER] [ACTION RESOURCE] [FILE...]")
 @option("-r", "--resource", help="Topic:NAME, Group:PREFIX*, Cluster:*, or *.")
 @option("-a", "--actions", help="All, or of Pub,Sub,Create,Update,Delete,Get,List.")
 @option("-d", "--decision", type=click.Choice(("Allow", "Deny")), default="Allow")
 @option("-i", "--sourceIp", help="Addresses or CIDRs, separated by commas; by default all.")
 @option("--policyType", type=click.Choice(("Custom", "Default")), help="By default Custom.")
+@option("--dryRun", is_flag=True, help="import: only show what it would do.")
+@option("--yes", is_flag=True, help="import: do not ask.")
 async def acl(
     context: CommandContext,
     action: str,
@@ -216,19 +220,27 @@ async def acl(
     decision: str,
     source_ip: str | None,
     policy_type: str | None,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
-    """What users may do: list, change, explain.
+    """What users may do: list, change, explain, import.
 
     `create` and `update` do the same: an entry with an equal resource is replaced. `delete` without
     -r deletes all entries. `explain USER ACTION RESOURCE` says which entry decides, from the
     address -i if it is given: `mqctl acl explain shop Pub Topic:Orders`.
 
-    JSON: of list RocketMQ's AclInfo; of explain allowed and reason.
-    """
-    from batonmq.auth.policy import PolicyEntry
+    `import FILE...` makes users and entries of RocketMQ's ACL 1.0 (plain_acl.yml), and names what
+    2.0 cannot say. Again, it changes nothing.
 
+    JSON: of list RocketMQ's AclInfo; of explain allowed and reason; of import users and lost.
+    """
     if action == "explain":
         await _explain(context, names, source_ip)
+        return
+    if action == "import":
+        from batonmq.mqctl.acl_import import import_plain_acl
+
+        await import_plain_acl(context, names, dry_run=dry_run, yes=yes)
         return
     if len(names) != (action != "list"):
         raise click.UsageError("list takes no USER" if action == "list" else f"{action}: give USER")
@@ -239,21 +251,27 @@ async def acl(
         (name,) = names
         if action == "delete":
             await admin.users.delete_entries(name, policy_type, resource)
+        elif not resource or not actions:
+            raise click.UsageError(f"{action}: give -r and -a")
         else:
-            if not resource or not actions:
-                raise click.UsageError(f"{action}: give -r and -a")
-            entry = PolicyEntry(
-                resource=resource,
-                actions=_parts(actions),
-                source_ips=_parts(source_ip or ""),
-                decision=decision,
-            )
+            entry = _entry(resource, actions, decision, source_ip)
             await admin.users.put_entry(name, policy_type or "Custom", entry)
     done = {"create": "created", "update": "updated", "delete": "deleted"}[action]
     if context.out.as_json:
         context.out.document({"subject": f"User:{name}", "done": done})
     else:
         context.out.line(f"entry of {name} {done}")
+
+
+def _entry(resource: str, actions: str, decision: str, source_ip: str | None) -> PolicyEntry:
+    from batonmq.auth.policy import PolicyEntry
+
+    return PolicyEntry(
+        resource=resource,
+        actions=_parts(actions),
+        source_ips=_parts(source_ip or ""),
+        decision=decision,
+    )
 
 
 def _parts(text: str) -> list[str]:
@@ -281,8 +299,8 @@ def _show_acls(context: CommandContext, acls: list[AclInfo]) -> None:
 
 
 async def _explain(context: CommandContext, names: tuple[str, ...], source: str | None) -> None:
-    from batonmq.auth.policy import ACTIONS, KnownUser, Need, pattern_of
-    from batonmq.auth.rights import topic_needs
+    from batonmq.auth.policy import ACTIONS, Decision, KnownUser, Need, pattern_of
+    from batonmq.auth.rights import publish_needs, topic_needs
     from batonmq.protocol.errors import BrokerRefusal
     from batonmq.protocol.topic_name import is_retry_or_dlq
 
@@ -296,17 +314,22 @@ async def _explain(context: CommandContext, names: tuple[str, ...], source: str 
     if not kind or is_prefix:
         raise click.UsageError("RESOURCE is one thing, as Topic:Orders: a request names one")
     needs = [Need(((kind, asked),), (action,))]
-    if kind == "Topic" and is_retry_or_dlq(asked):
+    if kind == "Topic" and action == "Pub":
+        needs = list(publish_needs(asked))
+    elif kind == "Topic" and is_retry_or_dlq(asked):
         needs = list(topic_needs(asked, "", action))
     async with context.admin() as admin:
         address = await _one_master(admin)
         found = _user(name, await admin.users.users(address), await admin.users.acls(address))
-    decision = KnownUser(found).evaluate(needs[0], source or "", "")
+    decision = Decision(True, "every user may")
+    if needs:
+        decision = KnownUser(found).evaluate(needs[0], source or "", "")
     if context.out.as_json:
         context.out.document({"allowed": decision.allowed, "reason": decision.reason})
     else:
         word = "allowed" if decision.allowed else "denied"
-        context.out.line(f"{needs[0]}: {word}. {decision.reason}")
+        asked = str(needs[0]) if needs else f"{action} on {resource}"
+        context.out.line(f"{asked}: {word}. {decision.reason}")
 
 
 def _user(name: str, users: list[UserInfo], acls: list[AclInfo]) -> User:
