@@ -13,6 +13,7 @@ import pytest
 
 from batonmq import Message
 from batonmq.blocking import BlockingProducer
+from lab.cluster.mqctl import mqctl
 from lab.cluster.up import ClusterProcess
 from tests.interop.conftest import BRISK, RunJava
 
@@ -89,6 +90,12 @@ def send_to(topic: str, cluster: ClusterProcess, keys: Iterable[str]) -> None:
             assert producer.send(Message.of(topic, key.encode(), keys=key)).acknowledged
 
 
+def progress(cluster: ClusterProcess, group: str) -> str:
+    """Of the group in each of its topics, retry topics too, and the cluster's log."""
+    servers = ("-n", cluster.name_servers)
+    return mqctl("consumerProgress", "-g", group, *servers, home="/").out + cluster.diagnostics()
+
+
 @pytest.mark.parametrize(
     ("group", "topic"),
     [("java-pop-switching", "JavaPopRetried"), ("java_switching", "Pop_Retried")],
@@ -141,7 +148,10 @@ def test_a_retried_message_ends_with_its_success_and_the_group_goes_on_by_pull(
         consumer.wait_for(
             "all by pulling",
             lambda: wanted <= {x["key"] for x in consumer.of("key")},
-            diagnostics=lambda: str(wanted - {x["key"] for x in consumer.of("key")}),
+            diagnostics=lambda: (
+                f"{wanted - {x['key'] for x in consumer.of('key')}}, "
+                + progress(java_cluster, group)
+            ),
         )
         consumer.finish()
     times = Counter(x["key"] for x in consumer.of("key"))
