@@ -34,8 +34,10 @@ def mqadmin(java_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
         def run(*words: str) -> str:
             line = program.ask("\t".join(words), WAIT_S)
-            assert "Exception" not in line["output"] + line["error"], line
             output: str = line["output"]
+            if "Exception" in output + line["error"]:
+                # Not an assert: pytest would cut the cause, which is last.
+                raise AssertionError(f"{words}:\n{output}\n{line['error']}")
             return output
 
         yield run
