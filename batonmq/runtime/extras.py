@@ -17,6 +17,7 @@ PACKAGES: Final = {
         "setproctitle": "setproctitle",
     },
     "otel": {"opentelemetry": "opentelemetry-api"},
+    "otlp": {"opentelemetry.proto": "opentelemetry-proto"},
     "spark": {
         "duckdb": "duckdb",
         "jinja2": "jinja2",
@@ -29,7 +30,14 @@ PACKAGES: Final = {
 }
 
 
-def lacking(extra: str, find: Callable[[str], object | None] = find_spec) -> str:
+def _find(name: str) -> object | None:
+    try:
+        return find_spec(name)
+    except ModuleNotFoundError:  # of the package that it lies in
+        return None
+
+
+def lacking(extra: str, find: Callable[[str], object | None] = _find) -> str:
     """Missing packages and the remedy, as `a, b: pip install ...`; empty if none is missing."""
     missing = [pip_name for name, pip_name in PACKAGES[extra].items() if find(name) is None]
     return f"{', '.join(missing)}: pip install 'batonmq[{extra}]'" if missing else ""

@@ -16,7 +16,8 @@ import functools
 import gc
 import logging
 import os
-import resource
+import resource as limits
+import socket
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -26,6 +27,7 @@ from typing import ClassVar, Final, Literal, Protocol
 import msgspec
 
 from batonmq.runtime.clock import boot_s, wall_ms
+from batonmq.runtime.extras import lacking
 from batonmq.runtime.section import Ranges, Section
 from batonmq.runtime.turns import Pace
 
@@ -53,9 +55,11 @@ class MetricsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     RANGES: ClassVar[Ranges] = {
         "prom_exporter_port": (1, 65_535),
         "cardinality_limit": (1, None),  # series of one name
+        "grpc_exporter_timeout_ms": (1, None),
+        "grpc_exporter_interval_ms": (100, None),
     }
 
-    exporter_type: Literal["DISABLE", "PROM"] = msgspec.field(
+    exporter_type: Literal["DISABLE", "PROM", "OTLP_GRPC"] = msgspec.field(
         default="DISABLE", name="metricsExporterType"
     )
     prom_exporter_port: int = msgspec.field(default=5557, name="metricsPromExporterPort")
@@ -63,10 +67,34 @@ class MetricsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     label: str = msgspec.field(default="", name="metricsLabel")
     cardinality_limit: int = msgspec.field(default=50_000, name="metricsOtelCardinalityLimit")
     exporter_names: bool = msgspec.field(default=False, name="metricsExporterNames")
+    grpc_exporter_target: str = msgspec.field(default="", name="metricsGrpcExporterTarget")
+    grpc_exporter_header: str = msgspec.field(default="", name="metricsGrpcExporterHeader")
+    # RocketMQ spells these two without the s.
+    grpc_exporter_timeout_ms: int = msgspec.field(
+        default=3_000, name="metricGrpcExporterTimeOutInMills"
+    )
+    grpc_exporter_interval_ms: int = msgspec.field(
+        default=60_000, name="metricGrpcExporterIntervalInMills"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.labels
+        _ = self.labels, self.headers
+        if self.exporter_type == "OTLP_GRPC" and not self.grpc_exporter_target:
+            raise ValueError(
+                "metricsGrpcExporterTarget is empty: OTLP_GRPC needs the address of a collector"
+            )
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """What every push carries. No error shows a value: it may be a secret."""
+        found = []
+        for pair in filter(None, (part.strip() for part in self.grpc_exporter_header.split(","))):
+            name, colon, value = pair.partition(":")
+            if not colon or not name.isascii() or not pair.isprintable():
+                raise ValueError("metricsGrpcExporterHeader: key:value,key:value is allowed")
+            found.append((name.strip().lower(), value.strip()))
+        return found
 
     @property
     def labels(self) -> dict[str, str]:
@@ -209,6 +237,7 @@ class Metrics:
         self._page: asyncio.Task[list[bytes]] | None = None
         self._page_until_s = 0.0
         self._looks: asyncio.TimerHandle | None = None
+        self._push: asyncio.Task[None] | None = None
 
     @property
     def connections(self) -> int:
@@ -221,11 +250,13 @@ class Metrics:
         self._sources.append(source)
 
     async def start(self) -> None:
-        """Listens, if the configuration says so. A port that is taken is logged: a broker without
-        its figures is better than none."""
+        """Listens and pushes, if the configuration says so. A port that is taken is logged: a
+        broker without its figures is better than none."""
         config = self._config
         if config.exporter_type == "DISABLE":
             return
+        if config.exporter_type == "OTLP_GRPC":
+            self._begin_to_push()
         host, port = config.prom_exporter_host, config.prom_exporter_port
         try:
             self._server = await asyncio.start_server(self._accept, host, port, limit=REQUEST_MAX)
@@ -235,12 +266,33 @@ class Metrics:
         self._look(boot_s())
         log.info("metrics_listen address=%s:%d", host, port)
 
+    def _begin_to_push(self) -> None:
+        config = self._config
+        if missing := lacking("otlp"):
+            log.error("metrics_not_pushed reason=it needs %s", missing)
+            return
+        # Without pushes no start waits for gRPC to load.
+        from batonmq.runtime.otlp import push
+
+        name = f"{socket.gethostname()}:{config.prom_exporter_port}"
+        resource = {"service.name": f"batonmq-{self._node_type}", "service.instance.id": name}
+        work = push(
+            self.page,
+            resource,
+            target=config.grpc_exporter_target,
+            headers=config.headers,
+            interval_s=config.grpc_exporter_interval_ms / 1000,
+            timeout_s=config.grpc_exporter_timeout_ms / 1000,
+            began_ms=int(self._began_s * 1000),
+        )
+        self._push = asyncio.create_task(work, name="metrics-push")
+
     async def close(self) -> None:
         if self._looks is not None:
             self._looks.cancel()
         if self._server is not None:
             self._server.close()
-        tasks = [*self._open, *([self._page] if self._page is not None else [])]
+        tasks = [*self._open, *(task for task in (self._page, self._push) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -335,10 +387,10 @@ class Metrics:
         page.counter("process_cpu_seconds_total", "user and system", times.user + times.system)
         page.gauge("process_start_time_seconds", "since 1970", self._began_s)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        page.gauge("process_resident_memory_bytes", "resident", pages * resource.getpagesize())
+        page.gauge("process_resident_memory_bytes", "resident", pages * limits.getpagesize())
         page.gauge("process_open_fds", "open descriptors", len(os.listdir("/proc/self/fd")))
         page.gauge(
-            "process_max_fds", "allowed descriptors", resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            "process_max_fds", "allowed descriptors", limits.getrlimit(limits.RLIMIT_NOFILE)[0]
         )
         collections = page.family(
             "python_gc_collections_total", "counter", "collections by generation"

@@ -32,7 +32,7 @@ class _Setting(NamedTuple):
     where: str
 
 
-SECRET: Final = re.compile("password|credentials|AuthenticationUser", re.IGNORECASE)
+SECRET: Final = re.compile("password|credentials|AuthenticationUser|ExporterHeader", re.IGNORECASE)
 """In keys whose values no error shows."""
 # section -> key -> setting
 _Found = dict[str, dict[str, _Setting]]

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 LOG_BYTES: Final = 512 << 10
 HISTORY_BYTES: Final = 4 << 20
 SCRAPE_S: Final = 0.5
-SECRET: Final = re.compile(r"(?i)(password|secret|token|access.?key|credential|authenticationUser)")
+SECRET: Final = re.compile(
+    r"(?i)(password|secret|token|access.?key|credential|authenticationUser|exporterHeader)"
+)
 
 
 @command("doctor", controllers=True, timeout_s=ANSWER_S)
