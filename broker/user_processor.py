@@ -102,6 +102,8 @@ class UserProcessor:
             )
         )
         self._only_super_changes(request, guard, known, user)
+        if not user.is_super:
+            self._not_the_last_super(known)
         await self._confirmed(self._users.put(user), user.username)
         return RemotingCommand.response_to(request)
 
@@ -132,6 +134,7 @@ class UserProcessor:
         known = self._users.table.get(name)
         if known is not None:
             self._only_super_changes(request, guard, known)
+            self._not_the_last_super(known)
         await self._confirmed(self._users.delete(name), name)
         return RemotingCommand.response_to(request)
 
@@ -221,6 +224,14 @@ class UserProcessor:
             asks is not None and asks.is_super
         ):
             raise _forbidden("only a super user makes, changes or deletes a super user")
+
+    def _not_the_last_super(self, user: User) -> None:
+        """Without one, only who has the secret of the nodes could make users."""
+        if user.is_super and not any(
+            other.is_super and other.username != user.username
+            for other in self._users.table.table.values()
+        ):
+            raise _forbidden(f"{user.username} is the last super user: make another one first")
 
     async def _confirmed(self, end: int, name: str) -> None:
         await self._path.wait_confirmed(end, f"user {name}")

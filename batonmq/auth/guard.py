@@ -16,7 +16,7 @@ from typing import Final
 
 from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
-from batonmq.auth.policy import SUPER, KnownUser, Need, Rulebook, User, UserInfo
+from batonmq.auth.policy import NAME_MAX, SUPER, KnownUser, Need, Rulebook, User, UserInfo
 from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of
 from batonmq.auth.signature import ACCESS_KEY, SIGNATURE, Signer, SigningKey, signed_send
 from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
@@ -35,6 +35,10 @@ _SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 SUBJECTS_MAX: Final = 8
 DECIDED_MAX: Final = 1024
 """Kept decisions of one connection."""
+KEPT_MAX: Final = 255
+"""Characters of a name in a kept decision: no longer name is of a topic or group."""
+WHY_MAX: Final = 500
+"""Characters of a refusal: it names what a stranger sent."""
 OLD_CLIENT: Final = 399
 """Up to this version (V4_9_3) clients set UNIQUE_KEY behind their signature."""
 UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
@@ -182,6 +186,8 @@ class Guard:
         # What passes without a check is no decision to keep.
         if len(known) != 1 or code in self._open_codes or self._config.audit_only:
             return
+        if len(request.ext["b"]) > KEPT_MAX:
+            return
         senders = self._senders(connection)
         if not senders or len(senders) >= DECIDED_MAX:
             senders = {}
@@ -211,7 +217,7 @@ class Guard:
         found = self._proven(name, request, connection.peer)
         if not found:
             why = (
-                f"user {name!r}: unknown, or its signature is not right"
+                f"user {name[:NAME_MAX]!r}: unknown, or its signature is not right"
                 if name
                 else "the request is not signed: set accessKey and secretKey"
             )
@@ -233,7 +239,9 @@ class Guard:
         return name
 
     def _known(self, name: str) -> list[tuple[Rulebook, KnownUser]]:
-        """The users of that name, each with its book."""
+        """The users of that name, each with its book. The name of the nodes is theirs alone."""
+        if (node := self._nodes.get(name)) is not None:
+            return [(self._nodes, node)]
         books = self._books.values()
         return [(book, user) for book in books if (user := book.get(name)) is not None]
 
@@ -271,9 +279,12 @@ class Guard:
         key = None
         if right is not None and right.fields:
             get = request.ext.get
-            key = (name, code, source, *[get(field) for field in right.fields])
+            values = [get(field) for field in right.fields]
+            key = (name, code, source, *values)
             if key in decided:
                 return
+            if any(value is not None and len(value) > KEPT_MAX for value in values):
+                key = None
         try:
             needs = needs_of(code, request)
         except BatonError as error:
@@ -344,7 +355,7 @@ class Guard:
         subject = resource or _subject(code, request)
         passes = self._config.audit_only and code not in ALWAYS_CHECKED
         self.audit.refused(name, connection.peer, code, subject, why, passes=passes)
-        return BrokerRefusal(ResponseCode.NO_PERMISSION, why)
+        return BrokerRefusal(ResponseCode.NO_PERMISSION, why[:WHY_MAX])
 
     def close(self) -> None:
         self.audit.close()

@@ -43,6 +43,8 @@ ANY: Final = "*"
 NAME_MAX: Final = 128
 ENTRIES_MAX: Final = 1024
 """Of one user."""
+RESOURCE_MAX: Final = 300
+SOURCES_MAX: Final = 64
 _TIME_MAX: Final = 1 << 53  # what every reader of JSON takes for an integer
 _RESOURCE_OF: Final = {name.lower(): name for name in RESOURCES}
 _SUBJECT: Final = "User:"
@@ -106,6 +108,11 @@ class User(Body):
 
     def __repr__(self) -> str:
         return f"User({self.username!r})"
+
+    @property
+    def is_super(self) -> bool:
+        """A disabled one is none."""
+        return self.user_type == SUPER and self.user_status != DISABLED
 
     def info(self) -> UserInfo:
         """What others may see of it: no secret."""
@@ -246,7 +253,7 @@ class KnownUser:
 
     @property
     def is_super(self) -> bool:
-        return self.user.user_type == SUPER and self.is_enabled
+        return self.user.is_super
 
     @property
     def is_enabled(self) -> bool:
@@ -420,6 +427,11 @@ def without(user: User, kind: str | None, resource: str | None) -> User:
 
 
 def _checked(entry: PolicyEntry) -> PolicyEntry:
+    if len(entry.resource) > RESOURCE_MAX or len(entry.source_ips) > SOURCES_MAX:
+        raise _invalid(
+            f"resource {entry.resource[:NAME_MAX]!r}: an entry has at most {RESOURCE_MAX}"
+            f" characters and {SOURCES_MAX} addresses"
+        )
     if not entry.actions:
         raise _invalid(f"{entry.resource}: no action is given")
     for text in entry.source_ips:

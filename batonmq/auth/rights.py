@@ -2,9 +2,9 @@
 
 A request needs all that its row names, and of the actions of one need any. A code without a row is
 denied to all but super users. A retry topic is its group's, also the two spellings of POP's; of a
-dead-letter topic the right on its group is enough to read it. Internal topics are written by nodes
-only, but anyone may trace. Origin: DefaultAuthorizationContextBuilder, the annotations of request
-headers; what RocketMQ 5.3.3 checks nowhere has a row here (docs/security.md).
+dead-letter topic the right on its group is enough to read it. Internal topics are written and read
+by nodes only, but anyone may trace. Origin: DefaultAuthorizationContextBuilder, the annotations of
+request headers; what RocketMQ 5.3.3 checks nowhere has a row here (docs/security.md).
 """
 
 from __future__ import annotations
@@ -66,25 +66,26 @@ def group_need(group: str, *actions: str) -> Need:
 def topic_needs(topic: str, group: str, *actions: str) -> Needs:
     """What reading or managing a topic needs, for a request that also names `group`."""
     if topic.startswith(RETRY_PREFIX):
-        name = topic.removeprefix(RETRY_PREFIX)
-        # POP's retry topics have the topic behind the group, and a group may have any name.
-        if group and (name.startswith((f"{group}+", f"{group}_"))):
-            name = group
-        elif "+" in name:
-            name = name.partition("+")[0]
-        yield Need(((GROUP, name),), actions)
+        name, plus, _ = topic.removeprefix(RETRY_PREFIX).partition("+")
+        resources: tuple[tuple[str, str], ...] = ((GROUP, name),)
+        if group and not plus and name.startswith(f"{group}_"):
+            # POP's older name of a group's retry topic, or the retry topic of another group.
+            resources += ((TOPIC, name.removeprefix(f"{group}_")),)
+        yield Need(resources, actions)
     elif topic.startswith(DLQ_PREFIX):
         yield Need(((TOPIC, topic), (GROUP, topic.removeprefix(DLQ_PREFIX))), actions)
+    elif SUB in actions and topic != TRACE_TOPIC and is_system_topic(topic):
+        # It holds messages of every topic: delayed, half or discarded ones.
+        yield Need(((NODES, topic),), actions)
     else:
         yield Need(((TOPIC, topic),), actions)
 
 
 def pop_topic_needs(topic: str, group: str) -> Needs:
     """The same for one that the group itself reads: its own retry topic needs nothing more."""
-    own = retry = RETRY_PREFIX + group
-    if topic == own or topic.startswith((f"{retry}+", f"{retry}_")):
-        return
-    yield from topic_needs(topic, group, SUB)
+    own = RETRY_PREFIX + group
+    if topic != own and not topic.startswith(f"{own}+"):
+        yield from topic_needs(topic, group, SUB)
 
 
 def publish_needs(topic: str) -> Needs:

@@ -199,6 +199,20 @@ def test_what_is_no_entry_is_refused_by_name(bad: PolicyEntry) -> None:
         user_with(bad)
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        entry("Topic:" + "a" * 400),
+        entry("Topic:a", ips=",".join(["10.0.0.1"] * 65)),
+    ],
+)
+def test_an_entry_has_a_size(bad: PolicyEntry) -> None:
+    """A user with all its entries is one record of the log."""
+    with pytest.raises(BrokerRefusal, match="most") as caught:
+        user_with(bad)
+    assert len(caught.value.remark) < 300
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a,b", "..", "é", "x" * 129])
 def test_names_that_no_client_could_use(name: str) -> None:
     with pytest.raises(BrokerRefusal) as caught:
@@ -220,10 +234,41 @@ def test_retry_and_dead_letter_topics_follow_their_group() -> None:
     dlq = ask(pull, consumerGroup="g", topic="%DLQ%h")
     assert dlq == ["Sub on Group:g", "Sub on Topic:%DLQ%h or Group:h"]
     # POP's: the ack of a message that came again names its retry topic
-    for topic in ("%RETRY%g+T", "%RETRY%g_T"):
-        assert ask(RequestCode.ACK_MESSAGE, consumerGroup="g", topic=topic) == ["Sub on Group:g"]
+    ack = RequestCode.ACK_MESSAGE
+    assert ask(ack, consumerGroup="g", topic="%RETRY%g+T") == ["Sub on Group:g"]
     assert ask(RequestCode.SEND_MESSAGE_V2, a="p", b="%RETRY%g") == ["Sub on Group:g"]
     assert ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%g") == ["Pub/Sub/Get on Group:g"]
+
+
+@pytest.mark.parametrize("code", [11, 361, 200050, 200051, 200053])
+def test_a_group_whose_name_begins_like_another_does_not_read_its_retries(code: int) -> None:
+    """`%RETRY%bar_vip` is the topic of group bar_vip, and POP's of group bar in topic vip."""
+    needs = ask(code, consumerGroup="bar", topic="%RETRY%bar_vip")
+    assert needs == ["Sub on Group:bar", "Sub on Group:bar_vip or Topic:vip"]
+
+
+def test_internal_topics_are_read_by_nodes_only() -> None:
+    """They hold messages of all topics: delayed ones, half ones, discarded ones."""
+    for topic in (
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "rmq_sys_wheel_timer",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "rmq_sys_BATON_POP",
+        "rmq_sys_BATON_USERS",
+    ):
+        node = f"Sub on {NODES}:{topic}"
+        for code in (11, 361, 200050, 200052):
+            assert ask(code, consumerGroup="g", topic=topic) == ["Sub on Group:g", node]
+        assert ask(12, topic=topic) == [f"Sub/Get on {NODES}:{topic}"]
+        body = {
+            "clientID": "c",
+            "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": topic}]}],
+        }
+        assert ask(RequestCode.HEART_BEAT, body) == ["Sub on Group:g", node]
+        # figures are not messages
+        assert ask(RequestCode.GET_TOPIC_STATS_INFO, topic=topic) == [f"Get on Topic:{topic}"]
+    assert ask(12, topic="RMQ_SYS_TRACE_TOPIC") == ["Sub/Get on Topic:RMQ_SYS_TRACE_TOPIC"]
 
 
 def test_internal_topics_are_for_nodes_and_traces_for_all() -> None:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from batonmq.auth.signature import Credentials, Signer, SigningKey, signed_send
 from batonmq.mqctl.target import TargetError, credentials_in, credentials_of
+from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.remoting.headers import decode_pull, decode_send_v2
 
 JAVA = {"topic": "T1", "a": "x", "B": "up", "AccessKey": "AK"}
 
@@ -156,3 +158,44 @@ def test_the_short_way_leaves_out_optional_fields_and_leaves_odd_headers_to_the_
         assert signed_send(odd) is None
     unsigned = json.dumps({"code": 310, "extFields": required}).encode()
     assert signed_send(unsigned) is None
+
+
+PAIRS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["a", "b", "b", "\\u0062", "c", "AccessKey", "topic", "consumerGroup", "z"]
+        ),
+        st.sampled_from(['"A"', '"B"', '"\\u0042"', '"1"', "1", "true", "null", '""', '"\\ud800"']),
+    ),
+    max_size=8,
+)
+
+
+@given(PAIRS, st.booleans())
+def test_the_guard_reads_the_topic_that_the_handler_reads(
+    pairs: list[tuple[str, str]], twice: bool
+) -> None:
+    """Fields that come twice, in odd spellings or types: the check and what is checked agree."""
+    whole = [(name, f'"{name}"') for name in ("topic", "consumerGroup", "AccessKey", "Signature")]
+    whole += [(name, '"7"') for name in "abcdefgh"]
+    more = ("queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset")
+    whole += [(name, '"7"') for name in (*more, "suspendTimeoutMillis", "subVersion")]
+    text = ",".join(f'"{name}":{value}' for name, value in whole + pairs)
+    fields = f'"extFields":{{{text}}}'
+    if twice:
+        fields = f'"extFields":{{"b":"first","topic":"first"}},{fields}'
+    header = f'{{"code":310,{fields},"flag":0,"opaque":1,"version":479}}'.encode()
+    for decode, names in (
+        (decode_send_v2, {"b": "topic"}),
+        (decode_pull, {"topic": "topic", "consumerGroup": "consumer_group"}),
+    ):
+        try:
+            read = decode(TYPE_JSON, header).ext
+        except BatonError:
+            continue  # nothing is done
+        checked = decode_frame(header, b"", TYPE_JSON).ext
+        for name, attribute in names.items():
+            assert getattr(read, attribute) == checked[name]
+        short = signed_send(header)
+        if short is not None and decode is decode_send_v2:
+            assert short[:2] == (checked["AccessKey"], checked["b"])

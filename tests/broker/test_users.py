@@ -458,6 +458,76 @@ def test_the_codes_of_mqadmin(tmp_path: Path) -> None:
     play(test)
 
 
+def test_the_last_super_user_stays(tmp_path: Path) -> None:
+    """Nor does it make itself a normal one; a second one may delete the first, or itself."""
+    root = Credentials(access_key="root", secret_key="r")
+
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            named = {"username": "admin"}
+            down, off = b'{"userType":"Normal"}', b'{"userStatus":"disable"}'
+            for code, body in ((3003, b""), (3002, down), (3002, off)):
+                reply = await server.ask(ADMIN, code, named, body)
+                assert reply.code == DENIED and "last super user" in (reply.remark or "")
+            assert (await server.ask(ADMIN, 3005)).code == 0
+            assert (await server.create(root, "Super")).code == 0
+            assert (await server.ask(root, 3002, {"username": "root"}, off)).code == 0
+            assert (await server.ask(ADMIN, 3003, named)).code == DENIED, "the other is disabled"
+            on = b'{"userStatus":"enable"}'
+            assert (await server.ask(ADMIN, 3002, {"username": "root"}, on)).code == 0
+            assert (await server.ask(ADMIN, 3003, named)).code == 0
+            assert (await server.ask(ADMIN, 3005)).code == DENIED
+            assert (await server.ask(root, 3005)).code == 0
+
+    play(test)
+
+
+def test_a_user_with_the_name_of_the_nodes_is_no_node(tmp_path: Path) -> None:
+    """The name with which nodes sign was changed to that of a user: its secret counts for nothing,
+    neither in the message that a request reaches nor for a super user's changes."""
+    entry = {"resource": "Cluster:*", "actions": ["All"], "decision": "Allow"}
+    mine = {"username": "node", "password": "other", "policies": {"Custom": {"Cluster:*": entry}}}
+    table = {"node": mine, "shop": mine | {"username": "shop"}}
+    file = tmp_path / "config" / "users.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"users": table}))
+    impostor = Credentials(access_key="node", secret_key="other")
+
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            shop = Credentials(access_key="shop", secret_key="other")
+            assert (await server.ask(shop, 3005)).code == 0
+            root = UserInfo(username="root", password="x", user_type="Super").encode()
+            assert (await server.ask(impostor, 3001, {"username": "root"}, root)).code == DENIED
+            assert (await server.ask(NODE, 3005)).code == 0
+
+    play(test)
+
+
+def test_a_stranger_learns_little_and_costs_little(tmp_path: Path) -> None:
+    """Long names come back cut, and are not kept for a connection."""
+    long = "x" * 20_000
+
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            stranger = Credentials(access_key=long, secret_key="x")
+            reply = await server.ask(stranger, 105, {"topic": "T"})
+            assert reply.code == DENIED and len(reply.remark or "") < 1000
+            await server.create(USER)
+            for code, name in ((310, "b"), (11, "topic"), (105, "topic"), (17, "topic")):
+                reply = await server.ask(USER, code, FIELDS | {name: long})
+                assert reply.code == DENIED and len(reply.remark or "") < 1000
+            await server.grant(USER, ("*", "All"))
+            connection = Mock(peer="127.0.0.1:1", attachments={})
+            for topic in ("T", long):
+                request = RemotingCommand.request(310, FIELDS | {"b": topic})
+                Signer(USER)(request)
+                assert server.guard.check(310, request, connection) == "shop"
+            assert len(str(connection.attachments)) < 1000
+
+    play(test)
+
+
 def test_users_are_there_after_a_restart_and_secrets_in_no_answer_or_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
