@@ -1,5 +1,5 @@
-"""The `ha:` section: the ha* keys of Java's MessageStoreConfig, our own beside them. What the store
-must know too (flushDiskType, haSyncFlush, minInSyncReplicas, haListenPort) is in `store:`."""
+"""The `ha:` section: the ha* keys of Java's MessageStoreConfig, and our own. Keys that the store
+needs, too (flushDiskType, haSyncFlush, minInSyncReplicas, haListenPort), are in `store:`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
             raise ValueError("haTransferWindowSize must hold one haTransferBatchSize")
 
     def check_with_controllers(self) -> None:
-        """Raises ValueError for times that do not fit each other."""
+        """Raises ValueError for times that contradict each other with controllers."""
         heartbeat_ms = self.heartbeat_ms
         if self.ha_slave_silent_time < 3 * heartbeat_ms:
             raise ValueError(
@@ -85,20 +85,20 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def classic_heartbeat_ms(self) -> int:
-        """The same in classic mode, where RocketMQ's default is longer."""
+        """How often a classic master sends a heartbeat; RocketMQ's default is longer there."""
         given = self.ha_send_heartbeat_interval
         return 5_000 if given is None else given
 
     @property
     def gap_bytes(self) -> int:
-        """A classic slave that is further behind does not count."""
+        """A classic slave further behind than this does not count."""
         if self.ha_slave_fallbehind_max is not None:
             return self.ha_slave_fallbehind_max
         return self.ha_max_gap_not_in_sync
 
     @property
     def flow_bytes_per_s(self) -> int | None:
-        """The limit for one slave; None: no limit."""
+        """The flow limit for one slave; None: no limit."""
         return self.max_ha_transfer_byte_in_second if self.ha_flow_control_enable else None
 
     def sync_policy(self, *, min_in_sync_replicas: int, sync_flush: bool) -> SyncPolicy:
@@ -112,8 +112,8 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
         )
 
     def master_policy(self, *, segment_size: int) -> MasterPolicy:
-        # Settings are read before a broker listens, the core is loaded after it: keep it out of
-        # here.
+        # Imported here, because settings are read before the broker listens, and the core loads
+        # after.
         from batonmq.ha.master_core import MasterPolicy
 
         return MasterPolicy(

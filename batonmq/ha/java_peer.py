@@ -1,7 +1,7 @@
-"""What is different if the broker at the other end of an HA connection is Java's. Pure. A Java
-broker does not name itself on the connection. As a slave it counts by its registered id. As a
-master it is asked through its remoting address: where its HA port is (request 906), and who it is
-(1007). Its epoch list lacks an epoch that begins where the one before began."""
+"""The differences if the peer of an HA connection is a Java broker. Pure. A Java broker does not
+name itself on the connection. As a slave it counts by its registered id. As a master it is asked at
+its remoting address for its HA port (request 906) and its identity (1007). If an epoch begins at
+the same offset as the one before, its epoch list lacks it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ NO_EPOCH: Final = -1
 
 
 def is_java_master(view: RoleView) -> bool:
-    """Controllers record an incarnation for each broker of ours, and none for a Java broker."""
+    """Whether the view's master is a Java broker: controllers record incarnations only for ours."""
     return not view.master_incarnation
 
 
 def heartbeat_epoch(entry: EpochEntry, next_offset: int) -> int:
-    """The epoch in a heartbeat to a Java slave: NO_EPOCH until the slave gets a byte of `entry`."""
-    # Java would note the empty epoch, refuse the next one (it begins at the same offset) and file
-    # later bytes under the wrong epoch. At its next connection it would cut them, even confirmed.
+    """The epoch in a heartbeat to a Java slave: NO_EPOCH before the slave gets a byte of
+    `entry`."""
+    # Java would note the empty epoch, refuse the next one (which begins at the same offset) and
+    # assign later bytes to the wrong epoch. At its next connection it would cut them, even if
+    # confirmed.
     return NO_EPOCH if next_offset <= entry.start_offset else entry.epoch
 
 
 class JavaMaster(Protocol):
-    """Asks the Java broker at a view's master_address."""
+    """Asks the Java broker at a view's `master_address`."""
 
     async def ha_address(self, view: RoleView) -> str:
         """Its HA address, which Java's controllers do not know. Raises BatonError."""
 
     async def identity(self, view: RoleView) -> PeerIdentity:
-        """Who it is (R21). Any exception means that there is no proof."""
+        """Its identity (R21). Any exception means that there is no proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class PeerIdentity:
 
 
 def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) -> str:
-    """Why this does not prove that the peer is the master of `view`; "" if it does.
-    `handshake_epoch`: the last epoch that the peer named on the HA connection."""
+    """Why the reply does not prove that the peer is the master of `view`; "" if it does.
+    `handshake_epoch`: the last epoch in the peer's HA handshake."""
     is_master = (
         identity.cluster_name == view.cluster_name
         and identity.broker_name == view.broker_name
@@ -72,10 +74,11 @@ def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) ->
 
 
 def shared_with_java(own: LocalLog, master: MasterHandshake) -> int:
-    """How far equal epochs prove equal bytes if the master's list lacks the epoch it acts in;
-    exclusive. Java's list refused that epoch, which began where the one before began. So the bytes
-    of two masters are filed under one epoch. The acting master had none of that epoch's earlier
-    bytes, else its list had taken the next one: our bytes behind its start are from another master.
+    """Up to which offset (exclusive) equal epochs prove equal bytes, if a Java master's list lacks
+    the epoch it acts in. Java's list refused that epoch, because it began where the one before
+    began. So that entry covers bytes of two masters. The acting master had no bytes of the earlier
+    epoch, or its list would have accepted the next: our bytes after the entry's start are from
+    another master.
     """
     start = master.entries[-1].start_offset if master.entries else 0
     return min(own.max_offset, max(start, own.confirm_offset))

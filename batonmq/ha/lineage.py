@@ -1,15 +1,15 @@
 """Whether two logs with equal epochs have equal bytes (R47). Pure.
 
-An epoch number may be given twice: by an earlier cluster of the same names, or by controllers that
-lost their state. So a slave asks its master for samples with its handshake: a checksum of the last
-bytes of each epoch, and at the ends that the slave names. Each record contains its own offset and
+An epoch number may be used twice: by an earlier cluster of the same names, or by controllers that
+lost their state. So a slave asks its master for samples in the handshake: checksums of the last
+bytes of each epoch, also at ends that the slave names. Each record contains its own offset and
 time, so two histories do not end in equal bytes. This costs no round trip.
 
-Where bytes have expired nothing can be compared. So a history has a name, its lineage: the first
-master creates it, a replica takes its master's once its own log is a proven prefix. A log of
-another name is foreign unless its bytes are equal. A log without a name is from an older version;
-it is set aside and fetched again. Epochs that cannot be compared count as equal: those of Java
-brokers, older versions, and all but the newest EPOCHS_COMPARED.
+Expired bytes cannot be compared. So a history has a name, its lineage: the first master creates it,
+and a replica takes its master's once its own log is a proven prefix. A log of another lineage is
+foreign unless its bytes are equal. A log without one is from an older version; it is set aside and
+fetched again. Epochs that cannot be compared count as equal: those of Java brokers and older
+versions, and all but the newest EPOCHS_COMPARED.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final, NamedTuple, Protocol
 
 from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, entry_at, within_log
 
-SAMPLE_BYTES: Final = 4096  # At most; a sample never leaves its segment.
+SAMPLE_BYTES: Final = 4096  # at most: a sample never crosses a segment
 EPOCHS_COMPARED: Final = 40
-"""This many samples, with names of any length, fit into one identity frame."""
+"""So many samples fit into one identity frame, with names of any length."""
 
 
 class LogSample(NamedTuple):
@@ -33,7 +33,7 @@ class LogSample(NamedTuple):
 
 
 class LogSamples(Protocol):
-    """Reads samples of this replica's log."""
+    """Access to samples of this replica's log."""
 
     @property
     def lost_epochs(self) -> bool:
@@ -44,17 +44,17 @@ class LogSamples(Protocol):
         """ "" if the log has none."""
 
     def take(self, end: int) -> LogSample | None:
-        """None if the log does not hold the bytes before `end`."""
+        """The sample that ends at `end`; None if the log lacks these bytes."""
 
     def crc(self, end: int, size: int) -> int | None:
-        """Of [end - size, end); None if the log does not hold all of it."""
+        """CRC-32 of [end - size, end); None if the log lacks some of it."""
 
     def fault_before(self, end: int) -> str:
         """What is wrong with the records that end at `end`; "" if nothing is known."""
 
 
 def points_of(entries: Sequence[EpochEntry], log_end: int) -> tuple[int, ...]:
-    """The ends of the newest epochs with bytes, ascending."""
+    """The ends of the newest epochs that have bytes, ascending."""
     ends = {e.end_offset for e in within_log(entries, log_end) if e.start_offset < e.end_offset}
     return tuple(sorted({*ends, log_end} - {0}))[-EPOCHS_COMPARED:]
 
@@ -63,15 +63,15 @@ def take_samples(
     own: LogSamples, own_points: Sequence[int], points: Sequence[int], disputed: Collection[int]
 ) -> Iterator[LogSample]:
     """A master's answer to a slave's `points`, ascending: samples at the newest ends that both logs
-    reach. Disputed ends differ from the slave's sound bytes; our bytes there prove nothing if they
-    turn out to be damaged."""
+    reach. At `disputed` ends the slave's undamaged bytes differ: our bytes there are first checked
+    for damage, and left out if damaged."""
     if not points or not own_points:
         return
     below = min(points[-1], own_points[-1])
-    # Where the epochs end in either log: a difference shows first at one of these.
+    # All ends of epochs in either log: a difference shows first at one of these.
     ends = sorted({end for end in (*own_points, *points) if 0 < end <= below})
     for end in ends[-EPOCHS_COMPARED:]:
-        if end in disputed and own.fault_before(end):  # G8: our copy is the damaged one
+        if end in disputed and own.fault_before(end):  # G8: our copy is damaged
             continue
         sample = own.take(end)
         if sample is not None:
@@ -79,12 +79,12 @@ def take_samples(
 
 
 def first_difference(own: LogSamples, samples: Sequence[LogSample], below: int) -> int | None:
-    """The lowest end, at most `below`, at which the logs differ; None if none is known."""
+    """The lowest end up to `below` at which the logs differ; None if none is known."""
     for end, size, crc in sorted(samples):
-        if end > below:  # beyond it the epochs differ anyway
+        if end > below:  # beyond, the epochs differ anyway
             return None
         mine = own.crc(end, size)
-        # Damaged bytes of our own are fetched again; they say nothing about the history.
+        # Our own damaged bytes are fetched again; they prove no other history.
         if mine is not None and mine != crc and not own.fault_before(end):
             return end
     return None
@@ -96,7 +96,7 @@ def are_equal_at(own: LogSamples, samples: Sequence[LogSample], end: int) -> boo
 
 
 def is_compared(own: LogSamples, samples: Sequence[LogSample], below: int) -> bool:
-    """Whether there is a sample, at most at `below`, that our log can be compared with."""
+    """Whether some sample up to `below` can be compared with our log."""
     return any(end <= below and own.crc(end, size) is not None for end, size, _ in samples)
 
 
@@ -104,9 +104,9 @@ def common_point(
     entries: Sequence[EpochEntry], own: LogSamples, samples: Sequence[LogSample], difference: int
 ) -> int:
     """The end (exclusive) of the common part of two logs that differ before `difference`: the start
-    of that epoch if they are equal there, else NO_CONSISTENT_POINT."""
+    of that epoch if the logs are equal there, else NO_CONSISTENT_POINT."""
     epoch = entry_at(entries, difference - 1)
-    # Bytes were compared at ends of epochs only, so the whole epoch counts as different.
+    # Only ends of epochs were compared, so the whole epoch counts as different.
     if epoch is not None and are_equal_at(own, samples, epoch.start_offset):
         return epoch.start_offset
     return NO_CONSISTENT_POINT

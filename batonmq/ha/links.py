@@ -1,4 +1,4 @@
-"""HA connections in either mode: SlaveLink and MasterLink are the two ends."""
+"""HA connections of both modes: SlaveLink and MasterLink are the two ends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from batonmq.runtime.tls_listener import Listening, listen
 log = logging.getLogger(__name__)
 
 UNACKNOWLEDGED_MS: Final = 2_500
-"""TCP_USER_TIMEOUT of an HA connection: a living kernel acknowledges within milliseconds."""
+"""TCP_USER_TIMEOUT of HA connections; a live kernel acknowledges within milliseconds."""
 WAIT_S: Final = 0.5
 
 
 class OpenLinks:
-    """Counts connections that are not closed yet: a transport needs the loop until then. `tls`: how
-    they are dialled, None: without TLS."""
+    """Counts open connections, since a transport needs the loop until it is closed. `tls`: for
+    outgoing connections; None: without TLS."""
 
     def __init__(self) -> None:
         self.tls: PortTls | None = None
@@ -36,7 +36,7 @@ class OpenLinks:
         self._none.clear()
 
     def refuses(self, transport: asyncio.Transport) -> bool:
-        """Whether the certificate of the peer is of no replica of this group; logged."""
+        """Whether the peer's certificate belongs to no replica of this group; logs it."""
         if self.tls is None:
             return False
         names = node_names(transport.get_extra_info("peercert"))
@@ -57,8 +57,8 @@ class OpenLinks:
     async def listen(
         self, new_link: Callable[[], asyncio.Protocol], host: str, port: int, tls: PortTls | None
     ) -> tuple[Listening, int]:
-        """Opens haListenPort (0: any free one), and returns its number too. `tls`: of this port,
-        and of the connections with a master."""
+        """Opens haListenPort (0: any free one); returns the listener and the port. `tls`: for this
+        port, and for connections to a master."""
         self.tls = tls
         with listening_as("HA", port):
             server = await listen(
@@ -80,10 +80,10 @@ L = TypeVar("L", bound=Link)
 
 
 class WaitingLinks(Generic[L]):
-    """Connections of slaves to a replica that is not yet master, oldest first. A role change
-    reaches all replicas at once, and slaves often connect before the winner's epoch is durable.
-    They wait here without an answer, at most half a second: a refused slave would come back 20 ms
-    later, which delays the first ack of the new master (R9). At most STRANGERS_MAX wait (R58)."""
+    """Connections of slaves to a replica that is not master yet, oldest first. A role change
+    reaches all replicas at once, so slaves often connect before the winner's epoch is durable. They
+    wait here without an answer, at most half a second: a refused slave would come back 20 ms later
+    and delay the new master's first ack (R9). At most STRANGERS_MAX wait (R58)."""
 
     def __init__(self) -> None:
         self._places: Crowd[L] = Crowd(STRANGERS_MAX)
@@ -100,7 +100,7 @@ class WaitingLinks(Generic[L]):
         self._timers[link] = loop.call_later(WAIT_S, self._close, link)
 
     def remove(self, link: L) -> None:
-        """Without effect for a link that does not wait."""
+        """Removes a link; without effect if it does not wait."""
         self._places.remove(link)
         timer = self._timers.pop(link, None)
         if timer is not None:
@@ -130,7 +130,7 @@ class ByteRate:
         self._per_second = 0
 
     def sample(self, total: int, now_ms: int) -> int:
-        """Bytes per second; call it now and then with the total."""
+        """Takes the present total; returns bytes per second."""
         elapsed_ms = now_ms - self._since_ms
         if elapsed_ms >= 1_000:
             self._per_second = (total - self._total) * 1_000 // elapsed_ms
@@ -152,7 +152,7 @@ class MasterSide(Protocol[R]):
 
 
 class SlaveSide(Protocol[R]):
-    """Follows a master: gets the events of its connection."""
+    """Gets the events of the connection to a master."""
 
     def made(self, link: MasterLink[R]) -> None: ...
 
@@ -162,8 +162,8 @@ class SlaveSide(Protocol[R]):
 
 
 class SlaveLink(asyncio.Protocol, Generic[R]):
-    """One accepted HA connection. `attach` gives it to the master's shell, or lets it wait for one
-    (`adopt`); bytes that arrive meanwhile are kept."""
+    """One accepted HA connection. `attach` gives it to the master's shell (`adopt`), or lets it
+    wait for one; until then its bytes are kept."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         reader: R,
         early_max: int,
     ) -> None:
-        """`early_max`: how many bytes may come before `adopt`."""
+        """`early_max`: the most bytes before `adopt`."""
         self.connection_id = connection_id
         self._open_links = open_links
         self.address = "?"
@@ -201,7 +201,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         self._attach(self)
 
     def adopt(self, shell: MasterSide[R]) -> None:
-        """This replica is the master."""
+        """This replica is master: `side` serves the connection, beginning with the kept bytes."""
         self._shell = shell
         shell.attach(self)
         early, self._early = self._early, b""
@@ -212,7 +212,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         if self._shell is not None:
             self._shell.received(self, data)
             return
-        # A slave sends its handshake and then waits, so more bytes than that are no handshake.
+        # A slave waits after its handshake, so more bytes than that are not a handshake.
         self._early += data
         if len(self._early) > self._early_max:
             self.end()
@@ -225,20 +225,20 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
             shell.lost(self)
 
     def end(self) -> None:
-        """Closes the socket and releases all views of the log. No further event comes."""
+        """Closes the socket and releases all views of the log. No event follows."""
         transport, self.transport, self._shell = self.transport, None, None
         if transport is not None:
             transport.abort()
 
     def end_after_flush(self) -> None:
-        """Closes after what was sent is delivered; `end` may interrupt that."""
+        """Closes once everything sent is delivered; `end` may interrupt that."""
         self._shell = None
         if self.transport is not None:
             self.transport.close()
 
 
 class MasterLink(asyncio.BufferedProtocol, Generic[R]):
-    """The connection to the master. Everything received is used up before the next read."""
+    """The connection to the master. All received bytes are handled before the next read."""
 
     def __init__(
         self, shell: SlaveSide[R], buffer: memoryview, open_links: OpenLinks, reader: R
@@ -302,8 +302,8 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
         return True
 
     def _dial_cancelled(self) -> None:
-        """The dial was cancelled, perhaps after the connection was made. uvloop then closes the
-        transport without a `connection_lost`, which `OpenLinks` would wait for."""
+        """Connecting was cancelled, perhaps after it succeeded. uvloop then closes the transport
+        without the `connection_lost` that `OpenLinks` waits for."""
         self.end()
         self._count_lost()
 
@@ -314,7 +314,7 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
 
 
 class LinkTasks:
-    """What a slave awaits for one connection: the dial and answers about its master."""
+    """Tasks of one connection of a slave: connecting, and questions about its master."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -329,7 +329,7 @@ class LinkTasks:
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """The connection ends. A task that calls this runs to its own end."""
+        """The connection ends: cancels its tasks, except for the calling one."""
         running = asyncio.current_task() if self._tasks else None
         for task in self._tasks:
             if task is not running:

@@ -1,4 +1,4 @@
-"""Samples of a store's log, to compare two logs at a handshake (R47)."""
+"""Samples of a store's log, for comparing two logs in a handshake (R47)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class StoreSamples:
-    """`segment_size`: no sample leaves its segment, for logs may begin at different segments."""
+    """`segment_size`: samples do not cross segments, because logs may begin at different
+    segments."""
 
     def __init__(self, store: MessageStore, segment_size: int) -> None:
         self._store = store

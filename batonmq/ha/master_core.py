@@ -1,8 +1,8 @@
-"""The master's end of all HA connections: what to send next, and which ack counts. Pure.
+"""The master's end of all HA connections: decides what to send next and which acks count. Pure.
 
-A connection goes WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER, or first to WAIT_RECORD if it names a
-process that the controllers have not named yet. After the first ack log bytes are sent while less
-than a window of them is unacked. A frame stays in one epoch and one segment.
+A connection's stages are WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER, with WAIT_RECORD in between if it
+names a process that the controllers have not named yet. After the first ack log bytes are sent
+while less than a window of them is unacked. A frame never crosses an epoch or a segment.
 
 Invariants: an ack counts only on the newest connection of its broker id (R18), from the registered
 process (R41), up to what was verified or sent there, and only after that connection entered this
@@ -45,7 +45,7 @@ class MasterPolicy:
     window_bytes: int = 8 << 20
     heartbeat_ms: int = 100
     confirm_beat_ms: int = 20
-    """A new confirmOffset is sent after this time if no other frame carried it."""
+    """If no other frame carried a new confirmOffset, it is sent after this time."""
     housekeeping_ms: int = 20_000
     handshake_ms: int = 5_000  # From the connection to its handshake (R58).
     record_wait_ms: int = 500  # How long a new process waits for the view that registers it.
@@ -58,7 +58,7 @@ class SendBytes:
     data: bytes
 
 
-class SendLog(NamedTuple):  # made once a turn and slave, as NamedTuple a third of the price
+class SendLog(NamedTuple):  # a NamedTuple, made per turn and slave: a third of the cost
     """Send `header`, then the log's bytes [offset, offset + size) of one segment."""
 
     connection_id: int
@@ -69,7 +69,7 @@ class SendLog(NamedTuple):  # made once a turn and slave, as NamedTuple a third 
 
 @dataclass(frozen=True, slots=True)
 class CloseConnection:
-    """`flush`: deliver first what was sent."""
+    """`flush`: first deliver what was sent."""
 
     connection_id: int
     reason: str
@@ -89,13 +89,13 @@ MasterEffect = SyncEffect | SendBytes | SendLog | CloseConnection | SlaveFollowi
 
 @dataclass(slots=True)
 class Flow:
-    """What one connection was sent in the current second."""
+    """The flow control of one connection: bytes sent in the current second."""
 
     second: int = -1
     sent: int = 0
 
     def within(self, bytes_per_second: int, size: int, now_ms: int) -> int:
-        """How many of `size` bytes may be sent now; they count as sent."""
+        """How many of `size` bytes may be sent now; counts them as sent."""
         second = now_ms // 1000
         if self.second != second:
             self.second, self.sent = second, 0
@@ -125,12 +125,12 @@ class SlaveConnection:
     sent_ms: int
     stage: LinkStage = LinkStage.WAIT_HANDSHAKE
     handshake: SlaveHandshake | None = None
-    broker_id: int = -1  # -1 until the connection counts as that replica's.
+    broker_id: int = -1  # -1 until the connection is known to be that replica's
     verified: int = 0
-    """The end of our log when the handshake left: the first ack cannot be above it."""
-    epoch: int = -1  # The mastership that the slave has entered on this connection.
+    """The end of our log at the handshake: the first ack cannot be above it."""
+    epoch: int = -1  # the epoch that the slave has entered on this connection
     earlier_end: int = 0
-    """An ack up to here may be from before this mastership; `_NO_ACK`: any ack may."""
+    """Acks up to here may be from before this mastership; `_NO_ACK`: all may."""
     start_offset: int = 0
     next_offset: int = 0
     acked: int = -1
@@ -142,13 +142,13 @@ class SlaveConnection:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the peer is one of our brokers: it names itself."""
+        """Whether the peer is a BatonMQ broker, which names itself."""
         return self.handshake is not None and self.handshake.identity is not None
 
 
 class MasterCore:
-    """All HA connections of one mastership. Connection ids come from the shell and are never
-    reused."""
+    """All HA connections of one mastership. The shell assigns connection ids and never reuses
+    one."""
 
     def __init__(
         self,
@@ -191,8 +191,8 @@ class MasterCore:
 
     @records_event
     def epochs_changed(self, entries: Sequence[EpochEntry], now_ms: int) -> list[MasterEffect]:
-        """An epoch was appended, or old ones dropped. Every connection takes the new ends at once,
-        else it would continue in an epoch that has ended (RocketMQ issues 9689, 6505)."""
+        """An epoch was appended, or old ones dropped. Every connection uses the new list at once,
+        or it would continue in an epoch that has ended (RocketMQ issues 9689, 6505)."""
         self._entries = with_ends(entries)
         effects: list[MasterEffect] = []
         for connection in list(self._following.values()):
@@ -221,7 +221,7 @@ class MasterCore:
 
     @records_event
     def connection_opened(self, connection_id: int, address: str, ms: int) -> list[MasterEffect]:
-        """If too many have not said who they are, one of them is closed (R58)."""
+        """A new connection. If too many have not named themselves, closes one of them (R58)."""
         extra = self._strangers.add(connection_id, address)
         effects = []
         if extra is not None:
@@ -243,7 +243,7 @@ class MasterCore:
     def _admit(
         self, connection: SlaveConnection, handshake: SlaveHandshake, now_ms: int
     ) -> list[MasterEffect]:
-        """Closes an older connection of the same replica (R18), once the new one counts."""
+        """Admits a connection if it counts, and closes an older one of the same replica (R18)."""
         standing, reason = self._registrations.judge(handshake)
         if standing is ProofVerdict.REFUSED:
             return self._close(connection, reason, now_ms)
@@ -258,8 +258,7 @@ class MasterCore:
         connection.stage = LinkStage.WAIT_ACK
         connection.broker_id = handshake.broker_id
         connection.read_ms = connection.sent_ms = now_ms
-        # The slave compares against this end, so its first ack may reach it although nothing was
-        # sent.
+        # The slave compares its log with this one, so its first ack may be as high as our end.
         connection.verified = self.log.written
         connection.epoch = self.sync.master_epoch
         is_named = handshake.identity is not None
@@ -278,7 +277,7 @@ class MasterCore:
                 points_of(self._entries, self.log.written),
                 self._samples,
             )
-        # Java misreads an epoch without bytes (`java_peer`), so it does not get the empty ones.
+        # Java misreads epochs without bytes (`java_peer`), so they are left out.
         history = self._entries if is_named else with_bytes(self._entries, self.log.written)
         reply = encode_master_handshake(self.log.written, history, own)
         effects.append(SendBytes(connection.connection_id, reply))
@@ -288,8 +287,8 @@ class MasterCore:
     def acks_received(
         self, connection_id: int, offsets: Sequence[int], now_ms: int
     ) -> list[MasterEffect]:
-        """Acks of one read, oldest first. An ack that goes back or was never sent ends the
-        connection. Offsets below 0 mean "nothing yet" (RocketMQ issue 6728)."""
+        """Acks of one read, oldest first. An ack that goes back, or is beyond what was sent, ends
+        the connection. Offsets below 0 mean "nothing yet" (RocketMQ issue 6728)."""
         connection = self.connections.get(connection_id)
         if connection is None:
             return []
@@ -312,10 +311,10 @@ class MasterCore:
                     now_ms,
                 )
             connection.acked = offset
-        # from the first ack on, only sent bytes count
+        # after the first ack, only sent bytes can be acked
         connection.verified = 0
         if connection.epoch != self.sync.master_epoch and connection.acked > connection.earlier_end:
-            # It acked bytes sent since the election, so it has followed into this epoch.
+            # It acked bytes sent since the election, so it has entered this epoch.
             connection.epoch = self.sync.master_epoch  # bytes of this epoch: it followed into it
         if connection.epoch == self.sync.master_epoch:
             effects += self.sync.acked(
@@ -331,7 +330,7 @@ class MasterCore:
         self, connection_id: int, entered_epoch: int, tables_epoch: int, now_ms: int
     ) -> list[MasterEffect]:
         """The slave has entered `entered_epoch`, and has the tables of `tables_epoch` (-1: none).
-        Feed it before the acks of the same read: they came behind the mark."""
+        Feed this before the acks of the same read, which came after the mark."""
         connection = self.connections.get(connection_id)
         if connection is None or connection.broker_id < 0:
             return []
@@ -342,7 +341,7 @@ class MasterCore:
 
     @records_event
     def connection_closed(self, connection_id: int, now_ms: int) -> list[MasterEffect]:
-        """Whichever side closed it. Unknown ids are ignored."""
+        """A connection closed, by either side. Unknown ids are ignored."""
         connection = self.connections.pop(connection_id, None)
         if connection is None:
             return []
@@ -352,8 +351,8 @@ class MasterCore:
 
     @records_event
     def replicas_changed(self, replicas: Sequence[Replica], now_ms: int) -> list[MasterEffect]:
-        """A newer view. Only acks of the registered process count (R41): what an earlier process
-        acked may be lost with it (R12). The process may connect before the view that registers it.
+        """A newer role view. Only acks of the registered process count (R41): what an earlier
+        process acked may be lost (R12). A process may connect before the view that registers it.
         """
         self._registrations.renew(replicas)
         effects: list[MasterEffect] = []
@@ -378,33 +377,34 @@ class MasterCore:
         self, master_epoch: int, recorded: RecordedSet, entries: Sequence[EpochEntry], now_ms: int
     ) -> list[MasterEffect]:
         """This master was elected again; `entries` end with the new, durable epoch. Connections
-        stay, their acks do not count: a slave may have followed another master meanwhile and cut
-        its log. An ack counts again after the slave's mark of this epoch, or for bytes sent since.
-        If an epoch lies between, only the mark counts: the slave may still hear of that master."""
+        stay, but earlier acks do not count: a slave may have followed another master in between and
+        cut its log. Acks count again after the slave's mark of this epoch, or for bytes sent since.
+        If there was an epoch in between, only the mark counts: the slave may still hear of that
+        master."""
         start, skips = entries[-1].start_offset, master_epoch > self.sync.master_epoch + 1
         for connection in self.connections.values():
             sent = max(connection.next_offset, connection.verified)
             connection.earlier_end = _NO_ACK if skips and connection.is_ours else sent
-        # R9: before anything is sent in the new epoch, no old ack counts.
+        # R9: old acks must not count once anything is sent in the new epoch.
         settled = self.sync.begin_epoch(master_epoch, start, recorded, now_ms)
         effects = self.epochs_changed(entries, now_ms)
         return self._confirming(effects + list(settled), now_ms)
 
     @records_event
     def dead_changed(self, broker_ids: frozenset[int], now_ms: int) -> list[MasterEffect]:
-        """The ids that the controllers now report dead (R14)."""
+        """The broker ids that the controllers report dead now (R14)."""
         return self._confirming(list(self.sync.set_dead(broker_ids, now_ms)), now_ms)
 
     @records_event
     def proposal_refused(self, code: int, now_ms: int) -> list[MasterEffect]:
-        """The controllers' answer to the open proposal. A missing answer is no event (R11)."""
+        """The controllers refused the open proposal. (A missing answer is not an event, R11.)"""
         return self._confirming(list(self.sync.refused(code, now_ms)), now_ms)
 
     # -- time
 
     @records_event
     def tick(self, now_ms: int) -> list[MasterEffect]:
-        """Heartbeats, timeouts and the set's deadlines; due at `wakeup_ms`."""
+        """Handles heartbeats, timeouts and deadlines of the set; due at `wakeup_ms`."""
         effects: list[MasterEffect] = list(self.sync.tick(now_ms))
         self.wakeup_ms = now_ms + self.sync.tick_ms
         policy = self.policy
@@ -432,7 +432,7 @@ class MasterCore:
     def _start_transfer(
         self, connection: SlaveConnection, ack: int, now_ms: int
     ) -> list[MasterEffect]:
-        """The first byte to send: the slave's end; for an empty slave our first byte."""
+        """Chooses the first byte to send: the slave's end; for an empty slave our first byte."""
         if ack > connection.verified:
             return self._close(
                 connection, f"first ack is {ack}, our log ended at {connection.verified}", now_ms
@@ -444,8 +444,7 @@ class MasterCore:
                 written = self.log.written
                 start = max(start, written - written % self.policy.segment_size)
         if start < self.min_offset:
-            # R27: this heartbeat shows our first byte, from which a slave of ours starts its log
-            # again.
+            # R27: the heartbeat shows our first byte, and our slaves start their log again there.
             return self._refuse_gone(connection, start, now_ms)
         connection.next_offset = connection.start_offset = start
         connection.entry = entry_at(self._entries, start)
@@ -453,7 +452,7 @@ class MasterCore:
             return self._close(connection, f"no epoch covers offset {start}", now_ms)
         connection.stage = LinkStage.TRANSFER
         self._following[connection.connection_id] = connection
-        # R13: without our first bytes it never joins
+        # R13: without our first bytes it cannot join
         if start > self.min_offset and ack == 0:
             self.sync.set_whole(connection.broker_id, connection.connection_id, False)
         return []
@@ -472,7 +471,7 @@ class MasterCore:
     def _transfer(
         self, connection: SlaveConnection, now_ms: int, effects: list[MasterEffect]
     ) -> None:
-        """Sends what the window allows, in order, and announces epochs that end on the way."""
+        """Sends what the window allows, in order, and announces the epochs that end in between."""
         written = self.log.written
         if connection.next_offset == written and connection.entry is self._entries[-1]:
             if connection.announced_epoch < self._entries[-1].epoch:
@@ -486,7 +485,7 @@ class MasterCore:
                 following = entry_after(self._entries, entry.epoch)
                 assert following is not None, "an ended epoch without a next one"
                 if connection.announced_epoch < entry.epoch and connection.is_ours:
-                    # The slave's history must equal ours, so an epoch without bytes is announced
+                    # The slave's history must equal ours, so epochs without bytes are announced,
                     # too (R25).
                     self._announce(connection, now_ms, effects)
                 connection.entry = entry = following
@@ -504,7 +503,7 @@ class MasterCore:
                 policy.segment_size - offset % policy.segment_size,
             )
             if size <= 0 or (size == space and space < min(policy.batch_bytes, self._half_window)):
-                return  # small frames for a full window's last bytes would cost a wake-up each
+                return  # a small frame would cost the slave a wake-up
             if policy.flow_bytes_per_s is not None:
                 size = connection.flow.within(policy.flow_bytes_per_s, size, now_ms)
                 if size == 0:
@@ -514,7 +513,7 @@ class MasterCore:
     def _announce(
         self, connection: SlaveConnection, now_ms: int, effects: list[MasterEffect]
     ) -> None:
-        """A heartbeat: the next offset, its epoch, confirmOffset."""
+        """Sends a heartbeat: the next offset, its epoch, confirmOffset."""
         if connection.entry is not None:
             self._emit(connection, connection.entry, 0, now_ms, effects)
 
@@ -542,7 +541,7 @@ class MasterCore:
         connection.bytes_sent += size
 
     def _confirming(self, effects: list[MasterEffect], now_ms: int) -> list[MasterEffect]:
-        """Sets when a new confirmOffset must be sent if no other frame carries it."""
+        """Sets when to send a new confirmOffset that no other frame has carried."""
         confirm = self.log.confirm_offset
         for connection in self._following.values():
             if connection.sent_confirm < confirm:
@@ -568,7 +567,7 @@ class MasterCore:
 
     @shows_events
     def check_invariants(self) -> None:
-        """After each step of tests and simulation."""
+        """Called after each step of tests and simulation."""
         self.sync.check_invariants()
         newest: set[int] = set()
         for connection in self.connections.values():

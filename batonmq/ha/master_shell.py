@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FLUSH_S = 1.0  # For delivering what was sent before we close.
+_FLUSH_S = 1.0  # time to deliver what was sent before closing
 
 
 AutoSwitchLink = SlaveLink[SlaveFrameReader]
@@ -79,14 +79,14 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
         self.perform(self.core.flushed(flushed, self._now_ms()))
 
     def adopt(self, view: RoleView) -> None:
-        """A newer set of this mastership. A view of another one comes with its role change."""
+        """A newer set of this mastership. Views of other ones come with a role change."""
         if view.master_epoch == self.core.sync.master_epoch:
             self.perform(self._poll_store(self._now_ms()))
             self.perform(self.core.replicas_changed(view.replicas, self._now_ms()))
             self.perform(self.core.set_adopted(RecordedSet.of(view), self._now_ms()))
 
     def begin_next_epoch(self, view: RoleView) -> int:
-        """Elected again. Returns the log's end."""
+        """This master was elected again. Returns the log's end."""
         epoch = view.master_epoch
         log_end = self._store.max_phy_offset
         self.appended(log_end)
@@ -135,8 +135,8 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
             self._arm()
 
     def _check_record(self, offset: int) -> None:
-        """A slave that received a bad record asks for it again: check whether our copy is bad
-        (R24). The receiver checks bytes, the sender does not."""
+        """A slave that received a bad record asks for it again: checks our copy (R24). Normally
+        only the receiver checks."""
         fault = self._store.trust.fault_at(offset)
         if fault and fault != self._reported:
             self._reported = fault
@@ -153,7 +153,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
                 link.end()
 
     def _end_after_flush(self, link: AutoSwitchLink) -> None:
-        """Within a second the peer should have our last frame (R27)."""
+        """Gives the peer a second to get our last frame (R27)."""
         self._leaving.add(link)
         link.end_after_flush()
         self._loop.call_later(_FLUSH_S, self._cut_off, link)
@@ -167,7 +167,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
         self.perform(self._poll_store(now_ms) + self.core.tick(now_ms))
 
     def _poll_store(self, now_ms: int) -> list[MasterEffect]:
-        """Segments and their epochs may have expired: no slave may be promised those."""
+        """Segments and their epochs may have expired: stop offering them to slaves."""
         effects = self.core.log_trimmed(max(0, self._store.min_phy_offset), now_ms)
         if self._store.epochs.entries is not self._entries:
             self._entries = self._store.epochs.entries

@@ -1,4 +1,4 @@
-"""What the HA service calls in the broker, for each mode."""
+"""The broker's callbacks for the HA service of each mode."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from batonmq.ha.sync_state import SetProposal
 
 
 class HAListener(Protocol):
-    """The broker. All calls come on the loop and may neither await nor raise."""
+    """The broker with controllers. Called on the loop; must neither block nor raise."""
 
     def on_confirm_offset(self, offset: int) -> None:
-        """As master: every required member has all below `offset` (G1)."""
+        """Master: every required member has all bytes below `offset` (G1)."""
 
     def on_proposal(self, proposal: SetProposal) -> None:
-        """Propose this set; `adopt_view` or `proposal_refused` ends the proposal."""
+        """Master: propose this set; `adopt_view` or `proposal_refused` ends the proposal."""
 
     def on_slave_following(self, broker_id: int) -> None:
-        """As master: that slave accepted our history and acked."""
+        """Master: that slave accepted our history and acked."""
 
     def on_truncated(self, from_offset: int, to_offset: int) -> None:
-        """As slave: the log was cut to follow the master."""
+        """Slave: the log was cut to follow the master."""
 
     def on_diverged(self, reason: str) -> None:
         """As slave: an operator must act."""
 
     def on_damage(self, reason: str) -> None:
-        """As master: our log is damaged where a slave continues (G8)."""
+        """Master: our log is damaged where a slave continues (G8)."""
 
     def on_fatal(self, exc: BaseException) -> None:
         """The log or the epoch file cannot be written: the process must stop."""
 
 
 class ClassicListener(Protocol):
-    """The broker in classic mode, under the same conditions."""
+    """The broker in classic mode; the same conditions."""
 
     def on_acknowledged(self, offset: int) -> None:
-        """As master: enough slaves have all below `offset`."""
+        """Master: enough slaves have all bytes below `offset`."""
 
     def on_slaves_missing(self, wanted: int, present: int) -> None:
-        """As master: no write can be acknowledged now."""
+        """Master: no write can be acknowledged now."""
 
     def on_diverged(self, reason: str) -> None:
         """As slave: an operator must act."""
 
     def on_master_lost(self) -> None:
-        """As slave: the connection ended; the master's address may be another now."""
+        """Slave: the connection ended; the master may have another address now."""
 
     def on_fatal(self, exc: BaseException) -> None:
         """The log cannot be written: the process must stop."""

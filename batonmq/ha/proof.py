@@ -1,6 +1,6 @@
-"""Who is at the other end of an HA connection, and whether it counts (R21, R41). Pure. Two brokers
-of ours name themselves on the connection (`wire`), and each compares the name with what the
-controllers recorded. That costs no round trip. A Java slave counts by its registered id; for a Java
+"""Whether the peer of an HA connection is the replica that it should be (R21, R41). Pure. BatonMQ
+brokers name themselves on the connection (`wire`), and each compares the name with the one that
+controllers recorded, without a round trip. A Java slave counts by its registered id; for a Java
 master see `java_peer`."""
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from batonmq.ha.wire import HAIdentity, SlaveHandshake
 from batonmq.protocol.role_view import Replica, RoleView
 
 STRANGERS_MAX: Final = 64
-"""Connections to one HA port that have not shown yet which replica they are (R58)."""
+"""The most connections to one HA port that have not shown which replica they are (R58)."""
 
 
 class ProofVerdict(Enum):
-    COUNTS = "counts"  # The registered process, or the slave of a registered Java broker.
+    COUNTS = "counts"  # the registered process, or a registered Java slave
     AWAITED = "awaited"
-    """It names a process or an id that this master has not heard of. A new process is often faster
-    than the view that registers it."""
+    """It names a process or id that this master does not know yet: a new process often connects
+    before the view that registers it arrives."""
     REFUSED = "refused"
 
 
 class Registrations:
-    """The replicas that the newest role view registers."""
+    """The registered replicas by the newest role view."""
 
     def __init__(self, own: HAIdentity, replicas: Sequence[Replica] = ()) -> None:
         self.own = own
@@ -39,7 +39,7 @@ class Registrations:
         self._replicas = {replica.broker_id: replica for replica in replicas}
 
     def judge(self, handshake: SlaveHandshake) -> tuple[ProofVerdict, str]:
-        """Whether a connection with that handshake counts; if not, why."""
+        """Judges a connection by its handshake; if it does not count, with the reason."""
         own, broker_id, identity = self.own, handshake.broker_id, handshake.identity
         if broker_id == own.broker_id:
             return ProofVerdict.REFUSED, f"slave claims to be broker {broker_id}, this master"
@@ -63,7 +63,7 @@ class Registrations:
         if registered is None:
             return ProofVerdict.AWAITED, f"{identity} is not registered"
         is_registered = identity.incarnation == registered.incarnation and (
-            # controllers of an earlier version record none
+            # older controllers record none
             not registered.log_id or identity.log_id == registered.log_id
         )
         if is_registered:
@@ -78,9 +78,9 @@ class Registrations:
 def master_introduced(
     own: HAIdentity, slave: HAIdentity, points: Sequence[int], samples: LogSamples | None
 ) -> HAIdentity:
-    """A master's answer to a slave that named itself: its own name, and the samples that the slave
-    asked for (R47). `points`: the master's own."""
-    # a store without samples compares by epochs
+    """A master's identity frame for a slave that named itself, with the samples that the slave
+    wants (R47). `points`: the master's own."""
+    # without samples only epochs are compared
     if samples is None:
         return own
     taken = tuple(take_samples(samples, points, slave.points, slave.disputed))

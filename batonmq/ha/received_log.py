@@ -1,9 +1,9 @@
-"""A slave's log: what happens to it before it follows a master (`judge_log`) and while it does
+"""A slave's log: what happens to it before it follows a master (`judge_log`), and while it does
 (`ReceivedLog`). Pure.
 
-Before: keep, cut, start again or refuse. A cut needs proof that the peer is the master that the
-controllers named (R21) and epochs that vouch for the bytes; below confirmOffset it also needs an
-unclean election that dropped them (R23). Java's doTruncate checks none of the three.
+Before: keep, cut, begin again or refuse. A cut needs proof that the peer is the master that the
+controllers named (R21), and epochs that cover the bytes; below confirmOffset also an unclean
+election that dropped them (R23). Java's doTruncate checks none of these.
 
 While: an ack never exceeds the log, nor, with haSyncFlush, what is flushed. An epoch is in the
 epoch file before its first byte is in the log. Readers see only what is confirmed. Origin: Java
@@ -24,14 +24,14 @@ from batonmq.ha.wire import MasterHandshake, encode_ack, encode_epoch_mark
 
 @dataclass(frozen=True, slots=True)
 class LocalLog:
-    """This replica's log now. Offsets are exclusive ends except `min_offset`."""
+    """The state of this replica's log. Offsets are exclusive ends, except `min_offset`."""
 
     min_offset: int
     max_offset: int
     confirm_offset: int
     entries: tuple[EpochEntry, ...]
     samples: LogSamples | None = field(default=None, repr=False, compare=False)
-    """Its bytes, if they can be compared."""
+    """Access to its bytes, if they can be compared."""
 
     @property
     def last_epoch(self) -> int:
@@ -45,7 +45,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class CutTo:
-    """`unclean`: an unclean election dropped confirmed bytes; they go too (R23)."""
+    """`unclean`: an unclean election dropped confirmed bytes, so they are cut, too (R23)."""
 
     offset: int
     unclean: bool = False
@@ -53,14 +53,14 @@ class CutTo:
 
 @dataclass(frozen=True, slots=True)
 class BeginAgain:
-    """The master no longer has the bytes that follow ours (R27)."""
+    """The master no longer has the bytes after ours: begin an empty log (R27)."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """This log cannot follow that master; an operator must act."""
+    """This log cannot follow that master: an operator must act."""
 
     reason: str
 
@@ -70,14 +70,14 @@ MOVE_ASIDE: Final = (
     "acknowledged messages) and start it: it joins with an empty store, as a new replica; `mqctl "
     "cleanBrokerMetadata` removes the old one"
 )
-"""For a log that no master of this group can continue (R47)."""
+"""Advice for a log that no master of this group can continue (R47)."""
 
 LogDecision = Keep | CutTo | BeginAgain | Refuse
 
 
 def difference_of(own: LocalLog, master: MasterHandshake) -> int | None:
-    """The lowest end at which the logs differ although their epochs are equal, or ours are missing
-    (R47); None if none is known."""
+    """The lowest end at which the logs differ although their epochs are equal, or we have none
+    (R47); None if no difference is known."""
     samples = master.identity.samples if master.identity is not None else ()
     if own.samples is None or not samples:
         return None
@@ -91,7 +91,8 @@ def _point_by_epochs(own: LocalLog, master: MasterHandshake) -> int:
 
 
 def _is_known_prefix(own: LocalLog, master: MasterHandshake) -> bool:
-    """Whether samples prove that a log without epochs (R48) is a prefix of the master's."""
+    """Whether samples prove that our log, which has no epochs (R48), is a prefix of the
+    master's."""
     if own.samples is None or not own.samples.lost_epochs or master.identity is None:
         return False
     return are_equal_at(own.samples, master.identity.samples, own.max_offset)
@@ -100,9 +101,9 @@ def _is_known_prefix(own: LocalLog, master: MasterHandshake) -> bool:
 def judge_log(
     own: LocalLog, master: MasterHandshake, *, member: bool, unclean_epoch: int = 0
 ) -> LogDecision:
-    """How `own` can become a prefix of the master's log. `member`: this replica is in the recorded
-    SyncStateSet, so its bytes may be acknowledged. `unclean_epoch`: the last one won outside the
-    set (R7), 0: none."""
+    """Decides how `own` becomes a prefix of the master's log. `member`: this replica is in the
+    recorded SyncStateSet, so its bytes may be acknowledged. `unclean_epoch`: the last epoch won
+    outside the set (R7), 0: none."""
     if own.max_offset == 0:
         return Keep()
     difference = difference_of(own, master)
@@ -119,7 +120,7 @@ def judge_log(
         return _of_another_history(mine, theirs, unclean_epoch if is_dropped else 0)
     point = _common_end(own, master, difference)
     if point == NO_CONSISTENT_POINT:
-        # A member may hold acknowledged bytes, and differing bytes need an operator: keep both.
+        # A member may have acknowledged bytes: do not cut them; an operator must decide.
         may_go = difference is None and not member
         if may_go and (gone := _why_gone(own, master, unclean_epoch)):
             return BeginAgain(gone)
@@ -127,7 +128,7 @@ def judge_log(
             f"our epochs {_brief(own.entries)} and the master's {_brief(master.entries)} have no "
             f"point in common{differs}; if the master is the right one, {MOVE_ASIDE}"
         )
-    if point >= own.max_offset:  # all of it is in the master's log
+    if point >= own.max_offset:  # the master has all of it
         return _keep_unnamed(own, member=member) if theirs and not mine else Keep()
     # R23: only an unclean election may take confirmed bytes away.
     unclean = point < own.confirm_offset
@@ -138,7 +139,7 @@ def judge_log(
             f"{unclean_epoch}): acknowledged bytes would be cut; compare both logs, then elect the "
             "right one by hand or move this store aside"
         )
-    # there is nothing of this log left to cut to
+    # nothing of this log could be kept
     if point < own.min_offset:
         where = f"the master's log leaves ours at {point}, below our first byte {own.min_offset}"
         if unclean and not member:
@@ -148,8 +149,8 @@ def judge_log(
 
 
 def _of_another_history(mine: str, theirs: str, dropped_by: int) -> LogDecision:
-    """A log of another lineage, where the master has no bytes to compare. `dropped_by`: the epoch
-    of the unclean election that dropped all of it, or 0."""
+    """Decides for a log of another lineage that cannot be compared with the master's. `dropped_by`:
+    the epoch of an unclean election that dropped all of it, or 0."""
     if dropped_by:
         return BeginAgain(_all_dropped(dropped_by))
     return Refuse(
@@ -161,13 +162,14 @@ def _of_another_history(mine: str, theirs: str, dropped_by: int) -> LogDecision:
 def _common_end(own: LocalLog, master: MasterHandshake, difference: int | None) -> int:
     if difference is None:
         return _point_by_epochs(own, master)
-    # R47: two histories share an epoch number, or this log comes from another cluster.
+    # R47: two histories share an epoch number, or this log is from another cluster.
     assert own.samples is not None and master.identity is not None
     return common_point(own.entries, own.samples, master.identity.samples, difference)
 
 
 def _why_gone(own: LocalLog, master: MasterHandshake, unclean_epoch: int) -> str:
-    """Why the master has nothing left of this log, which is of its history; "" if unknown."""
+    """Why the master has nothing left of this log, though it is of the same history; "" if
+    unknown."""
     if _is_before_history(own, master):
         return (
             f"our log ends at {own.max_offset}, confirmed up to {own.confirm_offset}, the "
@@ -185,19 +187,19 @@ def _all_dropped(unclean_epoch: int) -> str:
 def _unproven_lineages(
     own: LocalLog, master: MasterHandshake, difference: int | None
 ) -> tuple[str, str]:
-    """Both lineages if no byte of the logs can be compared (R47); "" and "" if one can, or the
-    master does not say."""
+    """Both lineages if the logs cannot be compared (R47); ("", "") if they can, or the master does
+    not name its own."""
     named = master.identity
     if difference is not None or own.samples is None or named is None or not named.lineage:
         return "", ""
-    # equal bytes prove more than names do
+    # equal bytes prove more than names
     if is_compared(own.samples, named.samples, _point_by_epochs(own, master)):
         return "", ""
     return own.samples.lineage, named.lineage
 
 
 def _keep_unnamed(own: LocalLog, *, member: bool) -> LogDecision:
-    """A log of an older version, of which the master no longer has a byte."""
+    """Decides for a log of an older version, of which the master has no byte left."""
     why = f"our log ends at {own.max_offset}, and the master has no byte before that to compare"
     if member:
         return Refuse(f"{why}, yet this replica is in the SyncStateSet; {MOVE_ASIDE}")
@@ -215,8 +217,8 @@ def _judge_without_epochs(own: LocalLog, master: MasterHandshake, differs: str) 
 
 
 def _is_before_history(own: LocalLog, master: MasterHandshake) -> bool:
-    """Whether the confirmed part of our log has expired at the master, with its epochs. Bytes
-    behind that were never confirmed if their epoch is older than the master's first."""
+    """Whether the confirmed part of our log has expired at the master, with its epochs. Later bytes
+    of ours were never confirmed if their epoch is older than the master's first."""
     if not master.entries:
         return False
     first = master.entries[0]
@@ -226,19 +228,20 @@ def _is_before_history(own: LocalLog, master: MasterHandshake) -> bool:
 
 
 def _dropped_by(unclean_epoch: int, own: LocalLog, master: MasterHandshake) -> bool:
-    """Whether that election may have dropped all our confirmed bytes beyond the common part: it
-    came after the epoch of the last of them, and the master acts in it or later. So the master's
-    log descends from the one that was chosen."""
+    """Whether the unclean election may have dropped all our confirmed bytes beyond the common part:
+    its epoch is above that of the last of them, and the master's epoch is not lower. So the
+    master's log continues the one that was elected."""
     confirmed_in = [e.epoch for e in own.entries if e.start_offset < own.confirm_offset]
-    # Unconfirmed bytes are allowed to go at any election; only confirmed ones need this reason.
+    # Any election may drop unconfirmed bytes; only confirmed ones need this reason.
     last_epoch = max(confirmed_in, default=own.last_epoch)
     return last_epoch < unclean_epoch <= master.last_epoch
 
 
 def epochs_after(own: LocalLog, master: MasterHandshake) -> tuple[EpochEntry, ...]:
-    """The epoch list of our log once it is a prefix of the master's: the master's entries as far as
-    our bytes go, after those that it dropped with expired segments. An empty epoch that only we
-    know goes (RocketMQ issue 9942), an empty one of the master comes (R25)."""
+    """The epoch list of our log once it is a prefix of the master's: entries that the master
+    dropped with expired segments, then the master's entries as far as our bytes reach. An empty
+    epoch that only we have is removed (RocketMQ issue 9942); the master's empty ones are added
+    (R25)."""
     theirs = within_log(master.entries, own.max_offset)
     if own.max_offset == 0:
         return theirs
@@ -253,33 +256,33 @@ def _brief(entries: tuple[EpochEntry, ...]) -> str:
 
 
 class ReceivedLog:
-    """Offsets are exclusive ends. `end_connection` drops what belongs to one connection."""
+    """Offsets are exclusive ends. `end_connection` resets the state of one connection."""
 
     def __init__(self, log: LocalLog, policy: SlavePolicy, now_ms: int) -> None:
         self.max_offset = log.max_offset
         self.last_epoch = log.last_epoch
         self.confirm_offset = log.confirm_offset
-        """What readers may see. The store may be behind it, never ahead."""
+        """Readers may see everything below. The store may be behind it, never ahead."""
         self.bytes_received = 0
-        self.sent_ms = now_ms  # When the handshake or the newest ack left.
+        self.sent_ms = now_ms  # when the handshake or the newest ack was sent
         self.first_ack_sent = False
         self.ack_due = False
         self._policy = policy
         self._flush_requested = 0
-        self._master_confirm = -1  # confirmOffset of the newest frame; -1 before the first.
-        self._marks_epochs = False  # The master wants to see in which epoch an ack was made.
+        self._master_confirm = -1  # confirmOffset of the newest frame; -1 before the first
+        self._marks_epochs = False  # the master expects a mark of the epoch before acks
         self._pending_epoch: tuple[int, int] | None = None
         """(epoch, start) of a frame that begins before that start."""
-        self._backlog_end = 0  # The end of the master's log when we connected.
+        self._backlog_end = 0  # the end of the master's log when we connected
         self._filled_ms = -1 << 40
 
     @property
     def known_confirm(self) -> int:
-        """The confirmed end by all frames, whether readers see it or not."""
+        """The confirmed end by all frames, even if readers do not see it yet."""
         return max(self.confirm_offset, min(self._master_confirm, self.max_offset))
 
     def is_caught_up(self, master_epoch: int) -> bool:
-        """Whether the newest confirmOffset and the start of the master's own epoch are here."""
+        """Whether this log reaches the newest confirmOffset and the start of the master's epoch."""
         return (
             0 <= self._master_confirm <= self.max_offset
             and self.last_epoch == master_epoch
@@ -287,10 +290,10 @@ class ReceivedLog:
         )
 
     def reload(self, log: LocalLog) -> None:
-        """The store's state after a connect or a cut."""
+        """Takes the store's state after a connect or a cut."""
         self.max_offset = log.max_offset
         self.last_epoch = log.last_epoch
-        # The store may still be showing what this object knows to be confirmed.
+        # The store may lag behind what this object knows to be confirmed.
         self.confirm_offset = max(self.confirm_offset, log.confirm_offset)
 
     def begin_transfer(
@@ -309,7 +312,7 @@ class ReceivedLog:
         self._master_confirm = -1
 
     def begin_at(self, offset: int, peer: MasterHandshake) -> list[fx.SlaveEffect]:
-        """An empty log begins where the master's does, or at the master's last segment."""
+        """An empty log begins where the master's begins, or at the master's last segment."""
         self.max_offset = offset
         self.confirm_offset = 0
         entries = within_log(peer.entries, offset)
@@ -317,10 +320,10 @@ class ReceivedLog:
         return [fx.BeginAt(offset, "the master's log begins there"), fx.AdoptEpochs(entries)]
 
     def frame_begins(self, epoch: int, epoch_start: int, confirm: int) -> list[fx.SlaveEffect]:
-        """A frame at `max_offset`. A new epoch is durable before its first byte."""
+        """A frame at `max_offset` begins. A new epoch must be durable before its first byte."""
         self.ack_due = True
         self._master_confirm = confirm
-        if epoch == self.last_epoch:  # nearly every frame
+        if epoch == self.last_epoch:  # most frames
             return []
         if epoch_start > self.max_offset:
             # Java labels the last chunk of an epoch with the next one.
@@ -343,7 +346,7 @@ class ReceivedLog:
         if self.max_offset < start:
             return [fx.AppendLog(offset, data)]
         self._pending_epoch = None
-        # R25: the epoch must be durable before its first byte, so the piece is split at its start.
+        # R25: the epoch must be durable before its first byte, so split the piece there.
         effects: list[fx.SlaveEffect] = [fx.AppendLog(offset, data[: start - offset])]
         effects += self._enter(epoch, start)
         if self.max_offset > start:
@@ -358,14 +361,14 @@ class ReceivedLog:
         return effects
 
     def acknowledge(self, flushed_offset: int, now_ms: int, effects: list[fx.SlaveEffect]) -> None:
-        """Adds the ack of all that is here or, with haSyncFlush, all that is flushed."""
+        """Adds an ack of everything here or, with haSyncFlush, everything flushed."""
         ack = self.max_offset
         if self._policy.sync_flush and flushed_offset < ack:
-            if self._flush_requested < ack:  # one request per end
+            if self._flush_requested < ack:  # request each end once
                 self._flush_requested = ack
                 effects.append(fx.FlushTo(ack))
             if not self.first_ack_sent:
-                return  # the first ack chooses where the master starts: all or nothing
+                return  # the first ack chooses where the master starts, so it must cover everything
             ack = flushed_offset
         else:
             self.ack_due = False
@@ -374,20 +377,20 @@ class ReceivedLog:
         effects.append(fx.SendToMaster(encode_ack(ack)))
 
     def confirm(self, now_ms: int, effects: list[fx.SlaveEffect]) -> None:
-        """Adds what readers may see now."""
+        """Adds the new confirmed end, if readers may see more now."""
         visible = min(self._master_confirm, self.max_offset)
         if visible > self.confirm_offset and not self._drains_backlog(now_ms):
             self.confirm_offset = visible
             effects.append(fx.Confirm(visible))
 
     def read_filled(self, now_ms: int) -> None:
-        """The read filled the whole buffer, so more is waiting."""
+        """The read filled the whole buffer, so there is more to read."""
         self._filled_ms = now_ms
 
     def _drains_backlog(self, now_ms: int) -> bool:
         """Whether old bytes arrive faster than they are handled. Then copying comes first, and
-        readers see messages later, though not much: an elected replica must show everything before
-        it opens."""
+        readers see messages a little later; not much, because an elected replica must show
+        everything before it opens."""
         if self.max_offset - self.confirm_offset > self._policy.backlog_lag_bytes:
             return False
         filled = now_ms - self._filled_ms < self._policy.backlog_window_ms

@@ -1,7 +1,7 @@
-"""A broker's HA service with controllers: one listener, and the master or slave side by its role.
-One lock serializes role changes. The slave side ends before this replica becomes master (R1), the
-log is whole and durable (R26) and the epoch file ends with the new epoch (R25) before the first
-connection is taken. The broker fails the pending acks of the old role first (R4). Origin: Java
+"""A broker's HA service with controllers: a listener, and a master or slave side by its role. A
+lock serializes role changes. Before a new master accepts the first connection, its slave side has
+ended (R1), its log is whole and durable (R26), and its epoch file ends with the new epoch (R25).
+The broker has already failed the pending acks of the old role (R4). Origin: Java
 AutoSwitchHAService."""
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 
 class AutoSwitchHAService:
-    """Sends the log as master, follows it as slave, or does neither. All calls come on the loop.
-    `identity_of` is called at each role change, when the broker is registered. `java_master` asks a
-    Java master who and where it is."""
+    """Sends the log as master, receives it as slave, or does neither. `identity_of` is called at
+    each role change, when the broker is registered. `java_master` asks a Java master for its
+    identity and HA address."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class AutoSwitchHAService:
     # -- start and stop
 
     async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
-        """Listens on haListenPort, as `OpenLinks.listen`; the port."""
+        """Listens on haListenPort (see `OpenLinks.listen`); returns the port."""
         self._server, self.port = await self._open_links.listen(
             self._new_link, bind_host, self._store_config.ha_listen_port, tls
         )
@@ -104,31 +104,30 @@ class AutoSwitchHAService:
             epoch = view.master_epoch
             master = self._master
             if master is not None and master.core.sync.master_epoch == epoch:
-                # Another part of the broker failed in this role change, and it is repeated whole.
+                # A repetition: another part of the broker failed in this role change.
                 master.adopt(view)
                 return master.core.sync.epoch_start_offset
             if epoch <= self._store.epochs.last_epoch:
                 raise FencedError("change to master", epoch, self._store.epochs.last_epoch)
             if master is not None:
-                # Elected again: its log is the group's log already, and slaves stay connected.
+                # Elected again: its log is already the group's log, and slaves stay connected.
                 return master.begin_next_epoch(view)
-            # What this replica knew as a slave: its store may have shown less so far.
+            # The confirmed end that it knows as a slave; its store may show less so far.
             confirmed = self._slave.core.log.known_confirm if self._slave is not None else 0
             self._end(slave=True)
             await self._show_confirmed(confirmed)
-            # R17: an election may have chosen a suspect log knowingly; then its damage is dropped.
+            # R17: an operator may have elected a suspect log; then its damaged part is dropped.
             chosen_suspect = view.unclean_epoch == epoch
             log_end = self._store.prepare_master(discard_damage=chosen_suspect)
             self._store.epochs.drop_above(log_end)
             begins = log_end
             if not self._store.epochs.entries:
-                # Epochs are empty after classic mode: without one for the old bytes no slave could
-                # fetch them.
+                # After classic mode there are no epochs, and without one slaves could not fetch the
+                # old bytes.
                 begins = self._store.min_phy_offset
             lineage = self._store.log.lineage
             if not lineage.name or log_end == 0:
-                # Without a byte in common with an earlier history this log begins one of its own
-                # (R47).
+                # R47: this log shares no byte with an earlier history, so it begins its own.
                 lineage.enter(secrets.token_hex(16))
             append_epoch(self._store.epochs, epoch, begins)
             self._begin_mastership(view, log_end)
@@ -136,10 +135,10 @@ class AutoSwitchHAService:
             return log_end
 
     async def change_to_slave(self, view: RoleView) -> None:
-        """Follows `view.master_ha_address`. A connection to that master stays, unless this log
-        turned out to be damaged: then it is cut there and fetched again (R24), but not on a member
-        of the set, which may be elected for those bytes. Raises FencedError if this log has a newer
-        epoch (R2), and what the store raises."""
+        """Follows `view.master_ha_address`. A connection to that master stays, unless this log is
+        damaged: then it is cut there and fetched again (R24), except on a member of the set, which
+        may be elected for those bytes. Raises FencedError if this log has a newer epoch (R2), and
+        what the store raises."""
         async with self._lock:
             self._store.log.health.check_usable()
             last_epoch = self._store.epochs.last_epoch
@@ -179,13 +178,14 @@ class AutoSwitchHAService:
             )
 
     async def stand_down(self, view: RoleView | None = None) -> None:
-        """No master is known: all HA connections end; nothing is written, acked or confirmed."""
+        """No master is known: ends all HA connections, so nothing is written, acked or
+        confirmed."""
         async with self._lock:
             self._end(slave=True, master=True)
 
     def fence(self, master_epoch: int) -> None:
         """A view of that epoch was taken, and its role change waits for the disk. From now on a
-        slave acks nothing to the master of an older epoch (R2)."""
+        slave sends no ack to the master of an older epoch (R2)."""
         if self._slave is not None:
             self._slave.core.fenced_epoch = master_epoch
 
@@ -193,24 +193,24 @@ class AutoSwitchHAService:
         """A newer set of the same mastership (R20)."""
         if self._master is not None:
             self._master.adopt(view)
-        # A view of another epoch comes with a role change, which may have to cut the log first.
+        # Views of other epochs come with a role change, which may cut the log first.
         elif self._slave is not None and view.master_epoch == self._slave.core.view.master_epoch:
             self._slave.follow(view)
 
     def dial_now(self) -> None:
-        """As slave: connect now, the obstacle is gone."""
+        """On a slave: connects now, because the obstacle is gone."""
         if self._slave is not None:
             self._slave.follow(self._slave.core.view)
 
     def tables_followed(self, master_epoch: int) -> None:
-        """As slave: the tables of the master of that epoch are here (R42); -1: they are old.
-        Reports it to the master."""
+        """On a slave: reports to the master that the tables of that epoch are here (R42); -1: they
+        are outdated."""
         self._tables_epoch = master_epoch
         if self._slave is not None:
             self._slave.tables_followed(master_epoch)
 
     def set_dead(self, broker_ids: frozenset[int]) -> None:
-        """The group members that the controllers now report dead (R14)."""
+        """The group members that the controllers report dead now (R14)."""
         self._dead = broker_ids
         if self._master is not None:
             self._master.dead_changed(broker_ids)
@@ -218,61 +218,62 @@ class AutoSwitchHAService:
     # -- master
 
     def notify_append(self, written_offset: int) -> None:
-        """As master, once per loop turn: the log ends at `written_offset`, a message end."""
+        """On a master, once per loop turn: the log ends at `written_offset`, the end of a
+        message."""
         if self._master is not None:
             self._master.appended(written_offset)
 
     def notify_flushed(self, flushed_offset: int) -> None:
-        """All below `flushed_offset` is on this broker's disk."""
+        """All bytes below `flushed_offset` are on this broker's disk."""
         if self._master is not None:
             self._master.flushed(flushed_offset)
         elif self._slave is not None:
             self._slave.flushed()
 
     def proposal_refused(self, code: int, remark: str) -> None:
-        """The controllers did not apply the proposal."""
+        """The controllers refused the proposal."""
         log.warning("sync_state_set_refused code=%d remark=%s", code, remark)
         if self._master is not None:
             self._master.proposal_refused(code)
 
     def proposal_unknown(self) -> None:
-        """No answer came. The members stay required (R11) until the same request is answered or a
-        view with a higher syncStateSetEpoch arrives."""
+        """No answer came to the proposal. Its members stay required (R11) until the same request is
+        answered or a view with a higher syncStateSetEpoch arrives."""
         log.warning("sync_state_set_unknown")
 
     # -- reading
 
     @property
     def sync_state(self) -> SyncState | None:
-        """The set of the acting mastership; None if not master."""
+        """The state of this mastership; None if not master."""
         return self._master.core.sync if self._master is not None else None
 
     @property
     def required_set(self) -> frozenset[int]:
-        """As master: the members whose acks a write waits for, this broker included (R1). Else
+        """On a master: the members whose acks a write waits for, itself included (R1). Else
         empty."""
         sync = self.sync_state
         return frozenset() if sync is None else sync.required_set
 
     @property
     def required_set_whole(self) -> bool:
-        """As master: whether all required members are connected and following."""
+        """On a master: whether all required members are connected and following."""
         sync = self.sync_state
         return sync is not None and sync.required_set_whole
 
     @property
     def following_problem(self) -> str:
-        """As slave: why it cannot follow its master; "" if it can."""
+        """Why this slave cannot follow its master; "" if it can, or if it is no slave."""
         return self._slave.problem if self._slave is not None else ""
 
     @property
     def in_sync_count(self) -> int:
-        """As master: the size of the recorded SyncStateSet. Else 0."""
+        """On a master: the size of the recorded SyncStateSet. Else 0."""
         sync = self.sync_state
         return 0 if sync is None else len(sync.recorded)
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
+        """The body of the reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
         if self._master is not None:
             return self._master.runtime_info()
         slave = self._slave
@@ -301,7 +302,8 @@ class AutoSwitchHAService:
         if self._master is not None:
             link.adopt(self._master)
         else:
-            # Slaves hear of an election as early as the new master, and may dial before it is one.
+            # Slaves hear of an election at the same time as the new master, and may connect before
+            # it is ready.
             self._waiting_links.add(link)
 
     def _end(self, *, slave: bool = False, master: bool = False) -> None:
@@ -313,9 +315,9 @@ class AutoSwitchHAService:
             deposed.close()
 
     async def _show_confirmed(self, confirmed: int) -> None:
-        """Lets the store show what is confirmed, in slices. A replica that has just fetched a whole
-        log may need seconds for it; meanwhile the loop must run, or the controllers declare the new
-        master dead."""
+        """Makes confirmed messages visible, in slices. A replica that has just fetched a whole log
+        may need seconds; if the loop stood still, the controllers would declare the new master
+        dead."""
         store = self._store
         store.advance_confirm_offset(confirmed)
         shown, idle_turns = store.confirm_offset, 0

@@ -1,4 +1,4 @@
-"""What the shells of both modes share: connections, a timer, and store calls."""
+"""The common parts of the shells of both modes: connections, a timer, and store calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BUFFER_SIZE = 1 << 20
-_JOIN_BELOW = 32 << 10  # Pieces smaller than this on average are joined into one write.
+_JOIN_BELOW = 32 << 10  # pieces that are smaller on average are joined into one write
 
 _NEVER_MS = 1 << 62
 
@@ -30,7 +30,7 @@ E = TypeVar("E")
 
 
 class Core(Protocol):
-    """When the core has something to do."""
+    """A core with deadlines."""
 
     @property
     def wakeup_ms(self) -> int: ...
@@ -47,7 +47,7 @@ class MasterEnd(Core, Protocol[E]):
 
 
 class Timed(ABC):
-    """Runs `_tick` when the core is due, until `close`."""
+    """Calls `_tick` when the core is due, until `close`."""
 
     core: Core
     least_ms: ClassVar[int] = 0  # The shortest wait.
@@ -68,7 +68,7 @@ class Timed(ABC):
         self._tick()
 
     def _arm(self) -> None:
-        """Call this if the core may be due earlier than before."""
+        """Sets the timer; call it if the core may be due earlier than before."""
         wakeup_ms = self.core.wakeup_ms
         if self._closed or self._armed_ms <= wakeup_ms:
             return
@@ -84,7 +84,7 @@ class Timed(ABC):
 
 class MasterLinks(Timed, Generic[R, E]):
     """The connections of one mastership. Log bytes are sent as views of the store's read-only map,
-    without a copy; a transport holds at most a window of them. Implements `links.MasterSide`."""
+    without a copy, at most a window per transport. Implements `links.MasterSide`."""
 
     core: MasterEnd[E]
     least_ms = 1
@@ -101,7 +101,7 @@ class MasterLinks(Timed, Generic[R, E]):
     def perform(self, effects: Iterable[E]) -> None: ...
 
     def close(self) -> None:
-        """Ends every connection. Nothing is sent or confirmed after it."""
+        """Ends every connection. Nothing is sent or confirmed afterwards."""
         self._closed = True
         self._disarm()
         links, self._links = list(self._links.values()), {}
@@ -151,7 +151,7 @@ def master_info(log_end: int, slaves: list[HAConnectionRuntimeInfo]) -> HARuntim
 
 
 class ReceivedPieces:
-    """Received pieces that are not in the log yet; they go there with one write."""
+    """Received pieces that are not in the log yet; one write stores them."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -170,7 +170,8 @@ class ReceivedPieces:
         self._parts.clear()
 
     def write(self) -> bool:
-        """Whether there was anything. Raises what `append_replicated` raises."""
+        """Writes the pieces; returns whether there were any. Raises what `append_replicated`
+        raises."""
         parts, self._parts = self._parts, []
         if not parts:
             return False
@@ -203,14 +204,14 @@ class MasterFollower(Timed, Generic[R]):
     @property
     @abstractmethod
     def address(self) -> str:
-        """The HA address that was dialled last."""
+        """The HA address of the last connection."""
 
     @abstractmethod
     def received(self, link: MasterLink[R], data: memoryview) -> None: ...
 
     @abstractmethod
     def _stop(self) -> None:
-        """Performs the core's last effects."""
+        """Stops the core and performs its last effects."""
 
     @abstractmethod
     def _connected(self) -> None: ...
@@ -222,7 +223,7 @@ class MasterFollower(Timed, Generic[R]):
     def _end_turn(self) -> None: ...
 
     def close(self) -> None:
-        """Ends the connection; nothing is written or acked after it (R1). May be repeated."""
+        """Ends the connection; nothing is written or acked afterwards (R1). Idempotent."""
         if not self._closed:
             self._closed = True
             self._stop()
@@ -234,7 +235,7 @@ class MasterFollower(Timed, Generic[R]):
             self._link = link
             self._connected()
         else:
-            link.end()  # cancelled while it connected
+            link.end()  # it was still connecting
 
     def lost(self, link: MasterLink[R], reason: str) -> None:
         if link is self._link:
@@ -243,18 +244,18 @@ class MasterFollower(Timed, Generic[R]):
             self._disconnected()
 
     def _new_link(self, reader: R) -> MasterLink[R]:
-        """A link to dial. What an older one still dials is closed when it connects."""
+        """A new link. If an older one is still connecting, it is closed once connected."""
         self._dialled = MasterLink(self, self._buffer, self._open_links, reader)
         return self._dialled
 
     def _schedule_turn(self) -> None:
-        """Calls `_end_turn` once, at the end of this loop turn."""
+        """Makes `_end_turn` run once at the end of this loop turn."""
         if not self._turn_scheduled:
             self._turn_scheduled = True
             self._loop.call_soon(self._end_turn)
 
     def _send(self, data: bytes) -> None:
-        """Sends unless the log failed: such a log proves nothing, whatever its length (R37)."""
+        """Sends unless the log failed: acks of a failed log prove nothing (R37)."""
         link, vouches = self._link, not self._store.log.health.has_failed
         if vouches and link is not None and link.transport is not None:
             link.transport.write(data)
@@ -271,7 +272,7 @@ class MasterFollower(Timed, Generic[R]):
         self._tasks.cancel()
 
     def _client_info(self, received: int, read_ms: int, sent_ms: int) -> HAClientRuntimeInfo:
-        """`received`: bytes so far. Times as the core has them."""
+        """`received`: the bytes so far. Times are the core's."""
         now_ms = self._now_ms()
         since_1970_ms = wall_ms() - now_ms
         return HAClientRuntimeInfo(

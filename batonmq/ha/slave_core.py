@@ -1,10 +1,11 @@
-"""The slave's end of its HA connection: when to connect, what to cut, append and ack. Pure.
+"""The slave's end of its HA connection: decides when to connect, and what to cut, append and ack.
+Pure.
 
-TRANSITIONS is the table of phases; another step raises InvalidTransition, which shows the recent
+TRANSITIONS is the table of phases; any other step raises InvalidTransition, which shows the recent
 events. Invariants: nothing is acked to a peer whose history ends below the epoch that this replica
 has accepted (R2). Nothing is cut, appended or acked before the peer has proved to be the master
-(R21, R41): a broker of ours names itself before its handshake, a Java broker is asked. The end of
-the log is in `received_log`. Each effect must be complete before the next event. Origin: Java
+(R21, R41): a BatonMQ broker names itself before its handshake, a Java broker is asked.
+`received_log` has the log's state. Each effect must be complete before the next event. Origin: Java
 AutoSwitchHAClient.
 """
 
@@ -44,13 +45,13 @@ from batonmq.runtime.recent_events import RecentEvents, records_event, shows_eve
 
 
 class SlavePhase(Enum):
-    READY = "ready"  # No connection; `Redial` has the time of the next one.
+    READY = "ready"  # no connection; `Redial` says when to connect
     CONNECTING = "connecting"
-    HANDSHAKE = "handshake"  # Our handshake is sent, the master's is awaited.
-    PROVING = "proving"  # A Java master is asked for its identity (GET_EPOCH_CACHE, 1007).
-    CUTTING = "cutting"  # The store cuts the log to the consistent point.
-    TRANSFER = "transfer"  # Our log is a prefix of the master's; its frames are appended and acked.
-    STOPPED = "stopped"  # The slave side has ended (R1).
+    HANDSHAKE = "handshake"  # our handshake is sent, the master's is awaited
+    PROVING = "proving"  # a Java master is asked for its identity (GET_EPOCH_CACHE, 1007)
+    CUTTING = "cutting"  # the store cuts the log to the consistent point
+    TRANSFER = "transfer"  # our log is a prefix of the master's; its frames are appended and acked
+    STOPPED = "stopped"  # the slave side has ended (R1)
 
 
 class SlaveStep(Enum):
@@ -65,8 +66,8 @@ class SlaveStep(Enum):
 
 TRANSITIONS: Final[dict[SlavePhase, dict[SlaveStep, SlavePhase]]] = {
     SlavePhase.READY: {
-        SlaveStep.DIAL: SlavePhase.CONNECTING,  # a tick when it is due, or a newer view
-        SlaveStep.HANG_UP: SlavePhase.READY,  # a write failed that began before the last hang-up
+        SlaveStep.DIAL: SlavePhase.CONNECTING,  # when a connection is due, or by a newer view
+        SlaveStep.HANG_UP: SlavePhase.READY,  # a write from before the last hang-up failed
         SlaveStep.STOP: SlavePhase.STOPPED,
     },
     SlavePhase.CONNECTING: {
@@ -81,13 +82,13 @@ TRANSITIONS: Final[dict[SlavePhase, dict[SlaveStep, SlavePhase]]] = {
         SlaveStep.HANG_UP: SlavePhase.READY,
         SlaveStep.STOP: SlavePhase.STOPPED,
     },
-    SlavePhase.PROVING: {  # the peer is the master that the view names
+    SlavePhase.PROVING: {  # the peer is the view's master
         SlaveStep.CUT_NEEDED: SlavePhase.CUTTING,
         SlaveStep.HISTORY_FITS: SlavePhase.TRANSFER,
         SlaveStep.HANG_UP: SlavePhase.READY,
         SlaveStep.STOP: SlavePhase.STOPPED,
     },
-    SlavePhase.CUTTING: {  # the log is cut, and reaches the consistent point at the first cut
+    SlavePhase.CUTTING: {  # the log is cut; the first cut reaches the consistent point
         SlaveStep.HISTORY_FITS: SlavePhase.TRANSFER,
         SlaveStep.HANG_UP: SlavePhase.READY,
         SlaveStep.STOP: SlavePhase.STOPPED,
@@ -101,12 +102,12 @@ TRANSITIONS: Final[dict[SlavePhase, dict[SlaveStep, SlavePhase]]] = {
 
 
 class InvalidTransition(AssertionError):
-    """A step that the table does not have: a bug."""
+    """A step that is not in the table: a bug."""
 
 
 class SlaveCore:
-    """Follows the master of one role view. A LocalLog is the store's state at that moment. The
-    first `tick` dials, since a failover waits for it."""
+    """Follows the master of a role view. `LocalLog`: the store's present state. The first `tick`
+    connects at once, because a failover waits for it."""
 
     def __init__(
         self, own: HAIdentity, view: RoleView, log: LocalLog, policy: SlavePolicy, now_ms: int
@@ -122,21 +123,24 @@ class SlaveCore:
         self.silence = MasterSilence(policy, now_ms)
         self._redial = Redial(policy, now_ms)
         self._peer: MasterHandshake | None = None
-        self._named = False  # Whether the master is one of ours, so that both ends name themselves.
+        self._named = (
+            False  # whether the master is a BatonMQ broker, so that both ends name themselves
+        )
         self._followed = (-1, -1)
-        """The id and masterEpoch of the master whose log this one is a prefix of."""
+        """Id and masterEpoch of the master whose log has this one as a prefix."""
         self._tables_epoch = -1
         self._first_frame = True
         self.fenced_epoch = -1
-        """A view of this masterEpoch is being stored: nothing is acked to an older master (R2)."""
+        """A view of this masterEpoch is being stored: no acks to older masters (R2)."""
         self._disputed: tuple[int, ...] = ()
-        """Ends at which the master's bytes differed from ours; it checks its own first (R47)."""
+        """Ends at which the master's bytes differed from ours; the master first checks its own copy
+        (R47)."""
 
     # -- connection
 
     @records_event
     def follow(self, view: RoleView, now_ms: int) -> list[fx.SlaveEffect]:
-        """A newer view. The connection stays if it leads to the same process."""
+        """Takes a newer view. A connection to the same process stays."""
         old, self.view = self.view, view
         self._redial.progress()
         same = (old.master_broker_id, old.master_ha_address, old.master_incarnation) == (
@@ -158,7 +162,7 @@ class SlaveCore:
         self.log.reload(log)
         self.silence.read_ms = self.log.sent_ms = now_ms
         self._named = not is_java_master(self.view)
-        # R47: the master answers with samples at these ends, in the handshake that comes anyway.
+        # R47: the master's handshake will include samples at these ends.
         points = points_of(log.entries, log.max_offset) if log.samples is not None else ()
         introduced = structs.replace(self.own, points=points, disputed=self._disputed)
         handshake = SlaveHandshake(
@@ -171,7 +175,7 @@ class SlaveCore:
 
     @records_event
     def disconnected(self, now_ms: int) -> list[fx.SlaveEffect]:
-        """The dial failed, the connection ended, or the shell gave it up."""
+        """The connection ended, could not be made, or was given up by the shell."""
         if self.phase not in (SlavePhase.READY, SlavePhase.STOPPED):
             self._move(SlaveStep.HANG_UP)
             self._redial.later(now_ms)
@@ -179,7 +183,7 @@ class SlaveCore:
 
     @records_event
     def stop(self) -> list[fx.SlaveEffect]:
-        """Ends the slave side, before this replica acts as master (R1)."""
+        """Ends the slave side before this replica acts as master (R1)."""
         connected = self.phase is not SlavePhase.READY
         self._move(SlaveStep.STOP)
         self._redial.never()
@@ -206,7 +210,7 @@ class SlaveCore:
         if silent_ms >= limit_ms:
             was_dialling = self.phase is SlavePhase.CONNECTING
             effects = self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
-            if was_dialling:  # The dial itself was the pause.
+            if was_dialling:  # connecting took long enough: no further pause
                 self._redial.at(now_ms)
             return effects
         if (
@@ -223,19 +227,18 @@ class SlaveCore:
     def handshake_received(
         self, peer: MasterHandshake, log: LocalLog, now_ms: int
     ) -> list[fx.SlaveEffect]:
-        """Compares the histories. Nothing is cut or acked before the peer has shown its epoch."""
+        """Compares the histories. Nothing is cut or acked before the peer has proved its epoch."""
         assert self.phase is SlavePhase.HANDSHAKE
         self.silence.read_ms = now_ms
         self.log.reload(log)
         self._peer = peer
         if not self._named:
             # R21: the history of any peer at this address may fit ours by chance, and a Java list
-            # may lack the epoch that its master acts in. So a Java peer is asked before it is
-            # compared.
+            # may lack the master's own epoch. So a Java peer is first asked for its identity.
             self._move(SlaveStep.PROOF_NEEDED)
             self.silence.read_ms = now_ms
             return [fx.ProveMaster(self.view)]
-        # R2: this replica may have accepted an epoch that its view does not show yet.
+        # R2: this replica may have accepted an epoch newer than its view.
         needed = max(self.view.master_epoch, log.last_epoch)
         if peer.last_epoch < needed:
             return self._hang_up(
@@ -243,7 +246,7 @@ class SlaveCore:
                 now_ms,
             )
         if peer.last_epoch > self.view.master_epoch:
-            # This replica may still hear of an epoch between, so it cannot be bound by that master.
+            # An epoch in between may still reach this replica, so acks need the epoch mark.
             return self._hang_up(
                 f"the peer's last epoch is {peer.last_epoch}, the controllers have named"
                 f" {self.view.master_epoch} to this replica",
@@ -269,13 +272,13 @@ class SlaveCore:
 
     @records_event
     def log_changed(self, log: LocalLog, now_ms: int) -> list[fx.SlaveEffect]:
-        """The cut of TruncateTo is durable."""
+        """TruncateTo is durable."""
         assert self.phase is SlavePhase.CUTTING
         return self._settle_history(log, now_ms)
 
     @records_event
     def cut_refused(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
-        """The store refused the cut (R23, or no record ends there)."""
+        """The store refused TruncateTo (R23, or no record ends there)."""
         assert self.phase is SlavePhase.CUTTING
         reason = f"{reason}; compare both logs, or move this store aside"
         return self._diverge(reason, is_new=self._redial.diverged(reason, now_ms))
@@ -285,11 +288,10 @@ class SlaveCore:
         assert peer is not None
         self.log.reload(log)
         member = self.broker_id in self.view.sync_state_set
-        # The store may still be showing confirmed messages to readers: they count all the same.
+        # The store may lag in showing confirmed messages: they are protected nevertheless.
         log = replace(log, confirm_offset=self.log.confirm_offset)
         difference = difference_of(log, peer)
-        # G8: one of the two copies is damaged. The master checks its own before this log is cut for
-        # it.
+        # G8: one of the two copies is damaged. The master must check its own before ours is cut.
         if difference is not None and difference not in self._disputed:
             self._disputed = (*self._disputed, difference)[-8:]
             effects = self._hang_up(
@@ -305,15 +307,15 @@ class SlaveCore:
             return self._begin_again(decision.reason, now_ms)
         if isinstance(decision, CutTo):
             self._move(SlaveStep.CUT_NEEDED)
-            # Only an unclean election cuts below the confirmed end (R23).
+            # R23: only an unclean election may cut below the confirmed end.
             self.log.confirm_offset = min(self.log.confirm_offset, decision.offset)
             return [fx.TruncateTo(log.max_offset, decision.offset, decision.unclean)]
         followed = (self.view.master_broker_id, self.view.master_epoch) == self._followed
-        # Java's list refuses an epoch that begins where the one before began (`java_peer`).
+        # Java's list lacks an epoch that begins where the one before began (`java_peer`).
         lacks_epoch = not self._named and peer.last_epoch < self.view.master_epoch
         shared = shared_with_java(log, peer)
         if lacks_epoch and not followed and shared < log.max_offset:
-            if member:  # it may have acknowledged those bytes in this mastership (R9)
+            if member:  # it may have acked those bytes in this mastership (R9)
                 return self._hang_up(
                     f"the peer's list lacks epoch {self.view.master_epoch}, in which it acts: our "
                     f"bytes from {shared} on may be another master's; they are cut once this "
@@ -328,7 +330,7 @@ class SlaveCore:
         self, log: LocalLog, peer: MasterHandshake, now_ms: int
     ) -> list[fx.SlaveEffect]:
         self._move(SlaveStep.HISTORY_FITS)
-        self._disputed = ()  # both copies were compared and fit
+        self._disputed = ()  # both copies were compared and agree
         assert self.view.master_broker_id is not None
         self._followed = (self.view.master_broker_id, self.view.master_epoch)
         self._first_frame = True
@@ -345,18 +347,18 @@ class SlaveCore:
         self.log.begin_transfer(
             entries[-1].epoch if entries else -1, peer.max_offset, marks_epochs=self._named
         )
-        # The tables may have come before the connection (R42).
+        # The tables may be older than the connection (R42).
         if self._tables_epoch >= 0:
             effects += self._mark_tables()
         if not self.policy.sync_flush and self.fenced_epoch <= self.view.master_epoch:
-            # Even an ack of 0 goes out now: the master waits for it, Java up to 5 s.
+            # Send even an ack of 0: the master waits for it (Java up to 5 s).
             self.log.acknowledge(log.max_offset, now_ms, effects)
         return effects
 
     @records_event
     def tables_followed(self, master_epoch: int) -> list[fx.SlaveEffect]:
-        """Topics, groups and consumer offsets of the master of that epoch are here (R42); -1: they
-        are old."""
+        """The tables (topics, groups, consumer offsets) of the master of that epoch are here (R42);
+        -1: they are outdated."""
         self._tables_epoch = master_epoch
         return self._mark_tables() if self.phase is SlavePhase.TRANSFER else []
 
@@ -366,15 +368,16 @@ class SlaveCore:
         return [fx.SendToMaster(encode_tables_mark(self._tables_epoch))]
 
     def _begin_again(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
-        """R27: the old log is set aside; the next handshake finds an empty one."""
+        """R27: sets the old log aside; the next handshake finds an empty one."""
         effects = self._hang_up(reason, now_ms)
         self._redial.at(now_ms)
-        # before BeginAt is done: the next handshake must not claim these bytes
+        # now, before BeginAt is done: the next handshake must not claim these bytes
         self.log.max_offset = self.log.confirm_offset = 0
         return [fx.BeginAt(0, reason), fx.AdoptEpochs(()), *effects]
 
     def _diverge(self, reason: str, *, is_new: bool) -> list[fx.SlaveEffect]:
-        """Cannot follow. A reason is reported once; `_redial` sets the next attempt."""
+        """This replica cannot follow: reports a new reason once; `_redial` sets the next
+        attempt."""
         self._move(SlaveStep.HANG_UP)
         return [fx.Hangup(reason), fx.Diverged(reason)] if is_new else [fx.Hangup(reason)]
 
@@ -382,35 +385,35 @@ class SlaveCore:
 
     @records_event
     def frame_received(self, header: TransferHeader, now_ms: int) -> list[fx.SlaveEffect]:
-        """The head of a transfer frame; each piece of its body follows through `log.append`."""
+        """The head of a transfer frame; pieces of its body follow by `log.append`."""
         body_size, offset, epoch, epoch_start, confirm = header
         log = self.log
         self.silence.read_ms = now_ms
         if self.phase is not SlavePhase.TRANSFER:
             if body_size:
                 return self._hang_up("log bytes before our first ack", now_ms)
-            return []  # Java sends heartbeats from its handshake on
+            return []  # Java sends heartbeats right after its handshake
         if not body_size:
             self.silence.note_beat(now_ms)
             if offset < 0:
-                log.ack_due = True  # Java has not chosen the start yet
+                log.ack_due = True  # a Java master waits for the ack before it starts
                 return []
         effects: list[fx.SlaveEffect] = []
         if offset != log.max_offset:
             if log.max_offset == 0:
                 assert self._peer is not None
                 effects += log.begin_at(offset, self._peer)
-            # R27: this heartbeat says that our next byte has expired at the master.
+            # R27: the heartbeat shows that our next byte has expired at the master.
             elif self._first_frame and not body_size and offset > log.max_offset:
                 return self._next_byte_gone(offset, now_ms)
             else:
                 return self._hang_up(
                     f"a frame at offset {offset}, our log ends at {log.max_offset}", now_ms
                 )
-        if self._first_frame:  # only now the peer has proved to serve us
+        if self._first_frame:  # only now the master really serves us
             self._first_frame = False
             self._redial.progress()
-        # R2: a deposed master may still send what it has.
+        # R2: a deposed master may still send.
         if epoch < log.last_epoch:
             reason = f"a frame of epoch {epoch}, this replica has accepted {log.last_epoch}"
             return effects + self._hang_up(reason, now_ms)
@@ -430,14 +433,14 @@ class SlaveCore:
     def append_failed(
         self, log_end: int, offset: int, reason: str, now_ms: int
     ) -> list[fx.SlaveEffect]:
-        """The record at `offset` is damaged or the disk is full; the log ends at `log_end`. Both
-        may pass: the bytes are requested again, less often while it is the same offset."""
+        """The record at `offset` is damaged, or the disk is full; the log ends at `log_end`. The
+        bytes are requested again, less often while it is the same offset."""
         self.log.confirm_offset = min(self.log.confirm_offset, log_end)
         return self._diverge(reason, is_new=self._redial.stuck(offset, reason, now_ms))
 
     @records_event
     def turn_ended(self, flushed_offset: int, now_ms: int) -> list[fx.SlaveEffect]:
-        """After one read: one ack for all of it, then what readers may see."""
+        """Call after each read: one ack for all of it, then the confirmed end."""
         if self.phase is not SlavePhase.TRANSFER:
             return []
         effects: list[fx.SlaveEffect] = []
@@ -448,14 +451,13 @@ class SlaveCore:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether this log has all that was acknowledged to anyone up to now. It has the
-        confirmOffset of this connection and the start of the master's epoch. A new master's
-        confirmOffset may lag behind what its predecessor acknowledged, but that is below this
-        start. What it acknowledges later without this replica does not need it in the required set
-        (R1)."""
+        """Whether this log has everything acknowledged up to now: it reaches the confirmOffset of
+        this connection and the start of the master's epoch. A new master's confirmOffset may lag
+        behind what its predecessor acknowledged, but that is below this start. For what it
+        acknowledges later without this replica, this replica is not in the required set (R1)."""
         if self.phase is not SlavePhase.TRANSFER or self._peer is None:
             return False
-        # A Java master's list may lack the epoch it acts in.
+        # A Java master's list may lack its own epoch.
         epoch = self.view.master_epoch
         return self.log.is_caught_up(
             epoch if self._named else max(self._peer.last_epoch, self.log.last_epoch)
@@ -489,7 +491,7 @@ class SlaveCore:
 
     @shows_events
     def check_invariants(self) -> None:
-        """After each step of tests and simulation."""
+        """Called after each step of tests and simulation."""
         self.log.check_invariants()
         if self.phase is SlavePhase.TRANSFER:
             assert self._peer is not None

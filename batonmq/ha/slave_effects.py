@@ -1,5 +1,5 @@
-"""Effects of the slave core, to perform in order. Those of every loop turn are NamedTuples, which
-cost a third of a frozen dataclass."""
+"""Effects of the slave core, to be performed in order. Those of every loop turn are NamedTuples,
+which cost a third of a frozen dataclass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batonmq.protocol.role_view import RoleView
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """`address` is "" for a Java master; then ask it for the address."""
+    """Connect to `address`; "" for a Java master: first ask it for its HA address."""
 
     address: str
 
@@ -28,15 +28,15 @@ class SendToMaster(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProveMaster:
-    """Ask the Java master who it is (GET_EPOCH_CACHE, 1007), then feed `peer_proved`, or
-    `disconnected` if it does not answer."""
+    """Ask the Java master for its identity (GET_EPOCH_CACHE, 1007), then feed `peer_proved`, or
+    `disconnected` without an answer."""
 
     view: RoleView
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateTo:
-    """Cut the log (R22), then feed `log_changed`. `unclean`: confirmed bytes too (R23)."""
+    """Cut the log (R22), then feed `log_changed`. `unclean`: also confirmed bytes (R23)."""
 
     from_offset: int
     offset: int
@@ -53,14 +53,14 @@ class BeginAt:
 
 @dataclass(frozen=True, slots=True)
 class AdoptEpochs:
-    """The whole epoch list from now on."""
+    """Replace the epoch list by this one."""
 
     entries: tuple[EpochEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EnterLineage:
-    """The log belongs to the history of that name from now on (R47)."""
+    """Store that the log belongs to this lineage from now on (R47)."""
 
     name: str
 
@@ -72,7 +72,7 @@ class AppendEpoch:
 
 
 class AppendLog(NamedTuple):
-    """Write `data` at the log's end, `offset`. The view is valid until the next read."""
+    """Write `data` at the log's end, `offset`. `data` is valid until the next read."""
 
     offset: int
     data: memoryview
@@ -80,7 +80,7 @@ class AppendLog(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlushTo:
-    """With haSyncFlush: make all below `offset` durable, then feed `turn_ended`."""
+    """With haSyncFlush: make all bytes below `offset` durable, then feed `turn_ended`."""
 
     offset: int
 
@@ -93,14 +93,14 @@ class Confirm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The histories fit; the log follows from `offset`."""
+    """The histories fit: the log continues from `offset`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """An operator must act. Reported once per reason."""
+    """This replica cannot follow: an operator must act. Reported once per reason."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""The numbers behind the slave core's decisions, and its two timers. Pure."""
+"""The limits of the slave core, and its two timers. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class SlavePolicy:
     retry_ms_max: int = 1_000
     diverged_retry_ms: int = 1_000
     diverged_retry_ms_max: int = 60_000
-    dial_ms: int = 1_000  # For the connection: TCP's own retries double each time.
-    connect_ms: int = 3_000  # For the handshake's answer, and for the proof.
+    dial_ms: int = 1_000  # to connect; TCP's own retries double each time
+    connect_ms: int = 3_000  # for the handshake's answer, and for the proof
     keepalive_ms: int = 1_000
     housekeeping_ms: int = 20_000
     silence_limit_ms: int = 2_000
-    """The highest silence of a master that sends something every haSendHeartbeatInterval;
-    `housekeeping_ms` for others."""
+    """The longest silence of a master that sends something every haSendHeartbeatInterval; for
+    others `housekeeping_ms`."""
     backlog_window_ms: int = 20
     backlog_lag_bytes: int = 2 << 20
-    """How far readers may lag behind the confirmed end while old bytes arrive."""
+    """How far readers may lag behind the confirmed end while a backlog arrives."""
     tick_ms: int = 100
     stall_ms: int = 100
 
@@ -37,11 +37,12 @@ _NEVER = 1 << 62
 
 class Redial:
     """When a slave connects again, and whether it has reported why it cannot follow. After a lost
-    connection: soon, then up to a second. For a reason that stays (another history, damage, a full
-    disk): reported once, retried after a second, then up to a minute, without end."""
+    connection: soon, then with pauses of up to a second. For a lasting reason (another history,
+    damage, a full disk): reported once, retried after a second, then with pauses of up to a minute,
+    endlessly."""
 
     def __init__(self, policy: SlavePolicy, now_ms: int) -> None:
-        self.at_ms = now_ms  # When the next connection is due, if there is none.
+        self.at_ms = now_ms  # when to connect, if there is no connection
         self._lost = Backoff(policy.retry_ms, policy.retry_ms_max)
         self._policy = policy
         self._diverged_times = 0
@@ -50,7 +51,7 @@ class Redial:
         self._reported = ""
 
     def progress(self) -> None:
-        """The master's frames arrive, or another was elected: the pauses begin small again."""
+        """Frames arrive, or another master was elected: pauses are short again."""
         self._lost.reset()
         self._diverged_times = 0
 
@@ -58,15 +59,16 @@ class Redial:
         self.at_ms = now_ms
 
     def never(self) -> None:
-        """The slave side ends."""
+        """The slave side ends: do not connect again."""
         self.at_ms = _NEVER
 
     def later(self, now_ms: int) -> None:
-        """After a connection ended or failed."""
+        """A connection ended or failed: sets the next attempt."""
         self.at_ms = now_ms + self._lost.next_ms()
 
     def diverged(self, reason: str, now_ms: int) -> bool:
-        """The slave cannot follow. Returns whether `reason` must be reported."""
+        """The slave cannot follow: sets the next attempt. Returns whether `reason` must be
+        reported."""
         self._diverged_times += 1
         first_ms, max_ms = self._policy.diverged_retry_ms, self._policy.diverged_retry_ms_max
         self.at_ms = now_ms + pause_ms(first_ms, max_ms, self._diverged_times)
@@ -75,7 +77,7 @@ class Redial:
         return is_new
 
     def stuck(self, offset: int, reason: str, now_ms: int) -> bool:
-        """As `diverged`, but bytes before `offset` on a new connection are no progress."""
+        """As `diverged`, but bytes below `offset` on a new connection do not count as progress."""
         if offset != self._stuck_offset:
             self._stuck_offset = offset
             self._stuck_times = 0
@@ -87,7 +89,7 @@ class Redial:
 
 
 class MasterSilence:
-    """How long nothing was read from the master, and how long it may be silent."""
+    """The master's silence and its limit."""
 
     def __init__(self, policy: SlavePolicy, now_ms: int) -> None:
         self.read_ms = now_ms
@@ -101,7 +103,7 @@ class MasterSilence:
         return self._ticked_ms + self._policy.tick_ms
 
     def begin(self, now_ms: int) -> None:
-        """A connection is being made."""
+        """A connection begins."""
         self.read_ms = self._ticked_ms = now_ms
 
     def end_connection(self) -> None:
@@ -109,11 +111,11 @@ class MasterSilence:
         self._regular_beats = 0
 
     def tick(self, now_ms: int) -> int:
-        """The silence in ms. Time in which this process did not run does not count (R8)."""
+        """Returns the silence in ms, without times in which this process did not run (R8)."""
         late_ms = now_ms - self._ticked_ms - self._policy.tick_ms
         self._ticked_ms = now_ms
         if late_ms > self._policy.stall_ms:
-            # R8: this process was stopped, not the master
+            # R8: this process was stopped, so the silence is not the master's
             self.read_ms += late_ms
         return now_ms - self.read_ms
 
@@ -124,8 +126,8 @@ class MasterSilence:
         self._beat_ms = now_ms
 
     def limit_ms(self, *, beats_regularly: bool) -> int:
-        """`beats_regularly`: it is one of ours. A Java master counts as such after two heartbeats
-        within a second each."""
+        """`beats_regularly`: a BatonMQ master. A Java master counts as regular after two heartbeats
+        with less than a second before each."""
         policy = self._policy
         if beats_regularly or self._regular_beats >= 2:
             return policy.silence_limit_ms

@@ -1,6 +1,7 @@
-"""Socket, timer and store calls of the slave side; performs the slave core's effects. Bytes go to
-the log from the receive buffer: one write for a piece of a large frame, or for all small frames of
-a read. One ack leaves per loop turn, before dispatch, because the master waits for it."""
+"""Socket, timer and store calls of the slave side; performs the slave core's effects. Bytes are
+written from the receive buffer to the log: one write for a piece of a large frame, or for all small
+frames of a read. One ack is sent per loop turn, before dispatch, because the master waits for
+it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def local_log(store: MessageStore, samples: LogSamples | None = None) -> LocalLog:
-    """The store as the cores see it. A log without a file has offsets 0."""
+    """The store's state for the cores. A log without a file has offsets 0."""
     return LocalLog(
         max(0, store.min_phy_offset),
         max(0, store.max_phy_offset),
@@ -104,7 +105,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def received(self, link: AutoSwitchLink, data: memoryview) -> None:
         core = self.core
         now_ms = self._now_ms()
-        core.silence.read_ms = now_ms  # a part of a frame counts too
+        core.silence.read_ms = now_ms  # parts of a frame count, too
         try:
             for item in link.reader.feed(data):
                 if type(item) is memoryview:
@@ -137,7 +138,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             self._schedule_turn()
 
     def flushed(self) -> None:
-        """With haSyncFlush an ack may wait for the flush."""
+        """A flush ended: with haSyncFlush an ack may have waited for it."""
         if self.core.policy.sync_flush:
             self._end_turn()
 
@@ -145,7 +146,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._turn_scheduled = False
         self._run(self.core.turn_ended(self._store.log.flushed_offset, self._now_ms()))
         if self._may_be_suspect and self.core.is_caught_up and not self._store.trust.must_refetch:
-            # R24: what the damaged log lacked is fetched, so the log is trusted again.
+            # R24: the damaged part has been fetched again, so the log is trusted again.
             try:
                 self._store.trust.clear_suspect()
             except OSError as error:
@@ -232,7 +233,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._perform(self.core.log_changed(self._local_log(), self._now_ms()))
 
     def _refuse_record(self, error: CorruptLogError) -> None:
-        """The master sent a damaged record: nothing of it is acked or kept (G8)."""
+        """The master sent a damaged record: none of it is kept or acked (G8)."""
         try:
             self._store.slave_log.drop_unverified()
         except (OSError, BatonError) as failure:
@@ -247,8 +248,8 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._perform(self.core.append_failed(log_end, offset, reason, self._now_ms()))
 
     def _store_failed(self, error: Exception) -> None:
-        """A full disk may pass. Any other failed write ends this side and the process (G8), and so
-        does a cut that cannot be finished (R37)."""
+        """A full disk may get space. Any other failed write ends this side and the process (G8),
+        and so does a cut that cannot be finished (R37)."""
         is_short = isinstance(error, OSError) and disk.is_short(error)
         if is_short and not self._store.log.health.has_failed:
             reason = f"cannot follow the master, the disk is full: {error}"
@@ -271,7 +272,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             self._disconnected()
 
     async def _address_of_java_master(self) -> str:
-        """ "" if it does not answer or is not yet master."""
+        """The HA address of a Java master; "" without an answer, or if it is not master yet."""
         try:
             return await self._java_master.ha_address(self.core.view)
         except BatonError as error:
@@ -283,7 +284,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         try:
             identity = await self._java_master.identity(view)
         except Exception as error:
-            # Whatever failed, there is no proof.
+            # Any failure means that there is no proof.
             if link is not None and link is self._link:
                 self._hang_up(f"no proof that the peer is the master: {error!r}")
                 self._disconnected()

@@ -1,15 +1,16 @@
-"""Whose acks a write waits for, how far it is confirmed, and who should join or leave. Pure.
+"""Decides whose acks a write waits for, how far the log is confirmed, and who should join or leave
+the set. Pure.
 
-The required set is the recorded SyncStateSet plus the members of a proposal with no certain outcome
-and a joining slave. Invariants:
+The required set is the recorded SyncStateSet, the members of a proposal whose outcome is unknown,
+and joining slaves. Invariants:
 - R1: it contains the recorded set. It grows when an expand is proposed and shrinks only when a
   shrink is committed, so every replica that may be elected has been waited for.
 - R15: confirmOffset never falls and ends a message; with SYNC_FLUSH it counts the flushed offset.
-  It stands while the set is below minInSyncReplicas or a required member is absent.
-- R11: one proposal at a time. After an unknown outcome its members stay until that request is
-  answered or a newer set epoch overtakes it.
-- R18: one ack per broker id, that of its newest connection.
-Origin: Java AutoSwitchHAService (computeConfirmOffset, maybeExpand/ShrinkSyncStateSet), RIP-44.
+  It does not move while the set is below minInSyncReplicas or a required member is absent.
+- R11: one proposal at a time. After an unknown outcome its members stay required until that request
+  is answered or a newer set epoch arrives.
+- R18: per broker id only acks of the newest connection count. Origin: Java AutoSwitchHAService
+  (computeConfirmOffset, maybeExpand/ShrinkSyncStateSet), RIP-44.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _WRITES_MAX = 128
 
 @dataclass(frozen=True, slots=True)
 class SetProposal:
-    """A request to the controllers: replace the set of (master_epoch, sync_state_set_epoch)."""
+    """A request to the controllers to replace the set of (master_epoch, sync_state_set_epoch)."""
 
     new_set: frozenset[int]
     add: frozenset[int]
@@ -41,8 +42,8 @@ class SetProposal:
     sync_state_set_epoch: int
 
 
-class ConfirmAdvanced(NamedTuple):  # made once a turn: a frozen dataclass costs three times that
-    """All below `offset` is on every required member."""
+class ConfirmAdvanced(NamedTuple):  # a NamedTuple, made once a turn: a third of the cost
+    """All bytes below `offset` are on every required member."""
 
     offset: int
 
@@ -57,7 +58,7 @@ SyncEffect = ConfirmAdvanced | ProposeSet
 
 @dataclass(frozen=True, slots=True)
 class RecordedSet:
-    """A SyncStateSet as recorded; `epoch` is the syncStateSetEpoch. `candidates`: ids that may be
+    """A recorded SyncStateSet; `epoch` is the syncStateSetEpoch. `candidates`: ids that may be
     members (registered, no learners, R12); None: any."""
 
     members: frozenset[int]
@@ -73,7 +74,7 @@ class RecordedSet:
 
 
 class WrittenLog:
-    """The end of a master's log. Offsets are exclusive ends; `written` and `confirm_offset` end
+    """The end of a master's log. Offsets are exclusive; `written` and `confirm_offset` are ends of
     messages. All below `flushed` is on this broker's disk."""
 
     def __init__(
@@ -82,19 +83,20 @@ class WrittenLog:
         self.written = written
         self.flushed = flushed
         self.confirm_offset = confirm_offset
-        # Of the inherited bytes only the end is known to end a message; they are confirmed
+        # Of the inherited bytes only the last is known to end a message, so all are confirmed
         # together.
         self._ends: deque[int] = deque([written] if written > confirm_offset else [])
-        # [time of the first byte, end] for each grain of time, oldest first.
+        # [time of the first byte, end] per grain of time, oldest first.
         self._writes: deque[list[int]] = deque([[now_ms, written]], maxlen=_WRITES_MAX)
-        # The times of _WRITES_MAX grains must reach back beyond slave_silent_ms.
+        # _WRITES_MAX grains must reach back further than slave_silent_ms.
         self._grain_ms = max(1, policy.slave_silent_ms * 4 // _WRITES_MAX)
 
     def append(self, written: int, now_ms: int) -> None:
         self.written = written
         self._ends.append(written)
         if len(self._ends) > _ENDS_MAX:
-            # Every second end is dropped: still message ends, so only confirmOffset gets coarser.
+            # Drop every second end: the others still end messages, so confirmOffset only gets
+            # coarser.
             self._ends = deque(e for n, e in enumerate(self._ends) if n % 2 or e == written)
         last = self._writes[-1]
         if now_ms - last[0] < self._grain_ms:  # one entry per grain, not per write
@@ -103,7 +105,7 @@ class WrittenLog:
             self._writes.append([now_ms, written])
 
     def confirm(self, limit: int) -> bool:
-        """Raises confirmOffset to the last message end up to `limit`; False if it stays."""
+        """Raises confirmOffset to the last message end up to `limit`; returns False if it stays."""
         ends = self._ends
         confirmed = self.confirm_offset
         while ends and ends[0] <= limit:
@@ -114,14 +116,14 @@ class WrittenLog:
         return True
 
     def written_ms(self, offset: int) -> int | None:
-        """About when the byte at `offset` was written; None at the log's end."""
+        """Roughly when the byte at `offset` was written; None at the log's end."""
         for written_ms, end in self._writes:
             if end > offset:
                 return written_ms
         return None
 
     def postpone(self, stall_ms: int) -> None:
-        """R8: all writes count as this much younger."""
+        """R8: makes all writes this much younger."""
         for written in self._writes:
             written[0] += stall_ms
 
@@ -155,7 +157,7 @@ class SyncState:
         self.log = log
         self.proposal: SetProposal | None = None
         self.joining: dict[int, int] = {}
-        """By broker id: until when it may hold confirmOffset back."""
+        """Broker id -> until when it may hold confirmOffset back."""
         self.dead: frozenset[int] = frozenset()
         self._candidates = recorded.candidates
         self._followers = {
@@ -167,14 +169,14 @@ class SyncState:
         self._retry_at_ms = now_ms
         self._retry = Backoff(policy.retry_ms, policy.retry_ms_max)
         self._ticked_ms = now_ms
-        self.tick_ms = policy.tick_ms  # How long after the last tick the next one is due.
+        self.tick_ms = policy.tick_ms  # the next tick is due so long after the last
         self._renew_required()
 
     # -- reading
 
     @property
     def required_set(self) -> frozenset[int]:
-        """This broker and every member whose ack confirmOffset waits for (R1)."""
+        """This broker, and all members whose acks confirmOffset waits for (R1)."""
         return frozenset(self._required_others) | {self.broker_id}
 
     @property
@@ -214,14 +216,14 @@ class SyncState:
         whole: bool = True,
         tables_awaited: bool = False,
     ) -> None:
-        """A new connection of that id: only its acks count now (R18). `tables_awaited`: it will
-        report when it has the tables of this mastership (R42)."""
+        """A new connection of that id: from now on only its acks count (R18). `tables_awaited`: it
+        will report when it has the tables of this mastership (R42)."""
         if broker_id == self.broker_id:
             return
         follower = self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
         if follower.following:
             follower.absent_since_ms = now_ms
-        # A new connection must report its tables again: the time without them starts here.
+        # A new connection must report its tables again: its deadline for them begins now.
         if follower.holds_tables(self.master_epoch):
             follower.tables_since_ms = now_ms
         follower.tables_epoch = -1 if tables_awaited else None
@@ -242,7 +244,7 @@ class SyncState:
             follower.absent_since_ms = now_ms
         follower.connection_id = None
         follower.ack = -1
-        # It no longer holds writes back, so it need not be waited for.
+        # It no longer holds writes back.
         if self.joining.pop(broker_id, None) is not None:
             follower.joined_in_vain(self.policy, now_ms)
             self._renew_required()
@@ -251,13 +253,12 @@ class SyncState:
     def acked(
         self, broker_id: int, connection_id: int, offset: int, now_ms: int
     ) -> list[SyncEffect]:
-        """The slave has all below `offset`; the caller checked that this was sent. Acks of an older
-        connection, and below 0 (RocketMQ issue 6728), do not count."""
+        """The slave has all bytes below `offset`; the caller checked that they were sent. Acks of
+        an older connection, and below 0 (RocketMQ issue 6728), do not count."""
         follower = self._followers.get(broker_id)
         if follower is None or follower.connection_id != connection_id or offset < 0:
             return []
-        # The same offset again, soon: this slave answers heartbeats, so its silence means
-        # something.
+        # The same offset again, soon: this slave answers heartbeats, so its silence is meaningful.
         if offset == follower.ack and now_ms - follower.ack_ms <= 1_000:
             follower.pongs += 1
         follower.ack_ms = now_ms
@@ -266,14 +267,13 @@ class SyncState:
             follower.ack = follower.held = offset
             if first or now_ms - follower.rate_ms >= RATE_WINDOW_MS:
                 follower.measure_rate(first, now_ms)
-        # Only these acks can change the set; all others just move confirmOffset, which is the hot
-        # path.
+        # Only these acks can change the set. All others only move confirmOffset (hot path).
         if first or broker_id not in self.recorded:
             return self._settle(now_ms)
         return self._advance()
 
     def set_whole(self, broker_id: int, connection_id: int, whole: bool) -> None:
-        """Whether that connection's slave has everything from our first byte on."""
+        """Notes whether the slave has everything from our first byte on."""
         follower = self._followers.get(broker_id)
         if follower is not None and follower.connection_id == connection_id:
             follower.whole = whole
@@ -281,7 +281,7 @@ class SyncState:
     def tables_held(
         self, broker_id: int, connection_id: int, epoch: int, now_ms: int
     ) -> list[SyncEffect]:
-        """The slave has the tables of the master of `epoch`; -1: of none, or old ones."""
+        """The slave has the tables of the master of `epoch`; -1: none, or outdated ones."""
         follower = self._followers.get(broker_id)
         if follower is None or follower.connection_id != connection_id:
             return []
@@ -291,15 +291,14 @@ class SyncState:
         return self._settle(now_ms)
 
     def set_dead(self, broker_ids: Iterable[int], now_ms: int) -> list[SyncEffect]:
-        """The ids that the controllers now report dead (R14)."""
+        """The broker ids that the controllers report dead now (R14)."""
         self.dead = frozenset(broker_ids) - {self.broker_id}
         return self._settle(now_ms)
 
     # -- the recorded set
 
     def adopt(self, recorded: RecordedSet, now_ms: int) -> list[SyncEffect]:
-        """Takes a committed set with a higher epoch (R20). A newer epoch ends an open proposal
-        (R11)."""
+        """Takes a committed set with a higher epoch (R20), which ends an open proposal (R11)."""
         if recorded.candidates is not None:
             self._candidates = recorded.candidates
         if recorded.epoch > self.sync_state_set_epoch:
@@ -309,7 +308,7 @@ class SyncState:
                 self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
                 self.joining.pop(broker_id, None)
             for broker_id in self.recorded - before - {self.broker_id}:
-                self._followers[broker_id].joined(now_ms)  # R14 judges it from here on
+                self._followers[broker_id].joined(now_ms)  # R14 counts from now
             for broker_id in before - self.recorded - {self.broker_id}:
                 self._followers[broker_id].left(self.policy, now_ms)
             if self.proposal is not None:
@@ -321,23 +320,22 @@ class SyncState:
     def begin_epoch(
         self, master_epoch: int, epoch_start_offset: int, recorded: RecordedSet, now_ms: int
     ) -> list[SyncEffect]:
-        """The same master was elected for a higher epoch. Connections stay; acks and tables of the
-        earlier epoch do not count. Controllers that lost their state count set epochs from the
-        start."""
+        """The same master was elected again. Connections stay; acks and tables of the earlier epoch
+        do not count. Controllers that lost their state begin set epochs again."""
         assert master_epoch > self.master_epoch
         for follower in self._followers.values():
             follower.epoch_begins(now_ms)
-        # R9: no joining slave may delay the new epoch's first ack
+        # R9: a joining slave must not delay the new epoch's first ack
         self.joining.clear()
         self.master_epoch = master_epoch
         self.epoch_start_offset = epoch_start_offset
-        self.sync_state_set_epoch = -1  # any set of the new epoch is newer
+        self.sync_state_set_epoch = -1  # so that any set of the new epoch is newer
         return self.adopt(recorded, now_ms)
 
     def refused(self, code: int, now_ms: int) -> list[SyncEffect]:
-        """The controllers refused the open proposal. CONTROLLER_ALTER_SYNC_STATE_SET_FAILED (2013,
+        """The controllers refused the open proposal. CONTROLLER_ALTER_SYNC_STATE_SET_FAILED (2013:
         the same set) says nothing about an earlier copy of the request, nor whether our recorded
-        set is current. So the union stays required until a newer set arrives (R11)."""
+        set is current. So both sets stay required until a newer one arrives (R11)."""
         if self.proposal is None:
             return []
         if code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED:
@@ -348,7 +346,7 @@ class SyncState:
         return self._settle(now_ms)
 
     def tick(self, now_ms: int) -> list[SyncEffect]:
-        """Call it at least every `tick_ms`."""
+        """Call at least every `tick_ms`."""
         late_ms = now_ms - self._ticked_ms - self.tick_ms
         self._ticked_ms = now_ms
         if late_ms > self.policy.stall_ms:
@@ -376,16 +374,16 @@ class SyncState:
     # -- decisions
 
     def _settle(self, now_ms: int) -> list[SyncEffect]:
-        """Confirms what can be confirmed, then proposes a change of the set if there is one."""
+        """Confirms what can be confirmed, then proposes a change of the set if one is due."""
         effects = self._advance()
         if self.proposal is None and now_ms >= self._retry_at_ms:
             effects += self._propose(now_ms)
         return effects
 
     def _advance(self) -> list[SyncEffect]:
-        """R15: confirmOffset is the lowest of the log's end and the required acks, at a message
-        end."""
-        # too few copies: confirmOffset stands
+        """R15: raises confirmOffset to the lowest of the log's end and the required acks, at a
+        message end."""
+        # too few copies: confirmOffset stays
         if len(self.recorded) < self.policy.min_in_sync_replicas:
             return []
         log = self.log
@@ -407,8 +405,8 @@ class SyncState:
                 remove[broker_id] = reason
                 self._followers[broker_id].slow = slow
         if remove:
-            # All of them in one request: the controllers refuse a set with a dead member (RocketMQ
-            # issue 9897).
+            # Remove all of them in one request: the controllers refuse a set with a dead member
+            # (RocketMQ issue 9897).
             why = ", ".join(f"{i} {reason}" for i, reason in remove.items())
             return [self._open_proposal(self.recorded - remove.keys(), why)]
         near = [f for f in self._followers.values() if self._may_join(f, now_ms)]
@@ -420,23 +418,23 @@ class SyncState:
         return []
 
     def _reason_to_remove(self, broker_id: int, now_ms: int) -> tuple[str, bool]:
-        """Why a member should leave (R14, R42, R50), "" to stay; and whether it was slow."""
+        """Why a member should leave (R14, R42, R50), "" to stay; and whether it is slow."""
         policy = self.policy
         follower = self._followers[broker_id]
-        # A dead session proves nothing while the replica acks here: it may only be cut off from
-        # them.
+        # Controllers may call it dead only because it is cut off from them: acks here prove that it
+        # lives.
         acks = follower.following and now_ms - follower.ack_ms < policy.slave_silent_ms
         if broker_id in self.dead and not acks:
             return "is dead to the controllers", False
         if not follower.following and now_ms - follower.absent_since_ms >= policy.slave_silent_ms:
             return "is not connected", False
-        written_ms = self.log.written_ms(follower.held)  # of the oldest byte that it has not acked
+        written_ms = self.log.written_ms(follower.held)  # when its oldest unacked byte was written
         if written_ms is not None:
-            # Bytes from before it joined were not its task yet.
+            # Bytes from before it joined count from the join.
             behind_ms = now_ms - max(written_ms, follower.judged_from_ms)
             if behind_ms >= policy.slave_silent_ms:
                 return f"is behind for {behind_ms} ms", True
-        # A slave that does not answer heartbeats acks only every few seconds when idle.
+        # When idle, a slave that does not answer heartbeats acks only every few seconds.
         patience_ms = policy.slave_silent_ms if follower.pongs >= 2 else policy.quiet_slave_ms
         silent_ms = now_ms - follower.ack_ms
         if follower.following and silent_ms >= patience_ms:
@@ -447,7 +445,7 @@ class SyncState:
         return "", False
 
     def _may_join(self, follower: Follower, now_ms: int) -> bool:
-        """R13 and R42, apart from confirmOffset: near, alive, of this epoch, with its tables, no
+        """R13 and R42 without confirmOffset: near, alive, in this epoch, with its tables, no
         learner."""
         broker_id = follower.broker_id
         return (
@@ -458,7 +456,7 @@ class SyncState:
             and follower.whole
             and follower.holds_tables(self.master_epoch)
             and (self._candidates is None or broker_id in self._candidates)
-            and follower.ack >= self.epoch_start_offset  # below it its log may leave ours
+            and follower.ack >= self.epoch_start_offset  # below, its log may differ from ours
             and now_ms >= follower.barred_until_ms
             and follower.acks_flow(self.policy, self.log.written, now_ms)
             and (
@@ -468,8 +466,8 @@ class SyncState:
         )
 
     def _start_joining(self, near: list[Follower], now_ms: int) -> None:
-        """R13: with the set {master} confirmOffset is the log's end, which no slave reaches under
-        load. So a near slave holds it back for a short time."""
+        """R13: in the set {master} confirmOffset is the log's end, which no slave reaches under
+        load. So a near slave may hold it back for a short time, and join."""
         before = len(self.joining)
         for follower in near:
             if follower.broker_id not in self.joining and now_ms >= follower.join_after_ms:
@@ -499,14 +497,14 @@ class SyncState:
         self._required_others = tuple(sorted(required - {self.broker_id}))
 
     def _postpone(self, stall_ms: int) -> None:
-        """R8: time in which this process did not run is no evidence against a replica."""
+        """R8: time in which this process did not run is not held against replicas."""
         for follower in self._followers.values():
             follower.postpone(stall_ms)
         self.joining = {i: deadline + stall_ms for i, deadline in self.joining.items()}
         self.log.postpone(stall_ms)
 
     def check_invariants(self) -> None:
-        """After each step of tests and simulation."""
+        """Called after each step of tests and simulation."""
         required = self.required_set
         assert self.recorded <= required, "R1: a recorded member is not waited for"
         if self.proposal is not None:

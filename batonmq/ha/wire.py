@@ -5,11 +5,11 @@ transfer frames; one without a body is a heartbeat with the next offset. Frames 
 anywhere.
 
 Two BatonMQ brokers send more: each names itself in an identity frame before its handshake (R41),
-and the slave marks which epoch it has entered and whose tables it has (R42). A slave sends these
-only to a master of ours, so Java brokers see what they always did.
+and the slave reports which epoch it has entered and whose tables it has (R42). A slave sends these
+only to a BatonMQ master, so Java brokers see the original protocol.
 
-A reader takes bytes cut anywhere and returns whole frames. Log bytes are not collected: each piece
-of a body is a view of the receive buffer, valid until the next read. Origin: Java
+A reader takes bytes in pieces of any size and returns whole frames. Log bytes are not collected:
+each piece of a body is a view of the receive buffer, valid until the next read. Origin: Java
 AutoSwitchHAClient, AutoSwitchHAConnection (RIP-44).
 """
 
@@ -38,8 +38,8 @@ class HAState(IntEnum):
 
 
 class OwnState(IntEnum):
-    """The same for frames between BatonMQ brokers, in ASCII. A Java broker closes a connection on
-    an unknown state."""
+    """First i32 of the frames between BatonMQ brokers, in ASCII. A Java broker closes a connection
+    on an unknown state."""
 
     IDENTITY = int.from_bytes(b"BATI")
     EPOCH_MARK = int.from_bytes(b"BATE")
@@ -85,26 +85,26 @@ TRANSFER_HEADER: Final = struct.Struct(
     "q"  # 28 confirmOffset
 )
 
-EPOCHS_MAX: Final = 1 << 20  # A longer list is refused (Java fails above 1,000).
-BODY_SIZE_MAX: Final = 1 << 30  # A body stays in one segment, which has at most 1 GiB.
+EPOCHS_MAX: Final = 1 << 20  # a longer list is refused (Java fails above 1,000)
+BODY_SIZE_MAX: Final = 1 << 30  # a body stays in one segment of at most 1 GiB
 IDENTITY_SIZE_MAX: Final = 4096
 SLAVE_OPENING_SIZE_MAX: Final = IDENTITY_HEAD.size + IDENTITY_SIZE_MAX + SLAVE_HANDSHAKE.size
-"""What a slave may send before the master answers."""
+"""The most that a slave sends before the master answers."""
 
 
 class HAIdentity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Which process of which replica is at this end (R41), and what both compare of their logs
-    (R47). Older versions neither send nor read the fields with defaults."""
+    """The identity of the process at this end (R41), and samples for comparing the logs (R47).
+    Older versions neither send nor read the fields with defaults."""
 
     cluster_name: str
     broker_name: str
     broker_id: int
     incarnation: str
     log_id: str
-    points: tuple[int, ...] = ()  # Slave: at which ends it wants samples of the master's log.
-    disputed: tuple[int, ...] = ()  # Slave: at which of them the bytes differed before.
-    samples: tuple[LogSample, ...] = ()  # Master: the answer to `points`, its own ends included.
-    lineage: str = ""  # Master: the name of its log's history.
+    points: tuple[int, ...] = ()  # slave: ends at which it wants samples of the master's log
+    disputed: tuple[int, ...] = ()  # slave: those at which the bytes differed before
+    samples: tuple[LogSample, ...] = ()  # master: the answer to `points`, its own ends included
+    lineage: str = ""  # master: the lineage of its log
 
     def __str__(self) -> str:
         return (
@@ -114,7 +114,7 @@ class HAIdentity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class SlaveHandshake(NamedTuple):
-    """A slave's first frame; `identity` is in a frame before it, which Java does not send."""
+    """A slave's first frame. `identity` comes in a frame before it, which Java does not send."""
 
     broker_id: int
     sync_from_last_file: bool = False
@@ -123,8 +123,8 @@ class SlaveHandshake(NamedTuple):
 
 
 class MasterHandshake(NamedTuple):
-    """The master's history: `entries` ascend, with their ends; the last has none. `identity` is in
-    a frame before it, for a slave that named itself."""
+    """The master's history: `entries` ascend, with ends except for the last. `identity` comes in a
+    frame before it, if the slave named itself."""
 
     max_offset: int
     last_epoch: int
@@ -133,8 +133,9 @@ class MasterHandshake(NamedTuple):
 
 
 class TransferHeader(NamedTuple):
-    """The head of a transfer frame. `offset` is -1 if Java has not chosen a start. Java may send
-    `epoch_start_offset` above `offset`: it labels the last chunk of an epoch with the next one."""
+    """The head of a transfer frame. `offset` is -1 while a Java master has not chosen a start. Java
+    may send an `epoch_start_offset` above `offset`: it labels the last chunk of an epoch with the
+    next epoch."""
 
     body_size: int
     offset: int
@@ -149,8 +150,8 @@ def encode_identity(identity: HAIdentity) -> bytes:
 
 
 def identity_size(head: bytes | bytearray | memoryview) -> int:
-    """The size of the identity frame that begins with these 8 bytes; 0 if it is another frame.
-    Raises RemoteProtocolError on an impossible size."""
+    """The size of the identity frame that begins with these 8 bytes; 0 for another frame. Raises
+    RemoteProtocolError for an impossible size."""
     size: int
     state, size = IDENTITY_HEAD.unpack_from(head)
     if state != OwnState.IDENTITY:
@@ -161,7 +162,7 @@ def identity_size(head: bytes | bytearray | memoryview) -> int:
 
 
 def decode_identity(frame: bytes | bytearray | memoryview) -> HAIdentity:
-    """Reads a whole frame. Raises RemoteProtocolError if it has no incarnation."""
+    """Reads a whole identity frame. Raises RemoteProtocolError if it has no incarnation."""
     try:
         identity = msgspec.json.decode(bytes(frame[IDENTITY_HEAD.size :]), type=HAIdentity)
     except msgspec.MsgspecError as error:
@@ -182,7 +183,7 @@ def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
 
 
 def decode_slave_handshake(frame: bytes | bytearray | memoryview) -> SlaveHandshake:
-    """Reads 16 bytes. Raises RemoteProtocolError on another state or a negative id."""
+    """Reads 16 bytes. Raises RemoteProtocolError for another state or a negative id."""
     state, last_file, learner, broker_id = SLAVE_HANDSHAKE.unpack_from(frame)
     if state != HAState.HANDSHAKE:
         raise RemoteProtocolError(f"HA frame of state {state} where a handshake was expected")
@@ -196,19 +197,20 @@ def encode_ack(max_offset: int) -> bytes:
 
 
 def encode_epoch_mark(epoch: int) -> bytes:
-    """The slave has entered `epoch` durably: acks after this mark count in it."""
+    """A slave's mark: it has durably entered `epoch`, and later acks count in it."""
     return SLAVE_ACK.pack(OwnState.EPOCH_MARK, epoch)
 
 
 def encode_tables_mark(epoch: int) -> bytes:
-    """The slave has the tables of the master of `epoch` (R42); -1: of none, or old ones."""
+    """A slave's mark: it has the tables of the master of `epoch` (R42); -1: none, or outdated
+    ones."""
     return SLAVE_ACK.pack(OwnState.TABLES_MARK, epoch)
 
 
 def encode_master_handshake(
     max_offset: int, entries: Sequence[EpochEntry], identity: HAIdentity | None = None
 ) -> bytes:
-    """`max_offset`: the end of the master's log. `entries` ascend by epoch."""
+    """`max_offset`: the end of the master's log. `entries`: ascending."""
     named = b"" if identity is None else encode_identity(identity)
     last_epoch = entries[-1].epoch if entries else -1
     head = MASTER_HANDSHAKE.pack(
@@ -218,7 +220,7 @@ def encode_master_handshake(
 
 
 def master_handshake_size(head: bytes | bytearray | memoryview) -> int:
-    """The size of the handshake frame, from its first 20 bytes. Raises RemoteProtocolError on
+    """The size of the handshake frame, from its first 20 bytes. Raises RemoteProtocolError for
     another state or an impossible size."""
     state: int
     body_size: int
@@ -231,8 +233,8 @@ def master_handshake_size(head: bytes | bytearray | memoryview) -> int:
 
 
 def decode_master_handshake(frame: bytes | bytearray | memoryview) -> MasterHandshake:
-    """Reads a whole frame. Raises RemoteProtocolError if epochs are out of order. Equal starts are
-    valid: nothing was written in that epoch."""
+    """Reads a whole handshake. Raises RemoteProtocolError if epochs are out of order. Equal starts
+    are valid: an epoch without bytes."""
     size = master_handshake_size(frame)
     _, _, max_offset, last_epoch = MASTER_HANDSHAKE.unpack_from(frame)
     pairs = EPOCH_ENTRY.iter_unpack(frame[MASTER_HANDSHAKE.size : size])
@@ -252,7 +254,8 @@ def encode_transfer_header(header: TransferHeader) -> bytes:
 
 
 def decode_transfer_header(frame: bytes | bytearray | memoryview, at: int = 0) -> TransferHeader:
-    """Reads 36 bytes at `at`. Raises RemoteProtocolError on another state or an impossible size."""
+    """Reads 36 bytes at `at`. Raises RemoteProtocolError for another state or an impossible
+    size."""
     state, *fields = TRANSFER_HEADER.unpack_from(frame, at)
     header = TransferHeader._make(fields)
     if state != HAState.TRANSFER:
@@ -275,13 +278,13 @@ class SlaveFrameReader:
         self._pending = bytearray()
         self._identity: HAIdentity | None = None
         self.handshake: SlaveHandshake | None = None
-        self.marked = False  # Whether the last read brought a mark.
-        self.entered_epoch = -1  # The last epoch mark; acks of the same `feed` came after it.
-        self.tables_epoch = -1  # The last tables mark.
+        self.marked = False  # whether the last `feed` had a mark
+        self.entered_epoch = -1  # the last epoch mark; acks of the same `feed` came after it
+        self.tables_epoch = -1  # the last tables mark
 
     def feed(self, data: bytes | bytearray | memoryview) -> tuple[SlaveHandshake | None, list[int]]:
-        """The handshake, once it is complete, and the acked offsets in order. Raises
-        RemoteProtocolError on anything else; then the reader must not be used any more."""
+        """Returns the handshake, once complete, and the acked offsets in order. Raises
+        RemoteProtocolError for anything else; then the reader is unusable."""
         pending = self._pending
         pending += data
         self.marked = False
@@ -301,7 +304,7 @@ class SlaveFrameReader:
         return arrived, acks
 
     def _handshake_in(self, pending: bytearray) -> SlaveHandshake | None:
-        """Removes identity and handshake from `pending` once they are whole."""
+        """Takes identity and handshake out of `pending` once they are complete."""
         if self._identity is None and len(pending) >= IDENTITY_HEAD.size:
             size = identity_size(pending)
             if size > len(pending):
@@ -309,7 +312,8 @@ class SlaveFrameReader:
             if size:
                 self._identity = decode_identity(pending[:size])
                 del pending[:size]
-        # Java reads from byte 12 on and misreads a frame that is cut there, so wait for all 16.
+        # Wait for all 16 bytes. (Java reads from byte 12 on, and misreads a frame that is cut
+        # there.)
         if len(pending) < SLAVE_HANDSHAKE.size:
             return None
         handshake = decode_slave_handshake(pending)
@@ -344,8 +348,8 @@ class MasterFrameReader:
         return self._body_left
 
     def feed(self, data: memoryview) -> Iterator[MasterHandshake | TransferHeader | memoryview]:
-        """Yields what `data` completes; exhaust it before the next feed. Raises RemoteProtocolError
-        on an impossible frame."""
+        """Yields what `data` completes; exhaust it before the next `feed`. Raises
+        RemoteProtocolError for an impossible frame."""
         at = 0
         end = len(data)
         if self.handshake is None:
@@ -375,7 +379,7 @@ class MasterFrameReader:
             yield header
 
     def _feed_handshake(self, data: memoryview) -> int:
-        """Collects identity and handshake; returns how many bytes of `data` it took."""
+        """Collects identity and handshake; returns how many bytes of `data` it used."""
         at = 0
         pending = self._pending
         while len(pending) < self._wanted:

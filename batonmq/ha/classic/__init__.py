@@ -1,2 +1,3 @@
 """Master-slave replication as RocketMQ had it before controllers: `wire`, `master_core`,
-`slave_core`, `service`. Without epochs and elections: the configuration says who is master."""
+`slave_core`, `service`. There are no epochs and no elections: the configuration says who is
+master."""

@@ -1,12 +1,14 @@
-"""The master's end of all classic HA connections: what to send, and what is acknowledged. Pure.
+"""The master's end of all classic HA connections: decides what to send and what is acknowledged.
+Pure.
 
-The first report of a connection says where to start: at its value, or for 0 at the start of the
-last segment (a new slave gets no older history). A slave whose report is outside this log is
-refused with the reason: its bytes belong to another history, or it would wait without end.
+The first report of a connection says where to start: at its value; for 0 at the start of the last
+segment (a new slave gets no older history). A slave that reports an offset outside this log is
+refused with the reason: its bytes are of another history, or it would wait forever.
 
-Slaves are counted by connection, for nothing on it names the slave. One that left a connection half
-open dials again from the same host. So a connection counts if it is the newest of its host or has
-reported since that one was made. Origin: Java DefaultHAConnection, GroupTransferService.
+Slaves are counted by connection, because nothing on it names the slave. A slave whose old
+connection is half open connects again from the same host. So a connection counts if it is the
+newest of its host, or has reported since the newest was made. Origin: Java DefaultHAConnection,
+GroupTransferService.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
 SLAVES_MAX: Final = 64
-"""Any peer that reports counts as a slave, since classic HA has no names. Above this limit the host
-with the most slaves loses its oldest one (R58)."""
+"""Classic HA has no names, so any peer that reports counts as a slave. Above this limit the host
+with the most slaves loses its oldest (R58)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class ClassicPolicy:
 
     segment_size: int
     needed_slaves: int = 0
-    """How many slaves must have a byte before it is acknowledged; 0 as ASYNC_MASTER."""
-    gap_bytes: int = 256 << 20  # haMaxGapNotInSync: a slave further behind counts for nothing.
+    """How many slaves must have a byte before it is acknowledged; 0 for ASYNC_MASTER."""
+    gap_bytes: int = 256 << 20  # haMaxGapNotInSync: slaves further behind do not count.
     batch_bytes: int = 1 << 20
     window_bytes: int = 8 << 20
     heartbeat_ms: int = 5_000
@@ -44,14 +46,14 @@ class ClassicPolicy:
 
 
 class Acknowledged(NamedTuple):
-    """Enough slaves have all below `offset`."""
+    """Enough slaves have all bytes below `offset`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class SlavesMissing:
-    """Too few slaves are near enough: no write can be acknowledged now."""
+    """Too few slaves are within the gap: no write can be acknowledged now."""
 
     wanted: int
     present: int
@@ -62,7 +64,7 @@ ClassicEffect = SendLog | CloseConnection | Acknowledged | SlavesMissing
 
 @dataclass(slots=True)
 class ReportingSlave:
-    """One connection. Offsets are exclusive ends; -1 before the first report."""
+    """One slave connection. Offsets are exclusive ends; -1 before the first report."""
 
     connection_id: int
     address: str
@@ -71,8 +73,8 @@ class ReportingSlave:
     start_offset: int = -1
     next_offset: int = -1
     acked: int = -1
-    name: str = ""  # As the slave said; only shown.
-    vouches: bool = True  # Whether it counts beside a newer connection of its host.
+    name: str = ""  # As the slave named itself; only shown.
+    vouches: bool = True  # Whether it counts although its host has a newer connection.
     bytes_sent: int = 0
     flow: Flow = field(default_factory=Flow)
 
@@ -82,7 +84,7 @@ class ReportingSlave:
 
 
 class ClassicMasterCore:
-    """Feed it events; perform the effects in order. `begin` and `end` are those of our log."""
+    """Feed it events and perform the effects in order. `begin` and `end`: those of our log."""
 
     def __init__(self, policy: ClassicPolicy, begin: int, end: int, now_ms: int) -> None:
         self.policy = policy
@@ -101,7 +103,7 @@ class ClassicMasterCore:
     def connection_opened(
         self, connection_id: int, address: str, now_ms: int
     ) -> list[ClassicEffect]:
-        """If too many have not reported, one of them is closed (R58)."""
+        """A new connection. If too many have not reported, closes one of them (R58)."""
         extra = self._strangers.add(connection_id, address)
         effects = [] if extra is None else self._close(extra, "too many report nothing")
         slave = ReportingSlave(connection_id, address, now_ms, now_ms)
@@ -118,12 +120,12 @@ class ClassicMasterCore:
 
     @records_event
     def reported(self, connection_id: int, log_end: int, now_ms: int) -> list[ClassicEffect]:
-        """The slave has all below `log_end`."""
+        """The slave has all bytes below `log_end`."""
         slave = self.connections.get(connection_id)
         if slave is None:
             return []
         slave.read_ms = now_ms
-        if slave.next_offset < 0:  # the first report chooses the start
+        if slave.next_offset < 0:  # the first report says where to start
             refusal = self._begin(slave, log_end)
         else:
             refusal = (
@@ -133,11 +135,12 @@ class ClassicMasterCore:
             )
         if refusal:
             return self._close(connection_id, refusal)
-        # It reported after the newest connection of its host was made, so it is another slave.
+        # It reported after the newest connection of its host was made, so it belongs to another
+        # slave.
         slave.vouches = True
         slave.acked = max(slave.acked, log_end)
         effects = [*self._send(slave, now_ms), *self._count()]
-        if connection_id in self._strangers:  # from now on it counts as a slave (R58)
+        if connection_id in self._strangers:  # now it counts as a slave (R58)
             self._strangers.remove(connection_id)
             extra = self._reporting.add(connection_id, slave.address)
             if extra is not None:
@@ -177,8 +180,8 @@ class ClassicMasterCore:
     # -- reading
 
     def slaves_within_gap(self) -> int:
-        """How many slaves are at most `gap_bytes` behind."""
-        # RocketMQ's measure of an in-sync slave in this mode
+        """The number of slaves at most `gap_bytes` behind."""
+        # RocketMQ's criterion for an in-sync slave in this mode
         lowest = self.end - self.policy.gap_bytes
         return sum(slave.vouches and slave.acked > lowest for slave in self._slaves())
 
@@ -191,7 +194,7 @@ class ClassicMasterCore:
         return [slave for slave in self.connections.values() if slave.acked >= 0]
 
     def _begin(self, slave: ReportingSlave, log_end: int) -> str:
-        """Sets where the connection continues; returns why it cannot, "" if it can."""
+        """Sets where the connection starts; returns why it cannot, "" if it can."""
         if log_end > self.end:
             return (
                 f"its log ends at {log_end}, above the end of this one, {self.end}: it holds"
@@ -210,7 +213,7 @@ class ClassicMasterCore:
         return ""
 
     def _send(self, slave: ReportingSlave, now_ms: int) -> list[ClassicEffect]:
-        """Frames up to the log's end, within window and flow control."""
+        """Sends frames up to the log's end, within window and flow control."""
         effects: list[ClassicEffect] = []
         policy = self.policy
         while 0 <= slave.next_offset < self.end:
@@ -243,7 +246,7 @@ class ClassicMasterCore:
         self._reporting.remove(connection_id)
 
     def _count(self) -> list[ClassicEffect]:
-        """What enough slaves have now, or that there are too few."""
+        """Updates what enough slaves have, or that there are too few."""
         needed = self.policy.needed_slaves
         if needed == 0:
             return []

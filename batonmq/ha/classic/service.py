@@ -1,6 +1,6 @@
-"""A broker's HA service in classic mode. The configuration gives the role for the life of the
-process. Both roles listen, so a slave that dials the wrong one is closed with a line in the log.
-Origin: Java DefaultHAService."""
+"""A broker's HA service in classic mode. The configuration sets the role of the process. Both roles
+listen: a slave that connects to a slave is closed, with a line in the log. Origin: Java
+DefaultHAService."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 class ClassicHAService:
     """`needed_slaves`: how many slaves must have a write before it is acknowledged. `log_end_of`
-    asks the broker at a remoting address for the end of its log; it raises BatonError or OSError.
-    All calls come on the loop."""
+    asks the broker at a remoting address for the end of its log; it raises BatonError or
+    OSError."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class ClassicHAService:
         self._master: ClassicMasterShell | None = None
         self._slave: ClassicSlaveShell | None = None
         self.master_flush_offset = 0
-        """As slave: the offset that RESET_MASTER_FLUSH_OFFSET (908) set. It is only shown."""
+        """On a slave: the offset set by RESET_MASTER_FLUSH_OFFSET (908); only shown."""
         self._links_made = 0
         self._open_links = OpenLinks()
 
     async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
-        """Listens on haListenPort, as `OpenLinks.listen`; the port."""
+        """Listens on haListenPort (see `OpenLinks.listen`); returns the port."""
         self._server, port = await self._open_links.listen(
             self._new_link, bind_host, self._store_config.ha_listen_port, tls
         )
@@ -70,7 +70,7 @@ class ClassicHAService:
         return port
 
     def lead(self) -> None:
-        """This broker is the master."""
+        """Begins to act as master."""
         store, config = self._store, self._config
         policy = ClassicPolicy(
             segment_size=self._store_config.mapped_file_size_commit_log,
@@ -87,9 +87,10 @@ class ClassicHAService:
         self._master = ClassicMasterShell(core, store, self._listener, self._now_ms)
 
     def follow(self, master: MasterAddresses) -> None:
-        """This broker is a slave of `master`, whose address may be unknown yet and may change."""
+        """Begins to act as a slave of `master`, whose address may be unknown, and may change
+        later."""
         if self._slave is None:
-            # R24: what is behind the damage is fetched again.
+            # R24: everything after the damage is fetched again.
             self._store.trust.discard_damaged_tail()
             policy = self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush)
             core = ClassicSlaveCore(
@@ -103,8 +104,9 @@ class ClassicHAService:
         self._slave.follow(master)
 
     def fetch_damaged_again(self, master: MasterAddresses) -> None:
-        """As slave: the log was found to be damaged. It is cut there, kept aside, and fetched again
-        (R24). Raises OSError if there is no disk space for what is kept; then nothing changed."""
+        """On a slave whose log is damaged: cuts it there, keeps the cut bytes aside, and fetches
+        them again (R24). Raises OSError without disk space for the cut bytes; then nothing is
+        changed."""
         if self._slave is not None:
             self._store.trust.discard_damaged_tail()
             ending, self._slave = self._slave, None
@@ -125,17 +127,17 @@ class ClassicHAService:
     # -- events of the broker
 
     def notify_append(self, written_offset: int) -> None:
-        """As master, once per loop turn: the log ends at `written_offset`."""
+        """On a master, once per loop turn: the log ends at `written_offset`."""
         if self._master is not None:
             self._master.appended(written_offset)
 
     def notify_flushed(self, flushed_offset: int) -> None:
-        """All below `flushed_offset` is on this broker's disk."""
+        """All bytes below `flushed_offset` are on this broker's disk."""
         if self._slave is not None:
             self._slave.flushed()
 
     def dial_now(self) -> None:
-        """As slave: the disk has space again."""
+        """On a slave: connects now, because there is disk space again."""
         if self._slave is not None:
             self._slave.dial_now()
 
@@ -143,25 +145,25 @@ class ClassicHAService:
 
     @property
     def following_problem(self) -> str:
-        """As slave: why it cannot follow its master; "" if it can."""
+        """Why this slave cannot follow its master; "" if it can, or on a master."""
         return self._slave.problem if self._slave is not None else ""
 
     @property
     def in_sync_count(self) -> int:
-        """As master: itself and the slaves that are near enough. Else 1."""
+        """On a master: itself and the slaves within the gap; else 1."""
         return 1 if self._master is None else 1 + self._master.core.slaves_within_gap()
 
     def is_followed_from(self, host: str) -> bool:
-        """As master: whether a slave on that host has reported."""
+        """On a master: whether a slave on that host has reported."""
         return self._master is not None and self._master.core.is_followed_from(host)
 
     @property
     def own_link(self) -> str:
-        """As slave: the own end of the connection to the master, ip:port; "" without one."""
+        """On a slave: the ip:port of its end of the HA connection; "" without one."""
         return "" if self._slave is None else self._slave.own_link
 
     def note_slave(self, link: str, name: str) -> None:
-        """As master: the slave at the other end of that connection names itself. Only shown."""
+        """On a master: notes the name of the slave at the other end of `link`; only shown."""
         if self._master is None or text_problem(name):
             return
         for slave in self._master.core.connections.values():
@@ -169,7 +171,7 @@ class ClassicHAService:
                 slave.name = name
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
+        """The body of the reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
         if self._master is not None:
             return self._master.runtime_info()
         slave = self._slave
@@ -198,4 +200,4 @@ class ClassicHAService:
 
 
 def _nowhere(link: ReportLink) -> None:
-    """A connection that waits for no mastership leaves nothing behind."""
+    """Nothing to remove: in this mode connections do not wait for a mastership."""

@@ -1,9 +1,10 @@
-"""The slave's end of the classic HA connection: when to dial, what to take, what to report. Pure.
+"""The slave's end of a classic HA connection: decides when to connect, what to append and report.
+Pure.
 
 IDLE (no address) -> WAIT -> DIALLING -> PROVING -> TRANSFER, and back to WAIT when the connection
-ends. PROVING asks the master for the end of its log if its remoting address is known. A master that
-lost its tail sends only heartbeats until it has grown past this log, and then bytes of another
-history at equal offsets; so it is not followed. Origin: Java DefaultHAClient.
+ends. PROVING asks the master for the end of its log, if its remoting address is known. A master
+whose log is shorter has lost its tail, and is not followed: once grown past this log it would send
+other bytes at the same offsets. Origin: Java DefaultHAClient.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ClassicSlaveEffect = (
 
 @dataclass(frozen=True, slots=True)
 class MasterAddresses:
-    """`ha` is dialled. `remoting` is "" if only haMasterAddress is known."""
+    """`ha`: the address to connect to. `remoting`: "" if only haMasterAddress is known."""
 
     ha: str = ""
     remoting: str = ""
@@ -56,8 +57,9 @@ class ClassicPhase(Enum):
 
 
 class ClassicSlaveCore:
-    """Feed it events; perform the effects in order. Offsets are exclusive ends, times are ms.
-    `segment_size`: where the log of an empty replica may begin. `flushed`: only with haSyncFlush.
+    """Feed it events and perform the effects in order. Offsets are exclusive ends, times are ms.
+    `segment_size`: an empty replica's log begins at a multiple of it. `flushed`: only with
+    haSyncFlush.
     """
 
     def __init__(self, policy: SlavePolicy, segment_size: int, now_ms: int) -> None:
@@ -71,7 +73,7 @@ class ClassicSlaveCore:
         self._segment_size = segment_size
         self._redial = Redial(policy, now_ms)
         self._since_ms = now_ms
-        self._next = 0  # Where the next byte goes; ahead of the log's end during a read.
+        self._next = 0  # The offset of the next byte; ahead of the log's end during a read.
         self._reported = -1
         self._is_new = True
 
@@ -94,8 +96,8 @@ class ClassicSlaveCore:
 
     @records_event
     def follow(self, master: MasterAddresses, now_ms: int) -> list[ClassicSlaveEffect]:
-        """The master's address. A working connection stays; the address counts from
-        the next dial."""
+        """Sets the master's address. A working connection stays; the address is used for the next
+        one."""
         if self.stage is ClassicPhase.STOPPED or master == self.master:
             return []
         self.master = master
@@ -106,7 +108,7 @@ class ClassicSlaveCore:
 
     @records_event
     def dial_now(self, now_ms: int) -> list[ClassicSlaveEffect]:
-        """What kept it from following is gone: connects without the rest of its pause."""
+        """The obstacle is gone: connects without waiting for the end of the pause."""
         if self.stage is not ClassicPhase.WAIT:
             return []
         self._redial.progress()
@@ -142,8 +144,8 @@ class ClassicSlaveCore:
     def frame_received(
         self, head: FrameHead, log_end: int, now_ms: int
     ) -> list[ClassicSlaveEffect]:
-        """The head of a frame; `log_end` counts what was written, `_next` also what is being
-        written."""
+        """The head of a frame. `log_end`: the end of the written bytes; `_next` includes those
+        being written."""
         if self.stage is not ClassicPhase.TRANSFER:
             return self._hang_up("a frame before the first report", now_ms)
         self._next = max(self._next, log_end)
@@ -159,31 +161,31 @@ class ClassicSlaveCore:
         return self._give_up(f"the master continues at {head.offset}, but {what}", now_ms)
 
     def body_received(self, data: memoryview) -> fx.AppendLog:
-        """A piece of the body of the last head."""
+        """A piece of the last frame's body."""
         append = fx.AppendLog(self._next, data)
         self._next += len(data)
         self.bytes_received += len(data)
         return append
 
     def turn_ended(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
-        """All that was read is written: one report if the log has grown."""
+        """Everything read is written: reports once if the log has grown."""
         if self.stage is not ClassicPhase.TRANSFER:
             return []
         self._next = log_end
         reportable = min(log_end, flushed) if self.policy.sync_flush else log_end
         if self._reported < 0 and reportable < log_end:
-            return [fx.FlushTo(log_end)]  # the first report says where the master continues
+            return [fx.FlushTo(log_end)]  # the first report says where the master starts
         effects: list[ClassicSlaveEffect] = []
         if reportable > self._reported:
             effects.append(self._report(reportable, now_ms))
-        # Under haSyncFlush the report waits; the flush calls `turn_ended` again.
+        # With haSyncFlush the report waits until the flush calls `turn_ended` again.
         if reportable < log_end:
             effects.append(fx.FlushTo(log_end))
         return effects
 
     @records_event
     def append_failed(self, offset: int, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
-        """Nothing can be written now: a full disk, or a damaged record at `offset`."""
+        """Nothing can be written now: the disk is full, or the record at `offset` is damaged."""
         is_new = self._redial.stuck(offset, reason, now_ms)
         self._enter(ClassicPhase.WAIT, now_ms)
         effects: list[ClassicSlaveEffect] = [fx.Hangup(reason)]
@@ -191,8 +193,8 @@ class ClassicSlaveCore:
 
     @records_event
     def disconnected(self, now_ms: int) -> list[ClassicSlaveEffect]:
-        """The connection ended or was not made."""
-        # a hang-up of ours has set the next attempt already
+        """The connection ended, or could not be made."""
+        # our own hang-up has already set the next attempt
         if self.stage not in (ClassicPhase.IDLE, ClassicPhase.WAIT, ClassicPhase.STOPPED):
             self._enter(ClassicPhase.WAIT, now_ms)
             self._redial.later(now_ms)
@@ -258,7 +260,8 @@ class ClassicSlaveCore:
         return [fx.Hangup(reason)]
 
     def _give_up(self, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
-        """A reason that does not pass by itself: reported once, retried after longer pauses."""
+        """Ends the connection for a lasting reason: reports it once, retries after longer
+        pauses."""
         is_new = self._redial.diverged(reason, now_ms)
         self._enter(ClassicPhase.WAIT, now_ms)
         return [fx.Hangup(reason), *([fx.Diverged(reason)] if is_new else [])]

@@ -1,6 +1,6 @@
-"""Socket, timer and store calls of the classic slave side; performs the core's effects. Bytes go
-from the receive buffer to the log. At the end of a loop turn one report leaves, then all whole
-messages become visible, since nothing is confirmed later in this mode."""
+"""Socket, timer and store calls of the classic slave; performs the core's effects. Bytes are
+written from the receive buffer to the log. At the end of a loop turn one report is sent, then all
+whole messages become visible: this mode has no later confirmation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         self.core: ClassicSlaveCore = core
         self._listener = listener
         self._log_end_of = log_end_of
-        self.problem = ""  # Why this replica cannot follow its master; "" if it can.
+        self.problem = ""  # Why this slave cannot follow its master; "" if it can.
 
     # -- events
 
@@ -66,7 +66,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
 
     @property
     def own_link(self) -> str:
-        """This end of the connection, ip:port; "" without one."""
+        """The ip:port of this end of the connection; "" without one."""
         transport = self._link.transport if self._link is not None else None
         name = transport.get_extra_info("sockname") if transport is not None else None
         return f"{name[0]}:{name[1]}" if name else ""
@@ -75,7 +75,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         self._run(self.core.stop(self._now_ms()))
 
     def flushed(self) -> None:
-        """With haSyncFlush a report may wait for the flush."""
+        """A flush ended: with haSyncFlush a report may have waited for it."""
         if self.core.policy.sync_flush and not self._closed:
             self._end_turn()
 
@@ -166,8 +166,8 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
                     self._listener.on_diverged(reason)
 
     def _store_failed(self, error: Exception) -> None:
-        """A damaged record is requested again, a full disk may pass; any other failed write ends
-        the process (G8)."""
+        """A damaged record is requested again, and a full disk may get space; any other failed
+        write ends the process (G8)."""
         health = self._store.log.health
         if not health.has_failed:
             try:

@@ -1,7 +1,7 @@
 """The bytes of a classic HA connection and their readers. Pure. Slave to master: the end of its log
-as i64, both request and ack. Master to slave: frames of i64 offset, i32 size and the log's bytes,
-which may cut records; size 0 is a heartbeat with the next offset. Big-endian; neither side names
-itself. Origin: Java DefaultHAConnection and DefaultHAClient."""
+as i64, both request and ack. Master to slave: frames of i64 offset, i32 size and log bytes, which
+may begin and end inside records; size 0 is a heartbeat with the next offset. Big-endian. Neither
+side names itself. Origin: Java DefaultHAConnection and DefaultHAClient."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HEADER: Final = struct.Struct(
     "i"  # 8  size of the body; 0 is a heartbeat
 )
 BODY_SIZE_MAX: Final = (4 << 20) - HEADER.size
-"""A Java slave hangs on a frame that does not fit its buffer of 4 MiB."""
+"""A Java slave hangs if a frame does not fit into its buffer of 4 MiB."""
 
 
 class FrameHead(NamedTuple):
-    """`size` bytes of the log follow, from `offset` on."""
+    """`size` bytes of the log, from `offset` on, follow."""
 
     offset: int
     size: int
@@ -37,13 +37,13 @@ def encode_head(offset: int, size: int) -> bytes:
 
 
 class ReportReader:
-    """Reads what a slave sends. Only the last report of a read counts, for they only grow."""
+    """Reads what a slave sends. Reports only grow, so only the last one of a read counts."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def feed(self, data: bytes) -> int | None:
-        """The last whole report, or None. Raises RemoteProtocolError if it is negative."""
+        """Returns the last whole report, or None. Raises RemoteProtocolError if it is negative."""
         pending = self._pending + data
         whole = len(pending) - len(pending) % REPORT.size
         self._pending = pending[whole:]
@@ -63,7 +63,7 @@ class ClassicFrameReader:
         self.body_left = 0  # Bytes of the current body that are still to come; 0 between frames.
 
     def feed(self, data: memoryview) -> Iterator[FrameHead | memoryview]:
-        """Yields what `data` brings; exhaust it before the next `feed`. Raises RemoteProtocolError
+        """Yields the parts in `data`; exhaust it before the next `feed`. Raises RemoteProtocolError
         for an impossible offset or size."""
         at, end = 0, len(data)
         while at < end:
