@@ -1,13 +1,13 @@
-"""The one AlterSyncStateSet that a master may have open (R11). Pure.
+"""A master's AlterSyncStateSet request; only one may be open (R11). Pure.
 
-Invariant: once its outcome is unknown it ends only by an answer to the same request id that proves
-what became of it, or by a view whose epochs passed it. "Same set" proves nothing while the first
-attempt may still be queued, and a fence may have been raised by that attempt itself.
+Invariant: a request with an unknown outcome ends only by an answer to the same request id that
+proves the outcome, or by a view with newer epochs. "Same set" proves nothing while the first
+attempt may still be queued; a fence may be the effect of that attempt itself.
 
-RocketMQ's controllers know no request ids. They refuse by the leader's memory, and apply an earlier
-copy in their log later without a look at its epochs. So no refusal of theirs ends an alter whose
-outcome is unknown. If they keep refusing, the master drops its sessions: what is elected then has a
-newer epoch, and every copy comes before it or is refused.
+RocketMQ's controllers have no request ids. They refuse by the leader's memory, and may later apply
+an earlier copy from their log without checking its epochs. So their refusal does not end a request
+with an unknown outcome. If they keep refusing, the master drops its sessions: the next election has
+a newer epoch, and every copy is applied before it or refused.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _PROVES_NOTHING_AFTER_UNKNOWN = _FENCES | {ResponseCode.CONTROLLER_ALTER_SYNC_ST
 RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 1000
 STANDS_STILL_MS = 5000
-"""After so long refused and unknown at once: longer than new leaders need to hear of every living
-broker."""
+"""How long a request may be both refused and of unknown outcome: longer than a new leader needs to
+hear from every living broker."""
 
 
 class AlterOutcome(enum.Enum):
     REFUSED = "refused"
     RECORDED = "recorded"
-    """The recorded epochs moved: a view will show to what."""
+    """The recorded epochs changed: a view will show the new ones."""
     UNKNOWN = "unknown"
 
 
 class OpenAlter:
-    """`key` is the (masterEpoch, setEpoch) that it replaces. `ids_remembered`: the controllers give
-    each copy of a request the answer of the first one."""
+    """`key`: the (masterEpoch, setEpoch) that it replaces. `ids_remembered`: controllers answer
+    each copy of a request like the first one."""
 
     def __init__(self, request: ev.SendAlter, *, ids_remembered: bool) -> None:
         self.request_id = request.request_id
@@ -68,39 +68,38 @@ class OpenAlter:
         self._retry_ms = 0
 
     def send(self, target: str) -> ev.SendAlter:
-        """The request, or its repetition, to `target`."""
+        """Sends the request, or repeats it, to `target`."""
         self._request = dataclasses.replace(self._request, target=target)
         self._in_flight = True
         self._attempts += 1
         return self._request
 
     def outcome_of(self, code: int) -> AlterOutcome:
-        """What an answer proves about this request."""
-        # R11: while an earlier copy may still be queued, a refusal of this one is no
-        # outcome.
+        """What the answer proves about this request."""
+        # R11: an earlier copy may still be queued, so a refusal of this one proves nothing.
         proves_nothing = self._unknown and code in self._proves_nothing
         if code in _REFUSALS and not proves_nothing:
             return AlterOutcome.REFUSED
         if code == ResponseCode.SUCCESS or code in _FENCES:
-            # A fence shows that the epochs moved, perhaps by this very request.
+            # A fence shows that the epochs changed, perhaps by this very request.
             return AlterOutcome.RECORDED
         return AlterOutcome.UNKNOWN
 
     def not_answered(self, target: str, now_ms: int) -> list[ev.Effect]:
-        """The attempt at `target` ended without a proof: repeat it a little later."""
-        # Else the request has been sent to a new leader meanwhile, and that attempt is still open.
+        """The attempt at `target` ended without a proof: repeats it a little later."""
+        # Else the request was sent to a new leader since, and that attempt is still open.
         if target == self._request.target:
             self._in_flight = False
             self._retry_ms = now_ms + pause_ms(RETRY_FIRST_MS, RETRY_MOST_MS, self._attempts)
         return self._doubt()
 
     def stands_still(self, code: int, now_ms: int) -> list[ev.Effect]:
-        """Answered with `code`, which proved nothing."""
+        """An answer with `code` proved nothing. Returns whether this has lasted too long."""
         if self._ids_remembered or not self._unknown or code not in _REFUSALS:
             return []
         if self._dropping_until_ms is not None and now_ms < self._dropping_until_ms:
             return []
-        # The first refusal only starts the wait: a new leader refuses until it has heard the
+        # The first refusal only starts the time: a new leader refuses until it has heard the
         # brokers.
         is_first = self._dropping_until_ms is None
         self._dropping_until_ms = now_ms + STANDS_STILL_MS
@@ -111,10 +110,10 @@ class OpenAlter:
         )
 
     def leader_changed(self, leader: str) -> list[ev.Effect]:
-        """Another controller leads: repeat the request there, without waiting for the old one."""
+        """Another controller leads: repeats the request there, without waiting for the old one."""
         if self._in_flight and self._request.target == leader:
             return []
-        # The old leader may have proposed its copy, which is committed later or not (R11).
+        # The old leader may have proposed its copy, which may still be committed (R11).
         return [*self._doubt(), self.send(leader)]
 
     def due(self, now_ms: int, deadlines: list[int], target: str) -> list[ev.Effect]:
@@ -140,8 +139,8 @@ def alter_for(
     *,
     ids_remembered: bool = True,
 ) -> OpenAlter | ev.ProposalRefused:
-    """The request for `proposal` of the master `broker_id` in `view`; refused here is what no
-    controller could grant."""
+    """The request for `proposal` of the master `broker_id` in `view`. Refuses what no controller
+    could grant."""
     assert proposal.based_on == view.key, "a master knows no more than its ReplicasManager"
     failed = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
     if proposal.new_set == view.sync_state_set:
@@ -155,7 +154,7 @@ def alter_for(
             what = "unknown" if replica is None else "a learner"
             code = ResponseCode.CONTROLLER_INVALID_REPLICAS
             return ev.ProposalRefused(code, f"broker {member_id} is {what}")
-        # R12: by now another process may be registered; the acks were not its own.
+        # R12: another process may be registered now, and the acks were not its own.
         counted = proposal.processes or {}
         members.append((member_id, counted.get(member_id, replica.incarnation)))
     return OpenAlter(

@@ -1,4 +1,4 @@
-"""Configuration of the ReplicasManager, and the relations between its times (R34).
+"""Configuration of the ReplicasManager, and checks of its times (R34).
 
 Keys are spelled as in RocketMQ's broker.conf where RocketMQ has them (`controllerAddr`,
 `brokerElectionPriority`, `asyncLearner`, `storePathBrokerIdentity`). `controllerProtocol` is ours.
@@ -15,37 +15,38 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.tls import Tls
 
 Protocol = Literal["grpc", "remoting"]
-"""What the controllers speak: ours gRPC, RocketMQ's remoting."""
+"""The protocol of the controllers: gRPC for ours, remoting for RocketMQ's."""
 
 GRPC_PORT_OFFSET = 1
-"""A controller's gRPC endpoint is one port above its remoting endpoint."""
+"""A controller's gRPC port is its remoting port plus this."""
 
 ELECTION_PRIORITY_LAST = 2**31 - 1
 """Java's default of brokerElectionPriority: the smaller number wins."""
 
 LOOP_PAUSE_MS = 300
-"""The longest pause of a healthy broker's loop that must not cost it the lease (R34)."""
+"""A pause of this length of a healthy broker's loop must not cost it the lease (R34)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTimings:
-    """Times of the controller sessions in milliseconds; checked against each other by `check`."""
+    """Times of the controller sessions in ms; `check` compares them."""
 
     heartbeat_ms: int = 100
-    """brokerSessionHeartbeatMs: a master's period towards the leader, and every broker's towards
-    all controllers while no leader is known. Slaves have no lease to renew and take twice that."""
+    """brokerSessionHeartbeatMs: a master's heartbeat period to the leader, and every broker's to
+    all controllers while no leader is known. Slaves, which renew no lease, take twice that."""
     follower_heartbeat_ms: int = 500
-    """brokerSessionFollowerHeartbeatMs: period towards controllers known not to lead."""
+    """brokerSessionFollowerHeartbeatMs: the heartbeat period to controllers that do not lead."""
     session_timeout_ms: int = 800
-    """brokerSessionTimeoutMs: silence after which the leading controller calls a broker dead."""
+    """brokerSessionTimeoutMs: the silence after which the leading controller declares a broker
+    dead."""
     master_lease_ms: int = 600
-    """masterLeaseMs, counted from the send time of the last heartbeat that the leader answered."""
+    """masterLeaseMs, from the send time of the last heartbeat that the leader answered."""
 
     def check(self) -> None:
         """Raises ValueError naming the keys that contradict each other."""
         if self.heartbeat_ms < 1:
             raise ValueError(f"brokerSessionHeartbeatMs={self.heartbeat_ms}: must be at least 1")
-        # One lost heartbeat and a pause of the loop must not end the lease of a healthy master.
+        # A healthy master must keep its lease despite one lost heartbeat and a pause of its loop.
         if 2 * self.heartbeat_ms + LOOP_PAUSE_MS >= self.master_lease_ms:
             raise ValueError(
                 f"masterLeaseMs={self.master_lease_ms} must be above two heartbeats "
@@ -66,7 +67,7 @@ class SessionTimings:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasManagerConfig:
-    """All that the ReplicasManager of one broker process needs to know."""
+    """The settings of one broker's ReplicasManager."""
 
     cluster_name: str
     broker_name: str
@@ -77,23 +78,23 @@ class ReplicasManagerConfig:
     controllers: tuple[str, ...]
     """Addresses of all controllers under `protocol`; see `controller_addresses`."""
     identity_path: Path
-    """storePathBrokerIdentity; the temporary identity stands beside it as `<name>-temp`."""
+    """storePathBrokerIdentity; the temporary identity is beside it as `<name>-temp`."""
     role_path: Path
     """File of the highest masterEpoch accepted (R2)."""
     election_priority: int = ELECTION_PRIORITY_LAST
     learner: bool = False
-    """asyncLearner: receives data, is never in the set and never requests its election."""
+    """asyncLearner: receives data, but is never in the set and never requests its election."""
     timings: SessionTimings = field(default_factory=SessionTimings)
     protocol: Protocol = "grpc"
     tls: Tls | None = None
     sign: Callable[[RemotingCommand], None] | None = None
-    """Signs what goes to controllers; None: it leaves unsigned."""
+    """Signs requests to controllers; None: they are unsigned."""
 
 
 def remoting_timings(heartbeat_ms: int, timeout_ms: int) -> SessionTimings:
-    """Under RocketMQ's controllers: `brokerHeartbeatInterval`, and the silence after which they
-    call this broker dead, `controllerHeartBeatTimeoutMills`. A master asks twice as often. Raises
-    ValueError naming the keys if they contradict each other."""
+    """Times for RocketMQ's controllers: `brokerHeartbeatInterval`, and
+    `controllerHeartBeatTimeoutMills`, the silence after which they declare this broker dead. A
+    master sends twice as often. Raises ValueError naming the keys if they contradict each other."""
     lease_ms = 2 * heartbeat_ms + LOOP_PAUSE_MS + heartbeat_ms // 4
     if heartbeat_ms < 100 or timeout_ms <= lease_ms * 1.02 + 100:
         raise ValueError(
@@ -112,9 +113,9 @@ def remoting_timings(heartbeat_ms: int, timeout_ms: int) -> SessionTimings:
 def controller_addresses(
     controller_addr: str, controller_grpc_addr: str = "", protocol: Protocol = "grpc"
 ) -> tuple[str, ...]:
-    """Under remoting those of `controllerAddr` (`;` between). gRPC endpoints are one port above,
-    or, if given, those of `controllerGrpcAddr` as it stands. Raises ValueError naming the key and
-    the bad part."""
+    """For remoting the addresses in `controllerAddr` (separated by `;`). For gRPC those in
+    `controllerGrpcAddr` or, without it, one port above each of `controllerAddr`. Raises ValueError
+    naming the key and the bad part."""
     if protocol == "remoting":
         parts = _split(controller_addr, "controllerAddr")
         return tuple(f"{host}:{port}" for host, port in parts)

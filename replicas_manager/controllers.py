@@ -1,15 +1,15 @@
-"""The controllers as one broker sees them: the leader, targets, heartbeats, requests. Pure.
+"""The controllers as one broker sees them: the leader, heartbeats, requests and their targets.
+Pure.
 
-The leader is a controller with an open session whose last answer claimed the lead under the highest
-controller epoch seen. While none is known every session is heartbeaten at the full pace, so that a
-new leader is found within one heartbeat (`Controllers`).
+The leader is the controller with an open session whose last answer claimed the lead with the
+highest controller epoch seen. While none is known, heartbeats go to all at the full rate, so that a
+new leader is found within one period (`Controllers`).
 
-`ControllerRegistration`, `Elections` and `MissedViews` decide when to send RegisterBroker,
-ElectMaster and GetReplicaInfo, and to which controller; each has one request in flight. If the
-outcome is unknown the request id is repeated, so that a lost answer is found again. After a refusal
-the next attempt is another request: controllers remember the answer of each id. The controllers
-elect by themselves when a master dies (R10); a broker requests an election only if it still has no
-master after that.
+`ControllerRegistration`, `Elections` and `MissedViews` decide when and where to send
+RegisterBroker, ElectMaster and GetReplicaInfo; each has at most one request in flight. After an
+unknown outcome the same request id is sent again, and a controller repeats its answer. After a
+refusal a new id is used, or the refusal would be repeated. The controllers elect by themselves when
+a master dies (R10); a broker requests an election only if it still has no master after that.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from batonmq.replicas_manager.role import Key
 RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 500
 WAITED_PER_PAUSE = 8
-"""A registration that waits for a leader pauses for an eighth of the time that it has waited: the
-first leader of a cluster is found at once, and a long outage causes no flood of requests."""
+"""A registration that waits for a leader pauses for an eighth of its waiting time: it finds the
+first leader of a cluster at once, and does not flood during a long outage."""
 REFUSED_RETRY_MS = 1000
 NOT_LEADER_RETRY_MS = 50
 UNANSWERED_RETRY_MS = 100
 ELECT_GRACE_MS = 300
-"""For a view that names an earlier incarnation of this broker: the controllers elect then (R3)."""
+"""How long to wait if a view names an earlier incarnation of this broker: the controllers then
+elect by themselves (R3)."""
 FETCH_AFTER_MS = 100
-"""An answer named a newer view: its push may be this much later."""
+"""If an answer names a newer view, its push may come this much later."""
 
 
 @dataclass(slots=True)
@@ -47,14 +48,15 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class AnswerMeaning:
-    """`authoritative`: it came from the leader. `changed`: which was not known as leader before."""
+    """`authoritative`: the answer is from the leader. `changed`: that one was not known as leader
+    before."""
 
     authoritative: bool
     changed: bool
 
 
 class Controllers:
-    """`addresses`: gRPC addresses of all controllers, at least one."""
+    """`addresses`: the addresses of all controllers, at least one."""
 
     def __init__(self, addresses: tuple[str, ...], timings: SessionTimings) -> None:
         assert addresses, "a ReplicasManager needs a controller"
@@ -75,7 +77,7 @@ class Controllers:
         assert self.leader is None or self.leader in self._sessions
 
     def leader_answered(self, now_ms: int) -> None:
-        """A call was answered as only a leader does."""
+        """`target` answered a call as only a leader does."""
         self._leader_answered_ms = now_ms
 
     def opened(self, controller: str, now_ms: int) -> None:
@@ -86,13 +88,13 @@ class Controllers:
         if self.leader == controller:
             self._unlead(now_ms)
         if not self._sessions:
-            # Wiped controllers count their leaderships from the start again.
+            # Controllers that lost their state begin again with low controller epochs.
             self.controller_epoch = 0
 
     def answered(
         self, event: ev.AnswerReceived, known_key: tuple[int, int], now_ms: int
     ) -> AnswerMeaning:
-        """An answer of an open session. `known_key` is the key of the view in force."""
+        """An answer on an open session. `known_key`: the key of the current view."""
         session = self._sessions[event.controller]
         session.answered_ms = now_ms
         if (event.master_epoch, event.sync_state_set_epoch) <= known_key:
@@ -110,20 +112,20 @@ class Controllers:
             return AnswerMeaning(authoritative=True, changed=changed)
         if self.leader == event.controller:
             self._unlead(now_ms)
-        # A hint is second-hand: it never replaces a leader that answers us itself.
+        # A hint never replaces a leader that answers this broker itself.
         if self.leader is None and not event.leader and event.leader_grpc_address:
             self._hint = event.leader_grpc_address
         return AnswerMeaning(authoritative=False, changed=False)
 
     def hinted(self, target: str, leader: str, now_ms: int) -> None:
-        """`target` does not lead, but `leader` does ("" if it has no hint)."""
+        """`target` answered that it does not lead, but `leader` does ("" if unknown)."""
         if self.leader == target:
             self._unlead(now_ms)
         if self.leader is None and leader != target:
             self._hint = leader
 
     def back(self) -> list[ev.Effect]:
-        """A leader was found: reported if its loss was."""
+        """A leader was found: reports it if the loss was reported."""
         if not self._loss_reported:
             return []
         self._loss_reported = False
@@ -135,7 +137,7 @@ class Controllers:
             session.dead = dead
 
     def retry_now(self, now_ms: int) -> None:
-        """The next heartbeat to each is due now."""
+        """Makes the next heartbeat to each controller due now."""
         for session in self._sessions.values():
             session.heartbeat_due_ms = now_ms
 
@@ -144,26 +146,25 @@ class Controllers:
         self.retry_now(now_ms)
 
     def target(self) -> str:
-        """Where to send a request: the leader, else the hinted one, else each in turn."""
+        """The target of a request: the leader, else the hinted controller, else each in turn."""
         if self.leader is not None:
             return self.leader
         return self._hint or self.addresses[self._turn % len(self.addresses)]
 
     def pass_over(self, target: str) -> None:
-        """`target` did not answer as leader: the next request goes elsewhere."""
+        """`target` did not answer as leader: tries another one next time."""
         if self._hint == target:
             self._hint = ""
-        # The leader is not passed over for one failed call: its own answers, or their absence,
-        # decide.
+        # Not the leader, after only one failed call: its heartbeat answers decide.
         elif self.leader != target:
             self._turn += 1
 
     def dead_by_leader(self) -> frozenset[int] | None:
-        """The brokers that the leader calls dead, None while no controller leads."""
+        """The brokers that the leader declares dead; None without a leader."""
         return None if self.leader is None else self._sessions[self.leader].dead
 
     def ahead(self) -> tuple[str, int] | None:
-        """A controller with a newer view than ours, and since when."""
+        """A controller that has a newer view than ours, and since when."""
         for controller, session in self._sessions.items():
             if session.behind_since_ms is not None:
                 return controller, session.behind_since_ms
@@ -178,9 +179,9 @@ class Controllers:
         master: bool,
         report_loss: bool,
     ) -> list[ev.Effect]:
-        """Heartbeats, silent sessions, a lost leader. `key` goes out with the heartbeats."""
+        """Handles heartbeats (which carry `key`), silent sessions, and a lost leader."""
         timings = self._timings
-        # Only a master has a lease to renew.
+        # Only a master renews a lease.
         pace_ms = timings.heartbeat_ms if master else 2 * timings.heartbeat_ms
         if self.leader is not None:
             silent_ms = self._sessions[self.leader].answered_ms + 3 * pace_ms
@@ -189,7 +190,7 @@ class Controllers:
             else:
                 deadlines.append(silent_ms)
         effects: list[ev.Effect] = []
-        # A message sent alone costs twice as much: what is nearly due is sent with it.
+        # A message sent alone costs twice as much, so nearly due ones are sent with it.
         open_sessions = [s for s in self._sessions.values() if not s.closing]
         together = any(now_ms >= session.heartbeat_due_ms for session in open_sessions)
         horizon_ms = now_ms + (pace_ms // 2 if together else 0)
@@ -224,13 +225,13 @@ class Controllers:
 
 
 class ControllerRegistration:
-    """`done` is False until the controllers have registered this process, and again after they lost
-    it. `due` of each class adds to `deadlines` when it must be called again."""
+    """`done`: whether the controllers have this process registered. `due` of each class here adds
+    to `deadlines` when it must be called again."""
 
     def __init__(self, controllers: int, next_request_id: Callable[[], str]) -> None:
         self.done = False
         self.refusal = ""
-        """Why the leader refused it last, empty once it is registered."""
+        """Why the leader last refused the registration; empty once it is done."""
         self._suspect = ""
         self._suspect_recorded = ""
         self._suspect_sent = ""
@@ -245,7 +246,7 @@ class ControllerRegistration:
         self._request_id = ""
 
     def begin(self, due_ms: int) -> None:
-        """Register (again), not before `due_ms`."""
+        """Registers (again), not before `due_ms`."""
         self.done = False
         self._begun = True
         self._new_request()
@@ -253,12 +254,12 @@ class ControllerRegistration:
         self._since_ms = self._due_ms = due_ms
 
     def repeat(self, now_ms: int) -> None:
-        """Register again, in a new request."""
+        """Registers again, with a new request id."""
         if self.done:
             self.begin(now_ms)
 
     def retry_now(self, now_ms: int) -> None:
-        """A leader is known: wait no longer."""
+        """A leader is known: tries now."""
         self._due_ms = min(self._due_ms, now_ms)
 
     def succeeded(self, now_ms: int) -> None:
@@ -268,18 +269,17 @@ class ControllerRegistration:
         self._register_suspicion(now_ms)
 
     def suspicion(self, suspect: str, now_ms: int) -> None:
-        """The state of the log (R17): a change is registered, too."""
+        """Sets why the log is suspect (R17); a change is registered, too."""
         self._suspect = suspect
         self._register_suspicion(now_ms)
 
     @property
     def known_suspicion(self) -> str:
-        """What is wrong with the log, once the controllers know it; empty if nothing is."""
+        """Why the log is suspect, once the controllers know it; empty if it is not."""
         return self._suspect if self.done and self._suspect_recorded == self._suspect else ""
 
     def _new_request(self) -> None:
-        # Controllers remember the answer of each id: under the old one they would repeat the
-        # refusal.
+        # With a new id: for the old one controllers would repeat their refusal.
         self._request_id = self._next_request_id()
         self._suspect_of_request = None
 
@@ -288,17 +288,17 @@ class ControllerRegistration:
             self.begin(now_ms)
 
     def refused(self, why: str, now_ms: int) -> None:
-        """By the leader: the reason may end, but not at once."""
+        """The leader refused: tries again later, since the reason may end."""
         self.refusal = why
         self._in_flight = False
         self._new_request()
         self._due_ms = now_ms + REFUSED_RETRY_MS
 
     def not_answered(self, now_ms: int) -> None:
-        """Try the next controller at once; after a round over all of them wait a little."""
+        """Tries the next controller at once; pauses after each round over all."""
         self._in_flight = False
         self._attempts += 1
-        # One of the others may lead, and one attempt at each is cheap.
+        # Another one may lead, and one attempt at each is cheap.
         if self._attempts % self._controllers:
             self._due_ms = now_ms
         else:
@@ -316,30 +316,29 @@ class ControllerRegistration:
             return []
         self._in_flight = True
         if self._suspect_of_request is None:
-            # R17: the same in each attempt, or it would be open which of two statements
-            # the controllers recorded.
+            # R17: the same in each copy, or it would be unknown which one the controllers recorded.
             self._suspect_of_request = self._suspect
         self._suspect_sent = self._suspect_of_request
         return [ev.SendRegister(target, broker_id, self._request_id, self._suspect_sent)]
 
 
 class Elections:
-    """The request for an election, while this broker has no master."""
+    """Requests an election while this broker has no master."""
 
     def __init__(self) -> None:
         self._in_flight = False
         self._due_ms = 0
 
     def wanted(self, due_ms: int) -> None:
-        """The view in force gives no master: request one, not before `due_ms`."""
+        """The current view has no master: requests an election, not before `due_ms`."""
         self._due_ms = due_ms
 
     def retry_now(self, now_ms: int) -> None:
-        """A leader is known: wait for its own election, no longer."""
+        """A leader is known: waits only for the election that it may begin itself."""
         self._due_ms = min(self._due_ms, now_ms + ELECT_GRACE_MS)
 
     def refused(self, now_ms: int, *, not_leader: bool) -> None:
-        """Answered; a view in the reply may have ended the need."""
+        """Refused; a view in the answer may have ended the need."""
         self._in_flight = False
         self._due_ms = now_ms + (NOT_LEADER_RETRY_MS if not_leader else REFUSED_RETRY_MS)
 
@@ -348,7 +347,7 @@ class Elections:
         self._due_ms = now_ms + UNANSWERED_RETRY_MS
 
     def due(self, now_ms: int, deadlines: list[int]) -> bool:
-        """Whether to send now; called only while no master is in force."""
+        """Whether to send now. Call it only while there is no master."""
         if self._in_flight:
             return False
         if now_ms < self._due_ms:
@@ -359,7 +358,7 @@ class Elections:
 
 
 class MissedViews:
-    """Fetches a newer view that is known to exist and whose push did not come."""
+    """Fetches a newer view that is known to exist, if its push does not come."""
 
     def __init__(self) -> None:
         self._in_flight = False
@@ -367,12 +366,12 @@ class MissedViews:
         self._wanted: Key = (0, 0)
 
     def want(self, key: Key, now_ms: int) -> None:
-        """A view of `key` exists."""
+        """A view with `key` exists."""
         self._wanted = max(self._wanted, key)
         self._due_ms = now_ms
 
     def ended(self) -> None:
-        """The fetch in flight was answered, or failed."""
+        """The fetch was answered, or failed."""
         self._in_flight = False
 
     def due(
@@ -384,7 +383,7 @@ class MissedViews:
         target: str,
         leader: str | None,
     ) -> list[ev.FetchView]:
-        """`ahead`: a controller with a newer view than `known`, and since when."""
+        """`ahead`: a controller that has a newer view than `known`, and since when."""
         if self._in_flight:
             return []
         due_ms = self._due_ms
@@ -392,7 +391,8 @@ class MissedViews:
             if ahead is None:
                 return []
             controller, since_ms = ahead
-            # The push is on its way from the one that is ahead; the leader's view is the newest.
+            # Ask the leader, which has the newest view; the controller that is ahead pushes its
+            # own.
             target = leader or controller
             due_ms = max(due_ms, since_ms + FETCH_AFTER_MS)
         if now_ms < due_ms:

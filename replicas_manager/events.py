@@ -1,7 +1,7 @@
 """Events into, and effects out of, the role state machine (`state`). Pure.
 
-`controller` and `target` are addresses. Effects are to be performed in their order; `SaveIdentity`
-must be durable before the next one.
+`controller` and `target` are addresses. Effects must be performed in order; `SaveIdentity` must be
+durable before the next one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from batonmq.protocol.role_view import RoleView
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The process is up, its store is open: begin to register."""
+    """The process and its store are open: begin to register."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """The stream to `controller` is there and its Hello has been queued."""
+    """The stream to `controller` is open, and its Hello is queued."""
 
     controller: str
 
@@ -31,7 +31,7 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """`controller` does not take this session, e.g. another incarnation has one (R18)."""
+    """`controller` refuses this session, e.g. because another incarnation has one (R18)."""
 
     controller: str
     code: int
@@ -40,8 +40,8 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReceived:
-    """A HeartbeatAnswer; `sent_ms` is this process's own clock, echoed. `no_lease`: the master on
-    record is another process, or none."""
+    """A HeartbeatAnswer. `sent_ms`: the send time by our own clock, echoed. `no_lease`: the
+    recorded master is another process, or none."""
 
     controller: str
     sent_ms: int
@@ -55,8 +55,8 @@ class AnswerReceived:
 
 @dataclass(frozen=True, slots=True)
 class ViewReceived:
-    """A role view. `pushed`: on the session, in order, so its alive flags are current; else it came
-    with the answer to a call."""
+    """A role view. `pushed`: in order on the session, so its alive flags are current; else in the
+    answer to a call."""
 
     controller: str
     view: RoleView
@@ -65,7 +65,7 @@ class ViewReceived:
 
 @dataclass(frozen=True, slots=True)
 class LeaderHinted:
-    """`target` answered CONTROLLER_NOT_LEADER (2007); `leader` is its hint, "" if it has none."""
+    """`target` answered CONTROLLER_NOT_LEADER (2007). `leader`: its hint, or ""."""
 
     target: str
     leader: str
@@ -73,7 +73,7 @@ class LeaderHinted:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """A controller answered `call`. `broker_id`: as registered, else 0."""
+    """A controller answered `call`. `broker_id`: the registered id, or 0."""
 
     call: Call
     code: int
@@ -84,7 +84,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """No answer: timeout, no connection. The call may have taken effect, or may yet."""
+    """No answer (timeout, no connection). The call may have taken effect, or may do so later."""
 
     call: Call
     what: str
@@ -92,26 +92,26 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class ProposalRequested:
-    """The HA service proposes a set. `based_on`: (masterEpoch, setEpoch) of the view it has."""
+    """The HA service proposes a set. `based_on`: (masterEpoch, setEpoch) of its view."""
 
     new_set: frozenset[int]
     reason: str
     confirm_offset: int
     based_on: tuple[int, int]
     processes: Mapping[int, str] | None = None
-    """Broker id -> incarnation in that view: those whose acks were counted (R12)."""
+    """Broker id -> incarnation in that view: the processes whose acks were counted (R12)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuspicionChanged:
-    """Why the log may miss what it acknowledged (R17), empty from when it is whole again."""
+    """`suspect`: why the log may lack acknowledged bytes (R17); empty once it is whole again."""
 
     suspect: str
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeReceived:
-    """NOTIFY_BROKER_ROLE_CHANGED (1008) came on the remoting endpoint: only a hint."""
+    """NOTIFY_BROKER_ROLE_CHANGED (1008) came to the remoting endpoint: only a hint."""
 
     master_epoch: int
     sync_state_set_epoch: int
@@ -119,7 +119,7 @@ class NoticeReceived:
 
 @dataclass(frozen=True, slots=True)
 class ActionFailed:
-    """A role change of the broker raised."""
+    """A role change failed in the broker."""
 
     view: RoleView
 
@@ -133,7 +133,7 @@ class EpochStored:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time that `next_deadline_ms` named has come (or any other)."""
+    """The time `next_deadline_ms` has come (extra ticks do no harm)."""
 
 
 Event = (
@@ -157,9 +157,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendRegister:
-    """RegisterBroker; id 0 requests one. The check code makes a repetition harmless.
+    """RegisterBroker; id 0 requests an id. The check code makes repetitions harmless.
 
-    `suspect` is the state of the log (R17), the same in each repetition of the request.
+    `suspect`: why the log is suspect (R17), the same in each repetition.
     """
 
     target: str
@@ -170,21 +170,21 @@ class SendRegister:
 
 @dataclass(frozen=True, slots=True)
 class SaveIdentity:
-    """Make the assigned id durable, remove the temporary identity."""
+    """Make the assigned id durable, then remove the temporary identity."""
 
     broker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSessions:
-    """Registered: keep a session with every controller from now on."""
+    """The process is registered: keep a session with every controller from now on."""
 
     broker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """The session is silent: drop the connection and dial again."""
+    """The session is silent: close the connection and connect again."""
 
     controller: str
     reason: str
@@ -209,21 +209,21 @@ class SendElect:
 
 @dataclass(frozen=True, slots=True)
 class SendAlter:
-    """AlterSyncStateSet. Sent again with the same `request_id` it is the same request."""
+    """AlterSyncStateSet. With the same `request_id` it is the same request again."""
 
     target: str
     request_id: str
     master_epoch: int
     sync_state_set_epoch: int
     members: tuple[tuple[int, str], ...]
-    """(broker id, incarnation as the view has it), ascending (R12)."""
+    """(broker id, incarnation in the view), ascending (R12)."""
     confirm_offset: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FetchView:
-    """GetReplicaInfo: a newer view is known to exist and its push did not come."""
+    """GetReplicaInfo: a newer view exists, and its push did not come."""
 
     target: str
 
@@ -245,8 +245,8 @@ class StandDown:
 
 @dataclass(frozen=True, slots=True)
 class AdoptView:
-    """The role stays; the set, an address or an incarnation changed. A proposal in flight is over:
-    `view` has the recorded set (R11)."""
+    """The role stays, but the set, an address or an incarnation changed. This ends a proposal in
+    flight: `view` has the recorded set (R11)."""
 
     view: RoleView
 
@@ -282,7 +282,7 @@ class DropSessions:
 
 @dataclass(frozen=True, slots=True)
 class HistoryReport:
-    """For the controllers' history."""
+    """An event for the controllers' history."""
 
     kind: str
     fields: tuple[tuple[str, int | str], ...] = ()
@@ -290,7 +290,7 @@ class HistoryReport:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A line for the log: `event` and fields. `warning`: an operator should look."""
+    """A log line: `event` and fields. `warning`: for operators."""
 
     event: str
     fields: tuple[tuple[str, int | str], ...] = field(default=())
@@ -300,7 +300,7 @@ class Notice:
 RoleAction = BecomeMaster | BecomeSlave | StandDown
 
 Call = SendRegister | SendElect | SendAlter | FetchView
-"""One unary call to a controller each; it ends in `Replied` or `Unanswered`."""
+"""Each is one unary call to a controller, and ends in `Replied` or `Unanswered`."""
 
 Effect = (
     SendRegister

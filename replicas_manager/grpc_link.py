@@ -1,11 +1,12 @@
-"""The link with controllers of ours: a gRPC session with each, unary calls, and their history.
+"""The link with our controllers: a gRPC session with each, unary calls, and events for their
+history.
 
-`EventReporter` reports what this broker saw to the controllers' history, in order. Nothing waits
-for a report: it is queued with its time and sent a little later, so that it does not precede the
-commands of a failover in the log. Without an answer it is sent again, to the leader of that moment,
-under the same request id. At most `KEPT_MAX` events wait; beyond that the oldest are dropped, with
-one line in the log. Of one kind at most `OFTEN_MAX` are sent in `OFTEN_MS`; `notTold` in the next
-one counts those left out.
+`EventReporter` sends this broker's events to the controllers' history, in order. Nothing waits for
+a report: it is queued with its time and sent a little later, so that it comes after the commands of
+a failover in the Raft log. Without an answer it is sent again with the same request id, to the
+leader at that time. At most `KEPT_MAX` events wait; beyond that the oldest are dropped, with one
+log line. At most `OFTEN_MAX` of a kind are sent in `OFTEN_MS`; the next one counts the omitted ones
+in `notTold`.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ OFTEN_MS = 10_000
 CALL_TIMEOUT_S = 1.0
 RETRY_S = 0.25
 SETTLE_S = 0.05
-"""How long after it happened the first of a row of events is sent."""
+"""The first of several events is sent this long after it happened."""
 
 GOODBYE_TIMEOUT_S: Final = 0.3
 ELECT_TIMEOUT_S: Final = 0.2
 LOW_HELD_S: Final = 5.0
-"""The longest that clients get high descriptors, where a controller is away."""
+"""How long clients get high descriptors at most, if a controller is down."""
 UNANSWERED_LOGGED_MS: Final = 3_000
-"""A registration without an answer for so long is logged, with what may be wrong."""
+"""If a registration is not answered for so long, that is logged, with possible causes."""
 
 
 class EventReporter:
-    """`leader` gives the leading controller, None while none is known."""
+    """`leader` returns the leading controller; None while none is known."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class EventReporter:
     def report(
         self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]
     ) -> None:
-        """Queue one event; its time is now."""
+        """Queues one event with the present time."""
         if self._is_too_often(broker_id, kind):
             return
         left_out = self._left_out.pop((broker_id, kind), 0)
@@ -125,20 +126,20 @@ class EventReporter:
 
     async def _send_all(self) -> None:
         try:
-            # In the log it must not precede the commands of the failover that it reports.
+            # In the Raft log it must come after the commands of the failover that it reports.
             await asyncio.sleep(SETTLE_S)
             while self._waiting:
                 request = self._waiting[0]
                 if not await self._send(request):
                     await asyncio.sleep(RETRY_S)
-                # While it was sent, a full queue may have dropped it.
+                # A full queue may have dropped it while it was sent.
                 elif self._waiting and self._waiting[0] is request:
                     self._waiting.popleft()
         finally:
             self._task = None
 
     async def _send(self, request: pb.ReportEventRequest) -> bool:
-        """True if the event needs no further attempt."""
+        """Sends one event; returns whether it needs no further attempt."""
         leader = self._leader()
         if leader is None:
             return False
@@ -169,7 +170,7 @@ class GrpcLink:
         self._sessions: dict[str, ControllerSession] = {}
         self._calls: ControllerCalls | None = None
         self._silent_since_ms: int | None = None
-        """Since when no registration was answered."""
+        """Since when registrations are not answered."""
         self._silence_logged = False
         self._opened: set[str] = set()
         self._secret = ""
@@ -177,8 +178,9 @@ class GrpcLink:
         self._reporter = EventReporter(config.broker_name, self._channels, events.leader)
 
     def begin(self, facts: DurableFacts) -> None:
-        # The connections with the controllers get high descriptors: those of thousands of
-        # clients have lower ones and are closed first, while the end of these shows a kill.
+        # Connections to the controllers get high descriptors. When this process is killed, the
+        # kernel closes high descriptors first, so the controllers notice before thousands of
+        # clients are closed.
         self._low = LowDescriptors()
         asyncio.get_running_loop().call_later(LOW_HELD_S, self._low.free)
         self._secret = facts.secret
@@ -235,7 +237,7 @@ class GrpcLink:
     def _session_event(self, event: ev.Event) -> None:
         if isinstance(event, ev.SessionOpened) and self._low is not None:
             self._opened.add(event.controller)
-            # All of them have their high descriptors: clients may get the low ones now.
+            # All sessions have their high descriptors: clients may get low ones now.
             if len(self._opened) == len(self._config.controllers):
                 self._low.free()
         self._events.step(event)
@@ -280,7 +282,7 @@ class GrpcLink:
             broker_id=task.broker_id,
             designate=True,
             expected_master_epoch=task.master_epoch,
-            # The same in each repetition: controllers answer a repeated id as they did before.
+            # The same in each repetition, so that controllers repeat their answer.
             request_id=task.switch_id,
             reason="planned switch",
             drained_offset=drained_offset,
@@ -295,7 +297,7 @@ class GrpcLink:
             session.send(pb.BrokerMessage(switch_failed=failed))
 
     async def hand_over(self, leader: str, broker_id: int, master_epoch: int, reason: str) -> bool:
-        """Asks the leader for a switch, as an operator would; it asks this master back."""
+        """Requests a switch from the leader, like an operator; the leader then asks this master."""
         request = pb.ElectMasterRequest(
             cluster_name=self._config.cluster_name,
             broker_name=self._config.broker_name,
@@ -326,9 +328,9 @@ class GrpcLink:
         return ElectAnswer(reply.status.code, reply.status.remark)
 
     async def goodbye(self, reason: str) -> None:
-        """To every controller, which would otherwise take the end of the session for a death."""
+        """Sends Goodbye to every controller, or the end of the session would look like a kill."""
         sessions = list(self._sessions.values())
-        # First: nothing is sent behind the Goodbye.
+        # First: nothing may be sent after the Goodbye.
         self._sessions.clear()
         await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
 

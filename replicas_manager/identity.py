@@ -1,13 +1,13 @@
-"""The durable facts of one broker: who it is, which processes wrote here, the highest masterEpoch.
+"""The durable facts of one broker: its identity, its processes, and the highest masterEpoch.
 
 `brokerIdentity` holds `cluster#name#id` and `brokerIdentity-temp` holds `cluster#name#id#code`, one
 line without a newline, byte-compatible with Java (`BrokerMetadata`, `TempBrokerMetadata`).
 `brokerIdentity-secret` is ours: it proves to the controllers that the id belongs to this folder
 (R59).
 
-Invariant: the check code is durable before an id is requested and stays until the id is durable, so
-a request that is repeated after a lost answer gives the same id. Java requests a next id first;
-here the controller picks one, so our temporary file names id 0 until then.
+Invariant: the check code is durable before an id is requested, and stays until the id is durable,
+so a request repeated after a lost answer gives the same id. In Java a broker first asks for the
+next id; here the controller picks one, so our temporary file has id 0 until then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SLOT_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class LoadedIdentity:
-    """`broker_id` 0: none was assigned yet; `check_code` then stands in the temporary file."""
+    """`broker_id` 0: none is assigned yet, and `check_code` is in the temporary file."""
 
     broker_id: int
     check_code: str
@@ -38,11 +38,11 @@ class LoadedIdentity:
 
 
 class IdentityFile:
-    """`brokerIdentity` and its temporary sibling at `path`."""
+    """The files `brokerIdentity` (`path`) and `brokerIdentity-temp`."""
 
     def __init__(self, path: Path, cluster_name: str, broker_name: str) -> None:
         for key, name in (("brokerClusterName", cluster_name), ("brokerName", broker_name)):
-            # Java splits the line at it, without escapes.
+            # The separator of the line, which cannot be escaped.
             if not name or _SEPARATOR in name:
                 raise ValueError(f"{key}={name!r}: must not be empty nor contain '#'")
         self.path = path
@@ -53,17 +53,17 @@ class IdentityFile:
         self._check_code = ""
 
     def load(self) -> LoadedIdentity:
-        """Who this broker is. Without an identity a check code, and the folder's secret, are made
-        durably. Raises IdentityError if a file disagrees with the configuration."""
+        """Loads the identity. Without one, creates a check code and the folder's secret, durably.
+        Raises IdentityError if a file contradicts the configuration."""
         fields = self._read(self.path, 3)
         if fields is not None:
             if not fields[2].isdigit() or int(fields[2]) < 1:
                 raise self._unreadable(self.path, _SEPARATOR.join(fields))
-            # A crash between the two files leaves the temporary one behind: its work is done.
+            # A crash between the two files left the temporary one, which is no longer needed.
             remove_file(self.temp_path)
             return LoadedIdentity(int(fields[2]), "", self._folder_secret())
         fields = self._read(self.temp_path, 4)
-        # A new code only where there is none: an id may have been assigned for this one already.
+        # Keep an existing code: an id may have been assigned for it.
         if fields is None or not fields[3]:
             self._check_code = secrets.token_hex(16)
             self._write_temp(0)
@@ -78,15 +78,15 @@ class IdentityFile:
             secret = ""
         if not secret:
             secret = secrets.token_hex(32)
-            # Who can read it can claim this broker's id (R59).
+            # Anyone who can read it can claim this broker's id (R59).
             replace_file(self.secret_path, secret.encode(), mode=0o600)
         return secret
 
     def save(self, broker_id: int) -> None:
-        """Make the assigned id durable, then drop the temporary file. Raises OSError."""
+        """Makes the assigned id durable, then removes the temporary file. Raises OSError."""
         line = _SEPARATOR.join((self._cluster_name, self._broker_name, str(broker_id)))
-        # In this order: after a crash in between, the id is found first. The other way round this
-        # folder would have neither, and ask for a second id.
+        # In this order: a crash in between leaves the id. In the other order neither would be left,
+        # and this folder would get a second id.
         replace_file(self.path, line.encode())
         remove_file(self.temp_path)
 
@@ -95,7 +95,7 @@ class IdentityFile:
         replace_file(self.temp_path, _SEPARATOR.join(parts).encode())
 
     def _read(self, path: Path, count: int) -> list[str] | None:
-        """The fields of one file, None if it is missing (or, the temporary one, torn)."""
+        """The fields of one file; None if it is missing (or temporary and torn)."""
         try:
             text = disk.read_bytes(path).decode()
         except FileNotFoundError:
@@ -105,7 +105,7 @@ class IdentityFile:
         fields = text.strip().split(_SEPARATOR)
         if len(fields) != count:
             if path == self.temp_path:
-                # Java writes this file in place: a torn one reserved nothing that we know of.
+                # Java writes this file in place, so it may be torn: no id was requested with it.
                 return None
             raise self._unreadable(path, text[:200])
         if fields[0] != self._cluster_name or fields[1] != self._broker_name:
@@ -130,11 +130,10 @@ class IdentityFile:
 
 
 class RoleFile:
-    """The highest masterEpoch that this replica accepted, at `path` (R2).
-
-    Two slots of 64 bytes, `epoch crc32` in text, written in turn: an fdatasync in place costs 0.1
-    ms, replacing the file would put 4 ms into every failover. A slot lies in one sector, so a crash
-    leaves it old or new; a slot that is neither is damage.
+    """The file with the highest masterEpoch that this replica accepted (R2). Two slots of 64 bytes
+    with the text `epoch crc32` are written in turn: an fdatasync in place takes 0.1 ms, replacing
+    the file would add 4 ms to every failover. A slot lies in one sector, so a crash leaves it old
+    or new; any other content is damage.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,7 +141,8 @@ class RoleFile:
         self._next_slot = 0
 
     def load(self) -> int:
-        """0 if the file is missing; it is then made. Raises RoleFileError, OSError."""
+        """Returns the epoch; creates a missing file and returns 0. Raises RoleFileError,
+        OSError."""
         try:
             data = disk.read_bytes(self.path)
         except FileNotFoundError:
@@ -151,7 +151,7 @@ class RoleFile:
         if len(data) != 2 * _SLOT_SIZE:
             raise RoleFileError(self.path, f"{len(data)} bytes instead of {2 * _SLOT_SIZE}")
         epochs = [self._read_slot(data, number) for number in (0, 1)]
-        # The older one is overwritten: a write that is torn leaves the newer.
+        # Overwrite the older slot, so that a torn write leaves the newer one.
         self._next_slot = 0 if epochs[0] <= epochs[1] else 1
         return max(epochs)
 
@@ -163,7 +163,7 @@ class RoleFile:
             disk.fdatasync(fd)
         finally:
             disk.close(fd)
-        # Only after the sync: a write that failed is repeated in the same slot, and the other stays
+        # Only after the sync: a failed write is repeated in the same slot, and the other stays
         # whole.
         self._next_slot = 1 - self._next_slot
 
@@ -181,31 +181,29 @@ def _slot(master_epoch: int) -> bytes:
 
 
 _UNKNOWN = "?"
-"""Stands for the oldest incarnation if none was recorded: an older version wrote this folder."""
+"""Recorded as the oldest incarnation if an older version, which recorded none, wrote this
+folder."""
 INCARNATIONS_MAX = 64
-"""Incarnations that ended before they could register are in the file, too. While no controller
-answers, of more than these in a row the second and following ones are dropped."""
+"""The file also has incarnations that ended before they could register. If there are more than this
+many in a row, because no controller answers, the second and following ones are dropped."""
 
 
 class IncarnationLog:
-    """Which processes wrote in this data folder: shows that a folder was restored from a backup
-    (R17).
-
-    One incarnation a line, the newest last, at `path`. The controllers remember the one that
-    registered last. A folder that never had it is an older copy: identity, log id and checksums are
-    in order, but what that incarnation acknowledged is missing.
-
-    Once this incarnation is registered, no earlier one matters. Until then the oldest in the file
-    is the last that is known to have registered; later ones may have, too, and ended before the
-    reply arrived.
+    """The file of the processes that wrote in this data folder; it shows that a folder was restored
+    from a backup (R17). One incarnation per line, the newest last. The controllers remember the
+    incarnation that registered last. A folder that never had it is an older copy: identity, log id
+    and checksums are valid, but what that incarnation acknowledged is missing. Once the present
+    incarnation is registered, no earlier one matters. Until then the oldest in the file is the last
+    that is known to have registered; later ones may have registered and ended before the reply
+    arrived.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def begin(self, incarnation: str) -> tuple[str, ...]:
-        """Adds `incarnation`, durably, before it can acknowledge anything. Returns the earlier
-        ones, oldest first; empty if it is not known which registered last. Raises OSError."""
+        """Adds `incarnation` durably, before it can acknowledge anything. Returns the earlier ones,
+        oldest first; empty if it is unknown which one registered last. Raises OSError."""
         try:
             earlier = tuple(disk.read_bytes(self.path).decode("ascii", errors="replace").split())
         except FileNotFoundError:
@@ -218,7 +216,7 @@ class IncarnationLog:
         return () if earlier[:1] == (_UNKNOWN,) else earlier
 
     def registered(self, incarnation: str) -> None:
-        """The controllers know `incarnation`: no earlier one matters any more. Raises OSError."""
+        """The controllers have registered `incarnation`: drops the earlier ones. Raises OSError."""
         self._write(incarnation)
 
     def _write(self, *incarnations: str) -> None:
@@ -226,9 +224,8 @@ class IncarnationLog:
 
 
 class IdentityError(BatonError):
-    """The identity kept on disk is not the one that the configuration describes, or is unreadable.
-
-    `file` names it, `found` and `configured` are the two sides, `advice` says what can be done.
+    """The identity on disk contradicts the configuration (`found`, `configured`), or cannot be
+    read. `file` names it, `advice` says what can be done.
     """
 
     def __init__(self, file: Path, found: str, configured: str, advice: str) -> None:
@@ -243,8 +240,8 @@ class IdentityError(BatonError):
 
 
 class RoleFileError(BatonError):
-    """The file of the highest accepted masterEpoch cannot be read. Without it the broker could
-    follow a master of the past (R2), so it does not start."""
+    """The file with the highest accepted masterEpoch cannot be read. Without it the broker could
+    follow a deposed master (R2), so it does not start."""
 
     def __init__(self, file: Path, what: str) -> None:
         super().__init__(str(file), what)

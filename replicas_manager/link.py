@@ -1,10 +1,9 @@
-"""The seams of the ReplicasManager: the broker that it steers, and the link with its controllers.
+"""The interfaces of the ReplicasManager: to its broker, and to the link with its controllers.
 
 The broker implements `BrokerActions`, its HA service `SyncStateSetActions`. All calls are made on
-the broker's event loop, one at a time, in the order in which the views were taken; only the planned
-switch (R33) does not wait for its turn. A link (`grpc_link` for our controllers, `remoting_link`
-for RocketMQ's) holds no policy: it performs the effects of the state machine and emits what came of
-them.
+the broker's event loop, one at a time, in the order of the views; only a planned switch (R33) does
+not wait for its turn. A link (`grpc_link` for our controllers, `remoting_link` for RocketMQ's)
+makes no decisions: it performs effects of the state machine and reports their outcomes as events.
 """
 
 from __future__ import annotations
@@ -19,35 +18,35 @@ from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.switch import SwitchProgress, SwitchTask
 
 HAND_OVER_S: Final = 1.0
-"""A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
+"""How long to wait for a switch, which takes about 0.05 s and at most 0.9 s (R33)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """A broker's log at this moment; sent with heartbeats and at registration."""
+    """The present state of a broker's log; sent with heartbeats and at registration."""
 
     epoch: int
-    """Epoch of the last entry of the epoch file, -1 if there is none."""
+    """The last epoch of the epoch file, -1 if there is none."""
     max_offset: int
-    """End of the written log in bytes, exclusive."""
+    """The end of the written log, exclusive."""
     confirm_offset: int
     min_offset: int
-    """From where on it has what its group has: of a master, where its log begins. Above
-    `max_offset` while the replica does not know the next offsets of its queues (R38): the
-    controllers add it to no set then."""
+    """From here on it has all bytes of its group; on a master, the begin of its log. Above
+    `max_offset` while the replica does not know the next offsets of its queues (R38): then the
+    controllers add it to no set."""
     log_id: str
-    """Random id made with the empty commit log and kept in its folder."""
+    """The random id that was created with the empty commit log."""
     suspect: str = ""
-    """Why the log may miss what it acknowledged (R17), empty if it does not. While set no
-    SyncStateSet takes this replica in (R12); when it is cleared the broker registers again."""
+    """Why the log may lack acknowledged bytes (R17); empty if it does not. While this is set, no
+    SyncStateSet takes this replica (R12); when it is cleared, the broker registers again."""
 
 
 class Proposal(Protocol):
-    """A SyncStateSet that the HA service of a master proposes (`ha` has the concrete class)."""
+    """A SyncStateSet that a master's HA service proposes (`ha` has the class)."""
 
     @property
     def new_set(self) -> frozenset[int]:
-        """Broker ids of the whole new set, the master included."""
+        """The broker ids of the whole new set, master included."""
 
     @property
     def reason(self) -> str:
@@ -59,92 +58,87 @@ class Proposal(Protocol):
 
 
 class BrokerActions(Protocol):
-    """Role changes and planned switches, as the broker carries them out.
-
-    The three role changes are awaited; newer views are taken and stored meanwhile, and only the
-    newest is acted on afterwards. One that raises is logged and tried again, after a short, growing
-    delay, with the newest view.
+    """Role changes and planned switches, carried out by the broker. During one of the three role
+    changes newer views may be taken and stored, and only the newest is carried out next. A role
+    change that raises is logged and repeated with the newest view, after a short, growing delay.
     """
 
     def log_facts(self) -> LogFacts:
-        """The log as it is at this moment. Called for every heartbeat: must be cheap."""
+        """The log's present state. Called for every heartbeat, so it must be cheap."""
 
     async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
-        """Become, or stay, master of `view.master_epoch`; also after an election of the same
-        master.
-
-        Before anything is acknowledged in this epoch the epoch file must be durable and
-        `role_durable` awaited (R2), which raises OSError if the write failed. A proposal in flight
-        gets no outcome any more.
+        """Become master of `view.master_epoch`, also if it was master before. Before anything is
+        acknowledged in this epoch, the epoch file must be durable and `role_durable` awaited (R2),
+        which raises OSError if the write failed. A proposal in flight gets no outcome.
         """
 
     async def become_slave(self, view: RoleView) -> None:
         """Follow `view.master_broker_id` at `view.master_ha_address`; also called if only the epoch
-        grew. `view.master_epoch` is durable already (R2)."""
+        grew. `view.master_epoch` is already durable (R2)."""
 
     async def stand_down(self, view: RoleView) -> None:
-        """No master is known, or it is an earlier incarnation of this process: refuse writes, close
-        HA connections, keep serving reads up to confirmOffset."""
+        """There is no master, or it is an earlier incarnation of this broker: refuse writes, close
+        HA connections, continue to serve reads up to confirmOffset."""
 
     def master_moved(self, view: RoleView) -> None:
-        """The role and its epoch stay, and the master's address may be another one. Idempotent."""
+        """The role and its epoch stay, but the master's address may have changed. Idempotent."""
 
     def lease_changed(self, valid: bool) -> None:
         """The lease of this master was granted or ran out (R36)."""
 
     def role_will_change(self, view: RoleView, *, master: bool) -> None:
         """`view` was taken and changes the role or its epoch. Called before anything is awaited: a
-        future master holds sends from now on, a former one answers at once what waits."""
+        future master begins to hold sends, a former one answers waiting sends at once."""
 
     def hold_sends(self) -> int:
-        """Queue new sends, write what was taken; returns the end of the log."""
+        """Hold new sends and write the accepted ones; returns the end of the log."""
 
     def release_sends(self) -> None:
-        """Handle what was queued, in its order."""
+        """Handle the held sends, in order."""
 
     def switch_progress(self, broker_id: int) -> SwitchProgress:
-        """The end of the log, and how far that replica is."""
+        """The end of the log, and the state of that replica."""
 
 
 class SyncStateSetActions(Protocol):
-    """What the HA service does with the recorded set and with the outcome of its proposals."""
+    """The HA service's side: recorded sets, and outcomes of its proposals."""
 
     def adopt_view(self, view: RoleView) -> None:
-        """The role stays; the recorded set, an address or an incarnation changed. Idempotent.
-        A proposal in flight is over: `view`'s set replaces the union (R11)."""
+        """The role stays, but the recorded set, an address or an incarnation changed. Idempotent.
+        This ends a proposal in flight: only `view`'s set is required now (R11)."""
 
     def set_dead(self, broker_ids: frozenset[int]) -> None:
-        """The replicas (never this one) that the leading controller judges dead right now."""
+        """The replicas (never this one) that the leading controller declares dead now."""
 
     def proposal_refused(self, code: int, remark: str) -> None:
-        """The proposal in flight was refused for good: the union goes back to the recorded set."""
+        """The proposal was refused for good: only the recorded set is required again."""
 
     def proposal_unknown(self) -> None:
-        """Whether the proposal was committed is open. The union stays (R11), and the same request
-        is repeated until it is answered. Called at most once per proposal."""
+        """It is unknown whether the proposal was committed. Both sets stay required (R11), and the
+        same request is repeated until it is answered. Called at most once per proposal."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEvents:
-    """What a link reports events to, and where it reads this broker's facts."""
+    """What a link needs: where to report events, and the facts of this broker."""
 
     step: Callable[[ev.Event], None]
     switch_requested: Callable[[SwitchTask], None]
     leader: Callable[[], str | None]
-    """The leading controller, None while none is known."""
+    """The leading controller; None while none is known."""
     log_facts: Callable[[], LogFacts]
 
 
 @dataclass(frozen=True, slots=True)
 class DurableFacts:
-    """Who this broker is: what its data folder says at the start, and the view in force."""
+    """The identity of this broker from its data folder, and the current view."""
 
     check_code: str
-    """Empty where an id was assigned."""
+    """Empty once an id is assigned."""
     earlier_incarnations: tuple[str, ...]
     current: CurrentView
     secret: str = field(default="", repr=False)
-    """Proves the incarnation to controllers of ours (R59)."""
+    """Proves the incarnation to our controllers (R59)."""
     folder_secret: str = field(default="", repr=False)
     """Proves that the id belongs to this data folder."""
 
@@ -158,45 +152,44 @@ class ElectAnswer:
 
 
 class ControllerLink(Protocol):
-    """All methods are called on the broker's loop. `controller` is an address of the
-    configuration."""
+    """A link to the controllers. `controller` is an address from the configuration."""
 
     def begin(self, facts: DurableFacts) -> None:
-        """The data folder was read. Comes before everything else."""
+        """The data folder was read. Called first."""
 
     def send(self, call: ev.Call) -> None:
-        """Sends one request. It ends in exactly one event, `Replied` or `Unanswered`."""
+        """Sends one request, which ends in exactly one event, `Replied` or `Unanswered`."""
 
     def open_sessions(self, broker_id: int) -> None:
-        """Registered: keep a session with every controller from now on, if there is none."""
+        """The process is registered: keep a session with every controller from now on."""
 
     def heartbeat(self, effect: ev.SendHeartbeat, facts: LogFacts) -> None:
-        """On the session with that controller, if there is one."""
+        """Sends a heartbeat on the session with that controller, if there is one."""
 
     def drop(self, controller: str, reason: str) -> None:
-        """End that session, and begin another over a new connection."""
+        """Ends that session and begins another over a new connection."""
 
     def drop_all(self, reason: str) -> None:
-        """Close all sessions, and come back in a moment: the controllers elect again (R11, R45)."""
+        """Closes all sessions for a moment, so that the controllers elect again (R11, R45)."""
 
     def report(
         self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]
     ) -> None:
-        """Add an event of this broker to the history, if the controllers keep one."""
+        """Adds an event to the history, if the controllers keep one."""
 
     async def elect(self, task: SwitchTask, drained_offset: int) -> ElectAnswer | None:
-        """Ask for the election that ends a planned switch; None: no answer. A view in the answer is
-        taken before this returns."""
+        """Requests the election that ends a planned switch; None: no answer. A view in the answer
+        is taken before this returns."""
 
     def switch_failed(self, task: SwitchTask, reason: str) -> None:
-        """To whoever requested that switch."""
+        """Reports the failure to the controller that requested the switch."""
 
     async def hand_over(self, leader: str, broker_id: int, master_epoch: int, reason: str) -> bool:
-        """Begin a planned switch of this mastership to that replica. Returns when its outcome is
-        known, or a second later: whether it was carried out."""
+        """Begins a planned switch to that replica, and waits at most a second for the outcome.
+        Returns whether it was carried out."""
 
     async def goodbye(self, reason: str) -> None:
-        """A planned stop: no session is left."""
+        """A planned stop: ends all sessions."""
 
     async def close(self) -> None:
-        """Cancel what is in flight, reports included; nothing more is emitted."""
+        """Cancels all requests and reports; no event follows."""

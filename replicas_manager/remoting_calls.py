@@ -1,8 +1,9 @@
-"""Requests to RocketMQ's controllers, and the group as they answer with it. Holds no policy.
+"""Requests to RocketMQ's controllers, and the role views made from their answers. Makes no
+decisions.
 
-RocketMQ's controllers know ids and addresses. The incarnation, log id and HA address that ours
-would have registered are asked of the brokers each time that the group is read (1007). A Java
-broker says nothing of it.
+RocketMQ's controllers know only ids and addresses. Incarnation, log id and HA address, which our
+controllers record, are asked of the brokers each time the group is read (1007). Java brokers do not
+report them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ CALL_MS: Final = 3000
 
 
 class PeerNames:
-    """`changed` is called when a process was heard to be another than before. `spawn` starts a
-    task that its owner ends."""
+    """The names that other brokers report. `changed` is called when a broker reports another
+    process than before. `spawn` starts a task that its owner ends."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class PeerNames:
         self._asking: set[tuple[int, str]] = set()
 
     def ask(self, view: RoleView, own_id: int) -> None:
-        """Every other replica, dead or alive. One that was made again has another id at the same
-        address: then both ids are asked for."""
+        """Asks every other replica, dead or alive. A replica that was created again has another id
+        at the same address: then it is asked for both ids."""
         for replica in view.replicas:
             key = (replica.broker_id, replica.address)
             if replica.broker_id != own_id and replica.address and key not in self._asking:
@@ -56,7 +57,7 @@ class PeerNames:
                 self._spawn(self._ask(replica, (view.cluster_name, view.broker_name)))
 
     def filled_in(self, view: RoleView, own: Replica, raft_index: int) -> RoleView:
-        """`view` with the names known by now, and `own` as this process."""
+        """`view` with the names known so far, and `own` for this process."""
         replicas = tuple(self._named(one, own) for one in view.replicas)
         named = replace(view, replicas=replicas, raft_index=raft_index)
         master = named.replica(view.master_broker_id or 0)
@@ -95,8 +96,8 @@ class PeerNames:
 
 
 class RemotingCalls:
-    """The requests of one broker. `spawn` starts a task that its owner ends. What is awaited here
-    raises BatonError where a controller does not answer, or with what is no answer to that."""
+    """The requests of one broker. `spawn` starts a task that its owner ends. Coroutines raise
+    BatonError if a controller does not answer, or not with what was asked."""
 
     def __init__(
         self,
@@ -116,7 +117,8 @@ class RemotingCalls:
         self._views = 0
 
     async def answer(self, call: ev.Call) -> ev.Replied:
-        """Raises ResponseError for a refusal, and for an answer that cannot be used."""
+        """Sends a call; returns its event. Raises ResponseError for a refusal or an unusable
+        answer."""
         match call:
             case ev.SendRegister():
                 return await self._register(call)
@@ -141,8 +143,8 @@ class RemotingCalls:
         return ev.Replied(call, ResponseCode.SUCCESS, "", view, broker_id)
 
     async def _applied_id(self, target: str) -> int:
-        """An id of this replica's own. One that it applied for before it died is recorded with its
-        address and check code: applied for again it is the same, and none leaks."""
+        """Gets an id for this replica. An id from before a crash is recorded with its address and
+        check code: applying again returns it, so no id is lost."""
         group = await self._group(target, CALL_MS)
         for replica in group.replicas if group is not None else ():
             if replica.address == self._config.address:
@@ -150,7 +152,7 @@ class RemotingCalls:
                 if (await self.ask(target, request)).code == ResponseCode.SUCCESS:
                     return _checked_id(replica.broker_id, target)
         offered = await self._call(target, self.requests.next_id())
-        # Only an offer: another new replica may get the same one, and the first to apply has it.
+        # Only an offer: another replica may get the same one, and the first to apply wins.
         broker_id = _checked_id(offered.require_int("nextBrokerId"), target)
         await self._call(target, self.requests.apply_id(broker_id))
         return broker_id
@@ -160,23 +162,24 @@ class RemotingCalls:
         request = self.requests.elect(own_id, designate=False, now_ms=wall_ms())
         reply = await self.ask(target, request)
         is_leader = reply.code != ResponseCode.CONTROLLER_NOT_LEADER
-        # After a refusal, too: another may have won, and its view ends this wish for an election.
+        # After a refusal, too: another replica may have won, and its view ends this request.
         view = await self.view_if_any(target) if is_leader else None
         return ev.Replied(call, reply.code, reply.remark or "", view)
 
     async def ask(
         self, target: str, request: RemotingCommand, timeout_ms: int = CALL_MS
     ) -> RemotingCommand:
-        """Whatever its code; a controller that does not lead is asked who does."""
+        """Sends a request; returns the reply, whatever its code. If the controller does not lead,
+        asks it for the leader."""
         reply = await self._client.invoke(target, request, timeout_ms)
         if reply.code == ResponseCode.CONTROLLER_NOT_LEADER:
             known = await self.metadata(target, timeout_ms)
-            # Java's refusal does not say who leads, so that controller is asked.
+            # Java's refusal does not name the leader.
             self._events.step(ev.LeaderHinted(target, known.leader))
         return reply
 
     async def metadata(self, target: str, timeout_ms: int) -> LeaderInfo:
-        """Whether that controller leads, or who does."""
+        """Asks that controller for the leader (1005)."""
         reply = await self._client.call(target, self.requests.metadata(), timeout_ms)
         return LeaderInfo.of(reply)
 
@@ -192,7 +195,7 @@ class RemotingCalls:
     # -- views
 
     async def _group(self, target: str, timeout_ms: int) -> RoleView | None:
-        """The group as the leader has it, without names; None if it does not know the group."""
+        """The group by the leader, without names; None if it does not know the group."""
         reply = await self._call(target, self.requests.replicas(), timeout_ms)
         return group_view(reply, self._config.cluster_name, self._config.broker_name)
 
@@ -200,14 +203,15 @@ class RemotingCalls:
         group = await self._group(target, timeout_ms)
         if group is None:
             return None
-        # Names of processes come later: then this view is given out once more, with them.
+        # Names arrive later: then this view is reported again, with them.
         self._newest = (target, group)
-        # These controllers know addresses only; a restart behind one shows in nothing else (R12).
+        # These controllers know only addresses, so nothing else shows that a process restarted
+        # (R12).
         self._names.ask(group, self._current.broker_id)
         return self._named(group)
 
     async def view_if_any(self, target: str) -> RoleView | None:
-        """After a request that was granted: without this answer a poll shows what came of it."""
+        """The view after a granted request; None if this fails, and a later poll shows it."""
         try:
             return await self.view(target, CALL_MS)
         except BatonError as error:
@@ -215,7 +219,7 @@ class RemotingCalls:
             return None
 
     def _named(self, group: RoleView) -> RoleView:
-        # Their views have no Raft index. This number makes a later one the newer.
+        # Their views have no Raft index; this counter orders them.
         self._views += 1
         facts = self._events.log_facts()
         own = Replica(
@@ -234,7 +238,7 @@ class RemotingCalls:
 
 
 def _checked_id(broker_id: int, controller: str) -> int:
-    """Raises RemoteProtocolError for what is no id of a replica: they begin at 1."""
+    """Raises RemoteProtocolError for an invalid replica id: ids begin at 1."""
     if broker_id < 1:
         raise RemoteProtocolError(f"{controller} names broker id {broker_id}: must be at least 1")
     return broker_id

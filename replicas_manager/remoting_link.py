@@ -1,11 +1,11 @@
 """The link with RocketMQ's controllers: heartbeats, polls and requests over remoting.
 
-They push only the hint NOTIFY_BROKER_ROLE_CHANGED (1008). So the group is read from the leading one
-at every heartbeat (1005 says who leads, 1006 how the group is), and after each request that may
-have changed it. A broker that must not be elected sends no heartbeat: a learner, a replica with a
-suspect log (R17), and a process that they take for an earlier master (R3) or that has refused
-(R17). That ends an election only after they called the broker dead; until then `state` refuses. A
-master is not silent.
+They push only the hint NOTIFY_BROKER_ROLE_CHANGED (1008). So the group is read from the leader
+(1005 names it, 1006 has the group) at every heartbeat, and after each request that may have changed
+it. A broker that must not be elected sends no heartbeats: a learner, a replica with a suspect log
+(R17), and a process that they take for an earlier master (R3) or that has refused (R17). They may
+still elect it until they declare it dead; until then `state` refuses the mastership. A master
+always sends heartbeats.
 
 Origin: ReplicasManager, BrokerOuterAPI in Java.
 """
@@ -45,9 +45,9 @@ ELECT_MS: Final = 400
 REDIAL_S: Final = 0.2
 AWAY_MS: Final = 2000
 """How long a broker that drops its sessions stays silent: the end of its connection makes the
-controllers elect, unless they hear it again before they have looked."""
+controllers elect, unless they hear from it again before they check."""
 ANY_LEADERSHIP: Final = 1
-"""RocketMQ's controllers report no epoch of their leadership: the last that claimed it has it."""
+"""RocketMQ's controllers report no controller epoch: the last one that claims the lead counts."""
 
 
 class RemotingLink:
@@ -108,7 +108,8 @@ class RemotingLink:
         current = self._current
         if current.view is None or self._config.learner:
             return False
-        # These controllers elect whoever heartbeats, and a suspect log must not lead (R17).
+        # These controllers may elect any broker that sends heartbeats, and a suspect log must not
+        # lead (R17).
         if facts.suspect and current.role is not Role.MASTER:
             return False
         named = current.view.master_broker_id == current.broker_id
@@ -128,7 +129,7 @@ class RemotingLink:
             self._polling.discard(address)
         if view is not None:
             self._events.step(ev.ViewReceived(address, view))
-        # Before the first view nothing could say whether it may be elected; now it can.
+        # Before the first view it was unknown whether this broker may be elected.
         if is_first and not connection.closed:
             self._beat(connection, self._events.log_facts())
         self._events.step(
@@ -140,8 +141,7 @@ class RemotingLink:
                 leader_grpc_address=metadata.leader,
                 master_epoch=view.master_epoch if view is not None else 0,
                 sync_state_set_epoch=view.sync_state_set_epoch if view is not None else 0,
-                # They grant no lease of their own: naming this broker as master is all that they
-                # say.
+                # They grant no lease; that they name this broker as master counts as one.
                 no_lease=view is None or view.master_broker_id != self._current.broker_id,
             )
         )
@@ -150,7 +150,7 @@ class RemotingLink:
         self._client.close_connection(controller, reason)
 
     def drop_all(self, reason: str) -> None:
-        # First: the ended connection is dialled again soon, and a heartbeat would undo its loss.
+        # First: the connection is made again soon, and a heartbeat would undo the effect.
         self._away_until_ms = boot_ms() + AWAY_MS
         for address in self._sessions:
             self.drop(address, reason)
@@ -162,7 +162,7 @@ class RemotingLink:
 
     async def _run(self, call: ev.Call) -> None:
         try:
-            if isinstance(call, ev.SendElect):  # they elect among those whom they have heard
+            if isinstance(call, ev.SendElect):  # they elect among brokers that sent heartbeats
                 connection = await self._client.connection(call.target)
                 self._beat(connection, self._events.log_facts())
             event: ev.Replied | ev.Unanswered = await self._calls.answer(call)
@@ -180,12 +180,12 @@ class RemotingLink:
     def report(
         self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]
     ) -> None:
-        """These controllers keep no history: the log has it."""
+        """These controllers keep no history, so the event is logged."""
         text = " ".join(f"{key}={value}" for key, value in fields.items())
         log.info("event kind=%s master_epoch=%d %s", kind, master_epoch, text)
 
     async def elect(self, task: SwitchTask, drained_offset: int) -> ElectAnswer | None:
-        """`drained_offset` is not sent: the replica is in the set, so it has it."""
+        """`drained_offset` is not sent: a member of the set has all below it."""
         target = self._events.leader() or task.controller
         request = self._calls.requests.elect(task.broker_id, designate=True, now_ms=wall_ms())
         try:
@@ -204,7 +204,7 @@ class RemotingLink:
         self._handed_over(False)
 
     async def hand_over(self, leader: str, broker_id: int, master_epoch: int, reason: str) -> bool:
-        """These controllers ask no master back, so it switches by itself (R33)."""
+        """These controllers cannot ask a master to switch, so it begins by itself (R33)."""
         log.info("handing_over broker_id=%d reason=%s", broker_id, reason)
         self._handing_over = asyncio.get_running_loop().create_future()
         name = f"hand-over:{secrets.token_hex(8)}"
@@ -222,7 +222,7 @@ class RemotingLink:
     # -- the end
 
     async def goodbye(self, reason: str) -> None:
-        """The end of a connection is all that these controllers understand."""
+        """Only closes the connections: these controllers know no Goodbye."""
         sessions, self._sessions = self._sessions, set()
         for address in sessions:
             self.drop(address, reason)
@@ -245,8 +245,8 @@ class RemotingLink:
 
 
 def _report_defect(error: BaseException) -> None:
-    """A failed assertion ends the server (`server_main`); any other error of a request is a defect,
-    too, and must be seen."""
+    """Passes a defect to the loop's handler: a failed assertion ends the server (`server_main`),
+    other errors are logged."""
     context = {"message": "a task of the controller link failed", "exception": error}
     asyncio.get_running_loop().call_exception_handler(context)
 

@@ -1,8 +1,8 @@
-"""What this broker asks RocketMQ's controllers, and the role view in what they answer. Pure.
+"""Requests to RocketMQ's controllers, and role views decoded from their answers. Pure.
 
 Codes, header fields and bodies are those of Java's ReplicasManager and ControllerRequestProcessor
-(5.3.3). Their records have no incarnations: what the brokers say of themselves (`PeerNames`) is
-filled in, so that two brokers of ours know each other as under controllers of ours (R41).
+(5.3.3). Their records lack incarnations. The brokers' own names (`PeerNames`) are filled in, so
+that BatonMQ brokers know each other as with our controllers (R41).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fields = dict[str, str | int | bool | None]
 
 @dataclass(frozen=True, slots=True)
 class LeaderInfo:
-    """A controller's answer to 1005. `leader`: "" while it knows none."""
+    """The answer to request 1005. `leader`: "" while none is known."""
 
     is_leader: bool
     leader: str
@@ -45,7 +45,7 @@ class LeaderInfo:
 
 @dataclass(frozen=True, slots=True)
 class PeerName:
-    """The process at a replica's address, as it says itself: all empty for a Java broker."""
+    """The process at a replica's address, as it names itself; all empty for a Java broker."""
 
     incarnation: str = ""
     log_id: str = ""
@@ -53,10 +53,10 @@ class PeerName:
 
     @classmethod
     def of(cls, reply: RemotingCommand, replica: Replica, group: tuple[str, str]) -> PeerName:
-        """From the answer to 1007. Whoever says that it is another replica has no name here.
-        Raises RemoteProtocolError."""
+        """The name in an answer to 1007; empty if that is another replica. Raises
+        RemoteProtocolError."""
         said = EpochEntryCache.decode(reply.body)
-        # The address may have passed to another broker, whose acks must not count (R41).
+        # Another broker may have this address now, and its acks must not count (R41).
         if (said.cluster_name, said.broker_name) != group or said.broker_id != replica.broker_id:
             return cls()
         ext = reply.ext
@@ -68,12 +68,12 @@ class PeerName:
 
 
 class Requests:
-    """The requests of one broker. `invokeTime` (jRaft judges by it who is alive) is the clock of
-    the host, in ms."""
+    """Builds the requests of one broker. `invokeTime`, by which jRaft judges who is alive, is wall
+    clock ms."""
 
     def __init__(self, config: ReplicasManagerConfig, check_code: str) -> None:
         self._config = config
-        # Java takes the address of an applied id from in front of the semicolon.
+        # Java takes the part before the semicolon as the address.
         self._check_code = f"{config.address};{check_code}"
         self._names = {"clusterName": config.cluster_name, "brokerName": config.broker_name}
 
@@ -81,7 +81,7 @@ class Requests:
         return RemotingCommand.request(RequestCode.CONTROLLER_GET_METADATA_INFO)
 
     def replicas(self) -> RemotingCommand:
-        """The group as the controllers have it: master, set, addresses, who is alive."""
+        """Asks for the group: master, set, addresses, who is alive."""
         body = encode_names([self._config.broker_name])
         return RemotingCommand.request(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body)
 
@@ -89,7 +89,7 @@ class Requests:
         return RemotingCommand.request(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, self._names)
 
     def apply_id(self, broker_id: int) -> RemotingCommand:
-        """Repeated with the same check code it is the same application."""
+        """Applies for an id; with the same check code it is the same application."""
         fields: Fields = {
             **self._names,
             "appliedBrokerId": broker_id,
@@ -107,7 +107,7 @@ class Requests:
         return RemotingCommand.request(RequestCode.CONTROLLER_REGISTER_BROKER, fields)
 
     def heartbeat(self, broker_id: int, facts: LogFacts) -> RemotingCommand:
-        """To be sent oneway."""
+        """A heartbeat, to be sent oneway."""
         fields: Fields = {
             **self._names,
             "brokerAddr": self._config.address,
@@ -145,7 +145,7 @@ class Requests:
 
 
 def group_view(reply: RemotingCommand, cluster_name: str, broker_name: str) -> RoleView | None:
-    """The group in an answer to 1006, without names; None if the controllers do not know it.
+    """The view in an answer to 1006, without names; None if the controllers do not know the group.
     Raises RemoteProtocolError."""
     info = BrokerReplicasInfo.decode(reply.body).replicas_info_table.get(broker_name)
     if info is None:

@@ -1,15 +1,14 @@
-"""The role that the controllers give this process: the current view, the lease, the role change.
-Pure.
+"""The role that the controllers gave this process: current view, lease, role changes. Pure.
 
 Invariants:
 - A view is taken only if its (masterEpoch, setEpoch) grows (R20) and its epoch is not below the
   highest accepted, which never falls (R2).
 - This process is master only if a view names its id *and* incarnation, in an epoch above all that
-  an earlier incarnation accepted (R3) and that it did not refuse (R17).
+  earlier incarnations accepted (R3) and that it did not refuse (R17).
 - The lease counts from the send time of a heartbeat that the leader answered for this mastership,
   and ends with the role (R5).
-- The broker gets each role change, (masterEpoch, role, master), once, and again only if it failed,
-  or to fetch what a slave found damaged (R24).
+- The broker gets each role change (masterEpoch, role, master) once; again only if it failed, or to
+  fetch damaged bytes of a slave again (R24).
 """
 
 from __future__ import annotations
@@ -28,28 +27,29 @@ Key = tuple[int, int]
 
 
 class ViewFreshness(enum.Enum):
-    """What a received view means for this broker."""
+    """How a received view relates to the current one."""
 
     NEWER = "newer"
     REGISTERED_AGAIN = "registered again"
-    """The same epochs, but an address or an incarnation (R12) changed."""
+    """The same epochs, but an address or incarnation changed (R12)."""
     KNOWN = "known"
     STALE = "stale"
     """Of a masterEpoch below the highest accepted."""
 
 
 class CurrentView:
-    """The newest view taken, and what this process is in it. `broker_id` 0: not assigned yet."""
+    """The newest view taken, and the role of this process in it. `broker_id` 0: not assigned
+    yet."""
 
     def __init__(self, broker_id: int, incarnation: str, highest_master_epoch: int) -> None:
         self.broker_id = broker_id
         self.incarnation = incarnation
         self.highest_master_epoch = highest_master_epoch
         self.stored_master_epoch = highest_master_epoch
-        """The highest that a restart remembers: what controllers may rely on."""
+        """The highest durable one, which a restart remembers: only this is reported to
+        controllers."""
         self.view: RoleView | None = None
-        # Highest epoch that an earlier incarnation accepted (R3), or that this one refused
-        # (R17).
+        # Highest epoch that an earlier incarnation accepted (R3) or this one refused (R17).
         self._earlier_epoch = highest_master_epoch
 
     @property
@@ -58,12 +58,12 @@ class CurrentView:
 
     @property
     def key(self) -> Key:
-        """The key of the view in force, (0, 0) before the first."""
+        """The key of the current view; (0, 0) before the first."""
         return (0, 0) if self.view is None else self.view.key
 
     @property
     def heartbeat_key(self) -> Key:
-        """What heartbeats report: the highest epoch stored, and the epoch of the current set if it
+        """The key in heartbeats: the highest stored epoch, and the current set's epoch if it
         belongs to that."""
         stored = self.stored_master_epoch
         return (stored, self.key[1] if stored == self.highest_master_epoch else 0)
@@ -75,8 +75,8 @@ class CurrentView:
         if known is None or view.key > known.key:
             return ViewFreshness.NEWER
         if (
-            # By Raft index: a controller that lags would bring the address of an ended process
-            # back.
+            # Compare Raft indices: a lagging controller would bring back the address of an ended
+            # process.
             view.key == known.key
             and view.raft_index > known.raft_index
             and _registrations(view) != _registrations(known)
@@ -89,23 +89,23 @@ class CurrentView:
         self.highest_master_epoch = max(self.highest_master_epoch, view.master_epoch)
 
     def refuse(self, view: RoleView) -> bool:
-        """R17: this process will not be master of `view`'s epoch. True if that takes the mastership
-        from it; what it already is master of is not refused."""
+        """R17: refuses to be master in `view`'s epoch. Returns whether that ends a mastership; an
+        epoch in which it already is master is not refused."""
         if view.master_broker_id != self.broker_id or view.master_epoch <= self._earlier_epoch:
             return False
-        # It may have acknowledged in that epoch; standing down needs a newer one.
+        # It may have acknowledged writes in that epoch: only a newer one ends it.
         if self.role is Role.MASTER and view.master_epoch == self.key[0]:
             return False
         self._earlier_epoch = view.master_epoch
         return True
 
     def role_in(self, view: RoleView) -> Role:
-        """R3: master only under this incarnation, in an epoch that no earlier one accepted."""
+        """R3: master only with this incarnation, in an epoch that no earlier one accepted."""
         if not view.master_broker_id:
             return Role.FENCED
         if view.master_broker_id != self.broker_id:
             return Role.SLAVE
-        # R3: an epoch of an earlier process of this broker is not this one's.
+        # R3: an epoch of an earlier process of this broker.
         is_new_epoch = view.master_epoch > self._earlier_epoch
         is_own = view.master_incarnation == self.incarnation and is_new_epoch
         return Role.MASTER if is_own else Role.FENCED
@@ -126,7 +126,7 @@ def _registrations(view: RoleView) -> tuple[object, ...]:
 
 
 class Lease:
-    """`lease_ms` is masterLeaseMs."""
+    """The lease of a mastership. `lease_ms` is masterLeaseMs."""
 
     def __init__(self, lease_ms: int) -> None:
         self._lease_ms = lease_ms
@@ -134,17 +134,17 @@ class Lease:
         self._reported = False
 
     def valid(self, now_ms: int) -> bool:
-        """Whether the leader answered less than a lease ago."""
+        """Whether the last answered heartbeat was sent less than a lease ago."""
         return now_ms < self._until_ms
 
     def drop(self) -> None:
-        """The role changes: no lease passes from one epoch to the next."""
+        """The role changes: a lease does not pass on to the next epoch."""
         self._until_ms = 0
 
     def extend(self, answer: ev.AnswerReceived, master_epoch: int) -> None:
         """The leader answered the master of `master_epoch`."""
         if answer.master_epoch == master_epoch and not answer.no_lease:
-            # R5: from the send time, so that a late answer grants no longer lease.
+            # R5: from the send time, so that a late answer grants no extra time.
             self._until_ms = max(self._until_ms, answer.sent_ms + self._lease_ms)
 
     def due(
@@ -157,7 +157,7 @@ class Lease:
             return []
         self._reported = valid
         effects: list[ev.Effect] = [ev.LeaseChanged(valid, master_epoch)]
-        # 0: this mastership never had a lease, so none was lost.
+        # 0: this mastership never had a lease to lose.
         if not valid and master and self._until_ms:
             effects.append(ev.HistoryReport("lease_lost", (("broker_id", broker_id),)))
             effects.append(ev.Notice("lease_lost", (("master_epoch", master_epoch),), warning=True))
@@ -165,7 +165,7 @@ class Lease:
 
 
 class RoleChanges:
-    """The role change that the broker has to make, and its repetition after a failure."""
+    """The role change that the broker must carry out, and its repetition after a failure."""
 
     def __init__(self) -> None:
         self._acted: tuple[int, Role, int] | None = None
@@ -175,7 +175,7 @@ class RoleChanges:
         self._suspect = self._refetched = ""
 
     def is_new(self, view: RoleView, role: Role) -> bool:
-        """Whether `view`, in which this process is `role`, changes the role; noted if it does."""
+        """Notes the role in `view`; returns whether it changes the role."""
         acted = (view.master_epoch, role, view.master_broker_id or 0)
         if acted == self._acted:
             return False
@@ -192,7 +192,7 @@ class RoleChanges:
         elif role is Role.SLAVE:
             change = ev.BecomeSlave(view)
             if broker_id not in view.sync_state_set:
-                # This role change cuts and fetches the damaged part already (R24).
+                # This role change also cuts and fetches the damaged part (R24).
                 self._refetched = self._suspect
         else:
             change = ev.StandDown(view)
@@ -204,23 +204,24 @@ class RoleChanges:
         self._suspect, self._refetched = suspect, ""
 
     def refetch(self, current: CurrentView, suspect: str) -> list[ev.Effect]:
-        """R24: a slave that found damage takes its role again, to cut it and fetch it again. Only
-        once the controllers know of it (`suspect`), so that none elects this replica meanwhile."""
+        """R24: a slave with a damaged log repeats its role change, which cuts the log there and
+        fetches the rest again. Only once the controllers know that it is `suspect`, so that they do
+        not elect it."""
         view = current.view
         if view is None or current.role is not Role.SLAVE or suspect in ("", self._refetched):
             return []
-        # What it would cut may be needed while it is a member: it has to leave the set first.
+        # Its bytes may be needed while it is a member: it must leave the set first.
         if current.broker_id in view.sync_state_set:
             return []
         self._refetched = suspect
         return [ev.BecomeSlave(view)]
 
     def failed(self, now_ms: int) -> None:
-        """The broker raised: try again, each time later."""
+        """The role change failed: it is repeated, each time later."""
         self._retry_ms = now_ms + self._backoff.next_ms()
 
     def due(self, now_ms: int, deadlines: list[int]) -> bool:
-        """Whether a failed change is to be tried again now."""
+        """Whether to repeat a failed change now."""
         if self._retry_ms is None:
             return False
         if now_ms >= self._retry_ms:
@@ -229,7 +230,7 @@ class RoleChanges:
         return False
 
     def dead_changed(self, dead: frozenset[int] | None) -> list[ev.Effect]:
-        """`dead`: as the leading controller judges (R5), None while no controller leads."""
+        """`dead`: by the leading controller (R5); None without one."""
         if dead is None or dead == self._dead_reported or self._acted is None:
             return []
         self._dead_reported = dead

@@ -1,15 +1,15 @@
-"""Carries out role changes one after the other, and all other calls of the broker behind them.
+"""Carries out role changes and other calls of the broker, one after the other.
 
 Invariants: the masterEpoch of a role change is durable before it has any effect outside (R2), and
-no action begins while another is awaited. An epoch is stored as soon as its role change arrives. A
-slave's is stored before the broker acts. A master's is stored while the broker writes it to the
-epoch file, too, and it opens only when both are durable: that saves one wait for the disk in every
-failover. The epoch file alone would not do: its last entry is dropped if the log comes back shorter
-(R25). A newer role change replaces what waits: an older one, sets to adopt, outcomes of proposals
-made under the older role.
+no action begins while another is awaited. Storing the epoch begins as soon as the role change
+arrives. A slave waits for it before the broker acts. A master writes the epoch file at the same
+time, and opens only when both are durable, which saves one wait for the disk in every failover. The
+epoch file alone is not enough: its last entry is dropped if the log is shorter after a restart
+(R25). A newer role change replaces what waits: older role changes, sets to adopt, outcomes of
+earlier proposals.
 
-`SwitchRunner` is the shell around `PlannedSwitch`: timer, the election, held sends. Its calls do
-not wait for their turn (R33).
+`SwitchRunner` is the shell around `PlannedSwitch`: timer, election, held sends. Its calls do not
+wait for their turn (R33).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 MASTER_ATTEMPTS_MAX = 5
 """After so many failures to become master of one epoch another replica should be elected: the
-process ends, or if the disk is full it drops its sessions and retries (R45)."""
+process ends; if the disk is full, it drops its sessions and retries (R45)."""
 _Outcome = ev.ProposalRefused | ev.ProposalUnknown
 RunnerEffect = ev.RoleAction | ev.AdoptView | ev.SetDead | ev.LeaseChanged | _Outcome
 
 
 class EpochStore:
-    """The highest masterEpoch on the disk (R2), one write at a time. `persist` may block: it runs
-    in a thread. `on_stored` is called with each epoch that is durable."""
+    """Stores the highest masterEpoch (R2), one write at a time. `persist` may block, so it runs in
+    a thread. `on_stored` is called with each durable epoch."""
 
     def __init__(
         self, persist: Callable[[int], None], durable: int, on_stored: Callable[[int], None]
@@ -59,10 +59,10 @@ class EpochStore:
         self._on_stored = on_stored
         self._storing: asyncio.Task[None] | None = None
         self._error: Exception | None = None
-        """What the last write raised, until somebody has waited for it."""
+        """The error of the last write, until a waiter has got it."""
 
     def begin(self, master_epoch: int) -> None:
-        """The thread has begun when this returns, or does when the write before it has ended."""
+        """Begins to store an epoch, at once or when the running write has ended."""
         self._wanted = max(self._wanted, master_epoch)
         if self._storing is None and self._wanted > self._durable:
             loop, epoch, self._error = asyncio.get_running_loop(), self._wanted, None
@@ -70,7 +70,8 @@ class EpochStore:
             self._storing = loop.create_task(self._end(epoch, written))
 
     async def stored(self, master_epoch: int) -> None:
-        """Waits until it is durable. Raises what the write raised, at most once for each write."""
+        """Waits until the epoch is durable. Raises the error of the write, at most once per
+        write."""
         while self._durable < master_epoch:
             error, self._error = self._error, None
             if error is not None:
@@ -80,7 +81,7 @@ class EpochStore:
             await self._storing
 
     async def close(self) -> None:
-        """Awaits a write that has begun."""
+        """Waits for a running write."""
         if self._storing is not None:
             await self._storing
 
@@ -88,19 +89,19 @@ class EpochStore:
         try:
             await written
         except Exception as error:
-            self._error = error  # the role change is performed again, and begins another write
+            self._error = error  # the role change is repeated and begins another write
             return
         finally:
             self._storing = None
         self._durable = master_epoch
-        # A higher epoch may have come while this one was written: `begin` writes that next.
+        # A higher epoch may have come during this write: write that next.
         self._on_stored(master_epoch)
         self.begin(master_epoch)
 
 
 class RoleRunner:
-    """`on_failed` is called for a role change that raised. For the MASTER_ATTEMPTS_MAXth failure to
-    become master of one epoch `on_fatal` is called, if given, or `on_disk_full`."""
+    """`on_failed` is called for a role change that raised. After MASTER_ATTEMPTS_MAX failures to
+    become master of one epoch, `on_disk_full` or (if given) `on_fatal` is called."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class RoleRunner:
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.delivered_key = (0, 0)
-        """(masterEpoch, setEpoch) of the last view that the broker has."""
+        """(masterEpoch, setEpoch) of the last view given to the broker."""
         self.delivered_processes: dict[int, str] = {}
         """Broker id -> incarnation in that view."""
         self._actions = actions
@@ -127,11 +128,11 @@ class RoleRunner:
         self._task: asyncio.Task[None] | None = None
 
     def perform(self, effect: RunnerEffect) -> None:
-        """Performs it at once if nothing is under way and it needs no waiting, else in its turn."""
+        """Performs an effect at once if nothing runs and it does not block, else in its turn."""
         if isinstance(effect, ev.BecomeMaster | ev.BecomeSlave | ev.StandDown):
             self._drop_superseded()
             self._queue.append(effect)
-            # Now, though an older change may still run: the disk works while that ends.
+            # Now, so that the disk works while an older role change ends.
             self._epochs.begin(effect.view.master_epoch)
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._drain())
@@ -141,14 +142,14 @@ class RoleRunner:
             self._queue.append(effect)
 
     async def close(self) -> None:
-        """Nothing more begins; an action under way is awaited."""
+        """Begins nothing more and waits for a running action."""
         self._queue.clear()
         if self._task is not None:
             await self._task
         await self._epochs.close()
 
     def _drop_superseded(self) -> None:
-        # These say how things are now, in whatever role; the others belong to the older one.
+        # These are valid in any role; the others belong to the older role.
         kept = [item for item in self._queue if isinstance(item, ev.SetDead | ev.LeaseChanged)]
         self._queue = deque(kept)
 
@@ -167,8 +168,8 @@ class RoleRunner:
         view = action.view
         try:
             if isinstance(action, ev.BecomeMaster):
-                # Before the broker acts: HA may propose at once, and a proposal names the view it
-                # is based on.
+                # Before the broker acts, because HA may propose at once, and a proposal names its
+                # view.
                 self._deliver(view)
                 durable = asyncio.ensure_future(self._epochs.stored(view.master_epoch))
                 try:
@@ -183,7 +184,7 @@ class RoleRunner:
             else:
                 await self._actions.stand_down(view)
         except Exception as error:
-            # Whatever failed in the broker, the group needs this replica in its role: try again.
+            # Whatever failed in the broker, the group needs this replica in its role: repeat it.
             log.warning(
                 "role_change_failed action=%s master_epoch=%d reason=%s",
                 type(action).__name__,
@@ -204,12 +205,11 @@ class RoleRunner:
             self._failed_epoch, self._failures = view.master_epoch, 0
         self._failures += 1
         if disk.is_short(error):
-            # Each time again: the controllers may have elected it once more, as the only one left
-            # (R45).
+            # Each time: the controllers may have elected it again, as the only one left (R45).
             if self._failures % MASTER_ATTEMPTS_MAX == 0:
                 self._on_disk_full()
             return
-        is_damaged = isinstance(error, CorruptLogError)  # another attempt does not repair it (R24)
+        is_damaged = isinstance(error, CorruptLogError)  # repeating does not repair it (R24)
         hopeless = is_damaged or self._failures == MASTER_ATTEMPTS_MAX
         if hopeless and self._on_fatal is not None:
             self._on_fatal(error)
@@ -233,7 +233,7 @@ class RoleRunner:
 
 
 class SwitchRunner:
-    """At most one planned switch of this broker. `report` adds an event to the history."""
+    """Runs at most one planned switch. `report` adds an event to the history."""
 
     def __init__(
         self,
@@ -252,7 +252,8 @@ class SwitchRunner:
         self._polling = False
 
     def requested(self, task: SwitchTask, *, master_epoch: int | None, lease: bool) -> None:
-        """`master_epoch`: of this mastership, None if this broker is no master."""
+        """A controller requested a switch. `master_epoch`: of this mastership; None if this broker
+        is not master."""
         log.info("switch_requested switch_id=%s broker_id=%d", task.switch_id, task.broker_id)
         now_ms = self._clock_ms()
         self._perform(
@@ -264,7 +265,7 @@ class SwitchRunner:
         """Acks came, or the timer expired."""
         task = self.core.task
         if task is None or self._polling:
-            return  # holding the sends confirms what was written, which calls this again
+            return  # holding sends confirms written ones, which calls this method again
         self._polling = True
         try:
             progress = self._actions.switch_progress(task.broker_id)
@@ -274,7 +275,7 @@ class SwitchRunner:
         self._arm()
 
     def role_will_change(self) -> None:
-        """A newer masterEpoch was taken: the new role answers what is held."""
+        """A newer masterEpoch was taken: the new role answers the held sends."""
         self.core.role_changes()
         self._arm()
 

@@ -1,8 +1,8 @@
 """ReplicasManager: the shell around the role state machine.
 
-Gives it the events of the link, of timers and of the broker, and performs its effects: requests to
-the controllers, durable files, role changes of the broker. Holds no policy. One per broker process,
-on the broker's loop; public methods are for that loop only.
+Feeds it the events of link, timers and broker, and performs its effects: requests to the
+controllers, durable files, role changes of the broker. Makes no decisions. One per broker process,
+for use on the broker's loop only.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ def _raise(error: BaseException) -> None:
 
 
 class ReplicasManager:
-    """Registers the broker, keeps its controller sessions, and changes its role as views demand.
-
+    """Registers the broker, keeps its controller sessions, and changes its role according to views.
     `start` raises IdentityError or RoleFileError if the data folder does not fit; otherwise it
-    returns at once, and the broker stays fenced until `actions` gets a role. A process has a new
-    name at each start, with the secret that proves it; a given `incarnation` has none. `on_fatal`
-    is called if this broker, elected, fails again and again to become master, or cannot keep its
-    id: it should stop, so that another is elected.
+    returns at once, and the broker stays fenced until `actions` gets a role. Each process start has
+    a new incarnation with a secret; a given `incarnation` has none. `on_fatal` is called if this
+    broker was elected and repeatedly fails to become master, or cannot store its id: it should
+    stop, so that another one is elected.
     """
 
     def __init__(
@@ -98,12 +97,12 @@ class ReplicasManager:
 
     @property
     def broker_id(self) -> int:
-        """The id that the controller assigned, 0 until then."""
+        """The id assigned by the controllers; 0 until then."""
         return self._state.current.broker_id if self._state is not None else 0
 
     @property
     def view(self) -> RoleView | None:
-        """The newest role view taken; the broker may still be on its way into that role."""
+        """The newest role view taken; the broker may not have that role yet."""
         return self._state.current.view if self._state is not None else None
 
     @property
@@ -112,21 +111,21 @@ class ReplicasManager:
 
     @property
     def leader(self) -> str | None:
-        """Address of the leading controller, None while none is known."""
+        """The address of the leading controller; None while none is known."""
         return self._state.controllers.leader if self._state is not None else None
 
     @property
     def registration_refusal(self) -> str:
-        """Why the leading controller does not register this process, empty if it does."""
+        """Why the leading controller refuses to register this process; empty if it does not."""
         return self._state.registration.refusal if self._state is not None else ""
 
     def lease_valid(self, now_ms: int) -> bool:
-        """Whether this process is master and the leader answered it less than masterLeaseMs ago.
-        `now_ms` is `runtime.clock.boot_ms`."""
+        """Whether this process is master with a valid lease. `now_ms`: by
+        `runtime.clock.boot_ms`."""
         return self._state is not None and self._state.lease_valid(now_ms)
 
     def propose(self, proposal: Proposal) -> None:
-        """Ask for a new SyncStateSet. One at a time: the next only after an outcome (R11)."""
+        """Proposes a new SyncStateSet. One at a time: the next only after an outcome (R11)."""
         runner = self._runner
         assert runner is not None, "a proposal comes from a master"
         event = ev.ProposalRequested(
@@ -136,32 +135,30 @@ class ReplicasManager:
             based_on=runner.delivered_key,
             processes=runner.delivered_processes,
         )
-        # In a turn of its own: a proposal may come while HA handles an outcome, and its answer must
-        # not come back into that call.
+        # In a later turn: HA may propose while it handles an outcome, and must not be re-entered.
         asyncio.get_running_loop().call_soon(self._step, event)
 
     def report_event(self, kind: str, **fields: object) -> None:
-        """Add an event (`opened`, `first_ack`, `truncated`, ...) to the controllers' history."""
+        """Adds an event (`opened`, `first_ack`, `truncated`, ...) to the controllers' history."""
         current = self._state.current if self._state is not None else None
         epoch = current.highest_master_epoch if current is not None else 0
         self._link.report(kind, self.broker_id, epoch, fields)
 
     def acks_changed(self) -> None:
-        """confirmOffset moved: a planned switch may continue."""
+        """confirmOffset grew: a planned switch may continue."""
         self._switch.poll()
 
     def on_remoting_role_notice(self, master_epoch: int, sync_state_set_epoch: int) -> None:
-        """NOTIFY_BROKER_ROLE_CHANGED (1008) came: only a hint, the view itself is fetched."""
+        """NOTIFY_BROKER_ROLE_CHANGED (1008) came: a hint to fetch the view."""
         self._step(ev.NoticeReceived(master_epoch, sync_state_set_epoch))
 
     async def start(self) -> None:
-        """Read the durable facts and begin to register."""
+        """Reads the durable facts and begins to register."""
 
         async def load() -> tuple[LoadedIdentity, tuple[str, ...], int]:
             identity = self._identity.load()
             earlier = self._incarnations.begin(self.incarnation)
-            # A new master writes both at the same time, and a crash may leave only one: the higher
-            # counts.
+            # A new master writes both at the same time, so after a crash the higher one counts.
             return identity, earlier, max(self._role_file.load(), self._actions.log_facts().epoch)
 
         identity, earlier_incarnations, highest = await self.start_retry.wait(load)
@@ -206,8 +203,8 @@ class ReplicasManager:
         self._step(ev.Started())
 
     async def hand_over(self, reason: str) -> bool:
-        """A master switches (R33) to the member of its set that has most of the log. Whether it
-        did."""
+        """As master, switches (R33) to the member of the set that has most of the log. Returns
+        whether it did."""
         view, leader = self.view, self.leader
         if self.role is not Role.MASTER or view is None or leader is None:
             return False
@@ -218,8 +215,8 @@ class ReplicasManager:
         return await self._link.hand_over(leader, heir, view.master_epoch, reason)
 
     async def end(self) -> None:
-        """Takes no view and answers no controller from now on, though its sessions are open. Awaits
-        a role change under way, so that the broker's parts can be closed. Idempotent."""
+        """Stops taking views and answering controllers, while sessions stay open, and waits for a
+        running role change, so that the broker's parts can be closed. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -230,8 +227,8 @@ class ReplicasManager:
             await self._runner.close()
 
     async def close(self, reason: str = "planned stop") -> None:
-        """Say Goodbye to every controller and stop. Until then they count this process as a living
-        replica: its replication must have ended."""
+        """Says Goodbye to every controller and stops. Replication must have ended before, because
+        until then the controllers count this process as a living replica."""
         await self.end()
         await self._link.goodbye(reason)
         await self._link.close()
@@ -244,12 +241,12 @@ class ReplicasManager:
         state = self._state
         if self._closed or state is None:
             return
-        # In order, also if a full disk keeps one waiting: later effects count on the earlier ones.
+        # In order, even if one waits for a full disk: later effects rely on earlier ones.
         self._effects.add(state.step(event, self._clock_ms()))
         self._arm()
 
     def _arm(self) -> None:
-        """One timer for all deadlines of the core."""
+        """Sets the one timer for all deadlines of the core."""
         assert self._state is not None
         deadline_ms = self._state.next_deadline_ms
         if self._timer is not None:
@@ -298,7 +295,7 @@ class ReplicasManager:
                 assert_never(effect)
 
     def _role_will_change(self, effect: ev.RoleAction) -> None:
-        """In the very turn in which the view was taken, before anything durable is awaited."""
+        """Called in the same turn in which the view was taken, before anything is awaited."""
         view = effect.view
         log.info(
             "role_changed failover=%s/%d action=%s master=%s set=%s",
@@ -308,7 +305,7 @@ class ReplicasManager:
             view.master_broker_id,
             sorted(view.sync_state_set),
         )
-        # The switch ends first: the new role answers the sends that it holds.
+        # The switch ends first, since the new role answers its held sends.
         self._switch.role_will_change()
         self._actions.role_will_change(view, master=isinstance(effect, ev.BecomeMaster))
 
@@ -328,7 +325,7 @@ class ReplicasManager:
             self.registered = True
             try:
                 self._incarnations.registered(self.incarnation)
-            except OSError as error:  # more incarnations than needed do no harm
+            except OSError as error:  # extra incarnations do no harm
                 path = self._incarnations.path
                 log.warning("incarnation_log_not_trimmed path=%s reason=%s", path, error)
         self._link.open_sessions(broker_id)
@@ -336,7 +333,7 @@ class ReplicasManager:
     def _heartbeat(self, effect: ev.SendHeartbeat) -> None:
         facts = self._actions.log_facts()
         if facts.suspect != self._suspect:
-            # This is an effect of a step that is under way, and the core takes one event at a time.
+            # Later: this is an effect of a running step, and the core takes one event at a time.
             asyncio.get_running_loop().call_soon(self._note_suspicion)
         self._link.heartbeat(effect, facts)
 

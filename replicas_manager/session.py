@@ -1,10 +1,10 @@
-"""The stream to one controller, and the unary calls to it.
+"""The gRPC stream to one controller, and the unary calls to it.
 
-The stream has Hello, heartbeats up, answers and role views down, Goodbye. It emits what happened
-(`SessionOpened`, `AnswerReceived`, ...), views in their order, and redials with a growing delay
-until `close`. A planned stop sends a Goodbye: to a gRPC server a killed peer and a closed one look
-alike. Each effect that is a request is one call with exactly one outcome, also if its channel is
-closed meanwhile: the state machine waits for it, and chooses controller and time of the next one.
+The broker sends Hello, heartbeats and Goodbye; the controller sends answers and role views. The
+session emits events (`SessionOpened`, `AnswerReceived`, ...), views in order, and reconnects with
+growing pauses until `close`. A planned stop sends a Goodbye, because to a gRPC server a killed peer
+and a closed one look alike. Each request is one call with exactly one outcome, even if its channel
+is closed: the state machine waits for it, and decides about the next one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 REDIAL_FIRST_S = 0.05
 REDIAL_MOST_S = 1.0
 READY_S = 3.0
-"""A channel that does not connect for so long is replaced. gRPC resolves a name at most twice a
-minute; a new channel resolves it at once, and finds a controller that has another address now."""
+"""A channel that does not connect for so long is replaced. gRPC resolves names at most twice a
+minute; a new channel resolves at once, and finds a controller at its new address."""
 CALL_TIMEOUT_S = 1.0
 RETIRE_S = 2.0
-"""How long the calls over a replaced channel may take to end; above their own time-outs."""
+"""How long calls over a replaced channel may take to end; above their own timeouts."""
 OUTBOX_MAX = 32
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one attempt to connect may take
-    # A controller that was started again may lead in the next moment, and knows only who dialled.
+    ("grpc.min_reconnect_backoff_ms", 1000),  # the timeout of one attempt to connect
+    # A restarted controller may lead soon, and knows only brokers that connected.
     ("grpc.max_reconnect_backoff_ms", 200),
     # keepalive_timeout_ms alone never notices a stopped peer; the ping timeout does.
     ("grpc.keepalive_time_ms", 1000),
@@ -54,8 +54,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 
 
 def is_only_the_call_cancelled() -> bool:
-    """asyncio.CancelledError is raised alike for the own task, which must end then, and for a gRPC
-    call whose channel was closed, which is just another way to fail."""
+    """Whether a CancelledError means that only the gRPC call was cancelled, because its channel was
+    closed (a failure like others), and not this task, which must then end."""
     task = asyncio.current_task()
     return task is None or not task.cancelling()
 
@@ -67,9 +67,9 @@ def channel_credentials(pem: tuple[bytes, bytes, bytes]) -> grpc.ChannelCredenti
 
 
 class ControllerChannels:
-    """One channel per controller address, shared by its session and the unary calls. Between two
-    versions of the settings some controllers take TLS and some do not (`permissive`): what did not
-    connect one way is dialled the other way."""
+    """One channel per controller address, shared by session and unary calls. While settings change,
+    some controllers use TLS and some do not (`permissive`): after a failed attempt the other way is
+    tried."""
 
     def __init__(self, tls: Tls | None = None) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -93,19 +93,19 @@ class ControllerChannels:
         )
 
     async def drop(self, address: str) -> None:
-        """Give up the connection; the next use dials again."""
+        """Closes the connection; the next use connects again."""
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close()
 
     async def replace(self, address: str) -> None:
-        """The next use dials again; calls under way over the old connection may end first."""
+        """The next use connects again; calls over the old connection may end first."""
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close(RETIRE_S)
 
     async def did_not_connect(self, address: str) -> None:
-        """The next use dials again, with `permissive` the other way."""
+        """The next use connects again, with `permissive` the other way."""
         if self._tls is not None and self._tls.config.nodes == "permissive":
             self._with_tls[address] = not self._with_tls[address]
         await self.replace(address)
@@ -141,34 +141,33 @@ class ControllerSession:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def heartbeat(self, effect: ev.SendHeartbeat, heartbeat: pb.Heartbeat) -> None:
-        """Queue it, with the newest answer that came on this stream: so a controller notices that
-        its answers do not arrive."""
+        """Queues a heartbeat with the number of the newest answer on this stream, so that a
+        controller notices if its answers do not arrive."""
         outbox = self._outbox
         if outbox is None:
             return
-        # The newest heartbeat says all that the older ones did, and a lease counts from its time.
+        # A newer heartbeat replaces the queued one: a lease counts from its time.
         if outbox.full():
             outbox.get_nowait()
         heartbeat.answered = self._answered
         outbox.put_nowait(pb.BrokerMessage(heartbeat=heartbeat))
 
     def send(self, message: pb.BrokerMessage) -> None:
-        """Queue it if there is a stream; a later stream has no use for it."""
+        """Queues a message if there is a stream; it is not for later streams."""
         if self._outbox is not None and not self._outbox.full():
             self._outbox.put_nowait(message)
 
     def drop(self, reason: str) -> None:
-        """End this stream and dial again over a new connection."""
+        """Ends this stream and connects again."""
         self._drop_reason = reason
         if self._call is not None:
             self._call.cancel()
 
     async def close(self, reason: str, timeout_s: float) -> None:
-        """Send Goodbye, give the controller `timeout_s` to end the stream, then end it."""
+        """Sends Goodbye, gives the controller `timeout_s` to end the stream, then ends it."""
         self._closing = True
         if self._outbox is not None:
-            # Nothing that still waits matters behind the Goodbye, and a full queue would not take
-            # it.
+            # Queued messages are obsolete now, and a full queue would not accept the Goodbye.
             while not self._outbox.empty():
                 self._outbox.get_nowait()
             self._outbox.put_nowait(pb.BrokerMessage(goodbye=pb.Goodbye(reason=reason)))
@@ -180,26 +179,26 @@ class ControllerSession:
     async def _keep(self) -> None:
         delay_s = REDIAL_FIRST_S
         while not self._closing:
-            # No pause here: to wait until it connects is the pause.
+            # No pause: waiting for the connection is the pause.
             if not await self._connected():
                 continue
             try:
                 accepted = await self._talk()
             except Exception as error:
-                # The consumer of an event failed. That must not end the session for good.
+                # Handling an event failed. That must not end the session for good.
                 log.exception("session_failed controller=%s", self.address)
                 accepted = False
-                if isinstance(error, AssertionError):  # it ends a server, see `server_main`
+                if isinstance(error, AssertionError):  # ends a server, see `server_main`
                     context = {"message": "a session's consumer failed", "exception": error}
                     asyncio.get_running_loop().call_exception_handler(context)
             if self._drop_reason:
                 log.info("session_dropped controller=%s reason=%s", self.address, self._drop_reason)
                 self._drop_reason = ""
-                # A stream over the same connection might meet the same fault.
+                # Another stream over the same connection might fail the same way.
                 await self._channels.drop(self.address)
             if self._closing:
                 return
-            # A controller that refuses every Hello would otherwise be dialled 20 times a second.
+            # Else a controller that refuses every Hello would get 20 of them a second.
             delay_s = REDIAL_FIRST_S if accepted else min(2 * delay_s, REDIAL_MOST_S)
             await asyncio.sleep(delay_s)
 
@@ -213,22 +212,23 @@ class ControllerSession:
         return True
 
     async def _talk(self) -> bool:
-        """One stream from Hello to its end. True if the controller took the session."""
+        """Runs one stream from Hello to its end. Returns whether the controller accepted the
+        session."""
         accepted = False
         outbox: asyncio.Queue[pb.BrokerMessage | None] = asyncio.Queue(OUTBOX_MAX)
         outbox.put_nowait(pb.BrokerMessage(hello=self._hello))
         call = self._channels.stub(self.address).BrokerSession(_Requests(outbox))
         self._call = call
         self._outbox = outbox
-        # What came on an earlier stream must not pass for an answer on this one (R5).
+        # Answers on an earlier stream must not count on this one (R5).
         self._answered = 0
         self._emit(ev.SessionOpened(self.address))
         try:
             async for message in call:
                 event = self._event_of(message)
                 if event is not None:
-                    # A refusal comes as a message, too, and must not shorten the pause before the
-                    # next dial.
+                    # A refusal is also a message, and must not shorten the pause before the next
+                    # attempt.
                     accepted = accepted or not isinstance(event, ev.SessionRefused)
                     self._emit(event)
         except grpc.aio.AioRpcError as error:
@@ -240,7 +240,7 @@ class ControllerSession:
             self._outbox = None
             self._call = None
             call.cancel()
-            # Always, and last: the core counts on one for each `SessionOpened`.
+            # Always, and last: each `SessionOpened` needs one.
             self._emit(ev.SessionClosed(self.address))
         return accepted
 
@@ -248,8 +248,7 @@ class ControllerSession:
         kind = message.WhichOneof("kind")
         if kind == "answer":
             answer = message.answer
-            # Goes up with the next heartbeat: a broker that no answer reaches counts as silent
-            # (R5).
+            # Sent with the next heartbeat: a broker that no answer reaches counts as silent (R5).
             self._answered = answer.sequence
             return ev.AnswerReceived(
                 controller=self.address,
@@ -281,8 +280,8 @@ class ControllerSession:
 
 
 class _Requests(AsyncIterator[pb.BrokerMessage]):
-    """What goes up a stream, until None. Not a generator: at the end of the loop asyncio would try
-    to close one that a cancelled call still waits in, and log errors."""
+    """The messages that a stream sends, until None. Not a generator: when the loop ends, asyncio
+    would try to close a generator in which a cancelled call still waits, and log errors."""
 
     def __init__(self, outbox: asyncio.Queue[pb.BrokerMessage | None]) -> None:
         self._outbox = outbox
@@ -295,7 +294,7 @@ class _Requests(AsyncIterator[pb.BrokerMessage]):
 
 
 class ControllerCalls:
-    """Each call is a task. `emit` takes the outcome; `facts` say who this broker is."""
+    """Runs each call as a task. `emit` gets the outcome; `facts`: the identity of this broker."""
 
     def __init__(
         self,
@@ -319,7 +318,7 @@ class ControllerCalls:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Cancels what is in flight; nothing more is emitted."""
+        """Cancels all calls; no event follows."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

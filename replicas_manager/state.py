@@ -1,10 +1,10 @@
 """The role state machine of one broker: events and `now_ms` in, effects out. Pure.
 
 Each part keeps its own invariants: `role` (R2, R3, R5, R20), `alter` (R11) and `controllers`. This
-class keeps the order between them: a newer view ends an open Alter before its effects are given
-out. The runner stores the epoch of a role change first, and reports it (`EpochStored`, R2).
+class orders them: a newer view ends an open Alter before its effects are returned. The runner first
+stores the epoch of a role change, and reports that (`EpochStored`, R2).
 
-`next_deadline_ms` says when to send a `Tick` at the latest; more ticks do no harm.
+`next_deadline_ms` says when the next `Tick` is due; extra ticks do no harm.
 
 Origin: Java `ReplicasManager` (states, changeBrokerRole); the sessions replace its polling.
 """
@@ -35,16 +35,14 @@ RETRY_FIRST_MS = 50
 FORGOTTEN_RETRY_MS = 5000
 
 _ABOVE_ANY_KEY = (2**31, 2**31)
-"""Before the first view no controller counts as ahead: each session begins by pushing one."""
+"""Before the first view no controller counts as ahead: each session begins with a pushed view."""
 
 
 class ReplicasState:
-    """One broker's role. `current`: who this process is, without a view. `requests` begins the ids
-    of its requests; no other process may be able to guess it.
-
-    Controllers of `protocol` "remoting" hear nothing of the state of a log and know no request ids:
-    so this replica itself refuses a mastership that its log is not fit for (R17), and `alter`
-    trusts no refusal.
+    """One broker's role. `current`: the identity of this process, without a view. `requests`: the
+    prefix of its request ids, which no other process may be able to guess. Controllers with
+    `protocol` "remoting" do not know the state of logs and have no request ids: so this replica
+    itself refuses a mastership for which its log is unfit (R17), and `alter` trusts no refusal.
     """
 
     def __init__(
@@ -63,9 +61,9 @@ class ReplicasState:
         self.current = current
         self.controllers = Controllers(controllers, timings)
         self.open_alter: OpenAlter | None = None
-        """The AlterSyncStateSet of this master that has no known outcome yet."""
+        """The AlterSyncStateSet of this master without a known outcome."""
         self.next_deadline_ms: int | None = None
-        """When the next `Tick` is due, None if only an event can change anything."""
+        """When the next `Tick` is due; None if only another event can change anything."""
         self._learner = learner
         self._java = protocol == "remoting"
         self._suspect = ""
@@ -85,16 +83,15 @@ class ReplicasState:
         return self.registration.done
 
     def lease_valid(self, now_ms: int) -> bool:
-        """Whether this process is master, and the leader answered for its epoch less than a lease
-        ago."""
+        """Whether this process is master with a valid lease."""
         return self._lease.valid(now_ms) and self.current.role is Role.MASTER
 
     @records_event
     def step(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
-        """Take one event. The effects are to be performed in order."""
+        """Takes one event. Perform the effects in order."""
         effects = self._handle(event, now_ms)
         deadlines: list[int] = []
-        # After every event, not only a tick: most of them make something due at once.
+        # After every event, not only a tick, because most make something due at once.
         effects += self._due(now_ms, deadlines)
         self.next_deadline_ms = min(deadlines, default=None)
         return effects
@@ -130,7 +127,7 @@ class ReplicasState:
             case ev.ProposalRequested():
                 return self._on_proposal(event)
             case ev.SuspicionChanged(suspect):
-                # R17: a replica that is whole again may join again, a suspect one leaves the set.
+                # R17: a replica that is whole again may join, a suspect one must leave the set.
                 self._suspect = suspect
                 self.registration.suspicion(suspect, now_ms)
                 self._changes.suspicion(suspect)
@@ -141,10 +138,10 @@ class ReplicasState:
                 self._want_view((master_epoch, sync_state_set_epoch), now_ms)
             case ev.ActionFailed(view):
                 if view.master_epoch == self.current.key[0]:
-                    self._changes.failed(now_ms)  # else a newer role change is on its way already
+                    self._changes.failed(now_ms)  # else a newer role change follows
             case ev.EpochStored(master_epoch):
                 self.current.stored_master_epoch = master_epoch
-                self.controllers.retry_now(now_ms)  # the heartbeats since named an older epoch
+                self.controllers.retry_now(now_ms)  # earlier heartbeats named an older epoch
             case ev.Tick():
                 pass
             case _:
@@ -152,7 +149,7 @@ class ReplicasState:
         return []
 
     def _due(self, now_ms: int, deadlines: list[int]) -> list[ev.Effect]:
-        """What is due at `now_ms`; adds to `deadlines` when each part has to be called again."""
+        """Returns what is due at `now_ms`; adds to `deadlines` when each part is due again."""
         current, controllers = self.current, self.controllers
         is_master = current.role is Role.MASTER
         target = controllers.target()
@@ -173,7 +170,7 @@ class ReplicasState:
             master_epoch=current.highest_master_epoch,
             broker_id=current.broker_id,
         )
-        # With the newest view, not the one that failed: it may have been replaced since.
+        # With the newest view, which may have replaced the one that failed.
         if current.view is not None and self._changes.due(now_ms, deadlines):
             effects += self._act(current.view, now_ms)
         effects += self._elect_due(now_ms, deadlines)
@@ -204,7 +201,7 @@ class ReplicasState:
                 return self._on_alter_replied(event, event.call, now_ms)
             case ev.FetchView(target):
                 self._missed.ended()
-                # A controller without the view lags behind, or lost it.
+                # That controller lags, or lost its state.
                 if event.view is None:
                     self.controllers.pass_over(target)
             case _:
@@ -247,13 +244,13 @@ class ReplicasState:
             effects.append(ev.SaveIdentity(event.broker_id))
         self.registration.succeeded(now_ms)
         self.controllers.leader_answered(now_ms)
-        # Only now: a leading controller takes a session of a registered process only (R59).
+        # Only now: a leading controller accepts sessions only of registered processes (R59).
         effects.append(ev.OpenSessions(self.current.broker_id))
         effects += self._see(event.view, target, now_ms)
         return effects + self._changes.refetch(self.current, self.registration.known_suspicion)
 
     def _on_session_refused(self, event: ev.SessionRefused, now_ms: int) -> list[ev.Effect]:
-        # The group was cleaned, or the controllers lost their folders.
+        # The group was cleaned, or the controllers lost their state.
         if event.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED and self.registered:
             self.registration.begin(now_ms + RETRY_FIRST_MS)
         fields = (
@@ -264,7 +261,7 @@ class ReplicasState:
         return [ev.Notice("session_refused", fields, warning=True)]
 
     def _on_answer(self, event: ev.AnswerReceived, now_ms: int) -> list[ev.Effect]:
-        # An answer that was on its way when its session ended: it proves nothing any more.
+        # A late answer of an ended session proves nothing.
         if event.controller not in self.controllers:
             return []
         known_key = _ABOVE_ANY_KEY if self.current.view is None else self.current.key
@@ -279,17 +276,16 @@ class ReplicasState:
         return effects
 
     def _forgotten(self, answer: ev.AnswerReceived, now_ms: int) -> list[ev.Effect]:
-        """Registers again if the leader does not know this process, or no election of a group that
-        had one (R52)."""
+        """Registers again if the leader does not know this process, or knows no election of a group
+        that had one (R52)."""
         master_epoch = self.current.key[0]
         group_lost = answer.master_epoch == 0 and master_epoch > 0
-        # The group's data was cleaned or lost: a registration lets the leader elect again,
-        # above every epoch that replicas report (R19). Or this broker was cleaned, or a
-        # late registration of an earlier process replaced this one's.
+        # The group's data was cleaned or lost: a registration lets the leader elect above every
+        # epoch that replicas report (R19). Or this broker was cleaned, or the late registration of
+        # an earlier process replaced this one's.
         if now_ms < self._forgotten_due_ms or not (group_lost or self._not_in_view):
             return []
-        # The view that shows the registration comes later than the next answers, which look the
-        # same.
+        # The view with the registration comes only after further answers like this one.
         self._forgotten_due_ms = now_ms + FORGOTTEN_RETRY_MS
         self.registration.begin(now_ms)
         what = "group_forgotten" if group_lost else "registration_lost"
@@ -298,7 +294,7 @@ class ReplicasState:
 
     @property
     def _not_in_view(self) -> bool:
-        """Whether the current view lacks this process. Java's controllers know no processes."""
+        """Whether the current view lacks this process (Java's controllers record no processes)."""
         view = self.current.view
         if view is None or self._java:
             return False
@@ -306,7 +302,7 @@ class ReplicasState:
         return record is None or record.incarnation != self.current.incarnation
 
     def _new_leader(self, leader: str, now_ms: int) -> list[ev.Effect]:
-        """Every request that waited for a leader is sent to it at once."""
+        """A new leader: sends it every waiting request at once."""
         self.registration.retry_now(now_ms)
         self._elections.retry_now(now_ms)
         fields = (
@@ -317,7 +313,7 @@ class ReplicasState:
         effects += self.controllers.back()
         if self.open_alter is not None:
             effects += self.open_alter.leader_changed(leader)
-        # The new leader judges by its own sessions (R5): its list replaces the one before.
+        # The new leader judges by its own sessions (R5), so its list replaces the earlier one.
         effects += self._changes.dead_changed(self.controllers.dead_by_leader())
         return effects
 
@@ -327,13 +323,13 @@ class ReplicasState:
         if event.view.broker_name != self.broker_name:
             return []
         dead = (r.broker_id for r in event.view.replicas if not r.alive)
-        # Without itself: a controller whose view still calls its reader dead is late (R5).
+        # Without this broker: if the view still calls it dead, the controller is late (R5).
         self.controllers.note_dead(event.controller, frozenset(dead) - {self.current.broker_id})
         effects = self._see(event.view, event.controller, now_ms)
         return effects + self._changes.dead_changed(self.controllers.dead_by_leader())
 
     def _see(self, view: RoleView | None, controller: str, now_ms: int) -> list[ev.Effect]:
-        """A view came from `controller`, on its session or with a reply."""
+        """Takes a view of `controller`, from its session or a reply."""
         if view is None or view.broker_name != self.broker_name:
             return []
         match self.current.freshness_of(view):
@@ -348,9 +344,9 @@ class ReplicasState:
                 return []
 
     def _stale(self, view: RoleView, controller: str) -> list[ev.Effect]:
-        """A follower may lag behind; a leader with an older view than this broker lost data."""
+        """An older view: a follower may lag, but a leader has lost data."""
         mark = (controller, view.master_epoch)
-        # Once for each epoch: every heartbeat of such a leader would bring it again.
+        # Once per epoch, or every answer of such a leader would repeat it.
         if controller != self.controllers.leader or mark in self._stale_logged:
             return []
         self._stale_logged.add(mark)
@@ -362,10 +358,10 @@ class ReplicasState:
         return [ev.Notice("leader_knows_an_older_epoch", fields, warning=True)]
 
     def _take(self, view: RoleView, now_ms: int) -> list[ev.Effect]:
-        # The newer view shows what became of it, or it can be granted no more (R11).
+        # The newer view shows the outcome, or makes the request impossible (R11).
         self.open_alter = None
-        # What was committed binds elections by confirmOffset (R16): no controller may judge this
-        # replica by an older heartbeat.
+        # A committed set counts in elections by confirmOffset (R16), so controllers need a
+        # heartbeat newer than it.
         self.controllers.retry_now(now_ms)
         effects: list[ev.Effect] = []
         if self._unfit and self.current.refuse(view):
@@ -373,7 +369,7 @@ class ReplicasState:
             effects.append(ev.Notice("mastership_refused", fields, warning=True))
         self.current.take(view)
         if self._suspect and self.current.role is Role.MASTER and len(view.sync_state_set) > 1:
-            # R17: as the only member it stayed master, though suspect; another one may lead now.
+            # R17: as the only member it stayed master although suspect; now another one may lead.
             self.registration.repeat(now_ms)
         if self._changes.is_new(view, self.current.role_in(view)):
             return effects + self._act(view, now_ms)
@@ -382,17 +378,17 @@ class ReplicasState:
 
     @property
     def _unfit(self) -> str:
-        """Why this replica must not become master, where only it can know that; else empty."""
+        """Why this replica must not become master, if only it knows that; else ""."""
         return self._suspect if self._java else ""
 
     def _act(self, view: RoleView, now_ms: int) -> list[ev.Effect]:
-        """The role change to what `view`, the one in force, makes of this process."""
-        # A lease of one epoch must not cover the next, in which nothing was answered yet.
+        """The role change to this process's role in `view`, the current one."""
+        # The lease of one epoch must not cover the next.
         self._lease.drop()
         role = self.current.role_in(view)
         if role is Role.FENCED:
             earlier_incarnation = view.master_broker_id == self.current.broker_id
-            # A registration under a new incarnation makes the controllers elect by themselves (R3).
+            # The registration of a new incarnation makes the controllers elect by themselves (R3).
             self._elections.wanted(now_ms + (ELECT_GRACE_MS if earlier_incarnation else 0))
         return self._changes.act(view, role, self.current.broker_id)
 
@@ -404,7 +400,7 @@ class ReplicasState:
         view = self.current.view
         if view is None or self.current.role is not Role.FENCED or not self.registered:
             return []
-        # `due` last: it notes that a request is under way.
+        # `due` last, because it notes that a request is in flight.
         if self._learner or self._unfit or not self._elections.due(now_ms, deadlines):
             return []
         target = self.controllers.target()
@@ -414,8 +410,8 @@ class ReplicasState:
     def _on_proposal(self, event: ev.ProposalRequested) -> list[ev.Effect]:
         view = self.current.view
         if view is not None and event.based_on < view.key:
-            # The newer view has ended this proposal at the master (R11). A refusal now would hit
-            # that master's next proposal, and take back its union while the Alter is in flight.
+            # The newer view has ended this proposal at the master (R11). Passing on this refusal
+            # would hit the master's next proposal while its Alter is in flight.
             return []
         if view is None or self.current.role is not Role.MASTER:
             code = ResponseCode.CONTROLLER_INVALID_MASTER
@@ -436,7 +432,7 @@ class ReplicasState:
     def _on_alter_replied(
         self, event: ev.Replied, call: ev.SendAlter, now_ms: int
     ) -> list[ev.Effect]:
-        # A view that passed the Alter's epochs ends it, whatever the code is.
+        # A view with newer epochs than the Alter's ends it, whatever the code is.
         effects = self._see(event.view, call.target, now_ms)
         alter = self.open_alter
         if alter is None or alter.request_id != call.request_id:

@@ -2,12 +2,12 @@
 wait until it acked the last byte, request its election. Pure.
 
 Invariants:
-- Sends are held for at most `HOLD_MOST_MS`, whatever is lost or dead; then the old master continues
-  in its epoch. That is safe though the election may still be committed: the chosen replica is in
-  the set, so nothing is confirmed without its ack, and it ends its slave side before it becomes
-  master (R1).
-- Nothing is held before the chosen replica is near and has acked something after the request: a
-  hung or lagging one delays no write.
+- Sends are held for at most `HOLD_MOST_MS`, whatever fails; then the old master continues in its
+  epoch. This is safe although the election may still be committed: the chosen replica is in the
+  set, so nothing is confirmed without its ack, and it ends its slave side before it becomes master
+  (R1).
+- Nothing is held before the chosen replica is near and has acked after the request, so a hung or
+  lagging one delays no write.
 - One switch at a time; each request ends once: by a role change, or by `SwitchFailed`.
 
 `next_ms` says when to call `poll` at the latest. Times are ms of one clock, offsets exclusive ends.
@@ -25,8 +25,8 @@ CATCH_UP_MOST_MS = 400
 HOLD_MOST_MS = 500
 NEAR_BYTES = 256 * 1024
 OTHERS_MOST_MS = 60
-"""How long the old master waits for the others' acks after the chosen replica has all: what they
-confirm it answers itself; clients send the rest again."""
+"""Once the chosen replica has everything, how long the old master waits for acks of others: it
+answers what they confirm; clients send the rest again."""
 ACK_LOST_MOST_MS = 50
 """How long the chosen replica may be without a connection while sends are held."""
 POLL_WHILE_CATCHING_UP_MS = 5
@@ -47,9 +47,9 @@ class SwitchTask:
 
 @dataclass(frozen=True, slots=True)
 class SwitchProgress:
-    """The log of this master and how far the chosen replica is. `ack` is -1 if it does not follow;
-    `ack_ms` is when its newest ack came; `member`: it is in the recorded SyncStateSet; `tables`: it
-    holds topics, groups and consumer offsets of this mastership, as far as it says (R42)."""
+    """The log of this master and the state of the chosen replica. `ack`: -1 if it does not follow;
+    `ack_ms`: when its newest ack came; `member`: it is in the recorded SyncStateSet; `tables`: it
+    has topics, groups and consumer offsets of this mastership, or is a Java broker (R42)."""
 
     log_end: int
     confirm_offset: int
@@ -61,17 +61,17 @@ class SwitchProgress:
 
 @dataclass(frozen=True, slots=True)
 class HoldSends:
-    """Take no further send; then call `held` with the end of the log."""
+    """Hold further sends; then call `held` with the end of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSends:
-    """Stay master: what was held is handled now."""
+    """Stay master and handle the held sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElectTarget:
-    """ElectMaster(designate) to the leading controller. Sent again, it is the same request."""
+    """Send ElectMaster(designate) to the leading controller. A repetition is the same request."""
 
     task: SwitchTask
     drained_offset: int
@@ -79,7 +79,7 @@ class ElectTarget:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """For the history: the chosen replica has all below `drained_offset`."""
+    """For the history: the chosen replica has all bytes below `drained_offset`."""
 
     task: SwitchTask
     drained_offset: int
@@ -88,7 +88,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class SwitchFailed:
-    """For the controller: why there will be no switch."""
+    """Report to the controller why the switch failed."""
 
     task: SwitchTask
     reason: str
@@ -127,7 +127,8 @@ class PlannedSwitch:
     def requested(
         self, task: SwitchTask, *, master_epoch: int | None, lease: bool, now_ms: int
     ) -> list[SwitchEffect]:
-        """By the leading controller. `master_epoch`: of this mastership, None if there is none."""
+        """The leading controller requests a switch. `master_epoch`: of this mastership; None if not
+        master."""
         if self.task is not None:
             if self.task.switch_id == task.switch_id:
                 return []
@@ -163,7 +164,7 @@ class PlannedSwitch:
 
     @records_event
     def held(self, log_end: int, now_ms: int) -> None:
-        """No send is taken any more; the log ends at `log_end`."""
+        """Sends are held, and the log ends at `log_end`."""
         assert self.stage is SwitchStage.CATCHING_UP
         self.stage = SwitchStage.DRAINING
         self._held_since_ms = now_ms
@@ -176,15 +177,15 @@ class PlannedSwitch:
     def elect_answered(
         self, switch_id: str, code: int, remark: str, now_ms: int
     ) -> list[SwitchEffect]:
-        """The controller's answer. After success the view that it came with ends the switch."""
+        """The controller answered the election. After success the view that came with it ends the
+        switch."""
         task = self.task
         if task is None or task.switch_id != switch_id or self.stage is not SwitchStage.ELECTING:
             return []
         if code == ResponseCode.SUCCESS:
             self._repeat_ms = self._hold_ends_ms(task)
             return []
-        # The election may have been proposed: the switch stays open until a view, or the
-        # end of the hold.
+        # The election may have been proposed: wait for a view or the end of the hold.
         if code == ResponseCode.CONTROLLER_NOT_LEADER:
             self._repeat_ms = now_ms + REPEAT_MS
             self.next_ms = self._repeat_ms
@@ -193,7 +194,7 @@ class PlannedSwitch:
 
     @records_event
     def elect_unanswered(self, switch_id: str, now_ms: int) -> None:
-        """The outcome is unknown. The repetition is the same request."""
+        """The outcome of the election is unknown: the same request is repeated."""
         task = self.task
         if task is not None and task.switch_id == switch_id and self.holding:
             self._repeat_ms = now_ms + REPEAT_MS
@@ -212,7 +213,7 @@ class PlannedSwitch:
         if not progress.member:
             return self._fail(task, f"broker {task.broker_id} is not in the SyncStateSet")
         lag = progress.log_end - progress.ack
-        # Not older than the request: what a hung replica acked before proves nothing.
+        # Only acks after the request: earlier ones do not prove that the replica is not hung.
         awake = progress.ack >= 0 and progress.ack_ms > self._requested_ms
         if awake and lag <= NEAR_BYTES and progress.tables:
             return [HoldSends()]
@@ -243,7 +244,7 @@ class PlannedSwitch:
         if progress.ack >= self._drained_offset:
             if self._target_done_ms is None:
                 self._target_done_ms = now_ms
-            # Those slaves do not win, but a moment for them spares clients a second
+            # These slaves are not elected, but waiting a moment for them spares clients a second
             # send.
             others_had = now_ms - self._target_done_ms
             if progress.confirm_offset >= self._drained_offset or others_had >= OTHERS_MOST_MS:
