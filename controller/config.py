@@ -39,6 +39,7 @@ RUNTIME_KEYS: Final = frozenset(
         "brokerGroupsMax",
         "groupReplicasMax",
         "brokerReplicasMax",
+        "controllerRulesMax",
         "logLevel",
     }
 )
@@ -139,6 +140,7 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
         "broker_groups_max": (1, None),
         "group_replicas_max": (1, None),
         "broker_replicas_max": (1, None),
+        "controller_rules_max": (0, None),
         "broker_session_heartbeat_ms": (1, None),
         "raft_heartbeat_ms": (1, None),
         "raft_tick_ms": (1, None),
@@ -200,6 +202,9 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     """Replicas of one group."""
     broker_replicas_max: int = 4_000
     """Replicas of all groups together."""
+    controller_rules_max: int = 0
+    """The newest rules by which this node, leading, has commands applied; 0: the newest that all
+    controllers know. May be changed while running, before a way back to an earlier version."""
     log_level: LogLevel = ""
     log_format: LogFormat = "text"
 

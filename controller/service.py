@@ -28,14 +28,16 @@ from batonmq.controller.metrics import ControllerMetrics
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
 from batonmq.controller.raft.node import RaftLog, RaftSettings
-from batonmq.controller.requests import ControllerRequests
+from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import (
+    NoteEvent,
     ReplicasChanged,
     RoleChanged,
     SetChanged,
 )
 from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import EventKind
+from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
@@ -60,6 +62,8 @@ class ControllerService:
     `replicated_log` replaces Raft's log in tests. `guard`, the caller's, stands before the remoting
     port.
     """
+
+    _rules_change: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class ControllerService:
             self._notes,
             tick_ms=core_config.tick_ms,
             push=self._push,
-            ticked=self.gate.note_leader_seen,
+            ticked=self._ticked,
             lead=self._lead,
         )
         self._switches = PlannedSwitches(self.requests, self.sessions, self._notes)
@@ -159,6 +163,8 @@ class ControllerService:
         await self._log.hand_over(HAND_OVER_TIMEOUT_MS)
         await self._lead.close()
         await self._watch.close()
+        if self._rules_change is not None:
+            self._rules_change.cancel()
         await self._notes.close()
         for step in (
             self._grpc_endpoint.close,
@@ -184,6 +190,7 @@ class ControllerService:
             self._lock = lock
         self._runtime.load()
         config = self.config
+        self._log.rules_most = config.controller_rules_max
         self._history.open(config.history_file_size, config.history_files)
 
     def _problems(self) -> tuple[str, ...]:
@@ -199,6 +206,23 @@ class ControllerService:
                 self._lead.step_aside(self._core.never_saw())
         else:
             self._switches.gate_closed()
+
+    def _ticked(self) -> None:
+        self.gate.note_leader_seen()
+        if self._rules_change is None and self.gate.open and self._log.rules_due():
+            self._rules_change = asyncio.get_running_loop().create_task(self._change_rules())
+
+    async def _change_rules(self) -> None:
+        """Puts other rules in force, also if nothing else is proposed for a long time."""
+        # Of no group, so it is refused: it changes nothing but the rules, in every version.
+        command = NoteEvent(broker_name="", kind="", node=self.config.controller_self_id)
+        try:
+            await self.requests.submit(command)
+            log.info("rules_changed rules=%d", self._log.state.rules)
+        except (NotLeaderError, OutcomeUnknownError) as error:
+            log.debug("rules_not_changed reason=%s", error)
+        finally:
+            self._rules_change = None
 
     def _applied(self, commit: Commit) -> None:
         # The end of its own sessions must not look like the end of all brokers.
@@ -246,6 +270,7 @@ class ControllerService:
 
     def _config_changed(self, config: ControllerConfig) -> None:
         log.info("config_changed node=%s", config.controller_self_id)
+        self._log.rules_most = config.controller_rules_max
 
 
 def _raft_settings(config: ControllerConfig, tls: Tls | None = None) -> RaftSettings:

@@ -35,6 +35,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 RECIPES: Final = (
     "A request code",
     "A configuration key",
+    "A rule of the controllers",
     "A status key",
     "A fault",
     "A planted defect",

@@ -370,6 +370,7 @@ def log_fields(answer: ControllerMetadata) -> dict[str, Any]:
         "snapshotIndex": log.snapshot_index,
         "digestIndex": log.digest_index,
         "stateDigest": log.state_digest,
+        "rules": log.rules,
         "problems": list(log.problems),
     }
 

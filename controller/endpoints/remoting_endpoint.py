@@ -312,6 +312,7 @@ class RemotingEndpoint:
             "snapshotIndex": metadata.log.snapshot_index,
             "digestIndex": metadata.log.digest_index,
             "stateDigest": metadata.log.state_digest,
+            "rules": metadata.log.rules,
             "problems": "\n".join(metadata.problems),
         }
         return RemotingCommand.response_to(request, ext=ext)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from batonmq.controller.rules import commands
-from batonmq.controller.rules.commands import AnyCommand, CommandResult, Effect
+from batonmq.controller.rules.commands import RULES_VERSION, AnyCommand, CommandResult, Effect
 from batonmq.controller.rules.state import ControllerState, Transition
 from batonmq.protocol.codes import ResponseCode
 from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
@@ -67,7 +67,7 @@ class LogStatus:
     """This node's position in the log, and how much of the log is on its disk.
 
     `state_digest` is of the state after entry `digest_index`; both are empty before the first.
-    `problems` are texts for people.
+    `rules` are those of the newest entry. `problems` are texts for people.
     """
 
     term: int
@@ -79,6 +79,7 @@ class LogStatus:
     snapshot_index: int = 0
     digest_index: int = 0
     state_digest: str = ""
+    rules: int = 0
     problems: tuple[str, ...] = ()
 
 
@@ -96,22 +97,39 @@ class Commit:
     state: ControllerState
 
 
-class Machine:
-    """Holds the newest state. States are values: one that was handed out never changes."""
+class UnknownRulesError(ValueError):
+    """An entry or a snapshot by rules that this version does not know: the process must stop."""
 
-    def __init__(self, state: ControllerState | None = None) -> None:
+    def __init__(self, rules: int, known: int) -> None:
+        super().__init__(
+            f"its rules are {rules}, this version knows those up to {known}: start the newer"
+            f" version here again, set controllerRulesMax={known} on all controllers (mqctl"
+            " updateControllerConfig), and go back when all of them report these rules"
+        )
+
+
+class Machine:
+    """Holds the newest state. States are values: one that was handed out never changes.
+
+    `rules`: the newest that this node knows.
+    """
+
+    def __init__(self, state: ControllerState | None = None, rules: int = RULES_VERSION) -> None:
         self.state = state if state is not None else ControllerState()
+        self.rules = rules
         self.recent_events = RecentEvents()
 
-    def encode(self, command: AnyCommand) -> bytes:
+    def encode(self, command: AnyCommand, rules: int = 0) -> bytes:
         """The bytes to propose. Raises ValueError for a command that is too large."""
-        return commands.encode(command)
+        return commands.encode(command, rules)
 
     def commit(self, raw: bytes, raft_index: int) -> Commit:
         """Applies the entry. Whatever it raises means that this node must stop."""
-        command = commands.decode(raw)
+        command, rules = commands.decode(raw)
+        if rules > self.rules:
+            raise UnknownRulesError(rules, self.rules)
         try:
-            applied = self._apply(command, raft_index)
+            applied = self._apply(command, raft_index, rules)
         except (MemoryError, RecursionError, OSError):
             raise
         except Exception:
@@ -122,8 +140,8 @@ class Machine:
         return Commit(raft_index, command, applied.result, tuple(applied.effects), applied.state)
 
     @records_event
-    def _apply(self, command: AnyCommand, raft_index: int) -> Transition:
-        return self.state.apply(command, raft_index)
+    def _apply(self, command: AnyCommand, raft_index: int, rules: int) -> Transition:
+        return self.state.apply(command, raft_index, rules)
 
     @shows_events
     def check_invariants(self) -> None:
@@ -133,8 +151,12 @@ class Machine:
         return self.state.to_snapshot()
 
     def restore(self, snapshot: dict[str, Any], raft_index: int) -> Commit:
-        """Replaces the state by that of a snapshot, taken after `raft_index`."""
-        self.state = ControllerState.from_snapshot(snapshot)
+        """Replaces the state by that of a snapshot, taken after `raft_index`. Raises
+        UnknownRulesError, SnapshotError."""
+        state = type(self.state).from_snapshot(snapshot)
+        if state.rules > self.rules:
+            raise UnknownRulesError(state.rules, self.rules)
+        self.state = state
         result = CommandResult(ResponseCode.SUCCESS, "snapshot")
         return Commit(raft_index, None, result, (), self.state)
 
@@ -161,6 +183,8 @@ class ReplicatedLog(Protocol):
     """
 
     reports: Reports
+    rules_most: int
+    """The newest rules to propose commands by; 0: those that all members know."""
 
     @property
     def state(self) -> ControllerState:
@@ -175,6 +199,9 @@ class ReplicatedLog(Protocol):
 
     def leader_hint(self) -> str | None:
         """The id of the node that leads as far as this one knows. A hint, never a permission."""
+
+    def rules_due(self) -> bool:
+        """Whether the next command goes by other rules than the newest one."""
 
     def in_touch(self) -> bool:
         """Whether a majority answered this leader a moment ago, by the clock as it is now (R8)."""

@@ -11,6 +11,7 @@ different majorities and could elect two leaders. Two checks prevent that:
   majority by itself. Addresses may change: the greeting checks who answers there.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,8 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     echo: str = ""
     pre_vote: bool = False
     """Whether the sender answers pre-votes; earlier versions neither do nor send this."""
+    rules: int = 0
+    """The newest rules of commands that the sender knows; earlier versions do not send this."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -61,14 +64,17 @@ def decode_greeting(data: bytes) -> Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The cluster's name and its members as `id@host:raftPort`, sorted."""
+    """What a node greets with: the cluster's name, its members as `id@host:raftPort`, sorted, and
+    the newest rules that this node knows."""
 
     cluster: str
     members: tuple[str, ...]
+    rules: int = 0
 
     @classmethod
-    def of(cls, cluster: str, peers: tuple[Peer, ...]) -> "Membership":
-        return cls(cluster, tuple(sorted(f"{p.node_id}@{p.raft_address}" for p in peers)))
+    def of(cls, cluster: str, peers: tuple[Peer, ...], rules: int = 0) -> "Membership":
+        members = sorted(f"{p.node_id}@{p.raft_address}" for p in peers)
+        return cls(cluster, tuple(members), rules)
 
     def difference(self, greeting: Greeting) -> str:
         """Why the two nodes may not form a quorum; empty if they agree."""
@@ -81,6 +87,16 @@ class Membership:
                 f" {', '.join(self.members)}: controllerDLegerPeers must be the same everywhere"
             )
         return ""
+
+
+def common_rules(own: int, others: Collection[int], members: int, in_force: int) -> int:
+    """The newest rules that all members know.
+
+    `others` are those that connected members announced, `members` all of them. While one is away
+    the rules never rise above those in force: it may be of an earlier version when it comes back.
+    """
+    lowest = min(own, *others) if others else own
+    return lowest if 1 + len(others) >= members else min(lowest, in_force)
 
 
 class _KeptMembers(msgspec.Struct, frozen=True):

@@ -89,6 +89,10 @@ class MendedTransport(ElectionTransport):
     answered_s: Mapping[Node, float] = MappingProxyType({})
     """When this leader sent each node the question that it answered last. Any thread may read it,
     unlike the core's own table, which says "now" while the core handles an old answer (R8)."""
+    announced: Mapping[str, int] = MappingProxyType({})
+    """The newest rules that each connected member knows, by its address. Any thread may read it."""
+    snapshot_due = False
+    """Whether the log is to be shortened by a snapshot at the next tick."""
     _compact_above = COMPACT_AFTER_BYTES
 
     def _onTick(self) -> None:
@@ -103,7 +107,10 @@ class MendedTransport(ElectionTransport):
         elif self._hand_over_until > pysyncobj.syncobj.monotonicTime():
             # At every tick: it does nothing until a follower has acknowledged the whole log.
             self._syncObj.transferLeadership(self._hand_over_to)
-        if journal.size_bytes > self._compact_above:
+        if self.snapshot_due:
+            self.snapshot_due = False
+            self._syncObj.forceLogCompaction()
+        elif journal.size_bytes > self._compact_above:
             # Next time when it has grown as much again: the entries that stay may be large.
             self._syncObj.forceLogCompaction()
             self._compact_above = journal.size_bytes + COMPACT_AFTER_BYTES

@@ -44,10 +44,11 @@ from batonmq.controller.raft.log import (
     RaftProblems,
     Reports,
     Unknown,
+    UnknownRulesError,
 )
-from batonmq.controller.raft.membership import Membership, check_members
+from batonmq.controller.raft.membership import Membership, check_members, common_rules
 from batonmq.controller.raft.snapshot import BadSnapshot, FileSnapshots
-from batonmq.controller.rules.commands import AnyCommand
+from batonmq.controller.rules.commands import AnyCommand, BecomeController
 from batonmq.controller.rules.state import ControllerState
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.password_file import read_password
@@ -223,7 +224,7 @@ class RaftLog:
         self._settings = settings
         self._machine = machine
         self._on_fatal = on_fatal
-        self._membership = Membership.of(settings.cluster, settings.peers)
+        self._membership = Membership.of(settings.cluster, settings.peers, machine.rules)
         self._problems = RaftProblems()
         self._digests = DigestWatch(self._problems)
         self._state = machine.state
@@ -240,6 +241,7 @@ class RaftLog:
         self._role_callbacks: list[Callable[[bool], None]] = []
         self.reports = Reports()
         self._applied_callbacks: list[Callable[[Commit], None]] = []
+        self.rules_most = 0
 
     # On the event loop's thread.
 
@@ -340,7 +342,22 @@ class RaftLog:
         return journal, snapshots
 
     async def propose(self, command: AnyCommand, timeout_ms: int) -> Outcome:
-        return await self._propose(self._machine.encode(command), timeout_ms)
+        # A new leader that does not hear all members may not know yet which rules are in force.
+        rules = 0 if isinstance(command, BecomeController) else self._rules()
+        return await self._propose(self._machine.encode(command, rules), timeout_ms)
+
+    def rules_due(self) -> bool:
+        return self._rules() != self._state.rules
+
+    def _rules(self) -> int:
+        """By which the next command is to be applied: every member must know them."""
+        node, in_force = self._node, self._state.rules
+        if node is None:
+            return in_force
+        announced = node.transport.announced.values()
+        members = len(self._settings.peers)
+        rules = common_rules(self._machine.rules, announced, members, in_force)
+        return min(rules, self.rules_most) if self.rules_most else rules
 
     async def read_barrier(self, timeout_ms: int) -> bool:
         return isinstance(await self._propose(_BARRIER, timeout_ms), Applied)
@@ -367,6 +384,7 @@ class RaftLog:
             self._snapshots.last_index if self._snapshots is not None else 0,
             self._digests.report.index,
             self._digests.report.digest,
+            self._state.rules,
             self._problem_texts(node),
         )
 
@@ -492,12 +510,19 @@ class RaftLog:
     def _apply(self, raw: bytes, raft_index: int) -> Any:
         if raw == _BARRIER:
             return None
+        rules_before = self._machine.state.rules
         try:
             commit = self._machine.commit(raw, raft_index)
+        except UnknownRulesError as error:
+            self._on_fatal(f"cannot apply entry {raft_index}: {error}")
+            return None
         except BaseException as error:
             # The command is in the log of every node: skipping it here would diverge.
             self._on_fatal(f"cannot apply entry {raft_index}: {error!r}")
             return None
+        if commit.state.rules < rules_before and self._node is not None:
+            # An earlier version that starts in this folder cannot apply what is before this entry.
+            self._node.transport.snapshot_due = True
         self._digests.applied(raft_index, commit.state)
         self._post(self._committed, commit)
         return commit.result

@@ -473,6 +473,7 @@ class GuardedTransport(MendedTransport):
                 nonce=nonce,
                 echo=echo,
                 pre_vote=True,
+                rules=self._membership.rules,
             )
         )
 
@@ -532,6 +533,7 @@ class GuardedTransport(MendedTransport):
         else:
             self._without_pre_vote.add(node)
         self._apart_since.pop(node, None)
+        self.announced = {**self.announced, node.id: other.rules}
         self._problems.clear(node.id)
         conn.setOnMessageReceivedCallback(functools.partial(self._onMessageReceived, node))
         self._onNodeConnected(node)
@@ -551,6 +553,7 @@ class GuardedTransport(MendedTransport):
         if node is not None:
             self._apart_since.setdefault(node, boot_s())
             self._without_pre_vote.discard(node)
+            self.announced = {k: v for k, v in self.announced.items() if k != node.id}
         was_connected = node is not None and self._syncObj.isNodeConnected(node)
         super()._onDisconnected(conn)
         if was_connected:

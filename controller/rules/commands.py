@@ -2,8 +2,10 @@
 
 A command holds all that `ControllerState.apply` may look at: the proposer's clock, the liveness it
 saw (`live`), the epochs to be replaced (R10). Applied in one order they give one state on every
-node. The bytes are canonical JSON (sorted keys, no spaces) with a version `"v"` and the command's
-name as `"type"`. A node that cannot read an entry must stop, or its state would differ.
+node. The bytes are canonical JSON (sorted keys, no spaces) with a version `"v"`, the command's name
+as `"type"`, and in `"rules"` the rules by which every node applies it; without it 0, the rules of
+the versions that did not stamp them. A node that cannot read an entry, or does not know its rules,
+must stop, or its state would differ.
 
 Effects say what to push and to record. Each node computes them from the state; performing one twice
 does no harm, since views carry their epochs and events their index.
@@ -21,6 +23,9 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
 
 VERSION: Final = 1
+RULES_VERSION: Final = 3
+"""The newest rules that this version knows. Raised with every change of what a command does to the
+state: see "A rule of the controllers" in CONTRIBUTING.md."""
 COMMAND_SIZE_MAX: Final = 64 * 1024
 """Bytes of one encoded command."""
 NO_BROKER: Final = 0
@@ -244,9 +249,10 @@ AnyCommand = (
 )
 
 
-class _Envelope(msgspec.Struct, frozen=True):
+class _Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int
     command: AnyCommand
+    rules: int = 0
 
 
 # Sorted keys: nodes compare digests of what they applied, so one command has one spelling.
@@ -254,17 +260,19 @@ _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(_Envelope)
 
 
-def encode(command: AnyCommand) -> bytes:
-    """The canonical bytes of `command`. Raises ValueError above COMMAND_SIZE_MAX bytes."""
-    raw = _encoder.encode(_Envelope(VERSION, command))
+def encode(command: AnyCommand, rules: int = 0) -> bytes:
+    """The canonical bytes of `command`, to be applied by `rules`. Raises ValueError above
+    COMMAND_SIZE_MAX bytes."""
+    raw = _encoder.encode(_Envelope(VERSION, command, rules))
     if len(raw) > COMMAND_SIZE_MAX:
         # Refused before it enters the log: every node keeps and sends each entry whole.
         raise ValueError(f"a command of {len(raw)} bytes; at most {COMMAND_SIZE_MAX} are allowed")
     return raw
 
 
-def decode(raw: bytes) -> AnyCommand:
-    """The command in `raw`. Raises CommandDecodeError if this version cannot read it."""
+def decode(raw: bytes) -> tuple[AnyCommand, int]:
+    """The command in `raw` and its rules. Raises CommandDecodeError if this version cannot read
+    it."""
     try:
         envelope = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -272,7 +280,7 @@ def decode(raw: bytes) -> AnyCommand:
     # Skipping an entry of a newer version would give this node another state than its peers have.
     if envelope.v != VERSION:
         raise CommandDecodeError(f"a command of version {envelope.v}; known is {VERSION}")
-    return envelope.command
+    return envelope.command, envelope.rules
 
 
 class CommandResult(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from batonmq.controller.rules.commands import (
+    RULES_VERSION,
     AlterSyncStateSet,
     AnyCommand,
     BecomeController,
@@ -48,8 +49,6 @@ from batonmq.protocol.role_view import RoleView
 ANSWERS_MAX: Final = 256
 """Requests whose answers are kept; far more than can be in flight."""
 SNAPSHOT_VERSION: Final = 1
-_RULES_VERSION: Final = 2
-"""Raised with every change of what a command does to the state."""
 
 
 class SnapshotError(ValueError):
@@ -75,7 +74,8 @@ class ControllerState(msgspec.Struct, frozen=True):
     """What the controllers agree on.
 
     `clock_ms` is the highest wall clock of any proposer. `log_name` is the random name that the
-    first leader gave this replicated log. `answered` and `history` hold the newest last.
+    first leader gave this replicated log. `rules` are those of the newest command that was carried
+    out. `answered` and `history` hold the newest last.
     """
 
     clock_ms: int = 0
@@ -84,12 +84,14 @@ class ControllerState(msgspec.Struct, frozen=True):
     controller_node: str = ""
     controller_nonce: str = ""
     log_name: str = ""
+    rules: int = 0
     groups: dict[str, BrokerGroup] = {}
     answered: tuple[Answered, ...] = ()
     history: tuple[HistoryEvent, ...] = ()
 
-    def apply(self, command: AnyCommand, index: int) -> Transition:
-        """Applies the log's entry number `index`. Never raises for a command that decodes."""
+    def apply(self, command: AnyCommand, index: int, rules: int = 0) -> Transition:
+        """Applies the log's entry number `index` by `rules`, BecomeController by those in force.
+        Never raises for a command that decodes."""
         state = msgspec.structs.replace(
             self,
             applied_index=max(self.applied_index, index),
@@ -102,9 +104,10 @@ class ControllerState(msgspec.Struct, frozen=True):
             return Transition(state, known)
         if isinstance(command, BecomeController):
             return state._become_controller(command, request_id)
+        # Before the rules: a deposed leader does not know which ones all members know by now.
         if command.controller_epoch < self.controller_epoch:
             return Transition(state, self._deposed(command.controller_epoch))
-        return state._change_group(command)
+        return state._under(rules)._change_group(command)
 
     def answer_to(self, request_id: str) -> CommandResult | None:
         """The answer that this request got, None if it is not kept (any more)."""
@@ -171,6 +174,11 @@ class ControllerState(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self, order="deterministic")
 
     # Applying.
+
+    def _under(self, rules: int) -> Self:
+        """The state by these rules. Where they are earlier ones than before, whatever only later
+        rules record has to get its default here: a node of the earlier version lacks it."""
+        return self if rules == self.rules else msgspec.structs.replace(self, rules=rules)
 
     def _deposed(self, controller_epoch: int) -> CommandResult:
         return CommandResult(
@@ -253,7 +261,7 @@ class ControllerState(msgspec.Struct, frozen=True):
 def _rules() -> str:
     structs = (ControllerState, BrokerGroup, ReplicaRecord, HistoryEvent, CommandResult)
     fields = " ".join(field for struct in structs for field in struct.__struct_fields__)
-    return f"{_RULES_VERSION}-{zlib.crc32(fields.encode()):08x}"
+    return f"{RULES_VERSION}-{zlib.crc32(fields.encode()):08x}"
 
 
 RULES: Final = _rules()

@@ -95,7 +95,7 @@ class Script:
 
     def apply_unstamped(self, command: AnyCommand) -> CommandResult:
         self._index += 1
-        transition = self.state.apply(decode(encode(command)), self._index)
+        transition = self.state.apply(decode(encode(command))[0], self._index)
         transition.state.check_invariants()
         self.state, self.effects = transition.state, transition.effects
         return transition.result

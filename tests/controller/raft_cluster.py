@@ -48,9 +48,9 @@ class Cluster:
         self._event = asyncio.Event()
 
     async def start(self, node_id: str, **other: Any) -> RaftLog:
-        """`other`: arguments of RaftLog that are this node's own."""
+        """`other`: its machine, and arguments of RaftLog that are this node's own."""
         peer = next(peer for peer in self.peers if peer.node_id == node_id)
-        machine = Machine()
+        machine: Machine = other.pop("machine", None) or Machine()
         node = RaftLog(
             RaftSettings(
                 peer,

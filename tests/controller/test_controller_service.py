@@ -18,14 +18,15 @@ import grpc.aio
 import pytest
 
 from batonmq.controller.config import ControllerConfig
+from batonmq.controller.rules.commands import RULES_VERSION
 from batonmq.controller.service import ControllerService
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
-from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from tests.shared.ports import free_ports
-from tests.shared.waiting import opened
+from tests.shared.waiting import opened, until
 
 CLUSTER, GROUP = "DefaultCluster", "broker-a"
 LIMIT_S = 10
@@ -459,6 +460,36 @@ def test_change_controller_leader(with_cluster: WithCluster) -> None:
             async with cluster.session(old, 2) as session:
                 view = await session.take_view(lambda view: view.master_epoch == 2)
                 assert view.master_broker_id == 2
+
+    with_cluster(scenario)
+
+
+def test_rules_rise_to_those_that_all_know_and_fall_to_the_setting(
+    with_cluster: WithCluster,
+) -> None:
+    """Without any request of a broker; the setting also counts for a leader that comes later."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async def settled(rules: int) -> None:
+            async with asyncio.timeout(LIMIT_S):
+                await until(
+                    lambda: {each.state.rules for each in cluster.services.values()} == {rules}
+                )
+
+        await settled(RULES_VERSION)
+        for node_id in cluster.services:
+            body = f"controllerRulesMax={RULES_VERSION - 1}".encode()
+            request = RemotingCommand.request(RequestCode.UPDATE_CONTROLLER_CONFIG, body=body)
+            address = cluster.services[node_id].config.self_peer.remoting_address
+            assert (await cluster.remoting.invoke(address, request)).code == 0
+        await settled(RULES_VERSION - 1)
+        metadata = await cluster.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)
+        assert metadata.ext["rules"] == str(RULES_VERSION - 1)
+        old = await cluster.leader()
+        await cluster.stop(old)
+        await cluster.leader()
+        await cluster.start(old)
+        await settled(RULES_VERSION - 1)
 
     with_cluster(scenario)
 

@@ -111,7 +111,7 @@ WithEndpoint = Callable[[Callable[[Endpoint], Awaitable[None]]], None]
 OUR_METADATA = {
     *("selfId", "controllerEpoch", "raftTerm", "appliedIndex", "committedIndex"),
     *("journalBytes", "journalEntries", "snapshotBytes", "snapshotIndex"),
-    *("digestIndex", "stateDigest", "problems"),
+    *("digestIndex", "stateDigest", "rules", "problems"),
 }
 """What 1005 tells beyond RocketMQ's fields, which Java's decoder passes over."""
 

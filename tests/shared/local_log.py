@@ -23,6 +23,7 @@ class LocalLog:
         self._index = 0
         self._leading = False
         self.reports = Reports()
+        self.rules_most = 0
         self._role_callbacks: list[Callable[[bool], None]] = []
         self._applied_callbacks: list[Callable[[Commit], None]] = []
 
@@ -55,6 +56,9 @@ class LocalLog:
 
     def leader_hint(self) -> str | None:
         return self._node_id if self._leading else None
+
+    def rules_due(self) -> bool:
+        return False
 
     def in_touch(self) -> bool:
         return self._leading

@@ -341,6 +341,7 @@ def _log_status(ext: Mapping[str, str]) -> ControllerLogStatus | None:
         snapshot_index=number("snapshotIndex"),
         digest_index=number("digestIndex"),
         state_digest=ext.get("stateDigest", ""),
+        rules=number("rules"),
         problems=tuple(filter(None, ext.get("problems", "").split("\n"))),
     )
 

@@ -96,6 +96,7 @@ class ControllerLogStatus:
     `snapshot_bytes` 0: no snapshot yet. `state_digest`: of the state after entry `digest_index`;
     nodes with the same index must have the same digest; empty before the first. `problems`: texts
     for people.
+    `rules`: those of the newest entry; 0 if an earlier version proposed it.
     """
 
     self_id: str
@@ -110,6 +111,7 @@ class ControllerLogStatus:
     digest_index: int
     state_digest: str
     problems: tuple[str, ...]
+    rules: int = 0
 
 
 @dataclass(frozen=True, slots=True)

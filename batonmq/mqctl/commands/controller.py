@@ -24,7 +24,8 @@ async def get_controller_meta_data(context: CommandContext) -> None:
     JSON: the header of RocketMQ's reply (group, controllerLeaderId, controllerLeaderAddress,
     isLeader, peers) from the leader, or else from the first that answers; and controllers: what
     each one says, with raftTerm, appliedIndex, committedIndex, journalBytes, journalEntries,
-    snapshotBytes, snapshotIndex, digestIndex, stateDigest, problems from a BatonMQ controller.
+    snapshotBytes, snapshotIndex, digestIndex, stateDigest, rules,
+    problems from a BatonMQ controller.
     """
     async with context.controller() as (_, controller):
         answers = await controller.all_metadata()
