@@ -18,6 +18,7 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.json_body import encode_json
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import answer_tls
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.properties_text import dump_properties, parse_properties, property_text
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
@@ -63,6 +64,7 @@ class SettingsProcessor:
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_BROKER_CONFIG, self.show)
         processors.register(RequestCode.UPDATE_BROKER_CONFIG, self.update)
+        processors.register(RequestCode.BATON_GET_TLS, answer_tls(self._config.tls))
 
     def show(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """All settings as a property text, sorted by name (request 26). As in Java, a role given by

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 REDIAL_FIRST_S = 0.05
 REDIAL_MOST_S = 1.0
+_READY = grpc.ChannelConnectivity.READY
+_FAILED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 READY_S = 3.0
 """A channel that does not connect for so long is replaced. gRPC resolves names at most twice a
 minute; a new channel resolves at once, and finds a controller at its new address."""
@@ -75,11 +77,16 @@ class ControllerChannels:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tls = tls if tls is not None and tls.config.nodes != "disabled" else None
         self._with_tls: dict[str, bool] = {}
+        self._one_try: dict[str, asyncio.Lock] = {}
+        config = self._tls.config if self._tls is not None else None
+        self._tries_both = config is not None and config.nodes == "permissive"
+        # A permissive port of gRPC is plain.
+        self._tls_first = config is not None and config.dials and not self._tries_both
 
     def channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            if self._tls is not None and self._with_tls.setdefault(address, self._tls.config.dials):
+            if self._tls is not None and self._with_tls.setdefault(address, self._tls_first):
                 credentials = channel_credentials(self._tls.pem)
                 channel = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
             else:
@@ -104,11 +111,42 @@ class ControllerChannels:
         if channel is not None:
             await channel.close(RETIRE_S)
 
-    async def did_not_connect(self, address: str) -> None:
-        """The next use connects again, with `permissive` the other way."""
-        if self._tls is not None and self._tls.config.nodes == "permissive":
-            self._with_tls[address] = not self._with_tls[address]
+    async def connected(self, address: str) -> bool:
+        """Waits until the connection is there. False: there was none in time, and the next use
+        dials again, with `permissive` the other way."""
+        if self._tries_both:
+            async with self._one_try.setdefault(address, asyncio.Lock()):
+                return await self._one_way_connected(address)
+        try:
+            async with asyncio.timeout(READY_S):
+                await self.channel(address).channel_ready()
+        except TimeoutError:
+            await self.replace(address)
+            return False
+        return True
+
+    async def _one_way_connected(self, address: str) -> bool:
+        """The same without waiting after the first failure."""
+        channel = self.channel(address)
+        try:
+            async with asyncio.timeout(READY_S):
+                while (state := channel.get_state(try_to_connect=True)) is not _READY:
+                    if state is _FAILED:
+                        await asyncio.sleep(REDIAL_FIRST_S)  # perhaps nothing listens there
+                        break
+                    await channel.wait_for_state_change(state)
+                else:
+                    return True
+        except TimeoutError:
+            pass
+        self._with_tls[address] = not self._with_tls[address]
         await self.replace(address)
+        return False
+
+    async def dialled(self, address: str) -> None:
+        """Before a single call: with `permissive` its channel may be of the way that fails."""
+        while self._tries_both and not await self.connected(address):
+            pass
 
     async def close(self) -> None:
         channels = list(self._channels.values())
@@ -203,13 +241,7 @@ class ControllerSession:
             await asyncio.sleep(delay_s)
 
     async def _connected(self) -> bool:
-        try:
-            async with asyncio.timeout(READY_S):
-                await self._channels.channel(self.address).channel_ready()
-        except TimeoutError:
-            await self._channels.did_not_connect(self.address)
-            return False
-        return True
+        return await self._channels.connected(self.address)
 
     async def _talk(self) -> bool:
         """Runs one stream from Hello to its end. Returns whether the controller accepted the
@@ -327,6 +359,8 @@ class ControllerCalls:
     async def _run(self, call: ev.Call) -> None:
         try:
             event: ev.Event = await self._answer(call)
+        except TimeoutError:
+            event = ev.Unanswered(call, "it takes no connection")
         except grpc.aio.AioRpcError as error:
             event = ev.Unanswered(call, f"{error.code().name}: {error.details()}")
         except asyncio.CancelledError:
@@ -336,6 +370,8 @@ class ControllerCalls:
         self._emit(event)
 
     async def _answer(self, call: ev.Call) -> ev.Replied:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            await self._channels.dialled(call.target)
         rpc = self._begin(call, self._channels.stub(call.target))
         reply = await rpc
         if reply.status.code == ResponseCode.CONTROLLER_NOT_LEADER:

@@ -204,6 +204,7 @@ BROKER: dict[int, Callable[[], Case]] = {
     60006: lambda: ({}, b""),
     60008: lambda: ({}, b""),
     60009: lambda: ({"username": "u", "step": "begin"}, b'{"password":"q"}'),
+    60010: lambda: ({}, b""),
     200050: lambda: (POP, b""),
     200051: lambda: (HANDLE, b""),
     200052: lambda: (POP, b""),

@@ -348,6 +348,7 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.AUTH_LIST_ACL: _cluster(GET),
     Code.BATON_ROTATE_USER: _cluster(UPDATE, changes=True),
     Code.BATON_WHO_AM_I: _open(),
+    Code.BATON_GET_TLS: _cluster(GET),
     Code.GET_BROKER_CONFIG: _cluster(GET),
     Code.GET_BROKER_RUNTIME_INFO: _cluster(GET),
     Code.GET_TIMER_METRICS: _cluster(GET),

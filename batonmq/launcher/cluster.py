@@ -21,7 +21,15 @@ from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import announce, withdraw
 from batonmq.launcher.events import ClusterEvent, Reporter
 from batonmq.launcher.forks import ForkServer
-from batonmq.launcher.layout import BrokerNode, Layout, LayoutError, NameServerNode, Node, grown
+from batonmq.launcher.layout import (
+    STAGES,
+    BrokerNode,
+    Layout,
+    LayoutError,
+    NameServerNode,
+    Node,
+    grown,
+)
 from batonmq.launcher.preparation import (
     PortsTakenError,
     StartError,
@@ -120,8 +128,9 @@ class LocalCluster:
 
     async def _answer(self, asked: Mapping[str, object]) -> Mapping[str, str]:
         """Of `control`: one change after the other."""
-        changes = {"add": self.add_broker, "remove": self.remove_broker}
-        change, what = changes.get(str(asked.get("do"))), asked.get("group", asked.get("address"))
+        changes = {"add": self.add_broker, "remove": self.remove_broker, "secure": self.secure}
+        change = changes.get(str(asked.get("do")))
+        what = asked.get("group", asked.get("address", asked.get("stage")))
         if change is None or not isinstance(what, str):
             return {"error": f"{asked!r} is no request"}
         try:
@@ -131,6 +140,8 @@ class LocalCluster:
                 node = await change(what)
         except (StartError, LayoutError) as error:
             return {"error": str(error)}
+        if node is None:
+            return {"stage": self.layout.secure}
         return {"name": node.name, "address": node.address, "group": node.group}
 
     async def add_broker(self, group: str) -> BrokerNode:
@@ -144,6 +155,7 @@ class LocalCluster:
         try:
             if layout.secure != "disabled":
                 make_certificates(layout)
+            node.python_file.unlink(missing_ok=True)
             write_config(layout, node)
             self.layout = self.children.layout = layout
             await self.children.add(node)
@@ -176,6 +188,28 @@ class LocalCluster:
             ) from exc
         self._write()
         return node
+
+    async def secure(self, stage: str) -> None:
+        """Each process gets the settings of this stage of TLS, for its next start. Raises
+        StartError; then some may have them."""
+        wanted = next((known for known in STAGES if known == stage), None)
+        if wanted is None:
+            raise StartError(f"{stage!r} is no stage: {', '.join(STAGES)}")
+        if "tls" in self.layout.overrides:
+            raise StartError("the file of --config has a section tls: change it there")
+        layout = replace(self.layout, secure=wanted)
+        try:
+            if wanted != "disabled":
+                make_certificates(layout)
+            for node in layout.nodes:
+                write_config(layout, node)
+            self.layout = self.children.layout = layout
+            self._write_plan()
+        except (OSError, TlsError) as exc:
+            raise StartError(f"--data {layout.data_dir}: {exc}") from exc
+        self._asked = []  # the next poll dials as this stage does
+        self._write()
+        self._poll_now.set()
 
     async def wait_whole(self, seconds: float) -> None:
         """Returns when the cluster is whole. Raises StartError that names what it lacks."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from batonmq.auth.signature import Credentials
@@ -43,6 +43,18 @@ SECTIONS: Final = (
 )
 
 Settings = Mapping[str, Mapping[str, object]]
+
+
+Stage = Literal["disabled", "accept", "dial", "permissive", "enforcing"]
+STAGES: Final[Mapping[Stage, tuple[Mode, Mode, bool]]] = {
+    "disabled": ("disabled", "disabled", False),
+    "accept": ("permissive", "permissive", False),
+    "dial": ("permissive", "permissive", True),
+    "permissive": ("permissive", "enforcing", True),
+    "enforcing": ("enforcing", "enforcing", True),
+}
+"""From plain to TLS only: serverMode, nodeMode, and whether the process dials with TLS. Processes
+of neighbouring stages work together, so a running cluster goes through them one by one."""
 
 
 class LayoutError(ValueError):
@@ -165,8 +177,8 @@ class Layout:
     overrides: Settings = field(default_factory=dict)
     metrics: bool = True
     """Whether each process shows its figures; earlier versions refuse that section."""
-    secure: Mode = "disabled"
-    """The TLS mode of ports for clients; unless it is disabled, nodes take nothing but TLS."""
+    secure: Stage = "disabled"
+    """`accept` and `dial` only while `mqctl secure` changes the running cluster."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -211,7 +223,7 @@ class Layout:
     @property
     def client_tls(self) -> ClientTls | None:
         """How tools dial this cluster."""
-        if self.secure == "disabled":
+        if self.secure in ("disabled", "accept"):
             return None
         from batonmq.runtime.tls import ClientTls
 
@@ -262,7 +274,7 @@ def plan(
     overrides: Settings | None = None,
     owners: Mapping[int, str] | None = None,
     last: LastPlan | None = None,
-    secure: Mode = "disabled",
+    secure: Stage = "disabled",
 ) -> Layout:
     """Lays a cluster out. Raises LayoutError for numbers that make none.
 
@@ -393,9 +405,11 @@ def _tls_of(layout: Layout, node: Node) -> dict[str, object]:
     if layout.secure == "disabled":
         return {}
     certificate = str(layout.certificate_of(node))
+    server_mode, node_mode, dials = STAGES[layout.secure]
     return {
-        "serverMode": layout.secure,
-        "nodeMode": "enforcing",
+        "serverMode": server_mode,
+        "nodeMode": node_mode,
+        "tlsEnable": dials,
         "serverCertPath": certificate,
         "serverKeyPath": certificate,
         "serverTrustCertPath": str(layout.tls_folder / "ca.pem"),

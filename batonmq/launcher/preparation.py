@@ -25,6 +25,7 @@ from batonmq.launcher.layout import (
     config_of,
 )
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import show_file
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.runtime.password_file import make_password
 from batonmq.runtime.sockets import check_port_free, holder_of
@@ -228,6 +229,7 @@ def write_configs(layout: Layout) -> None:
     if layout.secure != "disabled":
         make_certificates(layout)
     for node in layout.nodes:
+        node.python_file.unlink(missing_ok=True)  # a new start is of this installation
         write_config(layout, node)
 
 
@@ -235,6 +237,5 @@ def write_config(layout: Layout, node: Node) -> None:
     """Raises OSError."""
     for folder in (node.config.parent, node.pid_file.parent, node.data_dir):
         folder.mkdir(parents=True, exist_ok=True)
-    node.python_file.unlink(missing_ok=True)  # a new start is of this installation
-    node.config.touch(0o600)  # the section auth has secrets
-    node.config.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))
+    text = yaml.safe_dump(config_of(layout, node), sort_keys=False)
+    show_file(node.config, text, 0o600)  # the section auth has secrets

@@ -8,7 +8,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
-from batonmq.runtime.tls import ClientTls, client_context, tls_reason
+from batonmq.runtime.tls import ClientTls, TlsState, client_context, tls_reason
 
 PLAIN_S: Final = 0.5
 """A port that closes a plain connection does so at once."""
@@ -35,6 +35,8 @@ class PortState:
     is_verified: bool = False
     ends_ms: int = 0
     refusal: str = ""
+    clients: TlsState | None = None
+    """What the process says, while its ports for clients take both."""
 
 
 async def probe(port: Port, tls: ClientTls | None, timeout_s: float) -> PortState:
@@ -43,6 +45,8 @@ async def probe(port: Port, tls: ClientTls | None, timeout_s: float) -> PortStat
         async with asyncio.timeout(timeout_s):
             plain = await _takes_plain(port)
             version, ends_ms, refusal = await _takes_tls(port, tls)
+        if port.kind == "grpc" and plain:
+            refusal = ""  # it takes one of both
     except OSError as error:  # a time-out among them
         return PortState(port, refusal=tls_reason(error))
     return PortState(port, plain, version, bool(version) and not refusal, ends_ms, refusal)

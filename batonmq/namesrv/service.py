@@ -20,7 +20,7 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
-from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer, answer_tls
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.metrics import MetricsPage
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
@@ -68,6 +68,7 @@ class NamesrvService:
         )
         self._notices: set[asyncio.Task[None]] = set()
         processors = Processors()
+        processors.register(RequestCode.BATON_GET_TLS, answer_tls(tls))
         self._endpoint.install(processors)
         self._server = RemotingServer(
             processors,

@@ -160,6 +160,8 @@ class RequestCode(IntEnum):
     BATON_WHO_AM_I = 60_008
     # Ours: a second secret of a user, and the end of the old one.
     BATON_ROTATE_USER = 60_009
+    # Ours: how this process takes and makes connections, and who is connected without TLS.
+    BATON_GET_TLS = 60_010
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     UPDATE_CONTROLLER_CONFIG = 1009

@@ -244,6 +244,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.local = "?"
         self.descriptor = -1
+        self.is_encrypted = False
         self.closed = False
         self.attachments: dict[str, object] = {}
         self.last_active_ms = boot_ms()
@@ -434,6 +435,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = _address_text(transport.get_extra_info("peername"))
         self.local = _address_text(transport.get_extra_info("sockname"))
         self.intake.connected(self._transport, self.peer.rpartition(":")[0])
+        self.is_encrypted = transport.get_extra_info("sslcontext") is not None
         self.descriptor = descriptor_of(transport)
         limit_unacknowledged_of(transport, UNANSWERED_MS)
         self._made(self)

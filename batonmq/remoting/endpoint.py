@@ -6,15 +6,23 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.protocol.message_id import split_address
 from batonmq.remoting.budget import MemoryBudget
 from batonmq.remoting.command import RemotingCommand
-from batonmq.remoting.connection import Connection, Processors, RequestDispatcher, WriteTurn
+from batonmq.remoting.connection import (
+    Connection,
+    Handler,
+    Processors,
+    RequestDispatcher,
+    WriteTurn,
+)
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.service_manager import held_listener
 from batonmq.runtime.sockets import listening_as
-from batonmq.runtime.tls import Dialling, PortTls, tls_reason
+from batonmq.runtime.tls import Dialling, PortTls, Tls, TlsState, tls_reason
 from batonmq.runtime.tls_listener import Listening, listen
 from batonmq.runtime.turns import in_turns, run_in_turns
 
@@ -22,6 +30,16 @@ log = logging.getLogger(__name__)
 
 _CLOSE_WAIT_S: Final = 1.0
 _CLOSED_AT_ONCE: Final = 128
+
+
+def answer_tls(tls: Tls | None) -> Handler:
+    """The handler of BATON_GET_TLS: a TlsState as JSON."""
+
+    def answer(request: RemotingCommand, _: Connection) -> RemotingCommand:
+        state = tls.state if tls is not None else TlsState()
+        return RemotingCommand.response_to(request, body=msgspec.json.encode(state))
+
+    return answer
 
 
 class Endpoint:
@@ -173,7 +191,18 @@ class RemotingServer(Endpoint):
     ) -> None:
         super().__init__(processors, name=name, idle_timeout_s=idle_timeout_s)
         self._tls = tls
+        self._peers = tls.peers if tls is not None and tls.mode == "permissive" else None
         self._listeners: list[Listening] = []
+
+    def _connected(self, connection: Connection) -> None:
+        if self._peers is not None:
+            self._peers.add(connection, connection.peer, encrypted=connection.is_encrypted)
+        super()._connected(connection)
+
+    def _disconnected(self, connection: Connection) -> None:
+        if self._peers is not None:
+            self._peers.discard(connection)
+        super()._disconnected(connection)
 
     async def listen(self, host: str, port: int) -> int:
         """Listens on one more address; returns the port (`port` 0: any free one). Uses the service

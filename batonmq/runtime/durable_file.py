@@ -183,9 +183,10 @@ def replace_with_twin(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def show_file(path: Path, text: str) -> None:
+def show_file(path: Path, text: str, mode: int = 0o644) -> None:
     """Puts `text` under `path` by a rename, so no reader sees a part of it. Nothing is synced."""
     temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
+    temp.touch(mode)
     temp.write_text(text)
     disk.replace(temp, path)
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import itertools
 import logging
 import os
+import re
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Protocol
 
@@ -31,9 +34,30 @@ Mode = Literal["disabled", "permissive", "enforcing"]
 MODES: Final[tuple[Mode, ...]] = ("disabled", "permissive", "enforcing")
 
 POLL_S: Final = 2.0
+PEERS_SHOWN: Final = 20
 _SUITES: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: forward secrecy and authenticated encryption. TLS 1.3 has no others."""
 DAY_MS: Final = 86_400_000
+
+
+class TlsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a process says of its TLS (request BATON_GET_TLS). `plain`, `encrypted`: how many
+    connections are open without and with it at its ports for clients, while these are permissive;
+    `plain_taken` since its start. `_peers`: the addresses of the first PEERS_SHOWN. `trusted`,
+    `certificate`: SHA-256 of the certificates that are in force. `not_after`: ms since 1970."""
+
+    server_mode: Mode = "disabled"
+    node_mode: Mode = "disabled"
+    dials: bool = False
+    plain: int = 0
+    plain_taken: int = 0
+    plain_peers: list[str] = []
+    encrypted: int = 0
+    encrypted_peers: list[str] = []
+    trusted: list[str] = []
+    certificate: str = ""
+    not_after: int = 0
+    refusal: str = ""
 
 
 class TlsError(BatonError):
@@ -234,6 +258,28 @@ def acts_as(names: Names, role: str) -> bool:
     return not names or any(name.partition("/")[0] == role for name in names)
 
 
+class OpenPeers:
+    """Who is connected to the ports for clients of a process, without TLS and with it, while these
+    take both: `enforcing` would refuse the first, `disabled` the second."""
+
+    def __init__(self) -> None:
+        self.plain_taken = 0
+        """Since the start of the process."""
+        self.plain: dict[object, str] = {}
+        self.encrypted: dict[object, str] = {}
+
+    def add(self, connection: object, peer: str, *, encrypted: bool) -> None:
+        if encrypted:
+            self.encrypted[connection] = peer
+        else:
+            self.plain[connection] = peer
+            self.plain_taken += 1
+
+    def discard(self, connection: object) -> None:
+        self.plain.pop(connection, None)
+        self.encrypted.pop(connection, None)
+
+
 @dataclass(frozen=True, slots=True)
 class PortTls:
     """The ports of one kind: their mode, and the contexts for the next connection that is accepted
@@ -244,6 +290,7 @@ class PortTls:
     dial: Callable[[], ssl.SSLContext | None]
     admits: Callable[[Names], bool] = lambda names: True
     """Whether a peer whose certificate has these names may be at the other end."""
+    peers: OpenPeers = field(default_factory=OpenPeers)
 
     @property
     def dials(self) -> ssl.SSLContext | None:
@@ -362,11 +409,15 @@ class Tls:
         """Grows with each change of the files that was taken."""
         self.refusal = ""
         """Why the files as they are now are not in force."""
+        self.peers = OpenPeers()
 
     @property
     def for_clients(self) -> PortTls:
         return PortTls(
-            self.config.server_mode, lambda: _there(self._loaded.clients), lambda: self.dials
+            self.config.server_mode,
+            lambda: _there(self._loaded.clients),
+            lambda: self.dials,
+            peers=self.peers,
         )
 
     @property
@@ -393,6 +444,24 @@ class Tls:
     def pem(self) -> tuple[bytes, bytes, bytes]:
         """Trust, key and certificate as gRPC takes them."""
         return self._loaded.grpc
+
+    @property
+    def state(self) -> TlsState:
+        config, (trust, _, certificate) = self.config, self.pem
+        return TlsState(
+            server_mode=config.server_mode,
+            node_mode=config.nodes,
+            dials=config.dials,
+            plain=len(self.peers.plain),
+            plain_taken=self.peers.plain_taken,
+            plain_peers=_first(self.peers.plain),
+            encrypted=len(self.peers.encrypted),
+            encrypted_peers=_first(self.peers.encrypted),
+            trusted=fingerprints(trust),
+            certificate="".join(fingerprints(certificate)[:1]),
+            not_after=self.ends_ms,
+            refusal=self.refusal,
+        )
 
     @property
     def ends_ms(self) -> int:
@@ -492,6 +561,17 @@ def dial_settings(config: TlsConfig) -> ClientTls:
 def _there(context: ssl.SSLContext | None) -> ssl.SSLContext:
     assert context is not None, "a port without TLS asks for no context"
     return context
+
+
+def _first(peers: Mapping[object, str]) -> list[str]:
+    return list(itertools.islice(peers.values(), PEERS_SHOWN))
+
+
+def fingerprints(pem: bytes) -> list[str]:
+    """SHA-256 of each certificate in a PEM text, in its order. Raises ValueError."""
+    found = re.findall(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", pem, re.DOTALL)
+    ders = (ssl.PEM_cert_to_DER_cert(each.decode()) for each in found)
+    return [hashlib.sha256(der).hexdigest() for der in ders]
 
 
 def read_pem(path: str) -> bytes:

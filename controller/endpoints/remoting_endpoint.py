@@ -45,7 +45,7 @@ from batonmq.protocol.json_body import check_size
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
-from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer, answer_tls
 from batonmq.runtime.tls import Tls
 from batonmq.runtime.turns import in_turns
 
@@ -103,6 +103,7 @@ class RemotingEndpoint:
             (RequestCode.CONTROLLER_APPLY_BROKER_ID, self._apply_broker_id),
         ):
             processors.register(code, handler)
+        processors.register(RequestCode.BATON_GET_TLS, answer_tls(tls))
         self._guarded = guard is not None
         if guard is not None:
             processors.register(RequestCode.BATON_WHO_AM_I, guard.who_am_i)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
+from batonmq.launcher.layout import STAGES, Stage
 from batonmq.mqctl.main import cli
+from batonmq.mqctl.roll import Doubt
+from batonmq.mqctl.tls_steps import refused, stages_of, steps
 from batonmq.runtime.authority import check_certificate, read_certificate
-from batonmq.runtime.tls import Tls, TlsConfig
+from batonmq.runtime.tls import Tls, TlsConfig, TlsState
 
 
 def run(*args: str) -> Result:
@@ -62,3 +67,46 @@ def test_what_init_and_rotate_refuse(tmp_path: Path) -> None:
         assert refused.exit_code == 2 and told in refused.output, refused.output
     empty = run("rotate", str(tmp_path / "none"))
     assert empty.exit_code == 1 and "no certificates" in empty.output
+
+
+def at(stage: Stage, **more: Any) -> TlsState:
+    server, node, dials = STAGES[stage]
+    return TlsState(server_mode=server, node_mode=node, dials=dials, **more)
+
+
+def test_tls_is_turned_on_and_off_one_stage_after_the_other_and_continues_where_it_stopped() -> (
+    None
+):
+    def way(target: Stage, *stages: Stage) -> list[tuple[str, str]]:
+        by_name = {str(number): stage for number, stage in enumerate(stages)}
+        return [(s.stage, "".join(sorted(s.names))) for s in steps(by_name, target)]
+
+    assert way("enforcing", "disabled", "disabled") == [
+        ("accept", "01"),
+        ("dial", "01"),
+        ("enforcing", "01"),
+    ]
+    assert way("disabled", "enforcing", "permissive") == [
+        ("dial", "01"),
+        ("accept", "01"),
+        ("disabled", "01"),
+    ]
+    assert way("enforcing", "dial", "accept")[0] == ("dial", "1")
+    assert way("enforcing", "enforcing", "dial") == [("enforcing", "1")]
+    assert way("disabled", "enforcing", "dial")[0] == ("dial", "0")
+    assert way("permissive", "enforcing", "permissive") == [("permissive", "0")]
+    assert way("enforcing", "enforcing") == way("disabled", "disabled") == []
+
+
+def test_who_would_be_refused_is_named_and_modes_set_by_hand_are_a_doubt() -> None:
+    states = {
+        "broker b1:1": at("dial", plain=21, plain_peers=["10.0.0.1:5"] * 20, encrypted=1),
+        "namesrv n1:1": at("dial", encrypted_peers=["10.0.0.2:6"], encrypted=1),
+    }
+    peers = ", ".join(["10.0.0.1:5"] * 20)
+    assert refused(states, "enforcing") == f"at broker b1:1 {peers} and 1 more"
+    assert "at namesrv n1:1 10.0.0.2:6" in refused(states, "disabled")
+    assert refused({"n": at("dial")}, "enforcing") == ""
+    assert set(stages_of(states).values()) == {"dial"}
+    with pytest.raises(Doubt, match="nodeMode disabled"):
+        stages_of({"b": TlsState(server_mode="enforcing")})

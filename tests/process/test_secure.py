@@ -10,13 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import yaml
 
 from batonmq import ClientOptions, ClientTls, Message, Producer
+from batonmq.runtime.clock import boot_ms
 from lab.cluster.queues import read_topic
-from lab.cluster.up import ClusterProcess
+from lab.cluster.up import ClusterProcess, rounds
 from tests.shared.waiting import until
 
 pytestmark = pytest.mark.process
@@ -26,7 +28,8 @@ TOPIC = "Secured"
 class SecureCluster(ClusterProcess):
     def __init__(self, folder: Path, mode: str, **more: Any) -> None:
         super().__init__(folder, **more)
-        self.argv += ["--secure", mode]
+        if mode:
+            self.argv += ["--secure", mode]
 
     @property
     def client(self) -> ClientOptions:
@@ -38,13 +41,13 @@ class SecureCluster(ClusterProcess):
             env=os.environ | {"BATONMQ_DATA": str(self.data_dir)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
 
-    def ports(self) -> list[dict[str, Any]]:
+    def ports(self, code: int = 0) -> list[dict[str, Any]]:
         found = self.mqctl("secure", "status", "--json")
-        assert found.returncode == 0, found
+        assert found.returncode == code, found
         ports: list[dict[str, Any]] = json.loads(found.stdout)
         return ports
 
@@ -55,28 +58,40 @@ class SecureCluster(ClusterProcess):
 class Sends:
     """Sends one message after the other until `stop`, and keeps what was acknowledged."""
 
-    def __init__(self, cluster: SecureCluster) -> None:
+    def __init__(
+        self, cluster: SecureCluster, client: ClientOptions | None = None, name: str = ""
+    ) -> None:
         self.acked: list[bytes] = []
         self.failed: list[BaseException] = []
+        self.longest_ms = 0
         self._cluster = cluster
+        self._client = cluster.client if client is None else client
+        self._name = name
         self._stopped = False
 
     async def run(self) -> None:
         async with Producer(
-            "secured", name_servers=self._cluster.name_servers, client_options=self._cluster.client
+            "secured", name_servers=self._cluster.name_servers, client_options=self._client
         ) as producer:
             while not self._stopped:
-                body = b"%d" % len(self.acked)
+                body = b"%s%d" % (self._name.encode(), len(self.acked))
+                began_ms = boot_ms()
                 try:
                     await producer.send(Message.of(TOPIC, body), timeout_ms=20_000)
                     self.acked.append(body)
                 except Exception as error:
                     self.failed.append(error)
+                self.longest_ms = max(self.longest_ms, boot_ms() - began_ms)
+                await asyncio.sleep(0.005)
 
     async def more(self, count: int) -> None:
         wanted = len(self.acked) + count
         async with asyncio.timeout(60):
             await until(lambda: len(self.acked) >= wanted)
+
+    @property
+    def running(self) -> bool:
+        return not self._stopped
 
     def stop(self) -> None:
         self._stopped = True
@@ -117,11 +132,69 @@ def test_nothing_is_lost_by_a_kill_nor_refused_by_new_certificates(tmp_path: Pat
         assert set(sends.acked) <= stored
 
 
-async def _stored(cluster: SecureCluster) -> set[bytes]:
+def test_tls_is_turned_on_under_load_and_no_send_fails(tmp_path: Path) -> None:
+    """1. A cluster without TLS, and a producer: `secure enable` stops before it would refuse that
+    one, and names it. 2. Another producer dials with TLS, the first one ends: the same command
+    continues. Under `make soak` the way back as well, with the two in the other order."""
+
+    async def scenario(cluster: SecureCluster) -> None:
+        plain = Sends(cluster, ClientOptions(), "plain-")
+        before = asyncio.create_task(plain.run())
+        await plain.more(1)
+        code, said = await change(cluster, "enable")
+        assert (code, [stage["stage"] for stage in said["stages"]]) == (3, ["accept", "dial"]), said
+        assert "without TLS: at " in said["doubt"] and "127.0.0.1:" in said["doubt"]
+        assert any(port["plainClients"] for port in cluster.ports(3))
+        # The trust is in cluster.json from now on.
+        encrypted = Sends(cluster, name="tls-")
+        after = asyncio.create_task(encrypted.run())
+        await encrypted.more(1)
+        plain.stop()
+        await before
+        code, said = await change(cluster, "enable")
+        assert (code, said["doubt"]) == (0, ""), f"{said}\n{cluster.diagnostics()}"
+        assert [stage["stage"] for stage in said["stages"]] == ["enforcing"]
+        assert all(port["verified"] and not port["plain"] for port in cluster.ports())
+        both = [plain, encrypted]
+        if rounds(0, 1):
+            code, said = await change(cluster, "disable")
+            assert (code, [s["stage"] for s in said["stages"]]) == (3, ["dial", "accept"]), said
+            plain = Sends(cluster, ClientOptions(), "again-")
+            both.append(plain)
+            before = asyncio.create_task(plain.run())
+            await plain.more(1)
+            encrypted.stop()
+            await after
+            done = [{"stage": "disabled", "restarted": ANY}]
+            code, said = await change(cluster, "disable")
+            assert (code, said) == (0, {"stages": done, "doubt": "", "nextStep": ""})
+        await asyncio.gather(*(sends.more(20) for sends in both if sends.running))
+        for sends in both:
+            sends.stop()
+        await asyncio.gather(before, after)
+        for sends in both:
+            text = f"{len(sends.acked)} acknowledged, {len(sends.failed)} failed"
+            print(f"{text}, longest {sends.longest_ms} ms")
+            assert not sends.failed, sends.failed[:3]
+        stored = await _stored(cluster, ClientOptions() if rounds(0, 1) else cluster.client)
+        assert {body for sends in both for body in sends.acked} <= stored
+
+    with SecureCluster(tmp_path, "", respawn=True, replicas=2) as cluster:
+        asyncio.run(scenario(cluster))
+
+
+async def change(cluster: SecureCluster, action: str) -> tuple[int, Any]:
+    """Exit code and document of `mqctl secure enable` or `disable`."""
+    ran = await asyncio.to_thread(cluster.mqctl, "secure", action, "--json", "--within", "30")
+    assert ran.stdout, ran
+    return ran.returncode, json.loads(ran.stdout)
+
+
+async def _stored(cluster: SecureCluster, client: ClientOptions | None = None) -> set[bytes]:
     from batonmq import PullConsumer
 
     async with PullConsumer(
-        "reader", name_servers=cluster.name_servers, client_options=cluster.client
+        "reader", name_servers=cluster.name_servers, client_options=client or cluster.client
     ) as consumer:
         await consumer.assign(await consumer.fetch_queues(TOPIC))
         found: set[bytes] = set()

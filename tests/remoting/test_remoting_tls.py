@@ -69,6 +69,28 @@ def test_one_permissive_port_serves_plain_and_tls(made: Authority) -> None:
     uvloop.run(scenario())
 
 
+def test_a_permissive_port_knows_who_is_connected_without_tls_and_with_it(made: Authority) -> None:
+    async def scenario() -> None:
+        tls = node_tls(made, server_mode="permissive")
+        async with serving(tls) as (_, address):
+            plain, encrypted = RemotingClient(), RemotingClient(tls=DialTls(client_tls(made)))
+            local = (await plain.connection(address)).local
+            other = (await encrypted.connection(address)).local
+            await plain.invoke(address, RemotingCommand.request(10))
+            await encrypted.invoke(address, RemotingCommand.request(10))
+            state = tls.state
+            assert (state.plain, state.plain_peers, state.plain_taken) == (1, [local], 1)
+            assert (state.encrypted, state.encrypted_peers) == (1, [other])
+            assert state.server_mode == "permissive" and not state.dials
+            await plain.close()
+            await encrypted.close()
+            async with asyncio.timeout(20):
+                await until(lambda: not tls.peers.plain and not tls.peers.encrypted)
+            assert tls.state.plain_taken == 1
+
+    uvloop.run(scenario())
+
+
 def test_an_enforcing_port_refuses_plain_connections_and_says_so_once(
     made: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:

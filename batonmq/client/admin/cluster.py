@@ -6,8 +6,10 @@ from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.errors import ClientError, NoMasterError
 from batonmq.protocol.bodies import ClusterInfo, EpochEntryCache, HARuntimeInfo, KVTable
 from batonmq.protocol.codes import MASTER_ID, RequestCode
+from batonmq.protocol.json_body import decode_json
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.properties_text import parse_properties
+from batonmq.runtime.tls import TlsState
 
 
 class ClusterAdmin:
@@ -28,6 +30,11 @@ class ClusterAdmin:
             address: str(answer) if isinstance(answer, Exception) else None
             for address, answer in answers.items()
         }
+
+    async def tls(self, address: str) -> TlsState:
+        """What the broker, name server or controller at `address` says of its TLS."""
+        reply = await self._requests.ask(address, RequestCode.BATON_GET_TLS, {}, "its TLS")
+        return decode_json(TlsState, reply.body)
 
     async def masters(
         self, cluster: str | None = None, broker: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,7 @@ from batonmq.mqctl.output import BAD, GOOD, WaitLine
 from batonmq.mqctl.params import SECONDS, command, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from batonmq.client.admin.admin import Admin
     from batonmq.client.admin.controller_admin import ControllerAdmin
@@ -85,14 +86,16 @@ async def roll(
     if len(exclusive_ways) > 1:
         raise click.UsageError("give --by or --restartWith, not both")
     async with context.controller() as (admin, controller):
-        work = _Work(context, admin, controller, within_s)
+        work = Work(context, admin, controller, within_s)
         try:
             backend = await _backend(context, by, python, ssh, restart_with, compose, within_s)
             await work.load_nodes(embedded=not controllers_apart)
             if dry_run:
                 await work.show_order(backend)
             else:
-                await work.roll(backend, state or _state_file(context))
+                path = state or state_file(context)
+                with alone(path):
+                    await work.roll(backend, path)
         except Doubt as doubt:
             work.stopped(doubt)
         work.show()
@@ -103,9 +106,9 @@ async def restart_one(context: CommandContext, address: str, within_s: float) ->
     from batonmq.mqctl.roll import Doubt
 
     async with context.controller() as (admin, controller):
-        work = _Work(context, admin, controller, within_s)
+        work = Work(context, admin, controller, within_s)
         try:
-            backend = await _backend(context, "up", None, False, None, "", within_s)
+            backend = up_backend(context, within_s)
             await work.load_nodes(embedded=True)
             await work.restart_one(address, backend)
         except Doubt as doubt:
@@ -132,9 +135,7 @@ async def _backend(
     if restart_with is not None:
         return roll_backends.CommandBackend(restart_with, within_s)
     if by == "up":
-        if local is None:
-            raise click.UsageError("no `batonmq up` runs here: set BATONMQ_DATA to its folder")
-        return roll_backends.UpBackend(local.path, python, within_s)
+        return up_backend(context, within_s, python)
     if by == "systemd":
         template = roll_backends.SYSTEMD_BY_SSH if ssh else roll_backends.SYSTEMD
         return roll_backends.CommandBackend(template, within_s)
@@ -143,7 +144,16 @@ async def _backend(
     raise click.UsageError("what runs the processes? give --by, or --restartWith COMMAND")
 
 
-def _state_file(context: CommandContext) -> Path:
+def up_backend(context: CommandContext, within_s: float, python: Path | None = None) -> Backend:
+    from batonmq.mqctl.roll_backends import UpBackend
+
+    local = context.target.local
+    if local is None:
+        raise click.UsageError("no `batonmq up` runs here: set BATONMQ_DATA to its folder")
+    return UpBackend(local.path, python, within_s)
+
+
+def state_file(context: CommandContext) -> Path:
     """In the data folder of the cluster, or beside the contexts that mqctl keeps."""
     from zlib import crc32
 
@@ -158,7 +168,26 @@ def _state_file(context: CommandContext) -> Path:
     return kept.with_name(f"roll-{number:08x}.json")
 
 
-class _Work:
+@contextmanager
+def alone(state: Path) -> Iterator[None]:
+    """No other command restarts processes of this cluster meanwhile. Raises CommandFailed."""
+    from batonmq.runtime.lock_file import FolderLock, FolderLockedError
+
+    lock = FolderLock(state.with_suffix(".lock"))
+    try:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except FolderLockedError as error:
+        raise CommandFailed(f"another roll of this cluster runs: {error}") from error
+    except OSError as error:
+        raise CommandFailed(f"{state}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Work:
     """One run of the command, with its outcome."""
 
     def __init__(
@@ -168,8 +197,8 @@ class _Work:
         self._admin = admin
         self._controller = controller
         self._within_s = within_s
-        self._nodes: list[RollNode] = []
-        self._rolled: list[str] = []
+        self.nodes: list[RollNode] = []
+        self.rolled: list[str] = []
         self._skipped: list[str] = []
         self._order: list[dict[str, str]] | None = None
         self._doubt = self._next_step = ""
@@ -187,7 +216,7 @@ class _Work:
 
         context = self._context
         findings = await self._look()
-        self._nodes = nodes_of(
+        self.nodes = nodes_of(
             findings, context.name_servers, context.controllers, embedded=embedded
         )
 
@@ -197,7 +226,7 @@ class _Work:
         local = self._context.target.local
         return await poll(self._admin, self._controller, local.brokers if local else ())
 
-    async def _wait(self, check: Callable[[Findings], None]) -> Findings:
+    async def wait(self, check: Callable[[Findings], None]) -> Findings:
         """The findings that `check` takes. Raises its Doubt if none come in time."""
         import asyncio
 
@@ -224,56 +253,62 @@ class _Work:
         findings = await self._look()
         self._order = []
         done: list[str] = []
-        while (node := next_node(findings, self._nodes, done)) is not None:
+        while (node := next_node(findings, self.nodes, done)) is not None:
             self._order.append({"name": node.name, "how": backend.describe(node)})
             done.append(node.name)
-        for node in self._nodes:
-            check_may_restart(findings, self._nodes, node)
+        for node in self.nodes:
+            check_may_restart(findings, self.nodes, node)
 
     async def restart_one(self, address: str, backend: Backend) -> None:
         """Raises Doubt, and CommandFailed if no process is at `address`."""
         from batonmq.mqctl.roll import check_whole
 
-        found = [node for node in self._nodes if address in (node.address, node.controller)]
+        found = [node for node in self.nodes if address in (node.address, node.controller)]
         if not found:
             check_whole(await self._look())  # else the controllers may not name all of them
-            known = ", ".join(node.address for node in self._nodes)
+            known = ", ".join(node.address for node in self.nodes)
             raise CommandFailed(f"no process of this cluster is at {address}; there are {known}")
         await self._restart(found[0], backend)
-        self._rolled.append(found[0].name)
+        self.rolled.append(found[0].name)
 
     async def roll(self, backend: Backend, state: Path) -> None:
         """Raises Doubt, and CommandFailed for a disk that does not keep the progress."""
         from batonmq.mqctl.roll import RollFile
-        from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 
-        state.parent.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(state.with_suffix(".lock"))
-        try:
-            lock.acquire()
-        except FolderLockedError as error:
-            raise CommandFailed(f"another roll of this cluster runs: {error}") from error
         try:
             await self._roll_all(backend, RollFile(state))
         except OSError as error:
             raise CommandFailed(f"{state}: {error.strerror}") from error
-        finally:
-            lock.release()
+
+    async def restart_these(
+        self, chosen: Sequence[RollNode], backend: Backend, *, controllers_first: bool
+    ) -> None:
+        """In the order of a roll, or name servers before brokers; without a file of its progress.
+        Raises Doubt."""
+        from batonmq.mqctl.roll import check_whole, next_node
+
+        findings = await self.wait(check_whole)
+        brokers = [node for node in chosen if node.kind == "broker"]
+        servers = [node for node in chosen if node.kind != "broker"]
+        for part in (servers, brokers) if controllers_first else (brokers, servers):
+            while (node := next_node(findings, part, self.rolled)) is not None:
+                findings = await self._restart(node, backend)
+                self.rolled.append(node.name)
 
     async def _roll_all(self, backend: Backend, file: RollFile) -> None:
         from batonmq.mqctl.roll import check_whole, next_node
         from batonmq.runtime.clock import wall_ms
 
         roll = file.begin(backend.how, wall_ms())
-        self._skipped = [node.name for node in self._nodes if node.name in roll.done]
+        self._skipped = [node.name for node in self.nodes if node.name in roll.done]
         findings = await self._look()
-        while (node := next_node(findings, self._nodes, roll.done)) is not None:
-            findings = await self._wait(check_whole)
+        while (node := next_node(findings, self.nodes, roll.done)) is not None:
+            findings = await self.wait(check_whole)
             if await self._is_done(node, roll):
                 self._skipped.append(node.name)
             else:
                 findings = await self._restart(node, backend)
-                self._rolled.append(node.name)
+                self.rolled.append(node.name)
             roll.done.append(node.name)
             file.store(roll)
         file.end()
@@ -302,34 +337,34 @@ class _Work:
         )
         from batonmq.runtime.clock import boot_ms
 
-        findings = await self._wait(lambda found: check_may_restart(found, self._nodes, node))
+        findings = await self.wait(lambda found: check_may_restart(found, self.nodes, node))
         if is_master(findings, node):
-            self._say(f"{node.name}: its master moves away")
+            self.say(f"{node.name}: its master moves away")
             await move_away(self._context, self._admin, self._controller, node.address)
-            findings = await self._wait(lambda found: check_may_restart(found, self._nodes, node))
+            findings = await self.wait(lambda found: check_may_restart(found, self.nodes, node))
         floor = committed_index(findings)
         began_ms = boot_ms()
-        self._say(f"{node.name}: {backend.describe(node)}")
+        self.say(f"{node.name}: {backend.describe(node)}")
         try:
             await backend.restart(node)
-            findings = await self._wait(lambda found: check_whole(found, floor))
+            findings = await self.wait(lambda found: check_whole(found, floor))
         except Doubt:
             backend.undo(node)
             raise
-        self._say(f"{node.name}: all is well after {(boot_ms() - began_ms) / 1000:.1f} s")
+        self.say(f"{node.name}: all is well after {(boot_ms() - began_ms) / 1000:.1f} s")
         return findings
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if not self._context.out.as_json:
             self._context.out.line(text)
 
     def show(self) -> None:
-        done = {*self._rolled, *self._skipped}
-        left = [node.name for node in self._nodes if node.name not in done]
+        done = {*self.rolled, *self._skipped}
+        left = [node.name for node in self.nodes if node.name not in done]
         out = self._context.out
         if out.as_json:
             document: dict[str, object] = {
-                "rolled": self._rolled,
+                "rolled": self.rolled,
                 "skipped": self._skipped,
                 "left": left,
                 "doubt": self._doubt,
@@ -345,7 +380,7 @@ class _Work:
             if self._order is None:
                 out.line("  then the same command continues with what is left")
         elif self._order is None:
-            count = len(self._rolled)
+            count = len(self.rolled)
             text = f"{count} process{'' if count == 1 else 'es'} restarted"
             out.line(
                 f"{text}, {len(self._skipped)} were done before" if self._skipped else text,

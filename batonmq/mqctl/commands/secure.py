@@ -1,23 +1,32 @@
-"""Certificates of a cluster: made, renewed."""
+"""Certificates of a cluster: made, renewed; TLS of a running one: turned on, off, looked at."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import when
-from batonmq.mqctl.params import command, option
+from batonmq.mqctl.output import BAD, GOOD, still_lacking, when
+from batonmq.mqctl.params import SECONDS, command, option
 from batonmq.mqctl.target import Target, data_of
 
 if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.mqctl.tls_probe import Port, PortState
-    from batonmq.runtime.authority import Authority, NodeCertificate
+    from collections.abc import Iterable
 
-ACTIONS = ("init", "rotate", "status")
+    from batonmq.client.admin.admin import Admin
+    from batonmq.launcher.layout import Stage
+    from batonmq.mqctl.commands.roll import Work
+    from batonmq.mqctl.tls_probe import Port, PortState
+    from batonmq.mqctl.tls_steps import Step
+    from batonmq.runtime.authority import Authority, NodeCertificate
+    from batonmq.runtime.tls import Mode, TlsState
+
+ACTIONS = ("init", "enable", "disable", "rotate", "status")
+GONE_S: Final = 2.0
+"""Connections that are being closed are waited for so long."""
 
 
 @command("secure", controllers=True)
@@ -36,6 +45,15 @@ ACTIONS = ("init", "rotate", "status")
     "--cluster", default="batonmq", show_default=True, help="With init: in the authority's name."
 )
 @option("--days", type=click.IntRange(1, 3650), default=397, show_default=True, help="Validity.")
+@option(
+    "--mode",
+    type=click.Choice(["permissive", "enforcing"]),
+    default="enforcing",
+    show_default=True,
+    help="With enable: whether clients may do without TLS. Nodes may not.",
+)
+@option("--force", is_flag=True, help="With enable and disable: refuse clients that are connected.")
+@option("--within", "within_s", type=SECONDS, default=120.0, help="For one process to be well.")
 async def secure(
     context: CommandContext,
     action: str,
@@ -43,8 +61,11 @@ async def secure(
     nodes: tuple[str, ...],
     cluster: str,
     days: int,
+    mode: Mode,
+    force: bool,
+    within_s: float,
 ) -> None:
-    """Make the certificates of a cluster, renew them, check its ports.
+    """Make the certificates of a cluster, renew them, check its ports; turn TLS on and off.
 
     `init` makes an authority, one file for each --node (certificate and key, mode 0600), and
     `admin.pem` for tools. A node is broker/GROUP/ID, controller/ID, or namesrv/NAME. It needs only
@@ -53,15 +74,28 @@ async def secure(
     `rotate` replaces every certificate. Servers take theirs within two seconds; open connections
     stay.
 
+    `enable` turns TLS on at a cluster of `batonmq up` under load, `disable` turns it off. Processes
+    are restarted one after the other as by `mqctl roll`: first every port takes both, then all
+    processes dial with TLS, then plain connections are refused. Before that it looks who is
+    connected without TLS, and stops if somebody is. The same command continues what was stopped;
+    the other one goes back.
+
     `rotate` without DIR renews those of the local cluster. `status` dials every port, plain and
-    with TLS. Exit code of status: 1 if a port does not answer or its certificate is not trusted, 3
-    if a port between nodes takes plain connections.
+    with TLS, and shows how many clients are connected without TLS and with it. Exit code of status:
+    1 if a port does not answer or its certificate is not trusted, 3 if a port between nodes takes
+    plain connections. Of enable and disable: 0 done, 1 failed, 3 stopped at a doubt.
 
     JSON: of init and rotate a list of file, names, hosts, notAfter (ms since 1970); of status a
-    list of node, port, address, plain, tls (its version), verified, notAfter, refusal.
+    list of node, port, address, plain, tls (its version), verified, notAfter, refusal, plainClients
+    and tlsClients (addresses, at most 20, while both are taken); of enable and disable stages
+    (stage, restarted), doubt, nextStep.
     """
     if action == "status":
         await _status(context)
+        return
+    if action in ("enable", "disable"):
+        target: Stage = "disabled" if action == "disable" else mode
+        await _Change(context, target, within_s, force=force).run()
         return
     if folder is None and action == "rotate":
         folder = _local_folder(context.target)
@@ -141,6 +175,128 @@ def _show(context: CommandContext, made: list[NodeCertificate]) -> None:
     context.out.table(["File", "Names", "Hosts", "Ends"], rows)
 
 
+class _Change:
+    """One run of enable or disable. `done`: (stage, names of the processes that were restarted)."""
+
+    def __init__(
+        self, context: CommandContext, target: Stage, within_s: float, *, force: bool
+    ) -> None:
+        self._context = context
+        self._target = target
+        self._within_s = within_s
+        self._force = force
+        self._done: list[tuple[Stage, list[str]]] = []
+
+    async def run(self) -> None:
+        """Raises CommandFailed."""
+        from batonmq.mqctl.commands.roll import STOPPED, alone, state_file
+        from batonmq.mqctl.roll import Doubt
+
+        local = self._context.target.local
+        if local is None or not local.supervised or self._context.target.by_hint:
+            raise CommandFailed(
+                "no `batonmq up` runs here: set BATONMQ_DATA to its folder. docs/security.md has"
+                " the steps for other clusters"
+            )
+        doubt = next_step = ""
+        with alone(state_file(self._context)):
+            try:
+                while await self._one_step():
+                    pass
+            except Doubt as stopped:
+                doubt, next_step = str(stopped), stopped.next_step
+                self._context.exit_code = STOPPED
+        self._show(doubt, next_step)
+
+    async def _one_step(self) -> bool:
+        """False: nothing was left to do. Raises Doubt."""
+        from batonmq.mqctl.commands.roll import Work, up_backend
+        from batonmq.mqctl.tls_steps import WHAT, stages_of, steps
+
+        async with self._context.controller() as (admin, controller):
+            work = Work(self._context, admin, controller, self._within_s)
+            await work.load_nodes(embedded=True)
+            stages = stages_of(await self._states(admin, work))
+            step = next(steps(stages, self._target), None)
+            if step is None:
+                await self._set(self._target)
+                return False
+            if step.stage in ("enforcing", "disabled"):
+                await self._check_clients(admin, work, step.stage)
+            await self._set(step.stage)
+        # Tools dial as the file of the cluster says from now on.
+        self._context.forget_target()
+        async with self._context.controller() as (admin, controller):
+            work = Work(self._context, admin, controller, self._within_s)
+            await work.load_nodes(embedded=True)
+            work.say(f"{step.stage}: {WHAT[step.stage]}")
+            self._done.append((step.stage, work.rolled))
+            await work.restart_these(
+                [node for node in work.nodes if node.name in step.names],
+                up_backend(self._context, self._within_s),
+                controllers_first=step.controllers_first,
+            )
+            await self._check_restarted(admin, work, step)
+        return True
+
+    async def _states(self, admin: Admin, work: Work) -> dict[str, TlsState]:
+        """By name of the process. Raises Doubt for one that does not say."""
+        import asyncio
+
+        from batonmq.client.errors import UnsupportedByBrokerError
+        from batonmq.mqctl.roll import Doubt
+        from batonmq.protocol.errors import BatonError
+
+        try:
+            found = await asyncio.gather(*(admin.cluster.tls(node.address) for node in work.nodes))
+        except UnsupportedByBrokerError as error:
+            raise Doubt(f"an earlier version runs there: {error}", "mqctl roll") from error
+        except BatonError as error:
+            raise Doubt(str(error)) from error
+        return dict(zip((node.name for node in work.nodes), found, strict=True))
+
+    async def _check_clients(self, admin: Admin, work: Work, stage: Stage) -> None:
+        """Raises Doubt if a client that is connected now would be refused."""
+        from batonmq.mqctl.roll import Doubt
+        from batonmq.mqctl.tls_steps import refused
+
+        async def connected() -> str:
+            return refused(await self._states(admin, work), stage)
+
+        if self._force or not (found := await still_lacking(connected, GONE_S, "connected")):
+            return
+        how, what = ("without", "give it to them") if stage == "enforcing" else ("with", "end that")
+        raise Doubt(f"clients are connected {how} TLS: {found}", f"{what}, or --force refuses them")
+
+    async def _check_restarted(self, admin: Admin, work: Work, step: Step) -> None:
+        """Raises Doubt."""
+        from batonmq.mqctl.roll import Doubt
+        from batonmq.mqctl.tls_steps import stages_of
+
+        stages = stages_of(await self._states(admin, work))
+        if other := sorted(name for name in step.names if stages.get(name) != step.stage):
+            text = f"{other[0]} was restarted and is at stage {stages.get(other[0])}"
+            raise Doubt(text, "see BATONMQ_ variables in the environment of `batonmq up`")
+
+    async def _set(self, stage: Stage) -> None:
+        """The supervisor writes the settings of all processes. Raises CommandFailed."""
+        from batonmq.mqctl.commands.up import ask_supervisor
+
+        await ask_supervisor(self._context, do="secure", stage=stage)
+
+    def _show(self, doubt: str, next_step: str) -> None:
+        out = self._context.out
+        if out.as_json:
+            done = [{"stage": stage, "restarted": names} for stage, names in self._done]
+            out.document({"stages": done, "doubt": doubt, "nextStep": next_step})
+        elif doubt:
+            out.line(f"stopped: {doubt}", style=BAD)
+            out.line(f"  next: {next_step}")
+            out.line("  then the same command continues")
+        else:
+            out.line(f"TLS is {self._target}", style=GOOD)
+
+
 async def _status(context: CommandContext) -> None:
     import asyncio
 
@@ -149,16 +305,35 @@ async def _status(context: CommandContext) -> None:
 
     async with context.admin() as admin:
         ports = await _ports(context, admin)
+        said = await _said(admin, {port.address for port in ports if port.kind == "remoting"})
     tls, timeout_s = context.target.tls, context.timeout_ms / 1000
     try:
         states = await asyncio.gather(*(probe(port, tls, timeout_s) for port in ports))
     except TlsError as error:
         raise CommandFailed(str(error)) from error
+    states = [replace(state, clients=said.get(state.port.address)) for state in states]
     if any(state.port.kind != "remoting" and state.takes_plain for state in states):
         context.exit_code = 3
     if any(state.refusal for state in states):
         context.exit_code = 1
     _show_states(context, states)
+
+
+async def _said(admin: Admin, addresses: Iterable[str]) -> dict[str, TlsState]:
+    """Of each process whose ports for clients take both; of an earlier version nothing."""
+    import asyncio
+
+    from batonmq.protocol.errors import BatonError
+
+    async def ask(address: str) -> TlsState | None:
+        try:
+            return await admin.cluster.tls(address)
+        except BatonError:
+            return None  # the probe of its port says why
+
+    known = list(addresses)
+    answers = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
+    return {a: s for a, s in answers.items() if s is not None and s.server_mode == "permissive"}
 
 
 async def _ports(context: CommandContext, admin: Admin) -> list[Port]:
@@ -199,6 +374,8 @@ def _show_states(context: CommandContext, states: list[PortState]) -> None:
                     "verified": each.is_verified,
                     "notAfter": each.ends_ms,
                     "refusal": each.refusal,
+                    "plainClients": each.clients.plain_peers if each.clients else [],
+                    "tlsClients": each.clients.encrypted_peers if each.clients else [],
                 }
                 for each in states
             ]
@@ -213,9 +390,20 @@ def _show_states(context: CommandContext, states: list[PortState]) -> None:
             each.takes_tls or "no",
             "yes" if each.is_verified else "no",
             when(each.ends_ms) if each.ends_ms else "",
+            f"{each.clients.plain}, {each.clients.encrypted}" if each.clients else "",
             each.refusal,
         ]
         for each in states
     ]
-    headings = ["Node", "Port", "Address", "Plain", "TLS", "Verified", "Ends", "Refused"]
+    headings = [
+        "Node",
+        "Port",
+        "Address",
+        "Plain",
+        "TLS",
+        "Verified",
+        "Ends",
+        "Connected plain, TLS",
+        "Refused",
+    ]
     context.out.table(headings, rows)

@@ -73,6 +73,21 @@ async def up(
         context.out.document({"action": action, "brokers": work.done})
 
 
+async def ask_supervisor(context: CommandContext, **asked: str) -> Mapping[str, str]:
+    """What the `batonmq up` of this cluster answers. Raises CommandFailed with what it says."""
+    from batonmq.launcher import control
+    from batonmq.mqctl.target import data_of
+
+    assert context.target.local is not None
+    try:
+        answer = await control.ask(data_of(context.target.local.path) / "run", asked)
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"`batonmq up` does not answer: {error}") from error
+    if "error" in answer:
+        raise CommandFailed(answer["error"])
+    return answer
+
+
 class _Change:
     """One run of the command. `done`: the brokers that were added or removed."""
 
@@ -88,7 +103,7 @@ class _Change:
     async def add(self, group: str, count: int) -> None:
         """Raises CommandFailed."""
         for _ in range(count):
-            added = await self._ask(do="add", group=group)
+            added = await ask_supervisor(self._context, do="add", group=group)
             group = added["group"]
             self.done.append(added)
             self._say(f"{added['name']} at {added['address']} is started")
@@ -157,7 +172,7 @@ class _Change:
         return sorted({name for name, _ in self._context.target.local.brokers})
 
     async def _remove(self, address: str) -> None:
-        self.done.append(await self._ask(do="remove", address=address))
+        self.done.append(await ask_supervisor(self._context, do="remove", address=address))
 
     async def _known(self) -> BrokerReplicasInfo:
         return await self._controller.sync_state_data(self._groups)
@@ -177,20 +192,6 @@ class _Change:
             return ""
 
         await self._until(refused, "`mqctl health` shows how they forget it")
-
-    async def _ask(self, **asked: str) -> Mapping[str, str]:
-        """Raises CommandFailed with what the supervisor says."""
-        from batonmq.launcher import control
-        from batonmq.mqctl.target import data_of
-
-        assert self._context.target.local is not None
-        try:
-            answer = await control.ask(data_of(self._context.target.local.path) / "run", asked)
-        except (OSError, ValueError) as error:
-            raise CommandFailed(f"`batonmq up` does not answer: {error}") from error
-        if "error" in answer:
-            raise CommandFailed(answer["error"])
-        return answer
 
     async def _until(self, missing: Callable[[], Awaitable[str]], advice: str) -> None:
         """Raises CommandFailed if something is still missing at the end of `--within`."""
