@@ -175,7 +175,7 @@ class NoControllerLeaderError(ClientError):
 
     def __init__(self, asked: Sequence[tuple[str, str]]) -> None:
         self.asked = tuple(asked)
-        tried = "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in asked)
+        tried = "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in dict.fromkeys(asked))
         super().__init__(
             f"no controller answers as leader ({tried}): a majority of the controllers must run; "
             "see `mqctl getControllerMetaData`"

@@ -154,7 +154,7 @@ def diverged(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> 
     story.brokers |= {event.broker_id} - {0}
     why = detail.reason or event.reason or "no reason was given"
     text = f"broker {event.broker_id} cannot follow and tries again: {why}"
-    story.add("diverged", event.time_ms, event.clock, text, event.broker_id)
+    story.add("stuck", event.time_ms, event.clock, text, event.broker_id)
 
 
 def lease_lost(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:

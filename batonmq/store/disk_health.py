@@ -85,7 +85,9 @@ class StoreHealth:
         must wait too."""
         if not self.full:
             log.warning("disk_full reason=%s", error)
-        self.full = str(error)
+        # Without Python's number: `check_space` gives it again.
+        what = error.strerror or str(error)
+        self.full = f"{error.filename}: {what}" if error.filename else what
         self.pauses = self.pauses or pauses
         self.full_count += 1
         self.on_full()

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from click.shell_completion import ShellComplete
 
+import batonmq.client.admin.admin
+from batonmq.client.errors import NoMasterError
 from batonmq.mqctl.commands import bench, dlq
 from batonmq.mqctl.main import cli
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
@@ -129,6 +131,20 @@ def test_percentiles_are_of_the_slowest_that_counts(count: int, wanted: float) -
     assert bench._ms(waits, 99) == wanted
     assert bench._ms(waits, 100) == count - 1
     assert bench._ms([], 50) is None
+
+
+def test_top_shows_the_brokers_while_a_group_has_no_master(
+    mqctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def masterless(*_: object) -> Any:
+        raise NoMasterError("broker-a")
+
+    monkeypatch.setattr(batonmq.client.admin.admin.Admin, "consumer_progress", masterless)
+    done = mqctl("top", "--once")
+    assert done.code == 0 and "broker-a has no reachable master" in done.out
+    assert MASTER in done.out and SLAVE in done.out
+    (why,) = mqctl("top", "--once", "--json").json["notKnown"]
+    assert "broker-a has no reachable master" in why
 
 
 def test_top_fits_a_terminal_of_80_by_24(

@@ -35,7 +35,7 @@ from batonmq.mqctl.verdict.files import due_ms
 from batonmq.mqctl.verdict.group_incidents import UNCHECKED
 from batonmq.mqctl.verdict.incidents import FILES, LAST_WORDS
 from batonmq.mqctl.verdict.judge import INCIDENTS, judge
-from batonmq.mqctl.verdict.safety import may_restart
+from batonmq.mqctl.verdict.safety import may_restart, safety
 from batonmq.protocol.layout import INDEX_HEADER, JOURNAL_MAGIC, UNIT
 from batonmq.store.checkpoint import StoreCheckpoint
 from lab.cluster.mqctl import mqctl as run_mqctl
@@ -331,10 +331,49 @@ def test_no_restart_takes_the_controllers_majority() -> None:
     evidence = replace(live((1, 2, 3), {1, 2, 3}), leader="")
     master, slave, _ = evidence.brokers("g")
     assert not may_restart(evidence, master).allowed
-    assert may_restart(evidence, slave).allowed
-    assert "writes wait until it is back" in may_restart(evidence, slave).why
+    assert not may_restart(evidence, slave).allowed
+    assert "writes would wait until it is back" in may_restart(evidence, slave).why
     # All three run, and none leads: their disks are full, or their network is cut.
     assert not may_restart(evidence, first).allowed
+
+
+def test_a_master_that_dies_without_a_quorum_is_not_what_to_mend() -> None:
+    """Two members could be elected: neither to start the third nor an unclean election helps."""
+    evidence = replace(
+        live((1, 2, 3), {2, 3}, controllers=1),
+        leader="",
+        controllers={"n:0": None, "n:1": "refused", "n:2": "refused"},
+    )
+    found = judge(evidence)
+    assert (found.state, found.causes[0].incident) == ("down", "quorum-lost")
+    assert "g cannot get a master before a majority runs" in found.causes[0].cause
+    said = [repair for finding in found.findings for repair in finding.repairs]
+    assert not any("--unclean" in repair.command for repair in said)
+    (masterless,) = (f for f in found.findings if f.incident == "no-master")
+    assert (masterless.symptom_of, masterless.repairs) == ("quorum-lost", ())
+
+
+def test_what_was_not_read_makes_nothing_safe() -> None:
+    """Between two masters: a running broker's log is not read, so it ends at 0 in the evidence."""
+    store = StoreEvidence("f", group="g", log_id="x")
+    evidence = live((2, 3), {2, 3})
+    nodes = tuple(
+        replace(node, store=replace(store, broker_id=at), process=ProcessFacts(pid=at))
+        if node.kind == BROKER
+        else node
+        for at, node in enumerate(evidence.nodes, 1)
+    )
+    evidence = replace(evidence, nodes=nodes)
+    found = safety(evidence, "g")
+    assert (found.state, found.end) == ("unknown", -1)
+    assert "broker-2, broker-3 are not read while they run" in found.how
+    report = {"commitLogMaxOffset": "900"}
+    nodes = tuple(replace(node, report=report) if node.kind == BROKER else node for node in nodes)
+    found = safety(replace(evidence, nodes=nodes), "g")
+    assert (found.state, found.end) == ("safe", 900)
+    assert "its log ends at 900" in found.how
+    # Without a leading controller the set may be an older one.
+    assert safety(replace(evidence, nodes=nodes, leader=""), "g").state == "unknown"
 
 
 def test_a_broker_whose_disk_is_full_would_not_come_back_from_a_restart() -> None:

@@ -286,7 +286,8 @@ def _show(context: CommandContext, story: Story) -> None:
 
 
 def _heading(story: Story) -> str:
-    what = story.kind.replace("_", " ")
+    # The event has this name, also if the cause is a full disk and no other history.
+    what = "cannot follow" if story.kind == "diverged" else story.kind.replace("_", " ")
     if story.unclean:
         what = what.upper()
     group = f"{story.broker_name} epoch {story.master_epoch}  " if story.broker_name else ""

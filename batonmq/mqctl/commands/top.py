@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from batonmq.mqctl.commands.cluster import cluster_of, first_rate, percent
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.protocol.errors import BatonError
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -29,7 +30,7 @@ async def top(context: CommandContext, every_s: float, once: bool) -> None:
     """The rates of brokers, topics and groups, live until ctrl-C.
 
     JSON: one document a line: brokers, topics (topic, tps, day), groups (consumerGroup, diff,
-    members).
+    members), notKnown: why topics or groups are missing, such as a broker group without a master.
     """
     if not once:
         context.interval_s = every_s
@@ -44,22 +45,26 @@ async def _round(context: CommandContext, admin: Admin) -> None:
 
     info = await cluster_of(admin)
     addresses = [a for data in info.broker_addr_table.values() for a in data.broker_addrs.values()]
-    figures, topics, groups = await asyncio.gather(
+    figures, (topics, no_topics), (groups, no_groups) = await asyncio.gather(
         context.ask_each(addresses, admin.brokers.runtime_info),
-        _topics(admin, info),
-        _groups(admin),
+        _or_why(_topics(admin, info)),
+        _or_why(_groups(admin)),
     )
+    not_known = list(dict.fromkeys(filter(None, (no_topics, no_groups))))
     brokers = [
         _broker(name, address, figures.get(address))
         for name, data in sorted(info.broker_addr_table.items())
         for address in sorted(data.broker_addrs.values())
     ]
     if context.out.as_json:
-        context.out.document({"brokers": brokers, "topics": topics, "groups": groups})
+        document = {"brokers": brokers, "topics": topics, "groups": groups, "notKnown": not_known}
+        context.out.document(document)
         return
-    lines = shutil.get_terminal_size((80, 24)).lines - LINES_BESIDE
+    lines = shutil.get_terminal_size((80, 24)).lines - LINES_BESIDE - 2 * len(not_known)
     shown = max(3, lines - 2 * min(5, lines // 4)), max(2, min(5, lines // 4))
     context.out.line(f"{when(wall_ms())[:19]}  {context.target}"[: _width()], style="bold")
+    for why in not_known:
+        context.out.line(why, style=BAD)
     rows = [_row(broker) for broker in brokers[: shown[0]]]
     headings = ["Broker", "ID", "Address", "Role", "In/s", "Out/s", "Disk", "Behind", "Waiting"]
     context.out.table(headings, rows)
@@ -74,6 +79,16 @@ async def _round(context: CommandContext, admin: Admin) -> None:
         ["Group", "Members", "Diff"],
         [[_short(g["consumerGroup"], wide), g["members"], g["diff"]] for g in groups[: shown[1]]],
     )
+
+
+async def _or_why(
+    asked: Awaitable[list[dict[str, Any]]],
+) -> tuple[list[dict[str, Any]], str]:
+    """Its rows, or none and why: brokers are shown also while a group has no master."""
+    try:
+        return await asked, ""
+    except BatonError as error:
+        return [], " ".join(str(error).split())
 
 
 def _width() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from batonmq.mqctl.verdict.evidence import Evidence
+from batonmq.mqctl.verdict.evidence import Evidence, GroupEvidence
 from batonmq.mqctl.verdict.incidents import (
     LOOP_MS,
     REFILL_BYTES_S,
@@ -41,10 +41,11 @@ def _quorum(evidence: Evidence) -> Iterator[Finding]:
     up = sum(why is None for why in answers.values())
     if evidence.is_live and answers and up * 2 <= len(answers):
         away = [n for n in evidence.name_servers() if n.controller and not n.runs]
-        cause = (
-            f"{up} of {len(answers)} controllers run: masters continue to take writes, and none"
-            " that fails is replaced"
-        )
+        orphans = [group.name for group in evidence.groups if not _has_master(evidence, group)]
+        what = "masters continue to take writes, and none that fails is replaced"
+        if orphans:
+            what = f"{', '.join(orphans)} cannot get a master before a majority runs"
+        cause = f"{up} of {len(answers)} controllers run: {what}"
         repairs = tuple(start_of(evidence, node) for node in away[:2])
         began = max((since(evidence, n) for n in away), default=0)
         groups = tuple(evidence.group_names)
@@ -62,13 +63,16 @@ def _quorum(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("controllers-cut", "controllers", problem, 0, (), (look,))
 
 
+def _has_master(evidence: Evidence, group: GroupEvidence) -> bool:
+    master = evidence.node_of(group.name, group.master)
+    return bool(group.master) and group.master in group.alive and (not master or master.runs)
+
+
 def _masterless(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_live or evidence.classic:
         return
     for group in evidence.groups:
-        master = evidence.node_of(group.name, group.master)
-        serves = group.master and group.master in group.alive and (not master or master.runs)
-        if serves or not group.members:
+        if _has_master(evidence, group) or not group.members:
             continue
         away = [i for i in group.members if i not in group.alive]
         suspects = [
@@ -81,11 +85,17 @@ def _masterless(evidence: Evidence) -> Iterator[Finding]:
             name, why = "group-down", "none of its brokers runs"
         elif suspects:
             name, why = "only-suspects", f"the logs of {', '.join(suspects)} are suspect"
-        elif away:
-            name, why = "members-away", f"of the SyncStateSet {{{ids}}} broker {away} is away"
+        elif away and (evidence.leader or len(away) == len(group.members)):
+            who = ", ".join(f"broker {each}" for each in away)
+            name, why = "members-away", f"of the SyncStateSet {{{ids}}} {who} cannot be reached"
+        elif evidence.leader:
+            name, why = "no-master", "an election is under way"
         else:
-            name, why = "no-master", "an election is under way, or no controller leads"
-        repairs += _unclean(evidence, group.name)
+            # Members that could be elected are there: to start others, or to lose messages, helps
+            # nobody before a controller leads.
+            name, why, repairs = "no-master", "no controller leads to elect one", []
+        if name != "no-master":
+            repairs += _unclean(evidence, group.name)
         cause = f"{group.name} has no master: {why}"
         began = max(
             (s.began_ms for s in evidence.stories if s.broker_name == group.name), default=0

@@ -51,7 +51,7 @@ def safety(evidence: Evidence, name: str) -> Safety:
         )
         lost = ((story.opened_offset, cut),) if cut > story.opened_offset >= 0 else ()
         return Safety(name, "lost" if lost else "unknown", how, lost=lost)
-    if evidence.is_live and (live := _live(evidence, group)) is not None:
+    if evidence.is_live and (live := _live(evidence, group) or _member(evidence, group)):
         return live
     return _stored(evidence, group)
 
@@ -72,6 +72,25 @@ def _live(evidence: Evidence, group: GroupEvidence) -> Safety | None:
     return Safety(group.name, "safe", how, (node.name,), confirmed)
 
 
+def _member(evidence: Evidence, group: GroupEvidence) -> Safety | None:
+    """From what a running member of the set reports while no master serves; None if none does, or
+    if the set may be an older one."""
+    if not evidence.leader or not group.is_current:
+        return None
+    for broker_id in group.members:
+        node = evidence.node_of(group.name, broker_id)
+        if node is None or not node.runs or any("suspect" in told for told in node.told):
+            continue
+        end = int(node.report.get("commitLogMaxOffset") or -1)
+        if end >= max(0, group.confirmed):
+            how = (
+                f"{node.name} runs and is a member of the SyncStateSet {_set(group)} of"
+                f" masterEpoch {group.master_epoch}; its log ends at {end}"
+            )
+            return Safety(group.name, "safe", how, (node.name,), end)
+    return None
+
+
 def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     """From the stores' files."""
     name = group.name
@@ -88,7 +107,9 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
         id_: distrust(group, id_, node.store, others) for id_, node in nodes.items() if node.store
     }
     trusted = {id_: nodes[id_] for id_ in wanted & nodes.keys() if not doubts[id_]}
-    holders = [n for n in trusted.values() if n.store and not _bad_tail(n.store)]
+    holders = [
+        n for n in trusted.values() if n.store and not _is_unread(n) and not _bad_tail(n.store)
+    ]
     if not holders:
         return _without_holder(group, wanted, nodes, doubts)
     store, best = max(
@@ -119,6 +140,11 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     return Safety(name, "safe", how, tuple(full or [best.name]), store.end)
 
 
+def _is_unread(node: NodeEvidence) -> bool:
+    """Nothing follows from the files of a process that runs: its log was not read."""
+    return node.process is not None and bool(node.process.pid)
+
+
 def _set(group: GroupEvidence) -> str:
     return "{" + ", ".join(map(str, group.members)) + "}"
 
@@ -131,6 +157,9 @@ def _without_holder(
     group: GroupEvidence, wanted: set[int], nodes: dict[int, NodeEvidence], doubts: dict[int, str]
 ) -> Safety:
     here = wanted & nodes.keys()
+    if unread := [nodes[i].name for i in sorted(here) if not doubts[i] and _is_unread(nodes[i])]:
+        why = f"no master serves, and the logs of {', '.join(unread)} are not read while they run"
+        return Safety(group.name, "unknown", why)
     why = "; ".join(
         f"broker {i}: {doubts[i] or 'its last bytes are damaged'}" for i in sorted(here)
     )
@@ -243,8 +272,9 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
     ]
     if not others and me in group.members:
         return Restart(node.name, False, f"{node.group} would lose its last copy in sync")
-    if not evidence.leader and me == group.master:
-        return Restart(node.name, False, "no controller leads to replace this master")
+    if not evidence.leader and me in group.members:
+        text = "no controller leads: first mend that, writes would wait until it is back"
+        return Restart(node.name, False, text)
     if any("disk is full" in told for told in node.told):
         return Restart(node.name, False, "its disk is full: its start would wait for disk space")
     who = ", ".join(_named(evidence, group, each) for each in others)
@@ -254,8 +284,6 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
         return Restart(node.name, True, f"{what}; move the master first", first)
     if me not in group.members:
         what = "it is not in the set"
-    elif not evidence.leader:
-        what += "; no controller leads, so writes wait until it is back"
     return Restart(node.name, True, what)
 
 
