@@ -30,6 +30,7 @@ server finds it by them. A new code goes into the processor of its kind:
 | `tables.slave_sync` | tables for slaves 21, 43, 45, 60, 201, 402, 60002 |
 | `replication.classic` | outside controller mode 905, 906, 908, 60004 |
 | `replication.replication` | a hint that the role changed 1008 |
+| `name_server_registrar` | a master asks to be registered 60011 |
 | `relay` | a stopping master says how many requests it took 60005 |
 
 On a replica that is not master, `relay` passes on requests that only the master may handle. Before

@@ -3,8 +3,12 @@
 One task per name server, so that a dead one delays no other. The body is RegisterBrokerBody; its
 DataVersion.stateVersion is the masterEpoch. A name server that has the whole table gets only the
 changed topics, at most every 20 ms, since thousands of new topics must not cost thousands of whole
-tables. It gets the whole table over a new connection, after a failure and every 30 s. Origin:
-BrokerOuterAPI.registerBrokerAll, BrokerController.registerIncrementBrokerData in Java.
+tables. It gets the whole table over a new connection, after a failure and every 30 s.
+
+A name server that does not answer the master, but a slave, still gets the master (R32): the master
+asks the slave to register it (BATON_REGISTER_MASTER). The slave does so by what it knows itself,
+and only while it follows that master. Origin: BrokerOuterAPI.registerBrokerAll,
+BrokerController.registerIncrementBrokerData in Java.
 """
 
 from __future__ import annotations
@@ -17,10 +21,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from batonmq.auth.policy import UserWrapper
+from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
-from batonmq.remoting.connection import Connection
+from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 
 log = logging.getLogger(__name__)
@@ -34,6 +39,14 @@ KNOWN_S = 0.05
 EXT_PARTIAL = "batonPartial"
 """Marks a registration of some topics only; the name server keeps the others."""
 EXT_RELAYS = "batonRelays"
+EXT_RELAYED = "batonRelayed"
+"""Marks the registration of a master by a slave."""
+UNANSWERED_S = 0.5
+"""A master waits so long for a name server before it asks a slave."""
+ASKS_APART_S = 1.0
+ASK_TIMEOUT_MS = 1000
+RELAYED_SILENCE_MS = 10_000
+"""A name server keeps the master so long; the slave registers it again every 4 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,8 @@ class RouteRegistration:
     is_partial: bool = False
     relays: bool = False
     """The broker passes requests on to its master, so producers may be routed to it."""
+    is_relayed: bool = False
+    """A slave registers its master."""
     silence_ms: int | None = None
     """With enableSlaveActingMaster: the broker counts as dead after this time without a heartbeat
     (904)."""
@@ -56,7 +71,7 @@ class RouteRegistration:
     def request(self) -> RemotingCommand:
         acting = {"enableActingMaster": "true", "heartbeatTimeoutMillis": str(self.silence_ms)}
         if self.silence_ms is None:
-            acting = {}
+            acting = {"heartbeatTimeoutMillis": str(RELAYED_SILENCE_MS)} if self.is_relayed else {}
         return RemotingCommand.request(
             RequestCode.REGISTER_BROKER,
             {
@@ -70,6 +85,7 @@ class RouteRegistration:
                 "bodyCrc32": str(zlib.crc32(self.body) & 0x7FFFFFFF),
                 **({EXT_PARTIAL: "true"} if self.is_partial else {}),
                 **({EXT_RELAYS: "true"} if self.relays else {}),
+                **({EXT_RELAYED: "true"} if self.is_relayed else {}),
                 **acting,
             },
             self.body,
@@ -89,6 +105,75 @@ class RouteRegistration:
 
 #: Makes the registration of these topics, or of all (None); returns None without a role.
 Current = Callable[[Collection[str] | None], RouteRegistration | None]
+
+
+#: The registration of the master that a slave follows, and the version of its topics.
+MasterToRegister = tuple[RouteRegistration, DataVersion] | None
+
+
+class RegistrationByMembers:
+    """Registers a master at name servers that do not answer it.
+
+    `members`: addresses of the other replicas; none without controllers. `of_master`: what a slave
+    registers.
+    """
+
+    def __init__(
+        self,
+        client: RemotingClient,
+        members: Callable[[], list[str]],
+        of_master: Callable[[Collection[str] | None], MasterToRegister],
+    ) -> None:
+        self._client = client
+        self._members = members
+        self._of_master = of_master
+        self._turn = 0
+        self._asked_s: dict[str, float] = {}
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.BATON_REGISTER_MASTER, self._register_master)
+
+    async def ask(self, name_server: str, registration: RouteRegistration) -> None:
+        """A master asks one member after the other until one has done it, at most once in
+        ASKS_APART_S."""
+        members, now_s = self._members(), asyncio.get_running_loop().time()
+        asked_s = self._asked_s.get(name_server)
+        if registration.broker_id != MASTER_ID:
+            return
+        if asked_s is not None and now_s < asked_s + ASKS_APART_S:
+            return
+        self._asked_s[name_server] = now_s
+        fields = {"nameServer": name_server, "masterAddr": registration.address}
+        request = RemotingCommand.request(RequestCode.BATON_REGISTER_MASTER, fields)
+        for _ in members:
+            member = members[self._turn % len(members)]
+            try:
+                await self._client.call(member, request, ASK_TIMEOUT_MS)
+                return
+            except BatonError as error:
+                self._turn += 1  # the next call begins with another member, too
+                log.debug("master_not_registered name_server=%s reason=%s", name_server, error)
+
+    async def _register_master(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """60011. Nothing that is registered comes from the request: it is true, whoever asks."""
+        address, name_server = request.require("masterAddr"), request.require("nameServer")
+        connection = self._client.live_connection(name_server)
+        if connection is None or "registrar" not in connection.attachments:
+            return _refused(request, "this broker is not registered there")
+        known = self._of_master(())
+        if known is None or known[0].address != address:
+            return _refused(request, "this broker follows no such master")
+        registration, version = known
+        if connection.attachments.get("master") != (address, version):
+            registration, version = self._of_master(None) or known
+        reply = await connection.invoke(registration.request(), RPC_TIMEOUT_MS)
+        if reply.code == ResponseCode.SUCCESS:
+            connection.attachments["master"] = (address, version)
+        return RemotingCommand.response_to(request, reply.code, reply.remark)
+
+
+def _refused(request: RemotingCommand, remark: str) -> RemotingCommand:
+    return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
 
 
 @dataclass(slots=True)
@@ -124,10 +209,12 @@ class NameServerRegistrar:
         current: Current,
         master_named: Callable[[str, str], bool] = lambda address, ha_address: True,
         users: Callable[[], tuple[int, UserWrapper]] | None = None,
+        by_members: RegistrationByMembers | None = None,
     ) -> None:
         """`users`: returns version and content of the table of users, which a master gives to name
         servers; None: users are not checked."""
         self._users = users
+        self._by_members = by_members
         self._client = client
         self._name_servers = name_servers
         self._period_s = period_ms / 1000
@@ -216,7 +303,7 @@ class NameServerRegistrar:
                 topics = None
             wait_s = self._period_s
             if (registration := self._current(topics)) is not None:
-                problem = await self._register(address, registration)
+                problem = await self._register_or_ask(address, registration)
                 self.registered[address] = problem is None
                 if problem is None:
                     self._known[address] = changes
@@ -230,6 +317,20 @@ class NameServerRegistrar:
                 quiet = problem is not None
             await _until(due.everything, CHANGES_APART_S)
             await _until(due.something, wait_s)
+
+    async def _register_or_ask(self, address: str, registration: RouteRegistration) -> str | None:
+        """As `_register`; while there is no answer, a member registers this master."""
+        attempt = asyncio.ensure_future(self._register(address, registration))
+        try:
+            await asyncio.wait((attempt,), timeout=UNANSWERED_S)
+            if self._by_members is not None and not attempt.done():
+                await self._by_members.ask(address, registration)
+            problem = await attempt
+            if self._by_members is not None and problem is not None:
+                await self._by_members.ask(address, registration)
+            return problem
+        finally:
+            attempt.cancel()
 
     async def _register(self, address: str, registration: RouteRegistration) -> str | None:
         try:

@@ -29,7 +29,7 @@ from batonmq.broker.consume.query_processor import OffsetProcessor, QueryProcess
 from batonmq.broker.filter import subscription_filter
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.housekeeping import Housekeeping
-from batonmq.broker.name_server_registrar import NameServerRegistrar
+from batonmq.broker.name_server_registrar import NameServerRegistrar, RegistrationByMembers
 from batonmq.broker.pop.ack_processor import AckProcessor
 from batonmq.broker.pop.assignment import AssignmentProcessor
 from batonmq.broker.pop.pop_processor import PopProcessor
@@ -144,6 +144,9 @@ class BrokerService:
 
     def _new_registrar(self) -> NameServerRegistrar:
         broker = self.config.broker
+        self._by_members = RegistrationByMembers(
+            self._client, self.replication.other_members, self.status.registration_of_master
+        )
         return NameServerRegistrar(
             self._client,
             broker.name_servers,
@@ -153,6 +156,7 @@ class BrokerService:
             (lambda: (self.tables.users.data_version.counter, self.tables.users.wrapper()))
             if self.endpoint.guard is not None
             else None,
+            self._by_members,
         )
 
     def _build_processors(self, clients: ConsumerManager) -> Processors:
@@ -177,6 +181,7 @@ class BrokerService:
         self._register_pop(processors := Processors())
         for processor in (
             self.replication,
+            self._by_members,
             self.send,
             self.waiting,
             self.pull,

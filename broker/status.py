@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import date
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from batonmq.broker.config import BrokerSections
-from batonmq.broker.name_server_registrar import RouteRegistration
+from batonmq.broker.name_server_registrar import MasterToRegister, RouteRegistration
 from batonmq.broker.relay import Relay
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.slave_sync import BrokerTables
@@ -20,11 +22,12 @@ from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
+    DataVersion,
     EpochEntryCache,
     HARuntimeInfo,
     TopicConfigAndMappingSerializeWrapper,
 )
-from batonmq.protocol.codes import MQ_VERSION
+from batonmq.protocol.codes import MASTER_ID, MQ_VERSION
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role
@@ -181,27 +184,49 @@ class BrokerStatus:
         gate, broker = self._path.gate, self._config.broker
         if gate.role is Role.FENCED:
             return None
+        return RouteRegistration(
+            broker.broker_cluster_name,
+            broker.broker_name,
+            self._replication.broker_id() if gate.role is Role.SLAVE else MASTER_ID,
+            broker.address,
+            self._config.ha_address,
+            self._routed(topics, self._tables.topics.data_version),
+            is_partial=topics is not None,
+            relays=self._config.relays,
+            silence_ms=broker.broker_not_active_timeout if self._config.may_act else None,
+        )
+
+    def registration_of_master(self, topics: Collection[str] | None = None) -> MasterToRegister:
+        """The same of the master that this broker follows, by this broker's tables; None while
+        there is none."""
+        view, broker = self._replication.followed_master(), self._config.broker
+        version = self._tables.topics.data_version
+        if view is None:
+            return None
+        version = replace(version, state_version=view.master_epoch)
+        registration = RouteRegistration(
+            broker.broker_cluster_name,
+            broker.broker_name,
+            MASTER_ID,
+            view.master_address,
+            view.master_ha_address,
+            self._routed(topics, version),
+            is_partial=topics is not None,
+            relays=self._config.relays,
+            is_relayed=True,
+        )
+        return registration, version
+
+    def _routed(self, topics: Collection[str] | None, version: DataVersion) -> bytes:
         table = dict(self._tables.topics.table)
         if topics is not None:
             table = {topic: table[topic] for topic in topics if topic in table}
         for topic in OUR_TOPICS:
             table.pop(topic, None)
-        return RouteRegistration(
-            broker.broker_cluster_name,
-            broker.broker_name,
-            self._replication.broker_id() if gate.role is Role.SLAVE else 0,
-            broker.address,
-            self._config.ha_address,
-            RegisterBrokerBody(
-                topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
-                    data_version=self._tables.topics.data_version,
-                    topic_config_table=table,
-                )
-            ).encode(),
-            is_partial=topics is not None,
-            relays=self._config.relays,
-            silence_ms=broker.broker_not_active_timeout if self._config.may_act else None,
+        wrapper = TopicConfigAndMappingSerializeWrapper(
+            data_version=version, topic_config_table=table
         )
+        return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper).encode()
 
     def table(self) -> dict[str, str]:
         """The status as texts, for `clusterList` and `brokerStatus` (request 28)."""

@@ -205,6 +205,7 @@ BROKER: dict[int, Callable[[], Case]] = {
     60008: lambda: ({}, b""),
     60009: lambda: ({"username": "u", "step": "begin"}, b'{"password":"q"}'),
     60010: lambda: ({}, b""),
+    60011: lambda: ({"nameServer": "127.0.0.1:1", "masterAddr": "127.0.0.1:2"}, b""),
     200050: lambda: (POP, b""),
     200051: lambda: (HANDLE, b""),
     200052: lambda: (POP, b""),

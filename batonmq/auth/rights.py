@@ -396,6 +396,7 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.BATON_CONNECTION_ENDS: _nodes(),
     Code.BATON_GET_USERS: _nodes(),
     Code.BATON_PUT_USERS: _nodes(),
+    Code.BATON_REGISTER_MASTER: _nodes(),
 }
 
 

@@ -20,7 +20,7 @@ from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
 from batonmq.ha.ports import HAListener
 from batonmq.ha.proof import Registrations
-from batonmq.ha.slave_core import SlaveCore
+from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
 from batonmq.ha.wire import SLAVE_OPENING_SIZE_MAX, HAIdentity, SlaveFrameReader
@@ -265,6 +265,12 @@ class AutoSwitchHAService:
     def following_problem(self) -> str:
         """Why this slave cannot follow its master; "" if it can, or if it is no slave."""
         return self._slave.problem if self._slave is not None else ""
+
+    @property
+    def followed(self) -> RoleView | None:
+        """As slave: the view of the master whose log arrives, which was heard within 2 s (R14)."""
+        core = self._slave.core if self._slave is not None else None
+        return core.view if core is not None and core.phase is SlavePhase.TRANSFER else None
 
     @property
     def in_sync_count(self) -> int:

@@ -28,9 +28,8 @@ from batonmq.namesrv.state import (
     MinIdChange,
     RegisterOutcome,
     RouteInfoManager,
-    listed,
 )
-from batonmq.namesrv.topics import Parts
+from batonmq.namesrv.topics import Parts, listed
 from batonmq.protocol.bodies import (
     BrokerMemberGroup,
     ClusterInfo,
@@ -442,6 +441,7 @@ def _header_of(
         zone_name=request.ext.get("__ZONE_NAME"),
         is_partial=request.get_bool("batonPartial"),
         relays=request.get_bool("batonRelays"),
+        is_relayed=request.get_bool("batonRelayed"),
         peer=connection.peer,
         parts=parts,
     )

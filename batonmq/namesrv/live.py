@@ -25,6 +25,8 @@ class Live:
     connection: Hashable
     ha_server_addr: str
     relays: bool
+    is_relayed: bool = False
+    """`connection` is that of a slave, which registered it as its master."""
     earlier: tuple[Hashable, ...] = ()
     """The connections that registered it before, oldest first."""
     parts: object = None

@@ -22,7 +22,7 @@ from operator import not_
 from msgspec.structs import replace
 
 from batonmq.namesrv.live import Key, Live, LiveTable
-from batonmq.namesrv.topics import Parts, TopicTable
+from batonmq.namesrv.topics import Parts, TopicTable, listed
 from batonmq.protocol.bodies import (
     PERM_READ,
     PERM_WRITE,
@@ -47,8 +47,6 @@ FORGOTTEN_AT_ONCE = 2048
 """So many topics of removed groups are forgotten in one turn of the loop, about 3 ms."""
 PERMS_AT_ONCE = 2048
 """Topics of which so many get other permissions in one turn, about 2 ms."""
-LISTED_AT_ONCE = 2048
-"""So many topics are looked at for one step of a list, below 1 ms."""
 LOST_AT_ONCE = 64
 """Brokers of one closed connection that are removed in one turn."""
 LIVENESS_DEFAULT_MS = 120_000
@@ -73,6 +71,8 @@ class BrokerRegistration:
     """It names only topics that changed; the others are as they were."""
     relays: bool = False
     """It passes requests on to its master; a Java broker does not."""
+    is_relayed: bool = False
+    """A slave registers its master, which this name server does not answer."""
     peer: str = ""
     """Where the connection comes from, host:port."""
     parts: Parts | None = None
@@ -199,6 +199,10 @@ class RouteInfoManager:
         )
         if group is not None and self._outranked(registration, wrapper.data_version):
             return Registered(RegisterOutcome.IGNORED)
+        if registration.is_relayed and (
+            answer := self._known_better(registration, wrapper.data_version, now_ms)
+        ):
+            return answer
         # As Java: the change of one topic, of a broker that has not registered.
         if fresh_id and len(topics) == 1:
             return Registered(RegisterOutcome.FAILED)
@@ -254,6 +258,21 @@ class RouteInfoManager:
             if rival and live.data_version.state_version > version.state_version:
                 return True
         return False
+
+    def _known_better(
+        self, registration: BrokerRegistration, version: DataVersion, now_ms: int
+    ) -> Registered | None:
+        """R32: what a slave says of its master replaces no registration of that master itself, in
+        the same epoch or a later one. Its connection may still be open while nothing arrives."""
+        live = self._live.get((registration.cluster_name, registration.broker_addr))
+        if live is None or live.is_relayed:
+            return None
+        if live.data_version.state_version > version.state_version:
+            return Registered(RegisterOutcome.IGNORED)
+        if live.broker_id != MASTER_ID or live.data_version.state_version < version.state_version:
+            return None
+        live.deadline_ms = max(live.deadline_ms, now_ms + (registration.heartbeat_timeout_ms or 0))
+        return Registered(RegisterOutcome.TAKEN)
 
     def _join_cluster(self, registration: BrokerRegistration, group: _Group) -> None:
         if group.cluster_name != registration.cluster_name:
@@ -314,6 +333,7 @@ class RouteInfoManager:
             connection=registration.connection,
             ha_server_addr=registration.ha_server_addr,
             relays=registration.relays,
+            is_relayed=registration.is_relayed,
         )
         parts = registration.parts
         if parts is not None:
@@ -381,23 +401,23 @@ class RouteInfoManager:
         return self._topics.set_perms(PERMS_AT_ONCE)
 
     def scan(self, now_ms: int) -> Iterator[tuple[str, Hashable]]:
-        """Removes brokers that were silent too long, one a step; gives (address, connection). Some
-        may be heard again between two steps."""
+        """Removes brokers that were silent too long, one a step; gives (address, its connection).
+        Some may be heard again between two steps."""
         for (cluster, addr), live in self._live.silent(now_ms):
             if self._live.get((cluster, addr)) is live and live.deadline_ms < now_ms:
                 self.unregister(cluster, addr, live.broker_name)
-                yield addr, live.connection
+                yield addr, None if live.is_relayed else live.connection
 
     def refresh(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
         """A registered address was heard: BROKER_HEARTBEAT (904), QUERY_DATA_VERSION (322)."""
         live = self._live.get((cluster_name, broker_addr))
-        if live is not None:
+        if live is not None and not live.is_relayed:
             live.deadline_ms = now_ms + live.timeout_ms
 
     def data_version(self, cluster_name: str, broker_addr: str) -> DataVersion | None:
-        """The version of the topics that this address registered last, None if unknown."""
+        """The version of the topics that this address itself registered last, None if unknown."""
         live = self._live.get((cluster_name, broker_addr))
-        return live.data_version if live is not None else None
+        return live.data_version if live is not None and not live.is_relayed else None
 
     def is_changed(self, cluster_name: str, broker_addr: str, version: DataVersion) -> bool:
         """Whether `version` differs from that of the last registration."""
@@ -503,11 +523,6 @@ class RouteInfoManager:
             names.pop(broker_name, None)
             if not names:
                 del self._clusters[cluster_name]
-
-
-def listed(topics: list[str]) -> Iterator[list[str]]:
-    """Parts of the list of LISTED_AT_ONCE topics each."""
-    return (topics[at : at + LISTED_AT_ONCE] for at in range(0, len(topics), LISTED_AT_ONCE))
 
 
 def _registered(registration: BrokerRegistration, group: _Group, live: LiveTable) -> Registered:

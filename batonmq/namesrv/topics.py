@@ -13,6 +13,8 @@ from batonmq.protocol.bodies import QueueData, TopicConfig
 
 SMALL = 256
 """A group of at most so many topics is forgotten at once, or gets other permissions."""
+LISTED_AT_ONCE = 2048
+"""So many topics are looked at for one step of a list, below 1 ms."""
 
 
 @dataclass(eq=False, slots=True)
@@ -185,6 +187,11 @@ class _PermChange:
     topics: dict[str, TopicConfig]
     left: Iterator[TopicConfig]
     change: Callable[[int], int]
+
+
+def listed(topics: list[str]) -> Iterator[list[str]]:
+    """Parts of the list of LISTED_AT_ONCE topics each."""
+    return (topics[at : at + LISTED_AT_ONCE] for at in range(0, len(topics), LISTED_AT_ONCE))
 
 
 def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:

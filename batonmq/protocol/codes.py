@@ -162,6 +162,8 @@ class RequestCode(IntEnum):
     BATON_ROTATE_USER = 60_009
     # Ours: how this process takes and makes connections, and who is connected without TLS.
     BATON_GET_TLS = 60_010
+    # Ours: a master asks a slave to register it at a name server that does not answer the master.
+    BATON_REGISTER_MASTER = 60_011
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     UPDATE_CONTROLLER_CONFIG = 1009

@@ -24,6 +24,7 @@ from batonmq.history.event import full_disk_reason
 from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
 from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.role_view import RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
@@ -124,6 +125,9 @@ class ControllerReplication(Replication):
         view, own = self.manager.view, self.broker_id()
         replicas = view.replicas if view is not None else ()
         return [one.address for one in replicas if one.address and one.broker_id != own]
+
+    def followed_master(self) -> RoleView | None:
+        return self.ha.followed
 
     async def start(self) -> None:
         self._path.store.flushed_listeners.append(self._path.flushed)

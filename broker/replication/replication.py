@@ -21,6 +21,7 @@ from batonmq.ha.service import AutoSwitchHAService
 from batonmq.protocol.bodies import EpochEntryCache
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
+from batonmq.protocol.role_view import RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.metrics import MetricsPage
@@ -87,6 +88,10 @@ class Replication(ABC):
     def other_members(self) -> list[str]:
         """The addresses of the other replicas, as far as they are known."""
         return []
+
+    def followed_master(self) -> RoleView | None:
+        """As slave: the master whose log arrives now, and its epoch; None in classic mode."""
+        return None
 
     def note_slave(self, link: str, name: str) -> None:  # noqa: B027  only classic has names
         """A slave of classic mode names itself, and its HA connection."""

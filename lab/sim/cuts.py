@@ -18,6 +18,7 @@ from lab.sim.clients import Sender, Topics
 from lab.sim.cluster import SimCluster, cluster_of
 from lab.sim.hosts import Host
 from lab.sim.messages import Messages
+from lab.sim.served import ShownMasters
 from lab.sim.service import BOUNDS_S, Service
 from lab.sim.settings import Settings
 from lab.sim.world import Tell, Violation
@@ -39,13 +40,15 @@ _SENDERS = (1, 2, 3)
 class Cut:
     """`kind`: a key of BOUNDS_S. `ways`: pairs of roles between which bytes from the first to the
     second are lost, or are slow. `at`: the role that is hit, where it is one host. `then` what
-    becomes of the master, also a key of BOUNDS_S."""
+    becomes of the master, also a key of BOUNDS_S. Each lasts `lasts_s`, or until a group that is
+    not served breaks its bound."""
 
     name: str
     kind: str
     then: str
     ways: tuple[tuple[str, str], ...] = ()
     at: str = ""
+    lasts_s: float = _LASTS_S
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class _CutLife:
         try:
             WholeGroup(cluster).messages.on_acked = self._service.acked
             cluster.checks.append(self._service.check)
+            cluster.checks.append(ShownMasters(cluster).check)
             role = roles_of(cluster)
             _break(cluster, self._cut, role)
             try:
@@ -163,9 +167,8 @@ class _CutLife:
         return Gaps(self._alone_s, self._after_s, violation)
 
     def _last(self, fault: str, bound_s: float) -> None:
-        """For so long that a group which is not served breaks the bound."""
         self._service.expect(fault, bound_s)
-        self._cluster.run(max(_LASTS_S, bound_s + _STRAGGLES_S))
+        self._cluster.run(max(self._cut.lasts_s, bound_s + _STRAGGLES_S))
 
     def _end_master(self, role: dict[str, Host]) -> None:
         """Of whoever is it by now."""

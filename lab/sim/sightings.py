@@ -54,6 +54,8 @@ class Sightings:
         self._seen: dict[str, BrokerService] = {}
         self._paused_s: dict[str, tuple[float, float, int]] = {}
         """Since when, until when, and in which epoch."""
+        self.routes: dict[str, RouteInfoManager] = {}
+        """Of each name server that runs, or ran last."""
         self._tails: dict[str, tuple[int, int, int]] = {}  # start, log end and disk calls when seen
 
     def check(self) -> None:
@@ -176,6 +178,7 @@ class Sightings:
 
     def watch_routes(self, host: ControllerHost, routes: RouteInfoManager) -> None:
         """Judges each change of the routes of a name server that starts."""
+        self.routes[host.name] = routes
         register, unregister = routes.register, routes.unregister
 
         def on_register(

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 
 import pytest
 import uvloop
 
 from batonmq.broker import name_server_registrar
-from batonmq.broker.name_server_registrar import NameServerRegistrar, RouteRegistration
+from batonmq.broker.name_server_registrar import (
+    MasterToRegister,
+    NameServerRegistrar,
+    RegistrationByMembers,
+    RouteRegistration,
+)
+from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -219,5 +226,120 @@ def test_a_change_under_way_is_not_known_by_the_answer_to_the_one_before(
             server.answers.set()
             await asyncio.wait_for(registrar.known(), 10)
             assert told == [("U", True)]
+
+    uvloop.run(scenario())
+
+
+class _DeafNameServer(_NameServer):
+    """Answers slaves. Of relayed registrations it remembers the body and the master's address."""
+
+    async def _register(self, cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
+        if cmd.ext["brokerId"] == "0" and "batonRelayed" not in cmd.ext:
+            await asyncio.get_running_loop().create_future()
+        if "batonRelayed" in cmd.ext:
+            assert cmd.ext["heartbeatTimeoutMillis"] == "10000"
+            self.seen.append((cmd.body.decode(), "batonPartial" in cmd.ext))
+            self.came.set()
+        return RemotingCommand.response_to(cmd)
+
+
+class _Slave:
+    """A broker that can register the master which it follows."""
+
+    def __init__(self, name_server: str) -> None:
+        self.follows, self.version = "", DataVersion(counter=1)
+        self.client = RemotingClient(None)
+        self.by_members = RegistrationByMembers(self.client, list, self._of_master)
+        slave = RouteRegistration("c", "b", 2, "s:1", "s:2", b"")
+        self.registrar = NameServerRegistrar(
+            self.client, (name_server,), 60_000, lambda _: slave, by_members=self.by_members
+        )
+        processors = Processors()
+        self.by_members.register(processors)
+        self.server = RemotingServer(processors, name="slave")
+
+    def _of_master(self, topics: Collection[str] | None) -> MasterToRegister:
+        if not self.follows:
+            return None
+        named = b"none" if topics is not None else b"all"
+        master = RouteRegistration("c", "b", 0, self.follows, "m:2", named, topics is not None)
+        return replace(master, is_relayed=True), self.version
+
+    async def close(self) -> None:
+        await self.registrar.close()
+        await self.server.close()
+        await self.client.close()
+
+
+def test_r32_a_slave_registers_the_master_that_a_name_server_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All topics, then only that the master lives; all again when they changed."""
+    monkeypatch.setattr(name_server_registrar, "UNANSWERED_S", 0)
+    monkeypatch.setattr(name_server_registrar, "ASKS_APART_S", 0)
+    monkeypatch.setattr(name_server_registrar, "RPC_TIMEOUT_MS", 100)
+    monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
+
+    async def scenario() -> None:
+        deaf = _DeafNameServer()
+        name_server = f"127.0.0.1:{await deaf.server.listen('127.0.0.1', 0)}"
+        slaves = [_Slave(name_server) for _ in range(2)]
+        addresses = [f"127.0.0.1:{await each.server.listen('127.0.0.1', 0)}" for each in slaves]
+        slaves[1].follows = "a:1"  # the first one does not
+        for slave in slaves:
+            slave.registrar.start()
+            async with asyncio.timeout(10):
+                await slave.registrar.known()
+                while not slave.registrar.registered[name_server]:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+        client = RemotingClient(None)
+        by_members = RegistrationByMembers(client, lambda: addresses, lambda _: None)
+        master = NameServerRegistrar(
+            client, (name_server,), 60_000, _current, by_members=by_members
+        )
+        master.start()
+        assert await deaf.next_one() == ("all", False)
+        deaf.came.clear()
+        assert await deaf.next_one() == ("none", True)
+        slaves[1].version = DataVersion(counter=2)
+        async with asyncio.timeout(10):
+            while deaf.seen.count(("all", False)) < 2:
+                await deaf.next_one()
+        assert not master.registered[name_server]
+        await master.close()
+        for slave in slaves:
+            await slave.close()
+        await client.close()
+        await deaf.server.close()
+
+    uvloop.run(scenario())
+
+
+def test_r32_a_slave_registers_only_the_master_that_it_follows_where_it_is_registered() -> None:
+    async def scenario() -> None:
+        deaf, stranger = _DeafNameServer(), RemotingClient(None)
+        name_server = f"127.0.0.1:{await deaf.server.listen('127.0.0.1', 0)}"
+        slave = _Slave(name_server)
+        at = f"127.0.0.1:{await slave.server.listen('127.0.0.1', 0)}"
+
+        async def ask(master: str, where: str) -> str:
+            fields = {"nameServer": where, "masterAddr": master}
+            request = RemotingCommand.request(RequestCode.BATON_REGISTER_MASTER, fields)
+            return (await stranger.invoke(at, request, 3000)).remark or ""
+
+        assert "not registered there" in await ask("m:1", name_server)
+        slave.registrar.start()
+        async with asyncio.timeout(10):
+            while not slave.registrar.registered[name_server]:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert "follows no such master" in await ask("m:1", name_server)
+        slave.follows = "m:1"
+        assert "follows no such master" in await ask("m:2", name_server)
+        assert "not registered there" in await ask("m:1", "127.0.0.1:1")
+        assert not deaf.seen
+        assert await ask("m:1", name_server) == "" and deaf.seen == [("all", False)]
+        await slave.close()
+        await stranger.close()
+        await deaf.server.close()
 
     uvloop.run(scenario())

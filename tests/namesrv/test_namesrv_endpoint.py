@@ -20,12 +20,12 @@ from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import (
     FORGOTTEN_AT_ONCE,
-    LISTED_AT_ONCE,
     LIVENESS_DEFAULT_MS,
     PERMS_AT_ONCE,
     RegisterOutcome,
     RouteInfoManager,
 )
+from batonmq.namesrv.topics import LISTED_AT_ONCE
 from batonmq.protocol.bodies import (
     ClusterInfo,
     DataVersion,

@@ -70,6 +70,7 @@ class Routes:
         timeout_ms: int | None = None,
         partial: bool = False,
         relays: bool = True,
+        relayed: bool = False,
     ) -> Registered:
         registration = BrokerRegistration(
             cluster_name=cluster,
@@ -82,6 +83,7 @@ class Routes:
             enable_acting_master=acting,
             is_partial=partial,
             relays=relays,
+            is_relayed=relayed,
         )
         result = self.core.register(registration, what or body(), self.now_ms)
         self.core.check_invariants()
@@ -111,6 +113,47 @@ def test_a_registration_is_in_the_route_at_once(routes: Routes) -> None:
     assert (slave.master_addr, slave.ha_server_addr) == (M1, "10.0.0.1:10912")
     assert routes.addrs() == {0: M1, 2: M2}
     assert routes.core.clusters() == {"C": ["broker-a"]}
+
+
+def test_r32_a_slave_registers_the_master_that_is_not_answered(routes: Routes) -> None:
+    """Its session and its silence end that; the master itself replaces it."""
+    routes.register(M1, 0, body(epoch=1))
+    routes.register(M2, 2, body(epoch=1))
+    routes.core.connection_lost(f"socket of {M1}")
+    assert routes.addrs() == {2: M2}
+    way = {"connection": f"socket of {M2}", "timeout_ms": 10_000, "relayed": True}
+    routes.register(M1, 0, body(epoch=1), **way)
+    assert routes.addrs() == {0: M1, 2: M2}
+    assert routes.core.data_version("C", M1) is None
+    routes.core.refresh("C", M1, routes.now_ms + 9_000)  # the master did not ask by itself
+    assert list(routes.core.scan(routes.now_ms + 10_001)) == [(M1, None)]
+    assert routes.addrs() == {2: M2}
+    routes.register(M1, 0, body(epoch=1), **way)
+    routes.core.connection_lost(f"socket of {M2}")
+    assert routes.addrs() == {}
+    routes.register(M2, 2, body(epoch=1))
+    routes.register(M1, 0, body(epoch=1), **way)
+    routes.register(M1, 0, body(epoch=1), connection="a new socket of M1")
+    routes.core.connection_lost(f"socket of {M2}")
+    assert routes.addrs() == {0: M1}
+
+
+def test_r32_what_a_slave_says_of_its_master_replaces_nothing_better(routes: Routes) -> None:
+    way = {"connection": f"socket of {M2}", "timeout_ms": 10_000, "relayed": True}
+    routes.register(M1, 0, body(epoch=1))
+    routes.register(M2, 2, body(epoch=1))
+    routes.register(M1, 0, body(epoch=1), **way)
+    routes.core.connection_lost(f"socket of {M1}")  # a late answer must not keep it
+    assert routes.addrs() == {2: M2}
+    routes.register(M1, 1, body(epoch=2))  # it follows the next master
+    assert routes.register(M1, 0, body(epoch=1), **way).outcome is RegisterOutcome.IGNORED
+    assert routes.addrs() == {1: M1, 2: M2}
+    routes.register(S3, 0, body(epoch=2))
+    assert routes.register(M1, 0, body(epoch=1), **way).outcome is RegisterOutcome.IGNORED
+    assert routes.addrs()[0] == S3
+    routes.register(M1, 0, body(epoch=3), **way)
+    assert routes.addrs() == {0: M1, 2: M2}
+    assert routes.register(S3, 0, body(epoch=2)).outcome is RegisterOutcome.IGNORED
 
 
 def test_a_first_registration_with_one_topic_fails(routes: Routes) -> None:

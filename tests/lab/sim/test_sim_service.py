@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,15 @@ def test_r50_r51_a_group_is_served_while_a_partial_fault_lasts(cut: Cut) -> None
     gaps = live(cut)
     assert not gaps.violation
     assert gaps.alone_s <= BOUNDS_S[cut.kind] and gaps.after_s <= BOUNDS_S[cut.then]
+
+
+@pytest.mark.parametrize("name", ["zone L+S1>F1+M, kill", "one way L>M, silence"])
+def test_r32_a_name_server_whose_answers_are_lost_shows_the_master(name: str) -> None:
+    """A registration is not answered for 3 s; then its connection ends, and with it the route.
+    Another member registers the master. A stock client asks this name server only."""
+    cut = next(cut for cut in all_cuts() if cut.name == name)
+    gaps = live(replace(cut, lasts_s=14.0))
+    assert not gaps.violation
 
 
 def test_the_table_has_all_links_and_zones() -> None:
