@@ -24,7 +24,7 @@ from batonmq.blocking import BlockingAdmin, BlockingProducer
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
-from batonmq.spark.jobs import message_audit
+from batonmq.spark.jobs import message_audit, topic_table
 from batonmq.spark.topic_table.table_formats import DeltaTopicTable
 from lab.cluster.processes import wait_for
 from lab.cluster.up import ClusterProcess
@@ -115,18 +115,16 @@ topic_table.main()
 """
 
 
-def job(cluster, table):
+def arguments(cluster, table):
     settings = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
-    return [
-        sys.executable, "-c", DYING, TOPIC, "--to", str(table),
-        "--name-servers", cluster.name_servers, "--trigger", "500ms", *settings,
-    ]  # fmt: skip
+    return [TOPIC, "--to", str(table), "--name-servers", cluster.name_servers, *settings]
 
 
 @contextmanager
 def killed_driver(cluster, runs):
     """The job as a process, until it has killed itself."""
-    driver = subprocess.Popen(job(cluster, runs.folder / "t"), start_new_session=True)
+    given = [*arguments(cluster, runs.folder / "t"), "--trigger", "500ms"]
+    driver = subprocess.Popen([sys.executable, "-c", DYING, *given], start_new_session=True)
     try:
         yield
         assert driver.wait(PATIENCE_S) == -signal.SIGKILL
@@ -207,9 +205,11 @@ def test_five_failovers_and_a_driver_that_dies_lose_and_double_nothing(session, 
             wait_for("all acknowledged rows", lambda: rows_in(runs) >= acked, PATIENCE_S)
     assert f"batch {LAST}: the table has it already" in runs.said
     cluster.wait_in_sync(3)
-    once = runs.run(name_servers=cluster.name_servers, trigger=None)
-    once.run(session, threading.Event())
+    once = [*arguments(cluster, runs.folder / "t"), "--once", "--json", "--quiet"]
+    done = CliRunner().invoke(topic_table.main, once)
+    assert done.exit_code == 0, done.output
     rows = runs.rows()
+    assert json.loads(done.stdout)["total"] == len(rows)
     found = {(row["_queue_id"], row["_queue_offset"]): row for row in rows}
     assert len(found) == len(rows), "no message twice"
     for place, body in writer.bodies.items():
