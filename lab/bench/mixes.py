@@ -53,7 +53,7 @@ class Mixes:
         """Makes that broker master of a whole group."""
         self._group.wait_in_sync(*PLACES, limit_s=LIMIT_S)
         if self._group.master() != place:
-            self._group.elect(place)
+            self._group.elect(self._group.address(place))
             self._group.wait_for("the switch", lambda: self._group.master() == place)
         self._group.wait_in_sync(*PLACES, limit_s=LIMIT_S)
         time.sleep(SETTLE_S)
@@ -62,7 +62,8 @@ class Mixes:
         """That fault of the master, and what it takes to be whole again."""
         began = time.monotonic()
         if fault == "switch":
-            self._group.elect(JAVA if place != JAVA else OURS)
+            to = JAVA if place != JAVA else OURS
+            self._group.elect(self._group.address(to))
         elif fault == "SIGSTOP":
             self._group.signal(place, signal.SIGSTOP)
         else:

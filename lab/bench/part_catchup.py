@@ -44,15 +44,15 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
             side.wait_whole()
             side.create_topic(TOPIC, QUEUES)
             progress(f"catch-up: {name}, filling {size / 1e6:,.0f} MB")
-            fill(side.master(), size)
+            fill(side.master_address(), size)
             side.wait_level()
             for _ in range(run.rounds):
                 _round(run, side, table)
 
 
 def _round(run: BenchRun, side: ClusterSide, table: dict[str, ReportRow]) -> None:
-    master = side.master()
-    slave = next(address for address in side.brokers if address != master)
+    master = side.master_address()
+    slave = next(address for address in side.broker_addresses if address != master)
     side.stop_broker(slave)
     side.empty_store(slave)
     began = time.monotonic()

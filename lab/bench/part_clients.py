@@ -37,7 +37,7 @@ def rows() -> list[ReportRow]:
 
 
 def _kill(side: ClusterSide) -> None:
-    master = side.master()
+    master = side.master_address()
     side.kill_broker(master)
     side.start_broker(master)
 
@@ -61,7 +61,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
                     classpath, side.folder / f"java-{arguments[2]}", program, *arguments
                 )
 
-            load = StockLoad(java, stack, ";".join(side.name_servers), TOPIC)
+            load = StockLoad(java, stack, side.name_servers, TOPIC)
             load.go_on()
             for _ in range(trials):
                 for key, strike in FAULTS.items():

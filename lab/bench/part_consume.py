@@ -34,7 +34,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
             side.wait_whole()
             side.create_topic(TOPIC, QUEUES)
             progress(f"consume: {name}, filling {backlog:,} messages")
-            name_servers = ";".join(side.name_servers)
+            name_servers = side.name_servers
             with run.program("SendLoad", [name_servers]) as producer:
                 producer.ask(f"fill {TOPIC} {FILL_THREADS} {backlog}", 600)
             side.wait_level()
@@ -53,7 +53,7 @@ def _round(
     backlog: int,
     table: dict[str, ReportRow],
 ) -> None:
-    meter = CpuMeter({"master": [side.broker_pid(side.master())], "client": [consumer.pid]})
+    meter = CpuMeter({"master": [side.broker_pid(side.master_address())], "client": [consumer.pid]})
     answer = _consume(side, consumer, group, backlog)
     used = meter.stop()
     use = used.micros_per(backlog)

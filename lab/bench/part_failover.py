@@ -40,7 +40,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
 
 
 def _trials(run: BenchRun, side: ClusterSide, trials: int, table: dict[str, ReportRow]) -> None:
-    with Load(side.brokers, prefix="fail", log=side.folder / "probe.log") as load:
+    with Load(side.broker_addresses, prefix="fail", log=side.folder / "probe.log") as load:
         if load.first_ack(sent_after=time.monotonic(), limit_s=FAILOVER_LIMIT_S) is None:
             raise SideError(f"{side.name}: no write is acknowledged")
         for number in range(trials):
@@ -49,7 +49,7 @@ def _trials(run: BenchRun, side: ClusterSide, trials: int, table: dict[str, Repo
             table["set_full"].samples(side.name).append(full)
             progress(f"  {number + 1}: {took * 1000:.0f} ms, full set again after {full:.1f} s")
     reader = ReadBack()
-    reader.read_on(side.master())
+    reader.read_on(side.master_address())
     stored = reader.of(load.prefix)
     lost = [ack.number for ack in load.acks if ack.number not in stored]
     table["lost"].samples(side.name).append(len(lost))
@@ -68,7 +68,7 @@ def _trials(run: BenchRun, side: ClusterSide, trials: int, table: dict[str, Repo
 
 
 def _trial(run: BenchRun, side: ClusterSide, load: Load) -> tuple[float, float]:
-    master = side.master()
+    master = side.master_address()
     began = time.monotonic()
     time.sleep(run.seconds(1.0, 0.3))
     if not load.since(began):
@@ -76,7 +76,7 @@ def _trial(run: BenchRun, side: ClusterSide, load: Load) -> tuple[float, float]:
     killed = time.monotonic()
     side.kill_broker(master)
     ack = load.first_ack(
-        sent_after=killed, limit_s=FAILOVER_LIMIT_S, not_from=side.brokers.index(master)
+        sent_after=killed, limit_s=FAILOVER_LIMIT_S, not_from=side.broker_addresses.index(master)
     )
     if ack is None:
         raise SideError(f"{side.name}: no write acknowledged within {FAILOVER_LIMIT_S:.0f} s")

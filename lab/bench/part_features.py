@@ -79,7 +79,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
             side.wait_whole()
             for topic in {*TOPICS.values(), HELD_TOPIC}:
                 side.create_topic(topic, QUEUES)
-            servers = ";".join(side.name_servers)
+            servers = side.name_servers
             with run.program("FeatureLoad", [servers]) as client:
                 for topic, count in fills.items():
                     client.ask(f"fill {topic} {THREADS} {count}", LIMIT_S)
@@ -107,7 +107,7 @@ def _window(
     if kind in backlog:
         count = backlog[kind]
         group = f"bench_{kind}_{time.monotonic_ns()}"
-        answer = client.ask(f"{command} {group} {count} {side.master()}", LIMIT_S)
+        answer = client.ask(f"{command} {group} {count} {side.master_address()}", LIMIT_S)
         if not answer["finished"]:
             raise JavaError(f"{side.name}: only {answer['count']} of {count} messages came")
         return answer
@@ -118,7 +118,7 @@ def _window(
 def _wait_calm(side: ClusterSide) -> None:
     """What an earlier window left to the master, acks of POP or code to compile, is not charged to
     the next one."""
-    master = psutil.Process(side.broker_pid(side.master()))
+    master = psutil.Process(side.broker_pid(side.master_address()))
     end = time.monotonic() + CALM_LIMIT_S
     while master.cpu_percent(CALM_SAMPLE_S) > CALM_PERCENT and time.monotonic() < end:
         pass
@@ -133,7 +133,7 @@ def _measure(
     table: dict[str, ReportRow],
 ) -> None:
     _wait_calm(side)
-    meter = CpuMeter({"master": [side.broker_pid(side.master())]})
+    meter = CpuMeter({"master": [side.broker_pid(side.master_address())]})
     answer = _window(run, side, client, kind, backlog)
     used = meter.stop()
     each = used.micros_per(int(answer.get("acked", answer.get("count", 0))))["master"]
@@ -148,7 +148,7 @@ def _measure(
 
 def _measure_held(run: BenchRun, side: ClusterSide, table: dict[str, ReportRow]) -> None:
     """Pulls at the end of one queue, over many connections; one message answers them all."""
-    held, master = run.count(HELD, 2_000), side.master()
+    held, master = run.count(HELD, 2_000), side.master_address()
     pid = side.broker_pid(master)
     end = int(ask(master, frames.MAX_OFFSET, {"topic": HELD_TOPIC, "queueId": 0}).ext["offset"])
     hold = {"sysFlag": HELD_FLAGS, "suspendTimeoutMillis": int(HELD_S * 1000)}

@@ -44,7 +44,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
             with run.side(name) as side:
                 side.wait_whole()
                 side.create_topic(TOPIC, QUEUES)
-                with run.program("SendLoad", [";".join(side.name_servers)]) as client:
+                with run.program("SendLoad", [side.name_servers]) as client:
                     _warm_up(run, client)
                     for _ in range(rounds):
                         for threads in THREADS:
@@ -62,8 +62,8 @@ def _window(
     run: BenchRun, side: ClusterSide, client: JavaProgram, threads: int, table: dict[str, ReportRow]
 ) -> None:
     seconds = run.seconds(10, 3)
-    master = side.master()
-    slaves = [side.broker_pid(address) for address in side.brokers if address != master]
+    master = side.master_address()
+    slaves = [side.broker_pid(address) for address in side.broker_addresses if address != master]
     meter = CpuMeter(
         {
             "master": [side.broker_pid(master)],

@@ -36,7 +36,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
 def _round(run: BenchRun, name: str, table: dict[str, ReportRow]) -> None:
     with run.side(name, spawned=False) as side:
         with Load(
-            side.brokers, prefix="start", log=side.folder / "probe.log", options=PACE
+            side.broker_addresses, prefix="start", log=side.folder / "probe.log", options=PACE
         ) as load:
             load.wait_started()
             began = time.monotonic()

@@ -20,7 +20,7 @@ from typing import Final
 
 from lab.bench.cpu import CpuMeter
 from lab.bench.load_loop import Phase, SendTarget, write
-from lab.bench.our_cluster import OurCluster
+from lab.bench.side import OurCluster
 from lab.bench.store_scale import measure_store
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, ask
@@ -51,7 +51,7 @@ def epoch_of(side: OurCluster, address: str) -> int:
 
 
 def meter_of(side: OurCluster, master: str) -> CpuMeter:
-    slaves = [side.broker_pid(address) for address in side.brokers if address != master]
+    slaves = [side.broker_pid(address) for address in side.broker_addresses if address != master]
     return CpuMeter(
         {
             "master": [side.broker_pid(master)],
@@ -62,12 +62,12 @@ def meter_of(side: OurCluster, master: str) -> CpuMeter:
 
 
 def written(side: OurCluster, places: Iterator[tuple[str, int]], per_topic: int) -> str:
-    master = side.master()
+    master = side.master_address()
     epoch = epoch_of(side, master)
     with BlockingConnection(master, timeout_s=60) as connection:
         targets = (SendTarget(connection, *place, per_topic) for place in places)
         phase = write(targets, BODY, meter_of(side, master))
-    return text_of(phase, epoch_of(side, side.master()) - epoch)
+    return text_of(phase, epoch_of(side, side.master_address()) - epoch)
 
 
 def over_and_over(found: list[tuple[str, int]], seconds: float) -> Iterator[tuple[str, int]]:
@@ -81,7 +81,7 @@ def over_and_over(found: list[tuple[str, int]], seconds: float) -> Iterator[tupl
 
 def killed(side: OurCluster) -> str:
     """kill -9 of the slave, its start again: until it is whole and in the set."""
-    slave = next(address for address in side.brokers if address != side.master())
+    slave = next(address for address in side.broker_addresses if address != side.master_address())
     side.kill_broker(slave)
     wait_for("a set without the slave", lambda: side.level() is None)
     began = time.monotonic()
@@ -93,8 +93,6 @@ def killed(side: OurCluster) -> str:
 def measure(folder: Path, queues: int, per_topic: int, seconds: float) -> None:
     found = places(queues, per_topic)
     with OurCluster(folder / f"queues{queues}") as side:
-        side.spawn()
-        side.wait_whole()
         print(f"{queues} queues", flush=True)
         print(f"  first sends   {written(side, iter(found), per_topic)}", flush=True)
         for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lab.bench.java_peer import JavaPeer
-from lab.bench.our_cluster import OurCluster
 from lab.bench.report import ReportRow
-from lab.bench.side import ClusterSide
+from lab.bench.side import ClusterSide, JavaPeer, OurCluster
 from lab.cluster.java import JavaProgram
 
 SIDES: Final = ("java", "ours")
@@ -55,14 +54,16 @@ class BenchRun:
         folder = self.folder / name
         side: ClusterSide
         side = JavaPeer(folder) if name == "java" else OurCluster(folder, supervised=supervised)
-        with side:
-            try:
-                if spawned:
-                    side.spawn()
-                yield side
-            except Exception as exc:
-                exc.add_note(f"{name}:\n{side.diagnostics()[-6000:]}")
-                raise
+        try:
+            if spawned:
+                side.spawn()
+            yield side
+        except Exception as exc:
+            exc.add_note(f"{name}:\n{side.diagnostics()[-6000:]}")
+            raise
+        finally:
+            side.stop()
+            shutil.rmtree(folder, ignore_errors=True)
 
     def program(self, main: str, args: list[str]) -> JavaProgram:
         """One of our Java programs, ready."""

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Self
 
 from lab.cluster import java
+from lab.cluster.cluster import Cluster
 from lab.cluster.connection import ha_status
-from lab.cluster.processes import HOST, spawn, tail
+from lab.cluster.processes import HOST, spawn
 
 
-class ClassicGroup:
+class ClassicGroup(Cluster):
     """See the module; `java_namesrv`: RocketMQ's name server. Small files, for tests, unless others
     are given; `namesrv`: more keys of the name server. A context manager that ends everything."""
+
+    limit_s = java.LIMIT_S
 
     def __init__(
         self,
@@ -86,10 +89,12 @@ class ClassicGroup:
         os.kill(process.pid, number)
         process.wait()
 
-    def diagnostics(self) -> str:
-        """The end of what each process printed."""
-        logs = [*self.folder.glob("*.log"), *self.folder.glob("*/process.log")]
-        return "\n".join(f"-- {log.relative_to(self.folder)}\n{tail(log)}" for log in sorted(logs))
+    @property
+    def controllers(self) -> list[str]:
+        return []
+
+    def logs(self) -> list[Path]:
+        return sorted([*self.folder.glob("*.log"), *self.folder.glob("*/process.log")])
 
     def __enter__(self) -> Self:
         return self

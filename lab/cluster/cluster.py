@@ -1,41 +1,26 @@
-"""Three name servers with controllers and three replicas as processes that the lab holds itself.
+"""What a cluster of the lab is, whoever holds its processes, and what is asked of it from outside.
 
-Configuration files and command lines are those of `batonmq up`; each process has its own address on
-the lab's network, and is started, signalled and slowed from here.
+Backends: `up.ClusterProcess` (`batonmq up` as a child), `held.HeldCluster` (processes of the lab,
+each in a network of its own), `mixed.MixedGroup` (with Java's brokers or controllers),
+`classic.ClassicGroup` (without controllers), and the two sides of the bench (`lab.bench.side`).
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
-from batonmq.launcher.cluster_file import cluster_document, write_document
-from batonmq.launcher.layout import DEFAULT_BASE_PORT, Layout, plan
-from batonmq.launcher.preparation import taken_ports, write_configs
 from lab.cluster import frames, processes
-from lab.cluster.cluster_view import ClusterView, GroupState, NodeProcess
-from lab.cluster.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, fault_environment
-from lab.cluster.network import Network, placed
-from lab.cluster.processes import NotInTime, free_base_port, spawn, tail
+from lab.cluster.connection import ask, sync_state
+from lab.cluster.processes import READY_S, tail
 
-CONTROLLERS: Final = 3
-REPLICAS: Final = 3
 CLUSTER: Final = "DefaultCluster"
-PROBE_HOST: Final = "probe"
-HOSTS: Final = (
-    *(f"namesrv-{i}" for i in range(CONTROLLERS)),
-    *(f"broker-a-{j}" for j in range(REPLICAS)),
-    PROBE_HOST,
-)
+GROUP: Final = frames.BROKER_NAME
 Sections = Mapping[str, Mapping[str, object]]
 SMALL_STORE: Final[Sections] = {"store": {"mappedFileSizeCommitLog": 64 << 20}}
-WHOLE_S: Final = 60.0
+LEADER_REPLY_S: Final = 1.0
 T = TypeVar("T")
 
 
@@ -48,165 +33,60 @@ def merged(*overrides: Sections | None) -> dict[str, dict[str, object]]:
     return sections
 
 
-class Cluster:
-    """See the module. Brokers and controllers are named by their index, 0 to 2."""
+class Cluster(ABC):
+    """`limit_s`: how long a wait lasts unless it says otherwise. `reply_s`: how long a controller
+    may take to report a group."""
 
-    def __init__(self, folder: Path, network: Network, overrides: Sections | None = None) -> None:
-        self.folder = folder
-        self.network = network
-        layout = plan(
-            folder / "data",
-            controllers=CONTROLLERS,
-            replicas=REPLICAS,
-            # On the loopback others may have the usual ports.
-            base_port=network.base_port
-            or (DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS)),
-            overrides=merged(SMALL_STORE, overrides),
-        )
-        # Without metrics: a process may run an earlier version.
-        self.layout: Layout = replace(placed(layout, network), metrics=False)
-        self.controllers = [NodeProcess(node) for node in self.layout.name_servers]
-        self.brokers = [NodeProcess(node) for node in self.layout.brokers]
-        self.view = ClusterView(self.controllers, self.brokers)
-
-    def start(self) -> None:
-        """Writes the configurations, starts everything, waits until it is whole.
-
-        Raises RuntimeError that names every port that somebody else has, before anything starts.
-        """
-        self._check_ports()
-        write_configs(self.layout)
-        # Tools find the folder's cluster by this file, as they find that of `batonmq up`.
-        no_pids = dict.fromkeys(process.name for process in self.processes)
-        document = cluster_document(self.layout, frames.now_ms(), no_pids, {})
-        write_document(self.layout.planned_cluster_file, document)
-        self.launch_dead()
-        self.wait_whole()
-
-    def _check_ports(self) -> None:
-        taken = []
-        for process in self.processes:
-            with self.network.inside(process.name):
-                taken += taken_ports(process.node)
-        if taken:
-            raise RuntimeError(f"ports of this cluster are not free: {'; '.join(taken)}")
-
-    def launch(self, process: NodeProcess) -> None:
-        """Starts a node that does not run. Its output goes to `process.log` in its data folder."""
-        process.node.pid_file.unlink(missing_ok=True)
-        faults = fault_environment(
-            disk=f"@{process.fault_files[DISK_VARIABLE]}",
-            clock=f"@{process.fault_files[CLOCK_VARIABLE]}",
-            source=process.source,
-        )
-        with self.network.inside(process.name):
-            process.child = spawn(
-                process.node.argv,
-                process.node.data_dir / "process.log",
-                cwd=process.source,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | faults,
-                end_signal=signal.SIGKILL,
-            )
-        process.stopped = process.may_end = False
-
-    def launch_dead(self) -> None:
-        """Starts whatever does not run."""
-        for process in self.processes:
-            if not process.runs:
-                self.launch(process)
-
-    def resume_stopped(self) -> None:
-        """SIGCONT to whatever is stopped."""
-        for process in self.processes:
-            if process.stopped:
-                process.signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        """Ends everything cleanly: controllers first, as `batonmq up` does; SIGKILL after 20 s."""
-        self.resume_stopped()
-        for group in (self.controllers, self.brokers):
-            for process in group:
-                process.signal(signal.SIGTERM)
-            for process in group:
-                if process.child is None:
-                    continue
-                try:
-                    process.child.wait(20)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+    limit_s: ClassVar[float] = READY_S
+    reply_s: ClassVar[float] = 5.0
 
     @property
-    def processes(self) -> list[NodeProcess]:
-        return [*self.controllers, *self.brokers]
+    @abstractmethod
+    def controllers(self) -> list[str]:
+        """Where the controllers answer tools."""
 
-    @property
-    def addresses(self) -> list[str]:
-        """Where the brokers serve clients, by index."""
-        return [process.node.address for process in self.brokers]
-
-    @property
-    def name_servers(self) -> str:
-        return self.layout.name_server_addresses
-
-    def ips(self, processes: Iterable[NodeProcess]) -> list[str]:
-        return [self.network.address[process.name] for process in processes]
-
-    def data_dir(self, index: int) -> Path:
-        return self.layout.brokers[index].data_dir
-
-    def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float = WHOLE_S) -> T:
-        """As `lab.cluster.processes.wait_for`; the error has the end of every log."""
-        return processes.wait_for(what, found, limit_s, self.diagnostics)
-
-    def wait_leader(self) -> int:
-        """The leading controller."""
-
-        def leader() -> tuple[int] | None:
-            found = self.view.leader()
-            return None if found is None else (found,)
-
-        return self.wait_for("a leading controller", leader)[0]
-
-    def whole(self) -> GroupState | None:
-        """The group, if every process runs and listens, a controller leads, and the set is full and
-        level."""
-        if any(process.stopped or not process.listens for process in self.processes):
-            return None
-        group = self.view.group()
-        if group is None or group.master is None or len(group.in_sync) != REPLICAS:
-            return None
-        status = self.view.ha_status(group.master)
-        if status is None or not status.master or status.in_sync_slaves != REPLICAS - 1:
-            return None
-        return group
-
-    def wait_whole(self, limit_s: float = WHOLE_S) -> GroupState:
-        """Raises NotInTime, at once if a process has ended. One that may end is started again."""
-
-        def whole() -> GroupState | None:
-            ended = [process for process in self.processes if not process.runs]
-            if any(not process.may_end for process in ended):
-                names = ", ".join(process.name for process in ended)
-                raise NotInTime(f"{names} ended\n{self.diagnostics()}")
-            for process in ended:
-                self.launch(process)
-            return self.whole()
-
-        return self.wait_for("a whole cluster", whole, limit_s)
-
-    def wait_listening(self, index: int, limit_s: float = 30.0) -> float:
-        """When (CLOCK_MONOTONIC) a started broker was seen to accept connections."""
-
-        def listens() -> float | None:
-            return time.monotonic() if self.brokers[index].listens else None
-
-        return self.wait_for(f"{self.brokers[index].name} to listen", listens, limit_s)
+    @abstractmethod
+    def logs(self) -> list[Path]:
+        """What its processes printed."""
 
     def diagnostics(self) -> str:
-        """The recorded state and the end of every log, for the report of a failure."""
-        lines = [f"state: {self.view.group()}"]
-        for process in self.processes:
-            how = "stopped" if process.stopped else "runs" if process.runs else "ended"
-            lines.append(f"-- {process.name} ({how}): ")
-            lines.append(tail(process.node.data_dir / "process.log", 600))
-        return "\n".join(lines)
+        """The end of every log, for the report of a failure."""
+        return "\n".join(f"-- {log}\n{text}" for log in self.logs() if (text := tail(log)))
+
+    def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float | None = None) -> T:
+        """As `lab.cluster.processes.wait_for`; the error has `diagnostics`."""
+        return processes.wait_for(what, found, limit_s or self.limit_s, self.diagnostics)
+
+    def group_state(self, group: str = GROUP) -> dict[str, Any] | None:
+        """What the leading controller records (1006), None while no controller leads."""
+        return sync_state(self.controllers, group, timeout_s=self.reply_s)
+
+    @property
+    def controller(self) -> str:
+        """The leading one, as far as one of them leads and says so."""
+        for address in self.controllers:
+            try:
+                reply = ask(address, frames.METADATA, timeout_s=LEADER_REPLY_S)
+            except OSError:
+                continue
+            if reply.code == frames.OK and (leader := reply.ext.get("controllerLeaderAddress")):
+                return leader
+        return self.controllers[0]
+
+    def id_of(self, address: str) -> int:
+        """The id that the controllers know a broker by. Raises LookupError."""
+        state = self.group_state() or {}
+        for replica in [*state.get("inSyncReplicas", []), *state.get("notInSyncReplicas", [])]:
+            if replica["brokerAddress"] == address:
+                return int(replica["brokerId"])
+        raise LookupError(f"no broker at {address} in {state}")
+
+    def elect(self, address: str) -> frames.Reply:
+        """What `mqadmin electMaster` sends: ELECT_MASTER (1002)."""
+        fields = {
+            "clusterName": CLUSTER,
+            "brokerName": GROUP,
+            "brokerId": self.id_of(address),
+            "designateElect": "true",
+        }
+        return ask(self.controller, frames.ELECT_MASTER, fields)

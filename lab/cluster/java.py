@@ -33,6 +33,8 @@ JDK: Final = 17
 # The stock client waits 20 s for its next rebalance, or 30 s for the reply to a pull, when it meets
 # one of its own races (a heartbeat that finds its lock taken, a request into a closing channel).
 WAIT_S: Final = 90.0
+LIMIT_S: Final = 180.0
+"""Of a wait for a server: a slave fetches tables each minute, and a slow machine takes its time."""
 JVM_OPENINGS: Final = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",

@@ -6,15 +6,16 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self
 
-from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, Layout, NameServerNode, plan
+from batonmq.launcher.layout import BrokerNode, Layout, NameServerNode, plan
 from batonmq.launcher.preparation import write_configs
-from lab.cluster import frames, java, processes
-from lab.cluster.connection import ask, ha_status, sync_state
+from lab.cluster import frames, java
+from lab.cluster.cluster import Cluster
+from lab.cluster.connection import ask, ha_status
 from lab.cluster.network import Network, placed
 from lab.cluster.processes import (
     ROOT,
@@ -22,17 +23,12 @@ from lab.cluster.processes import (
     free_base_port,
     spawn,
     stop_all,
-    tail,
 )
 
-GROUP: Final = frames.BROKER_NAME
 OURS: Final = {
     "store": {"mappedFileSizeCommitLog": java.SEGMENT},
     "ha": {"haSendHeartbeatInterval": 200},
 }
-LIMIT_S: Final = 180.0
-"""A Java slave fetches tables each minute, and a slow machine takes its time besides."""
-T = TypeVar("T")
 
 
 def inside(network: Network | None, name: str) -> AbstractContextManager[None]:
@@ -84,11 +80,14 @@ class MixedNameServers:
         stop_all(self._processes, 0.0 if self._java else STOP_GRACE_S)
 
 
-class MixedGroup:
+class MixedGroup(Cluster):
     """Brokers by their place, from 0 on: a folder, a port and an id of its own, whichever kind of
     broker runs there. `java_controllers`: so many name servers of RocketMQ with its controllers,
     0 for one of ours. `network`: with a host for each process, by its name. A context manager that
     ends everything."""
+
+    limit_s = java.LIMIT_S
+    reply_s = 1.0
 
     def __init__(
         self,
@@ -134,18 +133,6 @@ class MixedGroup:
     @property
     def controllers(self) -> list[str]:
         return [node.controller_address for node in self._layout.name_servers]
-
-    @property
-    def controller(self) -> str:
-        """The leading one, as far as one of them leads and says so."""
-        for address in self.controllers:
-            try:
-                reply = ask(address, frames.METADATA, timeout_s=1.0)
-            except OSError:
-                continue
-            if reply.code == frames.OK and (leader := reply.ext.get("controllerLeaderAddress")):
-                return leader
-        return self.controllers[0]
 
     def node(self, place: int) -> BrokerNode:
         return self._layout.brokers[place]
@@ -203,38 +190,21 @@ class MixedGroup:
 
     # What the group is.
 
-    def state(self) -> dict[str, Any] | None:
-        return sync_state(self.controllers, GROUP, timeout_s=1.0)
-
     def master(self) -> int | None:
         """The place of the master that the controller records."""
-        state = self.state() or {}
+        state = self.group_state() or {}
         address = state.get("masterAddress")
         places = {node.address: place for place, node in enumerate(self._layout.brokers)}
         return places.get(address) if address else None
 
     def in_sync(self) -> set[int]:
         """The places of the SyncStateSet."""
-        replicas = (self.state() or {}).get("inSyncReplicas", [])
+        replicas = (self.group_state() or {}).get("inSyncReplicas", [])
         places = {node.address: place for place, node in enumerate(self._layout.brokers)}
         return {places[replica["brokerAddress"]] for replica in replicas}
 
     def broker_id(self, place: int) -> int:
-        state = self.state() or {}
-        for replica in [*state.get("inSyncReplicas", []), *state.get("notInSyncReplicas", [])]:
-            if replica["brokerAddress"] == self.address(place):
-                return int(replica["brokerId"])
-        raise LookupError(f"no broker at place {place} in {state}")
-
-    def elect(self, place: int) -> frames.Reply:
-        """What `mqadmin electMaster` sends (1002)."""
-        fields = {
-            "clusterName": CLUSTER_NAME,
-            "brokerName": GROUP,
-            "brokerId": self.broker_id(place),
-            "designateElect": "true",
-        }
-        return ask(self.controller, frames.ELECT_MASTER, fields)
+        return self.id_of(self.address(place))
 
     def is_open(self, place: int) -> bool:
         """Whether that broker acts as master."""
@@ -256,11 +226,7 @@ class MixedGroup:
 
     # Waiting.
 
-    def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float = LIMIT_S) -> T:
-        """As `lab.cluster.processes.wait_for`; the error has the end of every log."""
-        return processes.wait_for(what, found, limit_s, self.diagnostics)
-
-    def wait_in_sync(self, *places: int, limit_s: float = LIMIT_S) -> None:
+    def wait_in_sync(self, *places: int, limit_s: float = java.LIMIT_S) -> None:
         """Until the set is exactly those, and each has the whole log."""
         self.wait_for(
             f"the set {places}",
@@ -268,8 +234,8 @@ class MixedGroup:
             limit_s,
         )
 
+    def logs(self) -> list[Path]:
+        return [self._log(place) for place in sorted(self._is_java)]
+
     def diagnostics(self) -> str:
-        lines = [f"state: {json.dumps(self.state())}"]
-        for place in sorted(self._is_java):
-            lines += [f"-- place {place}", tail(self._log(place), 1500)]
-        return "\n".join(lines)
+        return f"state: {json.dumps(self.group_state())}\n{super().diagnostics()}"

@@ -7,20 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import yaml
 
-from lab.cluster import processes
-from lab.cluster.cluster import SMALL_STORE, Sections, merged
-from lab.cluster.connection import sync_state
+from lab.cluster.cluster import GROUP, SMALL_STORE, Cluster, Sections, merged
 from lab.cluster.processes import ROOT, NotInTime, free_base_port, spawn, tail
 
 STOP_S: Final = 30.0
-GROUP: Final = "broker-a"
-T = TypeVar("T")
 
 
 def rounds(usual: int, soak: int) -> int:
@@ -28,7 +23,7 @@ def rounds(usual: int, soak: int) -> int:
     return soak if os.environ.get("BATONMQ_SOAK") == "1" else usual
 
 
-class ClusterProcess:
+class ClusterProcess(Cluster):
     """A context manager. `document` is the newest cluster.json, `node` means one of its entries."""
 
     COMMAND = (sys.executable, "-m", "batonmq.launcher.main", "up")
@@ -125,10 +120,6 @@ class ClusterProcess:
         lines = self.log_path.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
-    def wait_for(self, what: str, found: Callable[[], T | None]) -> T:
-        """As `lab.cluster.processes.wait_for`; the error has the end of every log."""
-        return processes.wait_for(what, found, diagnostics=self.diagnostics)
-
     def wait_whole(self) -> None:
         """Waits for cluster.json. Raises NotInTime, at once if `batonmq up` has ended."""
 
@@ -163,10 +154,6 @@ class ClusterProcess:
 
     def addresses(self, group: str = GROUP) -> list[str]:
         return [broker["address"] for broker in self.brokers if broker["name"] == group]
-
-    def group_state(self, group: str = GROUP) -> dict[str, Any] | None:
-        """What the leading controller records (1006), None while no controller leads."""
-        return sync_state(self.controllers, group)
 
     def wait_in_sync(self, count: int, group: str = GROUP) -> dict[str, Any]:
         """Waits until the SyncStateSet has `count` members and a master; the group's state."""
@@ -210,10 +197,8 @@ class ClusterProcess:
         self._by_hand[node["address"]] = child
         return child
 
-    def diagnostics(self) -> str:
-        """The end of every log, for the report of a failure."""
-        logs = [self.log_path, *sorted(self.data_dir.glob("*/process.log"))]
-        return "\n".join(f"-- {log}\n{text}" for log in logs if (text := tail(log)))
+    def logs(self) -> list[Path]:
+        return [self.log_path, *sorted(self.data_dir.glob("*/process.log"))]
 
 
 def _log_by_hand(node: dict[str, Any]) -> Path:

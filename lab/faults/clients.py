@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from batonmq.runtime.clock import wall_ms
+from lab.cluster.cluster import GROUP
 from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
 from lab.cluster.mqctl import mqctl
 from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, GivenTotals, Seen, StockLoad
-from lab.cluster.up import GROUP, ClusterProcess
+from lab.cluster.up import ClusterProcess
 from lab.faults.figures import median
 
 TOPIC: Final = "StockClients"

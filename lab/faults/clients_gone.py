@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from batonmq.runtime.clock import wall_ms
-from lab.cluster.cluster import HOSTS, PROBE_HOST, Cluster
+from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
 from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
 from lab.cluster.network import Namespaces, why_not
 from lab.cluster.network_commands import between
@@ -34,7 +34,7 @@ def run_host_gone(run: ClientRun) -> int:
         network.open()
         stack.callback(network.close)
         routes = {"namesrv": {"replicaRoutes": run.replica_routes}}
-        cluster = Cluster(run.folder / "cluster", network, routes)
+        cluster = HeldCluster(run.folder / "cluster", network, routes)
         stack.callback(cluster.stop)
         stack.enter_context(network.inside(PROBE_HOST))
         cluster.start()
@@ -59,7 +59,7 @@ def run_host_gone(run: ClientRun) -> int:
     return 0
 
 
-def _host_goes(cluster: Cluster, network: Namespaces) -> None:
+def _host_goes(cluster: HeldCluster, network: Namespaces) -> None:
     group = cluster.wait_whole()
     assert group.master is not None
     master = cluster.brokers[group.master]
@@ -68,7 +68,7 @@ def _host_goes(cluster: Cluster, network: Namespaces) -> None:
     master.kill()
 
 
-def _started(run: ClientRun, stack: ExitStack, cluster: Cluster) -> StockLoad:
+def _started(run: ClientRun, stack: ExitStack, cluster: HeldCluster) -> StockLoad:
     classpath = prepared_classpath(SOURCES)
 
     def java(name: str, *arguments: str) -> JavaProgram:

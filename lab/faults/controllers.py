@@ -43,8 +43,8 @@ class ControllerFault(Fault):
 
     def subject(self, lab: Lab) -> tuple[int, NodeProcess]:
         leader = lab.cluster.wait_leader()
-        index = (leader + 1) % len(lab.cluster.controllers) if self.follows else leader
-        return index, lab.cluster.controllers[index]
+        index = (leader + 1) % len(lab.cluster.controller_processes) if self.follows else leader
+        return index, lab.cluster.controller_processes[index]
 
     def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         return gap_finding(lab, injected)
@@ -60,7 +60,7 @@ class CutController(ControllerFault):
 
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         _, process = self.subject(lab)
-        brokers, peers = lab.cluster.brokers, lab.cluster.controllers
+        brokers, peers = lab.cluster.brokers, lab.cluster.controller_processes
         others = [one for one in (peers if self.peers else brokers) if one is not process]
         chosen = [rng.choice(others)] if self.peers else others
         at = time.monotonic()
@@ -124,7 +124,7 @@ class FullDiskLeader(FullDiskMaster):
     title = "the disk of the controller leader is full: longest gap"
 
     def subject(self, lab: Lab, rng: random.Random) -> NodeProcess:
-        return lab.cluster.controllers[lab.cluster.wait_leader()]
+        return lab.cluster.controller_processes[lab.cluster.wait_leader()]
 
     def heal(self, lab: Lab, injected: InjectedFault) -> None:
         injected.notes["healedS"] = time.monotonic()

@@ -11,7 +11,7 @@ import time
 from typing import ClassVar
 
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster import PROBE_HOST
+from lab.cluster.held import PROBE_HOST
 from lab.cluster.network_commands import Pair, between, one_way
 from lab.faults.kills import late_acks
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
@@ -36,7 +36,7 @@ class CutMaster(Fault):
         master = lab.cluster.brokers[group.master]
         others: list[str] = []
         if self.controllers:
-            others += lab.cluster.ips(lab.cluster.controllers)
+            others += lab.cluster.ips(lab.cluster.controller_processes)
         if self.replicas:
             others += lab.cluster.ips(p for p in lab.cluster.brokers if p is not master)
         if self.clients:

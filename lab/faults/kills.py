@@ -94,7 +94,7 @@ class KillMasterAndLeader(Fault):
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         master, leader = lab.master(), lab.cluster.wait_leader()
         at = time.monotonic()
-        lab.cluster.controllers[leader].signal(signal.SIGKILL)
+        lab.cluster.controller_processes[leader].signal(signal.SIGKILL)
         lab.cluster.brokers[master].signal(signal.SIGKILL)
         return InjectedFault(at, not_from=master)
 
@@ -112,7 +112,7 @@ class HangLeader(Fault):
         leader = lab.cluster.wait_leader()
         epoch = max(int(e.get("controller_epoch", 0)) for e in lab.cluster.view.history().values())
         at = time.monotonic()
-        lab.cluster.controllers[leader].signal(signal.SIGSTOP)
+        lab.cluster.controller_processes[leader].signal(signal.SIGSTOP)
         return InjectedFault(at, notes={"controller": leader, "controllerEpoch": epoch})
 
     def heal(self, lab: Lab, injected: InjectedFault) -> None:
@@ -199,9 +199,9 @@ class KillControllers(Fault):
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         group = lab.cluster.wait_whole()
         at = time.monotonic()
-        for process in lab.cluster.controllers:
+        for process in lab.cluster.controller_processes:
             process.signal(signal.SIGKILL)
-        for process in lab.cluster.controllers:
+        for process in lab.cluster.controller_processes:
             process.kill()
         return InjectedFault(at, notes={"group": str(group.broker_ids)})
 

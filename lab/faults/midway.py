@@ -109,9 +109,9 @@ class KillInVote(Midway):
     title = "kill -9 of a controller inside a write to its log or vote: longest gap between acks"
 
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
-        leader = lab.cluster.controllers[lab.cluster.wait_leader()]
+        leader = lab.cluster.controller_processes[lab.cluster.wait_leader()]
         master = lab.cluster.brokers[lab.master()]
-        armed = rng.choice(lab.cluster.controllers)
+        armed = rng.choice(lab.cluster.controller_processes)
         rule = self.rule(rng, ("journal", "meta", "history", "raft/"), 3)
         armed.fail_disk(rule)
         at = time.monotonic()

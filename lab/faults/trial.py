@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from lab.cluster import checks
 from lab.cluster.checks import BrokenPromise, Epoch
-from lab.cluster.cluster import HOSTS, PROBE_HOST, Cluster
 from lab.cluster.cluster_view import GroupState
+from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
 from lab.cluster.load import Load, longest_gap
 from lab.cluster.many_queues import ManyQueuesWriter
 from lab.cluster.network import Namespaces, Network, why_not
@@ -164,7 +164,7 @@ class Lab:
         self.folder = folder
         self._fresh = fresh
         self.network = network
-        self.cluster = Cluster(folder, network, overrides)
+        self.cluster = HeldCluster(folder, network, overrides)
         self._load_options = list(load)
         self._reader = ReadBack()
         self._checked = 0

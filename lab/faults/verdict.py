@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lab.cluster.cluster import HOSTS, Cluster, Sections
+from lab.cluster.cluster import Sections
+from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.load import Load
 from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
@@ -199,7 +200,7 @@ def make_bases(folder: Path, progress: Callable[[str], None]) -> list[Base]:
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "cluster").mkdir(parents=True)
         progress("a cluster under load, killed, and stopped ...")
-        cluster = Cluster(folder / "cluster", Network(HOSTS), SETTINGS)
+        cluster = HeldCluster(folder / "cluster", Network(HOSTS), SETTINGS)
         try:
             _live_and_die(cluster)
         finally:
@@ -209,7 +210,7 @@ def make_bases(folder: Path, progress: Callable[[str], None]) -> list[Base]:
     return [Base(name, place, list(_acked(place))) for name, place in places]
 
 
-def _live_and_die(cluster: Cluster) -> None:
+def _live_and_die(cluster: HeldCluster) -> None:
     cluster.start()
     slave = next(i for i in range(3) if i != cluster.wait_whole().master)
     with _load(cluster) as load:
@@ -238,7 +239,7 @@ def _live_and_die(cluster: Cluster) -> None:
 
 
 @contextmanager
-def _load(cluster: Cluster) -> Iterator[Load]:
+def _load(cluster: HeldCluster) -> Iterator[Load]:
     """A load whose acknowledged writes are kept beside those of the loads before it."""
     acked = cluster.folder / "acked.jsonl"
     before = acked.read_text() if acked.exists() else ""
@@ -253,7 +254,7 @@ def _load(cluster: Cluster) -> Iterator[Load]:
     acked.write_text(before + part.read_text())
 
 
-def _keep(cluster: Cluster, name: str) -> None:
+def _keep(cluster: HeldCluster, name: str) -> None:
     """What is left of it as a base; a base is there when it is whole."""
     place = cluster.folder.parent / f"base-{name}"
     part = place.with_suffix(".part")
@@ -265,7 +266,7 @@ def _wait_acked(load: Load, count: int) -> None:
     wait_for(f"{count} acknowledged writes", lambda: len(load.acks) >= count, ACKED_LIMIT_S)
 
 
-def _wait_recorded(cluster: Cluster) -> None:
+def _wait_recorded(cluster: HeldCluster) -> None:
     """Until the queues of every replica name what lies behind its first segment."""
     stores = [cluster.data_dir(index) for index in range(3)]
 
@@ -275,14 +276,14 @@ def _wait_recorded(cluster: Cluster) -> None:
     wait_for("consume queues on the disks", is_recorded, ACKED_LIMIT_S)
 
 
-def _kill_all(cluster: Cluster) -> None:
+def _kill_all(cluster: HeldCluster) -> None:
     for process in cluster.processes:
         process.signal(signal.SIGKILL)
     for process in cluster.processes:
         process.kill()  # waits for its end
 
 
-def _make_alone(cluster: Cluster) -> None:
+def _make_alone(cluster: HeldCluster) -> None:
     """Both slaves die, the set shrinks, and the master goes on alone."""
     group = cluster.wait_whole()
     for index in range(3):

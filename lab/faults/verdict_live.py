@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from batonmq import ConsumeFromWhere, LitePullConsumer, LitePullOptions, Message, Producer
-from lab.cluster.cluster import HOSTS, Cluster, Sections
+from lab.cluster.cluster import Sections
 from lab.cluster.cluster_view import NodeProcess
+from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.network import Network
 
 Expected = tuple[str, str]
@@ -25,7 +26,7 @@ class LiveVerdict:
 
     def __init__(self, folder: Path, settings: Sections) -> None:
         self.folder = folder
-        self.cluster = Cluster(folder, Network(HOSTS), settings)
+        self.cluster = HeldCluster(folder, Network(HOSTS), settings)
         folder.mkdir(parents=True)
         try:
             self.cluster.start()
@@ -77,7 +78,7 @@ def _node(process: NodeProcess) -> str:
 def _one(role: str, how: str) -> Callable[[LiveVerdict, random.Random], Expected]:
     def happen(live: LiveVerdict, rng: random.Random) -> Expected:
         if role == "name-server":
-            process = rng.choice(live.cluster.controllers)
+            process = rng.choice(live.cluster.controller_processes)
         else:
             process = live.master() if role == "master" else live.slave(rng)
         _end(process, how)
@@ -87,7 +88,7 @@ def _one(role: str, how: str) -> Callable[[LiveVerdict, random.Random], Expected
 
 
 def quorum_lost(live: LiveVerdict, rng: random.Random) -> Expected:
-    for process in rng.sample(live.cluster.controllers, rng.choice((2, 3))):
+    for process in rng.sample(live.cluster.controller_processes, rng.choice((2, 3))):
         process.kill()
     return "quorum-lost", "controllers"
 

@@ -15,7 +15,7 @@ from lab.cluster import frames
 from lab.cluster.classic import ClassicGroup, in_sync
 from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.java import JavaProgram
-from lab.cluster.processes import free_base_port, wait_for
+from lab.cluster.processes import free_base_port
 from tests.interop.conftest import RunJava
 
 pytestmark = pytest.mark.java
@@ -91,32 +91,27 @@ def leave(program: JavaProgram, name: str) -> None:
     program.send(f"leave {name}")
 
 
-def wait(group: ClassicGroup, what: str, found: Callable[[], object]) -> None:
-    """The error has the end of every log."""
-    wait_for(what, found, LIMIT_S, group.diagnostics)
-
-
 def play(group: ClassicGroup, run_java: RunJava, start_master: Callable[[], None]) -> None:
     """Both brokers run, and the slave is level. The master is killed and comes back."""
     master, slave = group.address(MASTER), group.address(SLAVE)
     with run_java("Consumers", group.name_server) as program:
         read(program, "before", send(master, 0))
         # Who leaves commits what it has returned, and the last message may not be among that.
-        wait(group, "the offset", lambda: committed(master) == max_offset(master))
+        group.wait_for("the offset", lambda: committed(master) == max_offset(master))
         leave(program, "before")
         members = {"consumerGroup": READERS}
-        wait(group, "its end", lambda: not ask(master, MEMBERS, members).body)
+        group.wait_for("its end", lambda: not ask(master, MEMBERS, members).body)
         more = send(master, COUNT)
         end = max_offset(master)
-        wait(group, "the slave", lambda: max_offset(slave) == end)
+        group.wait_for("the slave", lambda: max_offset(slave) == end)
         group.kill("master")
-        wait(group, "an acting master", lambda: routed(group) == {"0": slave})
+        group.wait_for("an acting master", lambda: routed(group) == {"0": slave})
         assert not takes_writes(slave)
         read(program, "meanwhile", more)
-        wait(group, "the offset at the acting master", lambda: committed(slave) == end)
+        group.wait_for("the offset at the acting master", lambda: committed(slave) == end)
         leave(program, "meanwhile")
         start_master()
-        wait(group, "the master", lambda: routed(group).get("0") == master)
+        group.wait_for("the master", lambda: routed(group).get("0") == master)
         assert committed(master) == end
         read(program, "after", send(master, 2 * COUNT))
 
@@ -131,10 +126,10 @@ def test_our_slave_acts_for_a_java_master(
 ) -> None:
     master = {**group.settings(MASTER, "ASYNC_MASTER", tmp_path / "java"), **JAVA}
     group.start_java("master", master)
-    wait(group, "the Java master", lambda: takes_writes(group.address(MASTER)))
+    group.wait_for("the Java master", lambda: takes_writes(group.address(MASTER)))
     slave = {**group.settings(SLAVE, "SLAVE", tmp_path / "ours"), **ACTING}
     group.start_ours("slave", slave)
-    wait(group, "our slave", lambda: in_sync(group.address(MASTER)) == 1)
+    group.wait_for("our slave", lambda: in_sync(group.address(MASTER)) == 1)
     play(group, run_java, lambda: group.start_java("master", master))
 
 
@@ -143,12 +138,12 @@ def test_a_java_slave_acts_for_our_master(
 ) -> None:
     master = {**group.settings(MASTER, "SYNC_MASTER", tmp_path / "ours"), **ACTING}
     group.start_ours("master", master)
-    wait(group, "our master", lambda: takes_writes(group.address(MASTER)))
+    group.wait_for("our master", lambda: takes_writes(group.address(MASTER)))
     # A Java slave has no topics in its first minute.
     theirs, ours = tmp_path / "java" / "config", tmp_path / "ours" / "config" / "topics.json"
-    wait(group, "the topic", lambda: ours.exists() and TOPIC in ours.read_text())
+    group.wait_for("the topic", lambda: ours.exists() and TOPIC in ours.read_text())
     theirs.mkdir(parents=True)
     shutil.copy(ours, theirs)
     group.start_java("slave", {**group.settings(SLAVE, "SLAVE", tmp_path / "java"), **JAVA})
-    wait(group, "the Java slave", lambda: in_sync(group.address(MASTER)) == 1)
+    group.wait_for("the Java slave", lambda: in_sync(group.address(MASTER)) == 1)
     play(group, run_java, lambda: group.start_ours("master", master))

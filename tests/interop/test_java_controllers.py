@@ -47,7 +47,7 @@ def load(group: MixedGroup) -> Iterator[Writer]:
 
 
 def master_epoch(group: MixedGroup) -> int:
-    state = group.state()
+    state = group.group_state()
     assert state is not None
     return int(state["masterEpoch"])
 
@@ -62,7 +62,7 @@ def take_over(group: MixedGroup, load: Writer, dead: int, heir: int) -> None:
 def switches(group: MixedGroup, load: Writer, *places: int) -> None:
     """`electMaster` to each in turn, under load; then nothing is lost."""
     for place in places:
-        group.elect(place)
+        group.elect(group.address(place))
         wait_master(group, load, place)
         group.wait_in_sync(OURS, OTHER)
     nothing_lost(group, load)

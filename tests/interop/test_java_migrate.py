@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.mixed import GROUP, MixedGroup
+from lab.cluster.cluster import GROUP
+from lab.cluster.mixed import MixedGroup
 from lab.cluster.mqctl import Ran, mqctl
 from lab.cluster.stock_load import StockLoad
 from lab.cluster.up import rounds

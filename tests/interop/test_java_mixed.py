@@ -18,9 +18,10 @@ import pytest
 
 from batonmq.protocol.records.codec import decode_records
 from lab.cluster import frames
+from lab.cluster.cluster import GROUP
 from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.java import SEGMENT
-from lab.cluster.mixed import GROUP, MixedGroup
+from lab.cluster.mixed import MixedGroup
 from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
 from lab.cluster.mqctl import mqctl
 from lab.cluster.writer import Writer, wait_acks
@@ -151,13 +152,13 @@ def test_java_takes_over_from_our_killed_master(group: MixedGroup, load: Writer)
 
 def test_our_controllers_restart_under_a_java_master(group: MixedGroup, load: Writer) -> None:
     """By kill -9: the master goes on, and is the one that they know."""
-    epoch = (group.state() or {})["masterEpoch"]
+    epoch = (group.group_state() or {})["masterEpoch"]
     group.restart_controllers()
     wait_acks(load, 50)
     group.wait_in_sync(OURS, JAVA)
     wait_acks(load, 50)
     assert group.master() == JAVA
-    assert (group.state() or {})["masterEpoch"] == epoch
+    assert (group.group_state() or {})["masterEpoch"] == epoch
     nothing_lost(group, load)
 
 
@@ -183,7 +184,7 @@ def test_ours_takes_over_from_a_killed_java_master(group: MixedGroup, load: Writ
 
 def test_all_ack_is_switched_on_at_run_time(group: MixedGroup, load: Writer) -> None:
     """Before it a Java master's code 0 says that the master has the message, and no more."""
-    group.elect(JAVA)
+    group.elect(group.address(JAVA))
     wait_master(group, load, JAVA)
     group.wait_in_sync(OURS, JAVA)
     group.signal(OURS, signal.SIGSTOP)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.cluster import Cluster
 from lab.cluster.cluster_view import NodeProcess
+from lab.cluster.held import HeldCluster
 from lab.cluster.java import JavaProgram
 from lab.cluster.mqctl import mqctl
 from lab.cluster.queues import read_topic
@@ -41,7 +41,7 @@ def test_no_send_of_a_stock_client_fails_while_nodes_are_drained(
 
     def work() -> None:
         pods.open()
-        cluster = Cluster(tmp_path, pods, {"namesrv": {"replicaRoutes": True}})
+        cluster = HeldCluster(tmp_path, pods, {"namesrv": {"replicaRoutes": True}})
         try:
             cluster.start()
             with ExitStack() as stack:
@@ -60,7 +60,7 @@ def test_no_send_of_a_stock_client_fails_while_nodes_are_drained(
             cluster.stop()
         check_logs_equal([cluster.data_dir(index) for index in range(len(cluster.brokers))])
 
-    def drain_and_move(cluster: Cluster) -> None:
+    def drain_and_move(cluster: HeldCluster) -> None:
         """Of the master: its pod ends, and a new one with its name and volume has another
         address."""
         group = cluster.wait_whole()

@@ -11,8 +11,9 @@ import pytest
 from batonmq import ClientOptions
 from batonmq.auth.signature import Credentials
 from batonmq.client.admin.admin import Admin
+from lab.cluster.cluster import GROUP
 from lab.cluster.java import SMALL_JVM, WAIT_S, JavaProgram
-from lab.cluster.up import GROUP, ClusterProcess
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.java
 TOPIC = "Orders"

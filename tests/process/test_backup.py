@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from lab.cluster.cluster import GROUP
 from lab.cluster.mqctl import HIDDEN, Ran, mqctl
 from lab.cluster.queues import read_topic
-from lab.cluster.up import GROUP, ClusterProcess
+from lab.cluster.up import ClusterProcess
 from lab.cluster.writer import QueueAck, Writer, number_in, wait_acks
 
 pytestmark = pytest.mark.process

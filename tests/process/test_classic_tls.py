@@ -46,4 +46,4 @@ def test_a_classic_pair_replicates_over_tls(tmp_path: Path) -> None:
         wait_for("a refusal", lambda: log_of("stranger").count("ha_dial_failed") >= 3)
         assert in_sync(group.address(0)) == 0
         start(2, "SLAVE", made, "slave")
-        wait_for("the slave", lambda: in_sync(group.address(0)) == 1, diagnostics=group.diagnostics)
+        group.wait_for("the slave", lambda: in_sync(group.address(0)) == 1)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.cluster import HOSTS, Cluster
 from lab.cluster.cluster_view import NodeProcess
+from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
 from lab.cluster.queues import read_topic
@@ -89,7 +89,7 @@ def test_nodes_with_names_get_other_addresses_under_load(tmp_path: Path) -> None
 
     def work() -> None:
         pods.open()
-        cluster = Cluster(tmp_path, pods)
+        cluster = HeldCluster(tmp_path, pods)
         try:
             cluster.start()
             asyncio.run(scenario(cluster))
@@ -97,44 +97,44 @@ def test_nodes_with_names_get_other_addresses_under_load(tmp_path: Path) -> None
             cluster.stop()
         check_logs_equal([cluster.data_dir(index) for index in range(len(cluster.brokers))])
 
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: HeldCluster) -> None:
         async with Load(cluster.name_servers) as load:
             await asyncio.to_thread(drain_and_move, cluster, master(cluster))
-            await asyncio.to_thread(end_and_move, cluster, cluster.controllers[0])
+            await asyncio.to_thread(end_and_move, cluster, cluster.controller_processes[0])
             await asyncio.to_thread(kill_and_move, cluster, master(cluster))
         print(f"{len(load.acked)} acknowledged, longest gap {load.longest_gap_ms()} ms")
         assert not load.failed, load.failed[:3]
         stored = await asyncio.to_thread(read_topic, cluster.name_servers, "Rolled")
         assert set(load.acked) <= {m.body for queue in stored.values() for m in queue}
 
-    def master(cluster: Cluster) -> NodeProcess:
+    def master(cluster: HeldCluster) -> NodeProcess:
         group = cluster.wait_whole()
         assert group.master is not None
         return cluster.brokers[group.master]
 
-    def drain_and_move(cluster: Cluster, node: NodeProcess) -> None:
+    def drain_and_move(cluster: HeldCluster, node: NodeProcess) -> None:
         ran = mqctl("drain", node.node.address, home=tmp_path, env=addresses(cluster))
         assert ran.code == 0, ran
         end_and_move(cluster, node)
 
-    def end_and_move(cluster: Cluster, node: NodeProcess) -> None:
+    def end_and_move(cluster: HeldCluster, node: NodeProcess) -> None:
         assert node.child is not None
         node.child.terminate()
         assert node.child.wait(30) == 0
         move(cluster, node)
 
-    def kill_and_move(cluster: Cluster, node: NodeProcess) -> None:
+    def kill_and_move(cluster: HeldCluster, node: NodeProcess) -> None:
         node.kill()
         move(cluster, node)
 
-    def move(cluster: Cluster, node: NodeProcess) -> None:
+    def move(cluster: HeldCluster, node: NodeProcess) -> None:
         began = time.monotonic()
         pods.move(node.name)
         cluster.launch(node)
         cluster.wait_whole()
         print(f"{node.name}: whole after {time.monotonic() - began:.1f} s")
 
-    def addresses(cluster: Cluster) -> dict[str, str]:
+    def addresses(cluster: HeldCluster) -> dict[str, str]:
         controllers = ";".join(n.controller_address for n in cluster.layout.controllers)
         return {"NAMESRV_ADDR": cluster.name_servers, "CONTROLLER_ADDR": controllers}
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.cluster import HOSTS, Cluster
 from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout, environment
+from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.network import Network
 from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.queues import check_writers
@@ -36,7 +36,7 @@ def earlier() -> Path:
         pytest.skip(str(error))
 
 
-def renew(cluster: Cluster, process: NodeProcess, source: Path, load: Writer) -> None:
+def renew(cluster: HeldCluster, process: NodeProcess, source: Path, load: Writer) -> None:
     """Ends it by SIGTERM and starts it from that checkout."""
     child = process.child
     assert child is not None
@@ -61,12 +61,12 @@ def test_the_earlier_version_is_what_runs(earlier: Path) -> None:
 def test_from_the_last_version_and_back_nothing_acknowledged_is_lost(
     tmp_path: Path, earlier: Path, first: str
 ) -> None:
-    cluster = Cluster(tmp_path, Network(HOSTS))
+    cluster = HeldCluster(tmp_path, Network(HOSTS))
     for process in cluster.processes:
         process.source = earlier
-    order = [*cluster.brokers, *cluster.controllers]
+    order = [*cluster.brokers, *cluster.controller_processes]
     if first == "controllers":
-        order = [*cluster.controllers, *cluster.brokers]
+        order = [*cluster.controller_processes, *cluster.brokers]
     try:
         cluster.start()
         with Writer(cluster.addresses, TOPIC, 0, pause_s=0.002) as load:

@@ -25,7 +25,7 @@ class KillLeader(Fault):
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         leader = lab.cluster.wait_leader()
         at = time.monotonic()
-        lab.cluster.controllers[leader].kill()
+        lab.cluster.controller_processes[leader].kill()
         return InjectedFault(at)
 
 

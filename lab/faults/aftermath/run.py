@@ -192,7 +192,7 @@ class Aftermath:
             return
         output = self.paths.output(STREAM)
         controllers = ";".join(
-            map(lab.cluster.view.controller_address, range(len(lab.cluster.controllers)))
+            map(lab.cluster.view.controller_address, range(len(lab.cluster.controller_processes)))
         )
         arguments = ["--controllers", controllers, "--output", str(output), *STREAM_OFTEN]
         self.spark.begin(STREAM, arguments)

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.cluster import HOSTS, Cluster
 from lab.cluster.cluster_view import GroupState, NodeProcess
+from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.network import Network
 from lab.cluster.processes import CLAIM, PORTS, ROOT, NotInTime, ports_of
 
 
 def test_on_the_loopback_it_avoids_ports_that_others_have(tmp_path: Path) -> None:
     """`make demo-spark` beside a RocketMQ cluster that listens on all addresses."""
-    first = Cluster(tmp_path, Network(HOSTS))
+    first = HeldCluster(tmp_path, Network(HOSTS))
     port = first.layout.name_servers[0].port
     with socket.create_server(("", port)):
-        second = Cluster(tmp_path, Network(HOSTS))
+        second = HeldCluster(tmp_path, Network(HOSTS))
         assert all(port not in node.ports for node in second.layout.nodes)
 
 
@@ -50,7 +50,7 @@ def test_clusters_at_different_bases_share_no_port() -> None:
 
 
 def test_taken_ports_are_named_before_anything_starts(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, Network(HOSTS))
+    cluster = HeldCluster(tmp_path, Network(HOSTS))
     broker, server = cluster.layout.brokers[2], cluster.layout.name_servers[0]
     with (
         socket.create_server(("", broker.port + 1)),
@@ -76,8 +76,8 @@ class Running:
 
 def test_a_port_of_somebody_else_is_never_asked(tmp_path: Path) -> None:
     """Our process runs, but another one has its port: what it would answer is not our cluster's."""
-    cluster = Cluster(tmp_path, Network(HOSTS))
-    process: NodeProcess = cluster.controllers[0]
+    cluster = HeldCluster(tmp_path, Network(HOSTS))
+    process: NodeProcess = cluster.controller_processes[0]
     process.child = Running(os.getppid())  # type: ignore[assignment]
     host, port = cluster.view.controller_address(0).split(":")
     with socket.create_server((host, int(port))) as other:
@@ -94,7 +94,7 @@ def test_one_that_ends_late_of_a_fault_is_started_again_and_another_is_a_finding
     may_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker whose fdatasync failed still ran when the fault was taken back."""
-    cluster = Cluster(tmp_path, Network(HOSTS))
+    cluster = HeldCluster(tmp_path, Network(HOSTS))
     state = GroupState(0, 1, 1, frozenset({0, 1, 2}), {})
     with contextlib.ExitStack() as stack:
         for process in cluster.processes:
