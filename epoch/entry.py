@@ -4,15 +4,15 @@ An entry says: from `start_offset` on, the bytes of the log were written by the 
 Only epoch and start are stored; an entry ends where the next one starts, and the last is open.
 
 Invariant of a list: epochs grow strictly, starts never fall. Equal starts mean that nothing was
-written in the earlier epoch. Such entries stay (R25), where Java drops the newer one: the last
-entry must name the acting master's epoch even if it has not written yet.
+written in the earlier epoch. Such entries stay (R25), because the last entry must name the acting
+master's epoch even before its first write; Java drops the newer one.
 
-Why epochs tell where two logs are the same: an epoch has one master, which writes each offset once,
-and a replica takes an epoch's bytes only behind the same bytes as at the master. So two logs that
-have an epoch with the same start agree on all before it, and within it as far as both hold it.
+Why epochs show where two logs are the same: an epoch has one master, which writes each offset once,
+and a replica appends an epoch's bytes only after the same bytes as its master. So if two logs have
+an epoch with the same start, all bytes before it are equal, and within it all that both have.
 
-Origin: Java `EpochEntry`, `EpochFileCache`; its `findConsistentPoint` may lie above the own log's
-end, ours may not.
+Origin: Java `EpochEntry`, `EpochFileCache`. The result of Java's `findConsistentPoint` may be above
+the own log's end, ours not.
 """
 
 from bisect import bisect_right
@@ -34,7 +34,7 @@ class EpochEntry:
 
 
 def with_ends(entries: Iterable[EpochEntry], last_end: int = MAX_OFFSET) -> tuple[EpochEntry, ...]:
-    """The same epochs and starts, each ending where the next starts and the last at `last_end`."""
+    """The same entries with ends: each ends where the next starts, the last at `last_end`."""
     listed = tuple(entries)
     ends = [entry.start_offset for entry in listed[1:]] + [last_end]
     return tuple(
@@ -44,20 +44,20 @@ def with_ends(entries: Iterable[EpochEntry], last_end: int = MAX_OFFSET) -> tupl
 
 
 def within_log(entries: Sequence[EpochEntry], log_end: int) -> tuple[EpochEntry, ...]:
-    """The epochs of a log that ends at `log_end`: later starts dropped, the last end closed. An
-    entry at the end itself is an epoch without bytes yet, and stays."""
+    """The epochs of a log that ends at `log_end`, without later starts. An entry that starts at the
+    end stays: an epoch without bytes yet."""
     return with_ends((e for e in entries if e.start_offset <= log_end), log_end)
 
 
 def with_bytes(entries: Sequence[EpochEntry], log_end: int) -> tuple[EpochEntry, ...]:
-    """The epochs of which a log that ends at `log_end` has bytes, as Java's lists have them; the
-    last one if it has none."""
+    """The epochs that have bytes in a log that ends at `log_end`, as in Java's lists; the last one
+    if none has."""
     closed = within_log(entries, log_end)
     return tuple(e for e in closed if e.start_offset < e.end_offset) or closed[-1:]
 
 
 def entry_at(entries: Sequence[EpochEntry], offset: int) -> EpochEntry | None:
-    """The newest entry that starts at or before `offset`: an epoch without bytes is passed over."""
+    """The newest entry that starts at or before `offset`, so epochs without bytes are skipped."""
     index = bisect_right(entries, offset, key=lambda entry: entry.start_offset) - 1
     return entries[index] if index >= 0 else None
 
@@ -72,7 +72,7 @@ def entry_after(entries: Sequence[EpochEntry], epoch: int) -> EpochEntry | None:
 
 
 def order_fault(entries: Sequence[EpochEntry]) -> str:
-    """What breaks the list's invariant, "" if nothing does."""
+    """How the list breaks the invariant; "" if it does not."""
     for entry in entries:
         if entry.epoch < 0 or not 0 <= entry.start_offset <= MAX_OFFSET:
             return f"entry {entry.epoch}-{entry.start_offset} is out of range"
@@ -88,11 +88,10 @@ def order_fault(entries: Sequence[EpochEntry]) -> str:
 def consistent_point(
     own: Sequence[EpochEntry], own_max: int, other: Sequence[EpochEntry], other_max: int
 ) -> int:
-    """End (exclusive) of the common part, or -1 if no epoch with the same start is in both.
-
-    `own_max` and `other_max` are the ends of the two logs; the result is not above them, and the
-    entries' own `end_offset` is not used. -1 also for an empty list: without an epoch nothing is
-    known of the bytes (R21).
+    """The end (exclusive) of the common part; -1 if the lists share no epoch with the same start.
+    `own_max` and `other_max`: the ends of the logs, which the result never exceeds; the entries'
+    `end_offset` is not used. -1 also for an empty list: without epochs nothing is known of the
+    bytes (R21).
     """
     own_entries = within_log(own, own_max)
     other_by_epoch = {entry.epoch: entry for entry in within_log(other, other_max)}

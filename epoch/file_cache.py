@@ -5,10 +5,10 @@ checked), then `epoch-startOffset` per line. Byte-compatible with Java `EpochFil
 `CheckpointFile`.
 
 Invariant: a change is durable before the call returns, and visible in memory only then. The file
-and its `.bak` hold the same list (Java's `.bak` is older): an older list would give an epoch's
+and its `.bak` have the same list (Java's `.bak` is older): an older list would assign an epoch's
 bytes to its predecessor, and two logs would seem equal where they differ. Every failover waits for
-an append, so it goes to `.redo` only, in place: one fdatasync instead of the journal commits of two
-renames. `settle` writes both files later.
+an append, so it is written only to `.redo`, in place: one fdatasync instead of the journal commits
+of two renames. `settle` writes both files later.
 
 File `<list>.redo` (`RedoFile`), text: four slots of 512 bytes, `sequence base entries crc32`,
 filled up with blanks. `base` is the digest of the list file that the entries continue, `entries`
@@ -53,12 +53,12 @@ _CRC_MASK = 0x7FFFFFFF
 
 
 def digest(content: bytes) -> bytes:
-    """Identifies the content of a list file."""
+    """The digest that identifies the content of a list file."""
     return hashlib.sha256(content).hexdigest()[:32].encode()
 
 
 def continuation(data: bytes, base: bytes) -> tuple[EpochEntry, ...]:
-    """The entries in a redo file's bytes that continue the list file with the digest `base`."""
+    """The entries in a redo file that continue the list file with the digest `base`."""
     records = _records(data)
     if not records:
         return ()
@@ -72,13 +72,13 @@ class RedoFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_ready = False
-        """The file is there, at its full size: `write` costs one fdatasync."""
+        """The file exists at its full size, so `write` costs one fdatasync."""
         self._sequence = 0
         self._holds_entries = False
 
     def load(self, base: bytes) -> tuple[EpochEntry, ...]:
-        """The entries that continue the list file with the digest `base`, from the newest intact
-        record."""
+        """Loads the entries of the newest intact record that continue the list file with the digest
+        `base`."""
         try:
             data = disk.read_bytes(self.path)
         except FileNotFoundError:
@@ -91,13 +91,14 @@ class RedoFile:
         return continuation(data, base)
 
     def make(self) -> None:
-        """Writes the empty file if there is none yet."""
+        """Creates the empty file if it is missing."""
         if not self.is_ready:
             replace_file(self.path, bytes(SLOTS * SLOT_SIZE))
             self.is_ready = True
 
     def write(self, base: bytes, entries: Sequence[EpochEntry]) -> bool:
-        """`entries` continue the list file `base`. False, without a change, if they do not fit."""
+        """Stores that `entries` continue the list file `base`. Returns False, and does nothing, if
+        they do not fit."""
         slot = _encode(self._sequence + 1, base, entries)
         if not self.is_ready or len(slot) > SLOT_SIZE:
             return False
@@ -106,14 +107,14 @@ class RedoFile:
         return True
 
     def clear(self) -> None:
-        """No record continues any list."""
+        """Stores a record that continues no list."""
         if self._holds_entries:
             self._put(_encode(self._sequence + 1, _NONE, ()) * SLOTS, 0)
             self._holds_entries = False
 
     def _put(self, slots: bytes, position: int) -> None:
-        # What a failed call may have left must not outlive the next record: that one gets a higher
-        # number, and the same slots, so the last whole record stays in the others.
+        # A failed call may have left a partial record: the next one gets a higher number and the
+        # same slots, so that the last whole record stays in the others.
         self._sequence += 2
         fd = disk.open(self.path, os.O_WRONLY)
         try:
@@ -197,7 +198,7 @@ class EpochFileCache:
         self._base = b""
         """The digest of both files; empty where they are missing or differ."""
         self._pending: tuple[EpochEntry, ...] = ()
-        """The last entries of the list, which only `.redo` has."""
+        """The last entries of the list, which are only in `.redo`."""
         self._load()
 
     def _load(self) -> None:
@@ -235,8 +236,8 @@ class EpochFileCache:
         return self._entries[-1].epoch if self._entries else -1
 
     def append(self, entry: EpochEntry) -> bool:
-        """Add a newer epoch; the one before ends where it starts. False, and nothing done, if epoch
-        or start is not above the last one's; equal starts are allowed."""
+        """Adds a newer epoch, which ends the one before. Returns False, and does nothing, if the
+        epoch is not above the last one or starts before it; equal starts are allowed."""
         last = self.last_entry
         if last is not None and (
             entry.epoch <= last.epoch or entry.start_offset < last.start_offset
@@ -245,24 +246,24 @@ class EpochFileCache:
         return self._store((*self._entries, entry))
 
     def truncate_suffix_by_offset(self, offset: int) -> bool:
-        """Drop the entries that start at or above `offset`, where the log was cut; what is last
-        then is open. True if any was dropped."""
+        """Drops the entries that start at or above `offset`, where the log was cut; the new last
+        one is open. Returns whether any was dropped."""
         return self._store(tuple(e for e in self._entries if e.start_offset < offset))
 
     def truncate_prefix_by_offset(self, offset: int) -> bool:
-        """Drop the entries that end at or below `offset`, whose bytes expired; never the last."""
+        """Drops the entries that end at or below `offset`, whose bytes expired; never the last."""
         last = self.last_entry
         return self._store(
             tuple(e for e in self._entries if e.end_offset > offset or e is last),
         )
 
     def drop_above(self, log_end: int) -> bool:
-        """Drop the entries that start above the log's end (R25): their bytes were never written.
-        Call it once, after the log was recovered."""
+        """Drops the entries that start above the log's end, whose bytes were never written (R25).
+        Call it once, after recovery."""
         return self._store(tuple(e for e in self._entries if e.start_offset <= log_end))
 
     def replace_all(self, entries: Sequence[EpochEntry]) -> bool:
-        """Put another list in place of this one; ValueError if it is not in order."""
+        """Replaces the list; raises ValueError if it is not in order."""
         fault = order_fault(entries)
         if fault:
             raise ValueError(fault)
@@ -281,12 +282,12 @@ class EpochFileCache:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the two files hold the whole list."""
+        """Whether both files have the whole list."""
         return not self._pending
 
     def settle(self) -> None:
-        """Write to the files what `.redo` holds; any thread may call this. Raises OSError. On a
-        full disk nothing is written: the list is durable in `.redo`."""
+        """Writes the whole list to the files; any thread may call this. Raises OSError. On a full
+        disk nothing is written: the list is durable in `.redo`."""
         with self._writing:
             if not self._pending:
                 return
@@ -298,7 +299,8 @@ class EpochFileCache:
                 log.warning("epoch_file_not_settled file=%s reason=%s", self.path, error)
 
     def _append_redo(self, entries: tuple[EpochEntry, ...]) -> bool:
-        """False if `entries` are no continuation of the files' list, or too many for the slots."""
+        """Returns False if `entries` do not continue the files' list, or do not fit into the
+        slots."""
         known = _starts(self._entries)
         if not self._base or _starts(entries)[: len(known)] != known:
             return False
@@ -311,8 +313,8 @@ class EpochFileCache:
     def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
         """Writes both files."""
         known = _starts(self._entries)
-        # The files may get a content that they had before, and an old record would continue
-        # it again: so the record ends first.
+        # Clear the record first: the files may get an earlier content, which an old record would
+        # continue.
         if not known or _starts(entries)[: len(known)] != known:
             if self._pending:
                 self._put_files(self._entries)
@@ -322,7 +324,7 @@ class EpochFileCache:
 
     def _put_files(self, entries: tuple[EpochEntry, ...]) -> None:
         content = encode_entries(entries)
-        self._base = b""  # while they differ, nothing is known to continue both
+        self._base = b""  # while they differ, no record may continue them
         replace_with_twin(self.path, content)
         self._base = digest(content)
         self._pending = ()

@@ -1,5 +1,5 @@
-"""How the queues of a topic are shared among a group's members. Pure. Each member computes the same
-from the same lists, or a broker does it (QUERY_ASSIGNMENT, 400). Origin: Java
+"""Divides the queues of a topic among a group's members. Pure. Each member computes its share from
+the same lists, or a broker does it (QUERY_ASSIGNMENT, 400). Origin: Java
 `AllocateMessageQueueAveragely`, `AllocateMessageQueueAveragelyByCircle`."""
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Final
 from batonmq.protocol.message import MessageQueue
 
 Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], tuple[MessageQueue, ...]]
-"""Sorted queues, sorted client ids (each once) and the own id -> its queues; empty if it is no
-member."""
+"""(sorted queues, sorted unique client ids, own id) -> the own queues; empty for a non-member."""
 
 
 def place_of(client_ids: Sequence[str], own_id: str) -> int | None:

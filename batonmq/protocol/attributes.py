@@ -1,8 +1,8 @@
-"""Attributes of a topic, and how a change of them is written: `+key=value` or `-key`, joined by
-commas (UPDATE_AND_CREATE_TOPIC, 17), or a map of `+key` to value and `-key` to "" (18). The broker
-only keeps and shows them: RocketMQ's proxy reads `message.type`, its tiered storage `reserve.time`.
-Origin: Java TopicAttributes, AttributeParser, AttributeUtil; Java answers SYSTEM_ERROR (1) instead
-of INVALID_PARAMETER (29)."""
+"""Attributes of a topic, and the notation of changes: `+key=value` or `-key`, joined by commas
+(UPDATE_AND_CREATE_TOPIC, 17), or a map of `+key` to value and `-key` to "" (18). The broker only
+stores and shows attributes: RocketMQ's proxy uses `message.type`, its tiered storage
+`reserve.time`. Origin: Java TopicAttributes, AttributeParser, AttributeUtil; Java answers
+SYSTEM_ERROR (1) instead of INVALID_PARAMETER (29)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MIXED: Final = "MIXED"
 
 
 class Attribute(NamedTuple):
-    """`allowed`: in words; `takes` checks a value. If not `changeable`, it is set at
-    creation only."""
+    """`allowed`: the valid values, for error texts; `takes` checks a value. Unless `changeable`, it
+    can be set only at creation."""
 
     allowed: str
     takes: Callable[[str], bool]
@@ -63,8 +63,8 @@ def parse_attributes(text: str) -> dict[str, str]:
 def altered(
     known: Mapping[str, str] | None, changes: Mapping[str, str], *, mixed: bool
 ) -> dict[str, str]:
-    """A topic's attributes after `changes`; `known` None: a new topic. `mixed`: MIXED messages are
-    enabled. Raises BrokerRefusal(INVALID_PARAMETER) that says what is allowed."""
+    """A topic's attributes after `changes`. `known` None: a new topic. `mixed`: whether MIXED
+    messages are enabled. Raises BrokerRefusal(INVALID_PARAMETER) that says what is allowed."""
     after = dict(known or {})
     names: set[str] = set()
     for signed, value in changes.items():

@@ -12,7 +12,8 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 
 MESSAGES_MAX: Final = 20_000
-"""A batch is placed in the log in one turn of the loop, at less than 1 µs a message (R58)."""
+"""The limit, because a batch is put into the log in one turn of the loop, at less than 1 µs a
+message (R58)."""
 _HEAD: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")
 
@@ -40,8 +41,8 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
 
 
 def split_batch(body: bytes) -> Iterator[BatchItem]:
-    """The messages in order. Raises BrokerRefusal(MESSAGE_ILLEGAL) if lengths disagree, or for none
-    or too many messages."""
+    """Yields the messages in order. Raises BrokerRefusal(MESSAGE_ILLEGAL) for contradicting
+    lengths, and for none or too many messages."""
     count = pos = 0
     while pos < len(body):
         if len(body) - pos < _HEAD.size + _I16.size:

@@ -118,7 +118,7 @@ class TopicConfigSerializeWrapper(Body):
 
 
 class TopicConfigAndMappingSerializeWrapper(Body):
-    """Topics with the mappings of static topics, which we only pass on."""
+    """Topics, with the mappings of static topics, which are only passed on."""
 
     data_version: DataVersion = DataVersion()
     mapping_data_version: DataVersion = DataVersion()
@@ -189,7 +189,7 @@ class DelayOffsetSerializeWrapper(Body):
 
 
 class SetMessageRequestModeRequestBody(Body):
-    """How a group gets the messages of a topic: `mode` is PULL or POP."""
+    """Sets how a group gets the messages of a topic: `mode` is PULL or POP."""
 
     consumer_group: str = ""
     mode: str = "PULL"
@@ -321,8 +321,8 @@ SQL92: Final = "SQL92"
 
 
 class SubscriptionData(Body):
-    """What a consumer wants of a topic. `sub_string` "*" with both lists empty: everything.
-    `code_set`: Java hashes of `tags_set`; `sub_version`: when it was made, ms."""
+    """A subscription of a topic. `sub_string` "*" with both lists empty: all messages. `code_set`:
+    Java hashes of `tags_set`; `sub_version`: creation time in ms."""
 
     class_filter_mode: bool = False
     code_set: list[int] = msgspec.field(default_factory=list)
@@ -374,7 +374,7 @@ class ProducerData(Body):
 
 
 class HeartbeatData(Body):
-    """`without_sub`: no subscriptions, because nothing changed (heartbeat V2)."""
+    """`without_sub`: the subscriptions are left out, because they did not change (heartbeat V2)."""
 
     client_id: str = msgspec.field(name="clientID", default="")
     consumer_data_set: list[ConsumerData] = msgspec.field(default_factory=list)
@@ -423,8 +423,8 @@ class GetConsumerListByGroupResponseBody(Body):
 
 
 class ConsumerSightingsBody(Body):
-    """Ours: what one member of a broker group knows of consumers of `group`: client id -> ms since
-    its last heartbeat; -> ms since it left."""
+    """Ours: the consumers of `group` that one member of a broker group knows: client id -> ms since
+    its last heartbeat, and client id -> ms since it left."""
 
     group: str
     seen: dict[str, int] = msgspec.field(default_factory=dict)
@@ -489,7 +489,7 @@ class BatchAckMessageRequestBody(Body):
     broker_name: str = ""
 
 
-# Of the controllers, and of a broker's replication state.
+# Controllers, and a broker's replication state.
 
 
 # The end of an epoch that is still being written.

@@ -29,12 +29,12 @@ TAKEN_FIELD = "batonTaken"
 # answers what it can and then sends the client back.
 READ_REPLICA_FIELD = "batonReadReplica"
 
-# extFields of the answer to GET_EPOCH_CACHE (1007): the process, its log's id, its HA address. So
-# our brokers recognize each other under controllers that do not record them.
+# extFields of the answer to GET_EPOCH_CACHE (1007): process, log id, HA address. By these our
+# brokers recognize each other if the controllers do not record them.
 INCARNATION_FIELD = "batonIncarnation"
 LOG_ID_FIELD = "batonLogId"
 HA_ADDRESS_FIELD = "batonHaAddress"
-#: A slave of classic mode names its HA connection (its end, ip:port) and itself.
+#: In classic mode a slave names its end of the HA connection (ip:port) and itself.
 HA_LINK_FIELD = "batonHaLink"
 SLAVE_NAME_FIELD = "batonSlaveName"
 

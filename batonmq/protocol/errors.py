@@ -1,14 +1,14 @@
-"""All errors derive from BatonError, one class for each reaction: `FencedError` step back;
-`NotLeaderError` ask elsewhere; `CorruptLogError` stop; `RemoteProtocolError` drop the peer;
-`ConfigError` fix the file. Each has a `response_code` and says whether the same request may succeed
-later (`retriable`)."""
+"""All errors derive from BatonError, with one class for each reaction: `FencedError`: step back;
+`NotLeaderError`: ask elsewhere; `CorruptLogError`: stop; `RemoteProtocolError`: drop the peer;
+`ConfigError`: fix the file. Each has a `response_code`; `retriable` says whether the same request
+may succeed later."""
 
 from typing import ClassVar
 
 from batonmq.protocol.codes import ResponseCode, code_name, request_name
 
 DISK_FULL = "the disk is full"
-"""The begin of the remark with which a broker with a full disk refuses a write."""
+"""The beginning of the remark with which a broker refuses writes while its disk is full."""
 
 
 class BatonError(Exception):
@@ -19,8 +19,8 @@ class BatonError(Exception):
 
 
 class FencedError(BatonError):
-    """The caller acts for a past epoch and must step back. `what` is fenced; `given` and `current`
-    are epochs."""
+    """The caller acts in a past epoch and must step back. `what`: the refused action; `given` and
+    `current`: epochs."""
 
     response_code = ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
 
@@ -35,7 +35,7 @@ class FencedError(BatonError):
 
 
 class NotLeaderError(BatonError):
-    """Another node decides. `leader`: its address, None if unknown."""
+    """Another node leads. `leader`: its address, None if unknown."""
 
     response_code = ResponseCode.CONTROLLER_NOT_LEADER
     retriable = True
@@ -49,7 +49,8 @@ class NotLeaderError(BatonError):
 
 
 class CorruptLogError(BatonError):
-    """Bytes on disk are not what was written (G8). `file` and `offset` (in the log) say where."""
+    """Bytes on disk differ from what was written (G8). `file` and `offset` (in the log) say
+    where."""
 
     def __init__(self, file: str, offset: int, what: str) -> None:
         super().__init__(file, offset, what)
@@ -62,7 +63,7 @@ class CorruptLogError(BatonError):
 
 
 class RemoteProtocolError(BatonError):
-    """The peer sent bytes that are no frame of the protocol: close the connection."""
+    """The peer sent bytes that break the protocol: close the connection."""
 
 
 class ConfigError(BatonError):

@@ -19,7 +19,7 @@ _ESCAPES: Final = {
 _WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _DEPTH_MAX: Final = 200
 
-# Of the dialect in a request: it is read by Python code, in one turn of the loop (R58).
+# Limits of the dialect in a request, since Python code reads it in one turn of the loop (R58).
 REQUEST_SIZE_MAX: Final = 32_768
 REQUEST_VALUES_MAX: Final = 4096  # Values in it, with references replaced.
 
@@ -30,8 +30,8 @@ ObjectKey = tuple[tuple[str, Any], ...]
 
 
 class FastjsonError(ValueError):
-    """Neither JSON nor fastjson's dialect, or too large; `position` counts characters from 0, -1:
-    the whole."""
+    """The text is neither JSON nor fastjson's dialect, or too large. `position`: characters from 0;
+    -1: the whole text."""
 
     def __init__(self, what: str, position: int = -1) -> None:
         super().__init__(what, position)
@@ -43,8 +43,8 @@ class FastjsonError(ValueError):
 
 
 def loads(data: bytes | str, *, is_request: bool = False, values_max: int | None = None) -> Any:
-    """The value of a text. Raises FastjsonError, also for more of the dialect than a request may
-    have, or for more than `values_max` values with references replaced."""
+    """Parses a text. Raises FastjsonError, also if a request has too much of the dialect, or more
+    than `values_max` values with references replaced."""
     has_reference = ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data)
     if not has_reference:
         try:
@@ -75,7 +75,7 @@ def _check_values(value: Any, values_max: int) -> None:
         each = values.pop()
         if not isinstance(each, dict | list):
             continue
-        left -= len(each)  # before they are listed: 4,000 references may name one long list
+        left -= len(each)  # before they are listed: 4,000 references may name the same long list
         if left < 0:
             raise FastjsonError(
                 f"more than {values_max} values in a request that is not standard JSON, or has"

@@ -1,10 +1,11 @@
-"""The name of a broker process (incarnation), the owner of its id, and the secrets that prove them.
+"""The name of a broker process (its incarnation), the owner of its id, and the secrets that prove
+them.
 
-Everyone sees incarnations. A request in the name of a process counts only with the secret whose
-hash its incarnation is (R59). The secret goes only to the configured controllers, which compare and
-drop it. Incarnations of earlier versions are random, have another form and prove nothing. An id
-belongs to the data folder that it was given to: its owner is the hash of a secret that stays there
-over restarts.
+Incarnations are public. An incarnation is the hash of a secret, and a request in the name of a
+process counts only with that secret (R59). The secret is sent only to the configured controllers,
+which compare and forget it. Incarnations of earlier versions are random, have another form and
+prove nothing. An id belongs to a data folder: its owner is the hash of a secret that stays in the
+folder over restarts.
 """
 
 import hashlib
@@ -19,8 +20,8 @@ _FORM: Final = re.compile(r"h1-[0-9a-f]{32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """`secret` is "" if `incarnation` has the earlier form. `requests` begins the ids of its
-    requests and is as secret: controllers answer a repeated id with the first outcome."""
+    """`secret`: "" if `incarnation` has the earlier form. `requests`: the prefix of its request
+    ids; as secret, because controllers answer a repeated id with the first outcome."""
 
     incarnation: str
     secret: str = field(default="", repr=False)
@@ -37,17 +38,17 @@ def incarnation_of(secret: str) -> str:
 
 
 def owner_of(folder_secret: str) -> str:
-    """ "" without a secret."""
+    """The owner for a secret; "" without one."""
     return "o1-" + _hash("owner", folder_secret) if folder_secret else ""
 
 
 def owns(owner: str, folder_secret: str) -> bool:
-    """Whether that secret proves this owner."""
+    """Whether the secret proves this owner."""
     return hmac.compare_digest(owner_of(folder_secret).encode(), owner.encode())
 
 
 def is_hash(incarnation: str) -> bool:
-    """Whether it counts only with its secret."""
+    """Whether this incarnation counts only with its secret."""
     return _FORM.fullmatch(incarnation) is not None
 
 

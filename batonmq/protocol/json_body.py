@@ -1,5 +1,5 @@
-"""How typed JSON bodies (`protocol.bodies`) are written and read. Written: standard JSON with
-sorted members and no nulls; but a map keyed by message queues is written as fastjson does
+"""Writes and reads typed JSON bodies (`protocol.bodies`). Written: standard JSON with sorted
+members and without nulls; but a map keyed by message queues as fastjson does
 (`{{"brokerName":...}:1}`), since Java reads nothing else. Read: fastjson's dialect; unknown members
 and nulls are skipped."""
 
@@ -27,11 +27,11 @@ _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 ENTRIES_AT_ONCE: Final = 256  # Of a table, in one piece.
 
-# What one request may hold, as it is read in one turn of the loop (R58).
+# Limits for one request, since it is read in one turn of the loop (R58).
 REQUEST_SIZE_MAX: Final = 4 << 20
 REQUEST_OBJECTS_MAX: Final = 32_768
-REQUEST_MEMBERS_MAX: Final = 262_144  # Of objects and lists together: commas.
-LOOSE_MEMBERS_MAX: Final = 32_768  # With nulls or quoted numbers, which are found by Python code.
+REQUEST_MEMBERS_MAX: Final = 262_144  # in objects and lists together (counted by commas)
+LOOSE_MEMBERS_MAX: Final = 32_768  # with nulls or quoted numbers, which Python code handles
 
 
 class _QueueKey(msgspec.Struct, rename="camel"):
@@ -57,8 +57,8 @@ class Json:
 
     @classmethod
     def decode_request(cls, data: bytes) -> Self:
-        """The same for a request of anyone, whose cost is limited; raises RemoteProtocolError
-        beyond that."""
+        """`decode` for a request from anyone, with limited cost; raises RemoteProtocolError beyond
+        that."""
         return cls._decode(data, is_request=True)
 
     @classmethod
@@ -129,7 +129,7 @@ def encode_json(value: Any) -> bytes:
     text = _encode(value)
     if b":null" not in text:
         return text
-    # A quote before a letter and after a comma or brace opens a string: these are members.
+    # A quote between a comma or brace and a letter opens a string: these are members.
     text = _NULL_FIRST.sub(b"{", _NULL_MEMBER.sub(b"", text))
     if b":null" in text:
         text = _encode(without_nulls(msgspec.to_builtins(value)))
@@ -148,8 +148,8 @@ def check_size(data: bytes) -> None:
 
 
 def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
-    """A value of `kind` from JSON or fastjson's dialect. Raises FastjsonError for other text, and
-    for a request that holds more than allowed; msgspec.ValidationError if it has another shape."""
+    """Decodes a value of `kind` from JSON or fastjson's dialect. Raises FastjsonError for other
+    text or too large a request; msgspec.ValidationError for another shape."""
     if is_request:
         check_size(data)
     decoder = _decoders.get(kind)
@@ -223,7 +223,7 @@ def decoded_in_steps(kind: type[B], data: bytes) -> Generator[None, None, B]:
 
 def encode_queue_map(table: Mapping[MessageQueue, Any]) -> bytes:
     """A map keyed by message queues, in fastjson's form."""
-    # Only C calls: a topic may have 10,000 queues.
+    # C calls only, since a topic may have 10,000 queues.
     keys = _encode_lines([_QueueKey(q.broker_name, q.queue_id, q.topic) for q in table])
     values = _encode_lines(table.values())
     if b":null" in values:

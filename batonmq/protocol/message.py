@@ -1,4 +1,4 @@
-"""A message as a user makes it and as the store holds it, and its queue. Origin: Java `Message`,
+"""A message as the user creates it, as the store has it, and its queue. Origin: Java `Message`,
 `MessageExt`, `MessageQueue`."""
 
 import zlib
@@ -25,7 +25,7 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel"):
 
 @dataclass(slots=True)
 class Message:
-    """What a producer sends. `properties` hold the broker's names and the user's."""
+    """A message to send. `properties`: those of the broker and of the user."""
 
     topic: str
     body: bytes = b""
@@ -83,7 +83,7 @@ class Message:
 
 
 def _joined(keys: Iterable[str]) -> str:
-    """Raises TypeError, and ValueError for a key that could not be found."""
+    """Raises TypeError, and ValueError for a key that could not be searched for."""
     if not isinstance(keys, Iterable):
         raise TypeError(f"keys is {keys!r}, a text or a list of texts is allowed")
     found = list(keys)
@@ -141,8 +141,8 @@ class MessageExt:
         return self.physical_offset + self.store_size
 
     def uncompressed_body(self) -> bytes:
-        """The body that the producer gave. Raises ValueError for another codec than zlib and for
-        more than INFLATED_BODY_SIZE_MAX, zlib.error for bad bytes."""
+        """The original body. Raises ValueError for a codec other than zlib or a body above
+        INFLATED_BODY_SIZE_MAX, zlib.error for bad bytes."""
         return uncompress(self.body, self.sys_flag)
 
 

@@ -1,7 +1,7 @@
-"""What POP clients and brokers write into header fields. Pure. A popped message has a handle, the
-property POP_CK, which an ack or a change of the invisible time sends back as `extraInfo`. A POP's
-answer lists queues and offsets as `flag queueId ...;...`, from which clients make handles. The flag
-says which topic is meant. Origin: Java `ExtraInfoUtil`, `KeyBuilder`."""
+"""The header fields of POP. Pure. A popped message has a handle (property POP_CK), which an ack or
+a change of the invisible time sends back as `extraInfo`. A POP's answer lists queues and offsets as
+`flag queueId ...;...`, from which clients make handles. The flag says which topic is meant. Origin:
+Java `ExtraInfoUtil`, `KeyBuilder`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _INT_MAX: Final = 2**31 - 1
 
 
 def real_topic(flag: str, topic: str, group: str) -> str:
-    """The topic that `flag` means: the one that a consumer subscribed, or POP's retry topic. The
-    stock client names the latter itself and leaves the flag in the handle."""
+    """The topic that `flag` means: the subscribed one, or POP's retry topic. Stock clients name the
+    retry topic themselves and leave the flag in the handle."""
     if flag == NORMAL or topic.startswith(RETRY_PREFIX):
         return topic
     v2, v1 = pop_retry_topics(group, topic)
@@ -68,7 +68,8 @@ def _is_long(text: str) -> bool:
 
 
 class PoppedQueue(NamedTuple):
-    """What a POP gave of one queue. `counts`: how often each offset was given before (orderly)."""
+    """The messages of one queue in a POP's answer. `counts`: how often each offset was delivered
+    before (orderly)."""
 
     flag: str
     queue_id: int

@@ -56,8 +56,8 @@ DUP_INFO: Final = "DUP_INFO"
 KEY_SEPARATOR: Final = " "
 PROPERTIES_SIZE_MAX: Final = 32767
 PROPERTIES_ROOM: Final = 2048
-"""Bytes that stay free in a client's message, for what the broker adds later (delay, POP,
-transactions): three names of 255 bytes and a dozen numbers."""
+"""Bytes that must stay free in a client's message for properties that the broker adds later (delay,
+POP, transactions): three names of 255 bytes and a dozen numbers."""
 
 # Names that a client may not use for its own properties (Java `MessageConst.STRING_HASH_SET`).
 RESERVED: Final = frozenset(
@@ -120,12 +120,12 @@ def find_property(raw: bytes, key: bytes) -> bytes | None:
             value = raw[start:] if stop < 0 else raw[start:stop]
             if value:
                 return value
-        # Part of a longer key or of a value, or without a value: search before it.
+        # Part of a longer key or of a value, or an empty value: search before it.
         end = at + len(needle) - 1
 
 
 def with_properties(raw: bytes, values: Mapping[bytes, bytes]) -> bytes:
-    """`raw` with these pairs at its end, in place of those of the same names."""
+    """`raw` with these pairs appended; pairs of the same names are removed."""
     raw = without_properties(raw, values)
     if raw and raw[-1] != 2:
         raw += b"\x02"

@@ -26,12 +26,12 @@ T = TypeVar("T")
 _I32: Final = struct.Struct(">i")
 _ZLIB_FIRST_BYTE: Final = b"\x78"
 INFLATED_SIZE_MAX: Final = 16 << 20
-"""What a frame holds uncompressed. A stream that inflates to more is refused (R58)."""
+"""The size of an uncompressed frame. A stream that inflates to more is refused (R58)."""
 TOPICS_MAX: Final = 1 << 17
-"""A plain body of 16 MiB holds fewer: a broker writes 130 bytes and a name for each."""
-_AT_ONCE: Final = 256 << 10  # Bytes that are inflated, or read as standard JSON, in one step.
+"""More than fit into a plain body of 16 MiB: a broker writes 130 bytes and a name for each."""
+_AT_ONCE: Final = 256 << 10  # bytes that are inflated, or read as standard JSON, in one step
 _TOPICS_AT_ONCE: Final = 256
-_LONG: Final = 1024  # A longer entry is a step of its own: in the dialect it takes a while.
+_LONG: Final = 1024  # a longer entry is a step of its own, since the dialect is read slowly
 _ENTRY_SIZE_MAX: Final = 64 << 10  # Of one topic or mapping.
 _REST_MAX: Final = 1 << 20  # Of a plain body without its topics and mappings.
 _LOOSE_MEMBERS_MAX: Final = 65_536
@@ -49,7 +49,7 @@ _some_entries: Final = re.compile(rb"(?:%b,){1,%d}+" % (_ENTRY, _TOPICS_AT_ONCE)
 _last_entry: Final = re.compile(_ENTRY + rb"(?=\})", re.DOTALL).match
 _before_object: Final = re.compile(rb"\s*:\s*(?=\{)").match
 _CUT: Final = b"0"
-"""What is left of a table in the rest of its body: no broker writes a number there."""
+"""Takes the place of a table in the rest of its body: no broker writes a number there."""
 
 
 class RegisterBrokerBody(Body):
@@ -72,7 +72,7 @@ class RegisterBrokerBody(Body):
     def decode_steps(
         cls, data: bytes, version: int = MQ_VERSION
     ) -> Generator[None, None, "RegisterBrokerBody"]:
-        """The same in steps, a few hundred topics each: a body may hold 16 MiB of them (R58)."""
+        """`decode_wire` in steps of a few hundred topics: a body may have 16 MiB of them (R58)."""
         if (small := cls.decode_at_once(data)) is not None:
             return small
         if is_compressed(data):
@@ -119,7 +119,7 @@ class _Rest(msgspec.Struct, rename="camel"):
 
 
 def _decode_plain(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
-    """Takes the two tables out, a few hundred entries a step, then reads the rest."""
+    """Takes the two tables out, a few hundred entries per step, then reads the rest."""
     topics = _Table("topicConfigTable", TopicConfig)
     mappings = _Table("topicQueueMappingInfoMap", dict[str, Any])
     try:
@@ -155,8 +155,8 @@ def _decode_rest(rest: bytes) -> _Rest:
 
 
 class _Table(Generic[T]):
-    """A member of a plain body: a large object of objects. Raises FastjsonError where the text
-    cannot be read."""
+    """A table in a plain body: a large object of objects. Raises FastjsonError for unreadable
+    text."""
 
     def __init__(self, name: str, kind: type[T]) -> None:
         self.entries: dict[str, T] = {}
@@ -191,7 +191,7 @@ class _Table(Generic[T]):
         return data[: found.end()] + _CUT + data[data.index(b"}", at) + 1 :]
 
     def require_cut(self, left: Any) -> None:
-        """`left`: what the rest has in the table's place; None without it."""
+        """Checks that the rest has _CUT in the table's place. `left`: what is there, or None."""
         if left != (0 if self._is_cut else None):
             raise FastjsonError(f"{self._name}: expected once, an object within its wrapper")
 

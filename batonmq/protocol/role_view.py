@@ -1,13 +1,13 @@
-"""What a controller has applied about one broker group, and its roles. Mirrors `RoleView` and
-`Replica` of `baton.controller.v1` without gRPC. A view is accepted only if its `key` grows (R20);
-its set is the committed one."""
+"""A controller's view of one broker group, and the roles. Mirrors `RoleView` and `Replica` of
+`baton.controller.v1` without gRPC. A view is accepted only if its `key` grows (R20); its set is the
+committed one."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Role(enum.Enum):
-    """A broker's role in its group. FENCED: no role that it may act in."""
+    """A broker's role in its group. FENCED: it may not act."""
 
     MASTER = "MASTER"
     SLAVE = "SLAVE"
@@ -16,7 +16,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica as the controllers know it; `alive` is first-hand knowledge of that node."""
+    """One replica as recorded; `alive`: as the sending controller sees it."""
 
     broker_id: int
     address: str = ""

@@ -1,5 +1,5 @@
-"""Java's string hash, which consume queues and index files hold. `tags_code` is cached, since tags
-repeat; the cache is emptied when full, because tags come from clients."""
+"""Java's string hash, used in consume queues and index files. `tags_code` is cached, since tags
+repeat; a full cache is emptied, because clients choose the tags."""
 
 import sys
 from operator import mul
@@ -15,7 +15,7 @@ def java_string_hash(text: str) -> int:
     """Java `String.hashCode()`: over UTF-16 code units, a signed 32-bit number."""
     units = memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H")
     value = 0
-    # Part by part: a key may have 32,767 characters, and a loop over each would hold up the broker.
+    # Part by part: a Python loop over a key of 32,767 characters would block the broker.
     for begin in range(0, len(units), _PART):
         part = units[begin : begin + _PART]
         parts_sum = sum(map(mul, part, _POWERS[-len(part) :]))

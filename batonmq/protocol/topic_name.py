@@ -18,8 +18,8 @@ GROUP_LENGTH_MAX: Final = 255
 CLIENT_ID_LENGTH_MAX: Final = 1024
 TOPIC_QUEUES_MAX: Final = 65536
 NAME_BYTES_MAX: Final = 255
-"""Of every topic, also one made from a group: its length in a record has one byte, and it names a
-folder."""
+"""The limit for every topic, also one made from a group: a record stores its length in one byte,
+and it names a folder."""
 _PLAIN_NAME: Final = re.compile(r"[%|0-9A-Za-z_-]{1,63}")
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
@@ -35,15 +35,15 @@ OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 OLD_SYSTEM_TOPIC_PREFIX: Final = "RMQ_SYS_"
-"""Of the topics of transactions and traces, which `is_system_topic` has by name."""
+"""The prefix of topics of transactions and traces, which `is_system_topic` knows by name."""
 REPLY_TOPIC_POSTFIX: Final = "REPLY_TOPIC"
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 # Ours: topic and group changes as log records (R31). No consume queue.
 METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
-# Ours: how far waiting messages were delivered, as log records. No consume queue.
+# Ours: progress of delayed and timed messages, as log records. No consume queue.
 PROGRESS_TOPIC: Final = "rmq_sys_BATON_PROGRESS"
-# Ours: what POP gave to whom, as records of one queue.
+# Ours: POP's messages in flight, as records of one queue.
 POP_TOPIC: Final = "rmq_sys_BATON_POP"
 # Ours: changes of users and policies, as log records. No consume queue.
 USERS_TOPIC: Final = "rmq_sys_BATON_USERS"
@@ -101,7 +101,7 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
 )
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-# With what POP writes between group and topic; client names cannot contain it.
+# Also the character that POP writes between group and topic; clients cannot use it.
 _LEGAL_STORED: Final = re.compile(r"[%|a-zA-Z0-9_+-]+")
 
 
@@ -150,14 +150,15 @@ def _is_odd_file_name(name: str) -> bool:
 
 
 def odd_topics(names: Iterable[str]) -> list[str]:
-    """Those of `names` that no broker's topic can have, because a folder, record or log line could
-    not hold them. One C call for each name."""
+    """The invalid ones of `names`: a folder, record or log line could not contain them. One C call
+    per name."""
     odd = filterfalse(_PLAIN_NAME.fullmatch, names)
     return [name for name in odd if not (name.isprintable() and is_file_name(name))]
 
 
 def text_problem(text: str, size_max: int = NAME_BYTES_MAX) -> str | None:
-    """Why this is no name, address or other short text to show; None if it is. Not for paths."""
+    """Why this text must not be used as a name, address or other shown text; None if it may. Not
+    for paths."""
     if not text or text.isspace():
         return "it is blank"
     if not text.isprintable():
@@ -168,8 +169,8 @@ def text_problem(text: str, size_max: int = NAME_BYTES_MAX) -> str | None:
 
 
 def first_problem(names: Mapping[str, str], texts: Mapping[str, str]) -> str:
-    """What is wrong with the first illegal one; "" if none is. Names of brokers and clusters, and
-    other short texts, by what they are."""
+    """The problem of the first illegal value; "" if there is none. Keys say what each value is.
+    `names`: of brokers and clusters; `texts`: other short texts."""
     found = [(what, name, server_name_problem(name)) for what, name in names.items()]
     found += [(what, text, text_problem(text)) for what, text in texts.items()]
     bad = next((each for each in found if each[2]), None)
@@ -182,8 +183,8 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_brokers_own(topic: str, names: Collection[str]) -> bool:
-    """Whether no user made this topic: the brokers did, also retry and dead-letter topics.
-    `names`: of clusters and brokers, which have topics of their name."""
+    """Whether brokers created this topic, retry and dead-letter topics included. `names`: of
+    clusters and brokers, which have topics of their name."""
     own = is_system_topic(topic) or is_retry_or_dlq(topic) or topic in names
     return own or topic.endswith(f"_{REPLY_TOPIC_POSTFIX}")
 
@@ -241,8 +242,8 @@ def check_group(group: str) -> None:
 
 
 def check_made_topic(topic: str) -> None:
-    """The same for a topic that the broker named, or that exists: it may be a retry topic of POP,
-    and must fit into a record and a folder."""
+    """As `check_topic`, for a topic that the broker named or that exists: it may be a retry topic
+    of POP, and must fit into a record and a folder name."""
     size = len(topic.encode("utf-8", "surrogatepass"))
     if size > NAME_BYTES_MAX:
         raise BrokerRefusal(

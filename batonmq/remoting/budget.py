@@ -1,6 +1,6 @@
-"""What the peers of an endpoint may cost: time in a loop turn, memory, connections (R58). Neither
-the number of a stranger's requests nor the announced size of a frame is trusted: what exceeds a
-turn waits for a later one, what exceeds the memory is not read until there is some."""
+"""Limits what the peers of an endpoint cost: time per loop turn, memory, connections (R58). Neither
+the number of a stranger's requests nor the announced size of a frame is trusted: requests beyond a
+turn's time wait for a later turn, and without memory nothing more is read."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from batonmq.runtime.sockets import descriptors_allowed
 
 log = logging.getLogger(__name__)
 
-SLICE_S: Final = 0.002  # For the frames of one connection, before others have their turn.
+SLICE_S: Final = 0.002  # for the frames of one connection, before others have their turn
 TURN_S: Final = 0.005
-"""For all connections of an endpoint: heartbeats, acks and leases wait no longer."""
+"""For all connections of an endpoint, since heartbeats, acks and leases wait for so long."""
 WOKEN_AT_ONCE: Final = 2
-"""Waiting handlers that continue in one turn; what they will take is unknown."""
+"""Waiting handlers that continue in one turn; how long they will take is unknown."""
 
 MEMORY_MAX: Final = 256 * 1024 * 1024
-PEER_MEMORY_MAX: Final = 128 * 1024 * 1024  # Of one host, so that it cannot take all.
+PEER_MEMORY_MAX: Final = 128 * 1024 * 1024  # of one host, so that it cannot take everything
 CONNECTIONS_MAX: Final = 16_384  # Of one endpoint.
 _SHARE: Final = 5 / 8
-"""Of the descriptors: gRPC may take a quarter, files and other ports need theirs."""
+"""The share of the descriptors; gRPC may take a quarter, the rest is for files and other ports."""
 _PASSED_OVER_MAX: Final = 16
-_SHORT_S: Final = 60.0  # How long there are fewer places after descriptors ran short.
-_REPORT_S: Final = 10.0  # Between two log lines about connections that were closed for new ones.
-STALE_S: Final = 10.0  # While others wait for memory, a frame must be complete within this time.
+_SHORT_S: Final = 60.0  # how long there are fewer places after descriptors ran short
+_REPORT_S: Final = 10.0  # between two log lines about connections that were closed for new ones
+STALE_S: Final = 10.0  # while others wait for memory, a frame must be complete within this time
 _CHECK_S: Final = 0.05
 
 
 class TurnBudget:
-    """Counts the time of requests in this turn; what exceeds it waits in order of arrival.
-    Simulated time stands still in a turn, so nothing waits there."""
+    """Counts the time of requests in this turn; beyond the limit they wait in order of arrival. (In
+    the simulation time does not advance within a turn, so nothing waits there.)"""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -53,7 +53,7 @@ class TurnBudget:
 
     def spend(self, seconds: float) -> None:
         self.spent_s += seconds
-        # Earlier turns count up to a fifth, so cheap turns need no callback.
+        # Up to a fifth of the limit is not reset, so that cheap turns need no callback.
         if self.spent_s > TURN_S / 5 and not self._is_counting:
             self._is_counting = True
             self._loop.call_soon(self._turn_ended)
@@ -79,7 +79,7 @@ class TurnBudget:
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Half a turn for those that wait, half for newcomers."""
+        """Runs waiting steps for half of the turn; the other half is for new requests."""
         until_s, woken = boot_s() + TURN_S / 2, 0
         for _ in range(len(self._waiting)):
             waiter = self._waiting.popleft()
@@ -88,8 +88,7 @@ class TurnBudget:
             elif not waiter.done():
                 waiter.set_result(None)
                 woken += 1
-            # A woken handler runs after this loop: the clock shows nothing of it yet, so few are
-            # woken.
+            # A woken handler runs only after this loop, so its time is unknown: wake few.
             if woken == WOKEN_AT_ONCE or boot_s() >= until_s:
                 break
         self._is_scheduled = bool(self._waiting)
@@ -98,15 +97,15 @@ class TurnBudget:
 
 
 class Paced:
-    """A handler's coroutine whose steps count and wait for a turn. `await Paced(budget, work)` has
-    the result of `work`."""
+    """Runs a handler's coroutine; its steps are counted and wait for a turn. `await Paced(budget,
+    work)` returns the result of `work`."""
 
     def __init__(self, budget: TurnBudget, work: Coroutine[Any, Any, Any]) -> None:
         self._budget = budget
         self._work = work
 
     def close(self) -> None:
-        """Ends work that nothing awaits any more."""
+        """Closes work that is no longer awaited."""
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -133,7 +132,7 @@ class Paced:
 
 
 class Accepted(Protocol):
-    """An accepted connection; `descriptor` is -1 if it has none."""
+    """An accepted connection; `descriptor`: -1 if it has none."""
 
     @property
     def peer(self) -> str: ...
@@ -146,11 +145,10 @@ class Accepted(Protocol):
 
 class Places:
     """The connections of a server. If there are too many, or descriptors run short, each new one
-    takes the place of a peer that has not shown what it is, of a member only if there is no other.
-    `Crowd` chooses; a peer that sent something since the last look is skipped.
-
-    New descriptors are the lowest free ones, so a high one shows that few are left. Then the server
-    of this process with most strangers has fewer places for a while.
+    replaces that of a stranger; of a member only if there are no strangers. `Crowd` chooses which
+    one; a peer that sent something since the last look is skipped. A new descriptor is the lowest
+    free one, so a high number shows that few are left. Then the server of this process with the
+    most strangers has fewer places for a while.
     """
 
     _of_process: ClassVar[WeakSet[Places]] = WeakSet()
@@ -162,7 +160,7 @@ class Places:
         self._reported_s = 0.0
         self._strangers: Crowd[Accepted] = Crowd()
         self._looked_at_ms: dict[Accepted, int] = {}
-        """Of each stranger: when it had sent something."""
+        """Stranger -> its last activity when it was last looked at."""
         self._members: Crowd[Accepted] = Crowd()
         self._of_process.add(self)
 
@@ -170,9 +168,9 @@ class Places:
         return len(self._strangers) + len(self._members)
 
     def take(self, connection: Accepted) -> None:
-        """Takes a place; another connection loses its own, or this one ends."""
+        """Gives a connection a place. If there is none, ends another one, or this one."""
         if connection.descriptor >= int(descriptors_allowed() * _SHARE):
-            # Descriptors belong to the process: another of its servers may have taken them.
+            # Descriptors are shared by the process: perhaps another of its servers has taken them.
             fullest = max(self._of_process, key=lambda places: len(places._strangers))
             if not fullest._strangers:
                 self._end(connection)
@@ -183,7 +181,7 @@ class Places:
         elif boot_s() - self._fewer_since_s > _SHORT_S:
             self._places = self._connections_max
         self._free_places(self._places - 1)
-        # No stranger is left to end. A member loses its place only at the full limit.
+        # No stranger is left. Members lose their place only at the full limit.
         if len(self) >= self._connections_max and (loser := self._members.take_one()) is not None:
             self._end(loser)
         self._strangers.add(connection, connection.peer)
@@ -199,7 +197,7 @@ class Places:
             loser = self._strangers.take_one()
             if loser is None or loser.last_active_ms <= self._looked_at_ms[loser]:
                 break
-            # It has sent something since the last look: it may be about to show what it is.
+            # It has sent something since: it may be about to become a member.
             self._looked_at_ms[loser] = loser.last_active_ms
             self._strangers.add(loser, loser.peer)
         else:
@@ -215,7 +213,7 @@ class Places:
             log.warning("connections_crowded_out open=%d ended=%d", len(self), self._lost)
 
     def keep(self, connection: Accepted) -> None:
-        """The peer is a member: a client of a group, or a broker."""
+        """The peer is a member now: a client of a group, or a broker."""
         if connection in self._strangers:
             self._strangers.remove(connection)
             self._looked_at_ms.pop(connection, None)
@@ -237,9 +235,9 @@ class Holder(Protocol):
 
 
 class MemoryBudget:
-    """Bytes that an endpoint's connections hold for incomplete frames. Beyond the budget only the
-    oldest frame continues, so frames complete one after the other. If it is stuck, its connection
-    ends."""
+    """The memory of an endpoint's connections for incomplete frames. Beyond the budget only the
+    oldest frame is read on, so frames complete one after the other. If it does not progress, its
+    connection ends."""
 
     def __init__(
         self,
@@ -258,9 +256,10 @@ class MemoryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, holder: Holder, size: int) -> bool:
-        """`holder` holds `size` bytes from now on. False: it may not read before `memory_came`."""
+        """`holder` now holds `size` bytes. Returns False if it must not read before
+        `memory_came`."""
         before, since_s = self._holders.get(holder, (0, boot_s()))
-        if size < before:  # its frame is complete: these bytes are another's
+        if size < before:  # its frame was complete: these bytes are of another one
             del self._holders[holder]
             since_s = boot_s()
         if size:
@@ -280,7 +279,7 @@ class MemoryBudget:
     def _may_read(self, holder: Holder) -> bool:
         host = holder.peer_host
         if self.held_bytes > self._bytes_max:
-            # The oldest frame may always continue: if all waited, none would free its memory.
+            # The oldest frame always continues: if all waited, no memory would be freed.
             return holder is next(iter(self._holders))
         if self._by_host[host] > self._peer_bytes_max:
             return holder is next(each for each in self._holders if each.peer_host == host)
@@ -292,7 +291,7 @@ class MemoryBudget:
         for holder, (size, since_s) in list(self._holders.items()):
             if since_s > stale_s:
                 break
-            # Only a holder of memory that others wait for.
+            # Only if others wait for its memory.
             if any(self._competes(holder, other) for other in self._waiting):
                 holder.abort(
                     f"a frame of which {size} bytes came in {STALE_S:.0f} s: memory is short"

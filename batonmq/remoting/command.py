@@ -1,5 +1,5 @@
-"""One request or response and its frame: bytes in, commands out, and back. Pure. A command has
-code, string fields, remark and body; `opaque` pairs a response with its request.
+"""Requests and responses, and their frames. Pure. A command has code, string fields, remark and
+body; `opaque` pairs a response with its request.
 
 A frame is `i32 length`, `u8 header type`, `u24 header length`, header, body. A JSON header has
 sorted keys, absent rather than null. A binary one ("ROCKETMQ") is code i16, language u8, version
@@ -23,11 +23,11 @@ FLAG_ONEWAY: Final = 2
 TYPE_JSON: Final = 0
 TYPE_BINARY: Final = 1
 
-# With the length field, as Java counts.
+# Including the length field, as in Java.
 FRAME_SIZE_MAX: Final = 16_777_216
 HEADER_SIZE_MAX: Final = 160 * 1024
-"""Of a request (R58). Its largest field, properties, has at most 32 KiB, up to four times as much
-in JSON escapes. A header is decoded in one step, at up to 0.1 µs a byte."""
+"""The largest header of a request (R58). Its largest field, properties, has at most 32 KiB, or four
+times as much in JSON escapes. A header is decoded in one step, at up to 0.1 µs per byte."""
 BUFFER_SIZE: Final = 65_536
 _FRAME: Final = struct.Struct(">II")
 _unpack: Final = _FRAME.unpack_from
@@ -35,8 +35,8 @@ _I32: Final = struct.Struct(">i")
 
 
 class RemotingCommand(msgspec.Struct, eq=False):
-    """`ext`: the header fields of this code. `has_ext` False: the sender wrote no map of fields,
-    and none is written when the command is encoded."""
+    """`ext`: the fields of this code. `has_ext` False: there was no map of fields, and none is
+    encoded."""
 
     code: int
     flag: int = 0
@@ -51,7 +51,7 @@ class RemotingCommand(msgspec.Struct, eq=False):
 
     @property
     def size(self) -> int:
-        """Bytes of body and fields, for those that keep it."""
+        """Bytes of body and fields, for limits on kept requests."""
         return len(self.body) + sum(map(len, self.ext)) + sum(map(len, self.ext.values()))
 
     @classmethod
@@ -70,7 +70,7 @@ class RemotingCommand(msgspec.Struct, eq=False):
         ext: Mapping[str, str | int | bool | None] | None = None,
         body: bytes = b"",
     ) -> Self:
-        """The answer to `request`, with a JSON header as a Java server answers."""
+        """The response to `request`, with a JSON header, as from a Java server."""
         return cls(
             code,
             flag=FLAG_RESPONSE,
@@ -119,7 +119,7 @@ class RemotingCommand(msgspec.Struct, eq=False):
 
 
 def text_fields(ext: Mapping[str, str | int | bool | None] | None) -> dict[str, str]:
-    """Field values as text: booleans `true`/`false`, numbers decimal, None left out."""
+    """Field values as text: booleans as `true`/`false`, numbers decimal; None is left out."""
     if not ext:
         return {}
     return {name: _to_text(value) for name, value in ext.items() if value is not None}
@@ -130,7 +130,7 @@ def _to_text(value: str | int | bool) -> str:
         return "true"
     if value is False:
         return "false"
-    # An IntEnum prints its number only through int.
+    # An IntEnum prints its number only as int.
     return value if isinstance(value, str) else str(int(value))
 
 
@@ -144,22 +144,21 @@ def _to_int(name: str, text: str) -> int:
 
 
 def receive_buffer() -> memoryview:
-    """A buffer for the readers of all connections of one loop."""
+    """Makes the buffer that the readers of all connections of a loop share."""
     return memoryview(bytearray(BUFFER_SIZE))
 
 
 class FrameReader:
-    """Read into `get_buffer()`, then exhaust `received(n)`. All connections of a loop read into one
-    buffer; between reads a connection keeps only the beginning of an incomplete frame. Header and
-    body are copied out. `get_buffer()` is never empty, except after `put_by`. A frame that does not
-    fit into the shared buffer gets its own, which grows with what has arrived: anyone can announce
-    16 MiB (R58)."""
+    """Splits a stream into frames: read into `get_buffer()`, then exhaust `received(n)`. All
+    connections of a loop read into one buffer; between reads a connection keeps only the beginning
+    of an incomplete frame. Header and body are copies. `get_buffer()` is never empty, except after
+    `put_by`. A frame larger than the shared buffer gets its own, which grows with the arrived
+    bytes: anyone can announce 16 MiB (R58)."""
 
     __slots__ = ("_kept", "_large", "_large_end", "_large_size", "_shared")
 
     def __init__(self, shared: memoryview) -> None:
-        """`shared`: from `receive_buffer`. Nothing else may write to it between `get_buffer` and
-        `received`."""
+        """`shared`: from `receive_buffer`; unused by others between `get_buffer` and `received`."""
         self._shared = shared
         self._kept = b""
         self._large: memoryview | None = None
@@ -172,19 +171,19 @@ class FrameReader:
 
     @property
     def held(self) -> int:
-        """Memory that it takes."""
+        """The memory that the incomplete frame takes."""
         return len(self._kept) if self._large is None else len(self._large)
 
     def put_by(self, n: int) -> None:
-        """`n` more bytes came, whose frames are wanted later: call `get_buffer` and `received(0)`
-        before the next read."""
+        """Keeps `n` more bytes for later: call `get_buffer` and `received(0)` before the next
+        read."""
         if self._large is None:
             self._kept = self._shared[: len(self._kept) + n].tobytes()
         else:
             self._large_end += n
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go. Never empty."""
+        """The buffer for the next bytes."""
         if self._large is not None:
             if self._large_end == len(self._large):
                 self._grow(self._large)
@@ -196,9 +195,9 @@ class FrameReader:
         return self._shared
 
     def received(self, n: int) -> Generator[tuple[int, bytes, bytes], None, None]:
-        """(header type, header, body) of each frame that is complete after `n` more bytes. After an
-        early close the rest comes by `get_buffer()` and `received(0)`. Raises RemoteProtocolError
-        at a malformed frame, after the frames before it; then the connection is unusable."""
+        """Yields (header type, header, body) of each frame that is complete after `n` more bytes.
+        If the caller stops early, `get_buffer()` and `received(0)` continue. Raises
+        RemoteProtocolError at a malformed frame; then the connection is unusable."""
         large = self._large
         view = self._shared if large is None else large
         end = self.waiting + n
@@ -239,9 +238,8 @@ class FrameReader:
                     self._keep(view[start:end], needed)
 
     def _keep(self, rest: memoryview, needed: int) -> None:
-        """The beginning of a frame of `needed` bytes."""
-        # A large frame gets its own buffer only once enough of it has come: anyone can announce
-        # one.
+        """Keeps the beginning of a frame of `needed` bytes."""
+        # A large frame gets its own buffer only once enough has arrived: anyone can announce one.
         if needed <= BUFFER_SIZE or len(rest) < BUFFER_SIZE // 2:
             self._kept = rest.tobytes()
             return
@@ -250,7 +248,7 @@ class FrameReader:
         self._grow(rest)
 
     def _grow(self, large: memoryview) -> None:
-        """At most doubles what has arrived, and at most to the frame's size."""
+        """Doubles the buffer at most, up to the frame's size."""
         grown = memoryview(bytearray(min(self._large_size, 2 * len(large))))
         grown[: len(large)] = large
         self._large = grown
@@ -296,7 +294,7 @@ class _JsonIn(msgspec.Struct, gc=False):
 
 
 class _JsonLoose(msgspec.Struct, gc=False):
-    """From peers in other languages: numbers and booleans as field values."""
+    """For peers in other languages, which send numbers and booleans as field values."""
 
     code: int
     extFields: dict[str, str | int | float | bool | None] | None = None
@@ -312,7 +310,7 @@ _decode_json: Final = msgspec.json.Decoder(_JsonIn).decode
 _decode_loose: Final = msgspec.json.Decoder(_JsonLoose).decode
 _TYPE_NAMES: Final = ("JSON", "ROCKETMQ")
 _LANGUAGES: Final = {language.name: language for language in LanguageCode}
-# Codes above 16 bits as they arrive in a binary header.
+# Codes above 16 bits, as cut in a binary header -> the code.
 _ALIASES: Final = {int(code) & 0xFFFF: int(code) for code in RequestCode if code > 0xFFFF}
 _BINARY_HEAD: Final = struct.Struct(">HBhiii")
 _FLAG_AT: Final = 9
@@ -326,8 +324,8 @@ _codes: Final[dict[bytes, int]] = {}
 
 
 def encode_frame(cmd: RemotingCommand) -> bytes:
-    """The whole frame with a header of its `serialize_type`. Raises RemoteProtocolError if it is
-    too large for any peer."""
+    """A whole frame, with a header of the command's `serialize_type`. Raises RemoteProtocolError if
+    it is too large for any peer."""
     header = encode_header(cmd)
     body = cmd.body
     length = 4 + len(header) + len(body)
@@ -364,8 +362,8 @@ def decode_frame(header: bytes, body: bytes, serialize_type: int) -> RemotingCom
 
 
 def peek_code(serialize_type: int, header: bytes) -> int:
-    """The code of a frame without decoding the rest. Raises RemoteProtocolError if it is no header;
-    other errors appear on decoding."""
+    """The code of a frame, without decoding the rest. Raises RemoteProtocolError for an invalid
+    header; other errors appear on decoding."""
     if serialize_type == TYPE_BINARY:
         if len(header) < _BINARY_HEAD.size:
             raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut off")
@@ -380,7 +378,7 @@ def _find_code(header: bytes) -> int:
         end = header.find(b",", 8, 24)
         if end > 0 and header[8:end].isdigit():
             code = int(header[8:end])
-            # The bound is against strangers, who could send a new code in each frame (R58).
+            # Bounded, because a stranger could send a new code in each frame (R58).
             if end < _CODE_PREFIX and len(_codes) < _CODES_MAX:
                 _codes[header[:_CODE_PREFIX]] = code
             return code
@@ -388,8 +386,8 @@ def _find_code(header: bytes) -> int:
 
 
 def peek_head(serialize_type: int, header: bytes) -> RemotingCommand:
-    """Code and opaque of a request, without its fields. Raises RemoteProtocolError if they are not
-    where peers write them."""
+    """Code and opaque of a request, without decoding its fields. Raises RemoteProtocolError if they
+    are not in the usual place."""
     code = peek_code(serialize_type, header)
     if serialize_type == TYPE_BINARY:
         opaque = _BINARY_HEAD.unpack_from(header)[3]
@@ -406,11 +404,11 @@ def peek_head(serialize_type: int, header: bytes) -> RemotingCommand:
 
 
 def peek_is_response(serialize_type: int, header: bytes) -> bool:
-    """Whether a frame answers one of our requests. In JSON strings every quote is escaped, so these
-    bytes can only be the key itself."""
+    """Whether a frame is a response. JSON strings escape quotes, so these bytes can only be the
+    key."""
     if serialize_type == TYPE_BINARY:
         return bool(header[_FLAG_AT + 3] & 1)
-    # From the end: the key is there, after a long property string.
+    # Search from the end: the key comes after a long property string.
     if header.rfind(b'"flag":0') >= 0:
         return False
     return decode_frame(header, b"", serialize_type).is_response
@@ -420,7 +418,8 @@ def _decode_json_header(header: bytes, body: bytes) -> RemotingCommand:
     try:
         try:
             fields: _JsonIn = _decode_json(header)
-        # Only then: the loose decoder costs more, and almost all peers send text values.
+        # Only after a failure, since the loose decoder is slower and almost all peers send text
+        # values.
         except msgspec.ValidationError:
             fields = _tighten(_decode_loose(header))
     except msgspec.DecodeError as error:
@@ -496,7 +495,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
     except UnicodeDecodeError as error:
         raise RemoteProtocolError(f"binary header is not UTF-8: {error.reason}") from error
     return RemotingCommand(
-        # Only codes of requests exceed 16 bits; a response's code would be mistaken for one.
+        # Not for responses: only codes of requests exceed 16 bits.
         _ALIASES.get(code, code) if not flag & 1 else code,
         flag=flag,
         opaque=opaque,

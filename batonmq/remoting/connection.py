@@ -1,10 +1,10 @@
 """One remoting connection, the same at both ends, and the handlers of its requests.
 
-All frames of a loop turn leave in one `transport.write` (`WriteTurn`). Frames for a peer that does
-not read wait here, limited in bytes and time. A malformed frame ends only its connection.
-`Processors` has a handler for each request code: it takes a request and its connection and returns
-the response, a coroutine of it, or None if it replies later or never. A raw handler gets the
-undecoded frame: the hot path needs no task, future or command.
+All frames of a loop turn are sent with one `transport.write` (`WriteTurn`). If a peer does not
+read, its frames wait here, limited in bytes and time. A malformed frame ends only its connection.
+`Processors` has a handler for each request code: it takes request and connection and returns the
+response, a coroutine of it, or None if it replies later or never. A raw handler gets the undecoded
+frame, so the hot path needs no task, future or command.
 """
 
 import asyncio
@@ -42,20 +42,20 @@ from batonmq.runtime.sockets import descriptor_of, limit_unacknowledged_of
 
 log = logging.getLogger(__name__)
 
-# For a peer that does not read: bytes (four frames of the largest size) and time.
+# Limits for a peer that does not read: bytes (four frames of the largest size) and time.
 BACKLOG_BYTES_MAX: Final = 4 * 16_777_216
 WRITE_STALL_S: Final = 30.0
 OPAQUE_MAX: Final = 0x7FFFFFFF
-LINGER_S: Final = 1.0  # How long the peer may take to close after a farewell.
-_UNTIMED: Final = 8  # Frames of the hot path between two looks at the clock.
+LINGER_S: Final = 1.0  # how long the peer may take to close after a farewell
+_UNTIMED: Final = 8  # frames of the hot path between two readings of the clock
 UNANSWERED_MS: Final = 10_000
-"""If a peer acknowledges nothing for so long, its host is cut off or has moved."""
+"""If TCP gets no acknowledgement for so long, the host is cut off or has moved."""
 
 Response: TypeAlias = RemotingCommand | None
 Handler: TypeAlias = "Callable[[RemotingCommand, Connection], Response | Awaitable[Response]]"
 # (connection, header type, header, body)
 Later: TypeAlias = Coroutine[Any, Any, None] | None
-"""What a raw handler leaves for later turns of the loop."""
+"""The work that a raw handler leaves for later turns of the loop."""
 RawHandler: TypeAlias = "Callable[[Connection, int, bytes, bytes], Later]"
 
 
@@ -68,7 +68,7 @@ class Processors:
         self.default_handler: Handler = answer_not_supported
 
     def register(self, code: int, handler: Handler) -> None:
-        """Sets the handler of a code. Two for one code are a bug."""
+        """Sets the handler of a code; a second one is a bug."""
         self._assert_free(code)
         self.handlers[int(code)] = handler
 
@@ -82,12 +82,12 @@ class Processors:
         self.default_handler = handler
 
     def replace(self, other: "Processors") -> None:
-        """Replaces all handlers by those of `other`, on open connections too."""
+        """Replaces all handlers by those of `other`, also for open connections."""
         for mine, theirs in (
             (self.handlers, other.handlers),
             (self.raw_handlers, other.raw_handlers),
         ):
-            # In place: connections that are open refer to these very tables.
+            # In place, because open connections refer to these tables.
             mine.clear()
             mine.update(theirs)  # type: ignore[arg-type]
         self.default_handler = other.default_handler
@@ -107,15 +107,15 @@ def answer_not_supported(request: RemotingCommand, connection: "Connection") -> 
 
 
 class RequestDispatcher:
-    """Gives the requests of an endpoint's connections to their handlers. `tasks`: handlers that
-    still run; they may outlive their connection. `turn`, `memory` and `places` limit what peers
+    """Passes the requests of an endpoint's connections to their handlers. `tasks`: running
+    handlers, which may outlive their connection. `turn`, `memory` and `places` limit what peers
     cost (R58)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, processors: Processors) -> None:
         self.raw_handlers = processors.raw_handlers
         self.tasks: set[asyncio.Task[None]] = set()
         self.refused: Counter[tuple[int, int]] = Counter()
-        """By (request code, response code); only codes that have a handler."""
+        """Refusals by (request code, response code), only for codes that have a handler."""
         self.receive_buffer = receive_buffer()
         self.turn = TurnBudget(loop)
         self.memory = MemoryBudget(loop)
@@ -131,8 +131,8 @@ class RequestDispatcher:
         header: bytes,
         body: bytes,
     ) -> None:
-        """Raises RemoteProtocolError for a frame that the handler could not decode. What a handler
-        returns is done over several turns."""
+        """Calls a raw handler; runs what it returns over several turns. Raises RemoteProtocolError
+        for a frame that the handler could not decode."""
         try:
             later = handler(connection, serialize_type, header, body)
         except RemoteProtocolError:
@@ -140,7 +140,7 @@ class RequestDispatcher:
         except Exception as error:
             self._refuse(connection, decode_frame(header, b"", serialize_type), error)
             return
-        # Decoded here only: most handlers of the hot path are done by now and need no command.
+        # Decoded only here, since most hot-path handlers are done by now.
         if later is not None:
             self._run(connection, decode_frame(header, b"", serialize_type), later)
 
@@ -166,7 +166,7 @@ class RequestDispatcher:
         task = self._loop.create_task(self._answer_later(connection, cmd, result))
         self.tasks.add(task)
         connection.intake.running += 1
-        # The task may be cancelled before its first step, so the count is not taken back within it.
+        # Counted down by a callback: the task may be cancelled before its first step.
         task.add_done_callback(lambda done: self._answered(done, connection, result))
 
     async def _answer_later(
@@ -197,12 +197,13 @@ class RequestDispatcher:
         self.tasks.discard(task)
         connection.intake.handler_ended()
         if task.cancelled() and isinstance(result, Paced):
-            # Cancelled before its first step: the handler's coroutine was never awaited.
+            # Cancelled before its first step: close the handler's coroutine, which was never
+            # awaited.
             result.close()
 
 
 class WriteTurn:
-    """Collects the connections that have something to write until the turn ends."""
+    """Collects the connections with frames to write until the turn ends."""
 
     __slots__ = ("_dirty", "_loop")
 
@@ -216,19 +217,19 @@ class WriteTurn:
         self._dirty.append(connection)
 
     def flush(self) -> None:
-        """Writes what all connections hold now; later frames wait for the next turn."""
-        # Taken out first: what a flush makes others write belongs to the next turn.
+        """Writes the frames of all connections; later frames wait for the next turn."""
+        # Swap first: frames queued during the flush belong to the next turn.
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             connection.flush()
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by a server or a client. `peer` and `local` are "ip:port"; `attachments` belong to the
-    handlers; `last_active_ms` is `boot_ms` of the last received bytes. `on_close` callbacks get the
-    connection once. `taken`: whole frames of the peer that were handed out. `sign` adds its user's
-    signature to each request that leaves. `farewell(taken)` makes
-    the one-way request that `close` sends last."""
+    """One connection of a server or client. `peer` and `local`: "ip:port". `attachments` belong to
+    handlers. `last_active_ms`: `boot_ms` of the last received bytes. `on_close` callbacks are
+    called once with the connection. `taken`: how many of the peer's frames were handed out. `sign`
+    adds a signature to each request sent. `farewell(taken)` makes the one-way request that `close`
+    sends last."""
 
     def __init__(
         self,
@@ -282,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
         return f"<Connection {self.local} - {self.peer}{' closed' if self.closed else ''}>"
 
     def keep(self) -> None:
-        """The peer is a member: this connection is not closed for new ones."""
+        """Marks the peer as a member, so that this connection is not closed for new ones."""
         self._dispatcher.places.keep(self)
 
     def write(self, frame: bytes) -> None:
@@ -303,19 +304,19 @@ class Connection(asyncio.BufferedProtocol):
         self._turn.add(self)
 
     def flush(self) -> None:
-        """Gives the transport all that is queued, joined."""
+        """Gives the transport all queued frames, joined."""
         self._dirty = False
         out = self._out
         if not out or self._transport is None:
             return
         if self._paused:
-            # Nothing is written now, and views must not outlive the turn.
+            # The frames stay queued, and views must not outlive the turn.
             self._out = [b"".join(out)]
             return
         self._out = []
         self._out_size = 0
         first = out[0]
-        # One write is one system call; a single frame needs no copy.
+        # Joined, as each write is a system call; a single frame needs no copy.
         if len(out) > 1 or not isinstance(first, bytes):
             first = b"".join(out)
         self._transport.write(first)
@@ -386,17 +387,17 @@ class Connection(asyncio.BufferedProtocol):
         if self.farewell is not None:
             self.oneway(self.farewell(self.taken))
         self.flush()
-        # The peer does not read: waiting for the queued frames might have no end.
+        # The peer does not read, so its queued frames might wait forever.
         if self._paused or self._transport is None:
             self.abort(reason)
             return
         if self.farewell is not None:
-            # What the peer still sends is read away: closing a socket with unread bytes resets it,
-            # and the peer could lose what it has not read.
+            # Read and drop what the peer still sends: closing a socket with unread bytes resets it,
+            # and the peer could lose our last frames.
             self.intake.read_on()
             if self._transport.can_write_eof():
                 self._transport.write_eof()
-            else:  # TLS sends its own end, and then waits for the peer's
+            else:  # TLS closes with an exchange of its own
                 self._transport.close()
             self._loop.call_later(LINGER_S, self.drop)
         else:
@@ -413,7 +414,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def drop(self) -> None:
-        """Aborts a closed connection whose last bytes the peer does not read."""
+        """Aborts a closed connection whose peer does not read its last bytes."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -426,7 +427,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-        # `sent`: the requests may have been carried out
+        # `sent`: they may have been carried out
         self._pending.fail_all(ConnectError(self.peer, f"connection ended: {reason}", sent=True))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -456,7 +457,7 @@ class Connection(asyncio.BufferedProtocol):
             self._take_frames(nbytes, now_s)
 
     def _take_frames(self, nbytes: int, begin_s: float) -> None:
-        """Hands out complete frames, as many as fit into a slice."""
+        """Hands out complete frames until the slice's time is used up."""
         raw_handlers = self._raw_handlers
         untimed = 0
         frames = self.intake.reader.received(nbytes)
@@ -465,11 +466,10 @@ class Connection(asyncio.BufferedProtocol):
                 self.taken += 1
                 code = peek_code(serialize_type, header)
                 raw = raw_handlers.get(code)
-                # Only strangers are limited: our own requests have answers of any size.
+                # Limits only requests: responses to our own may have any size.
                 if len(header) > HEADER_SIZE_MAX and self._server_side:
                     self._refuse_header(serialize_type, header)
-                # Codes of responses and requests overlap: a response with the number of a hot
-                # request must not reach its handler.
+                # Codes of responses and requests overlap: a response must not reach a raw handler.
                 elif raw is None or peek_is_response(serialize_type, header):
                     cmd = decode_frame(header, body, serialize_type)
                     if not cmd.is_response:
@@ -479,7 +479,7 @@ class Connection(asyncio.BufferedProtocol):
                 else:
                     self._dispatcher.raw(self, raw, serialize_type, header, body)
                     untimed += 1
-                    # Reading the clock costs as much as a small request.
+                    # Not each time: reading the clock costs as much as a small request.
                     if untimed < _UNTIMED and not self.closed:
                         continue
                 untimed = 0
@@ -496,7 +496,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.intake.reader.waiting and not self.closed:
             self.abort(f"malformed frame: cut off after {self.intake.reader.waiting} bytes")
         elif not self._server_side and not self.closed:
-            # At once: a request that is written after this would be lost unnoticed.
+            # At once, or a request written later would be lost unnoticed.
             self._mark_closed("closed by the peer")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -504,7 +504,7 @@ class Connection(asyncio.BufferedProtocol):
             self._mark_closed(f"lost: {exc}" if exc is not None else "closed by the peer")
         self._transport = None
         self._lost(self)
-        # Each is called once, also if one of them closes something that ends here again.
+        # Each is called once, even if one of them leads back here.
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
             callback(self)
@@ -515,7 +515,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         stalled = f"peer has not read for {WRITE_STALL_S:.0f} s"
         self._stall_timer = self._loop.call_later(WRITE_STALL_S, lambda: self.abort(stalled))
-        # A client continues to read: if both ends stopped, neither would start again.
+        # Only servers stop reading: if both ends stopped, neither would start again.
         self.intake.block(self._server_side)
 
     def resume_writing(self) -> None:
@@ -526,18 +526,18 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self.intake.block(False)
-        # What was queued while the peer did not read has no turn that would flush it.
+        # Flush now: no turn is scheduled for the frames queued since.
         if self._out and not self._dirty:
             self._mark_dirty()
 
     def handle(self, request: RemotingCommand) -> None:
-        """Calls the handler of a request that was kept, as if it had just arrived."""
+        """Handles a kept request as if it had just arrived."""
         self._dispatcher.request(self, request)
 
     def handle_again(
         self, raw: RawHandler, serialize_type: int, header: bytes, body: bytes
     ) -> None:
-        """Calls `raw` with a request that was kept, as if it had just arrived."""
+        """Calls `raw` with a kept frame as if it had just arrived."""
         try:
             self._dispatcher.raw(self, raw, serialize_type, header, body)
         except RemoteProtocolError as error:

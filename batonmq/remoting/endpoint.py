@@ -71,18 +71,18 @@ class Endpoint:
 
     @property
     def memory(self) -> MemoryBudget:
-        """What connections hold for incomplete frames. Needs a running loop."""
+        """The memory for incomplete frames of all connections. Needs a running loop."""
         self._bind()
         assert self._dispatcher is not None
         return self._dispatcher.memory
 
     @property
     def refused(self) -> Mapping[tuple[int, int], int]:
-        """How many requests got an error, by (request code, response code)."""
+        """Numbers of refused requests, by (request code, response code)."""
         return self._dispatcher.refused if self._dispatcher is not None else {}
 
     def _bind(self) -> asyncio.AbstractEventLoop:
-        """The running loop, from the first use on."""
+        """Binds the endpoint to the running loop, at its first use."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._turn = WriteTurn(self._loop)
@@ -128,7 +128,7 @@ class Endpoint:
 
     def _idle_check(self) -> None:
         now_ms = boot_ms()
-        # After a stall all seem idle: first read what they sent (R8).
+        # R8: after a stall all seem idle, so first read what they sent.
         if now_ms - self._next_idle_check_ms <= 100:
             self.close_idle(now_ms)
         self._schedule_idle_check()
@@ -140,7 +140,7 @@ class Endpoint:
 
         def close_some() -> bool:
             for connection in idle[-_CLOSED_AT_ONCE:]:
-                # Again: it may have sent something in the turns since the list was made.
+                # Check again: it may have sent something since the list was made.
                 if connection.last_active_ms <= oldest_ms:
                     log.info("connection_idle peer=%s endpoint=%s", connection.peer, self.name)
                     connection.close(f"idle for {self._idle_timeout_s:g} s")
@@ -154,7 +154,7 @@ class Endpoint:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        # One of the handlers may be closing us.
+        # Not the current task: a handler may be closing this endpoint.
         running = self._dispatcher.tasks if self._dispatcher is not None else set()
         tasks = {task for task in running if task is not asyncio.current_task()}
         for task in tasks:
@@ -176,8 +176,9 @@ class Endpoint:
 
 
 class RemotingServer(Endpoint):
-    """Listens on any number of addresses: a broker on its port and on port-2. `on_batch_end` is
-    called after each buffer's frames of one connection. Set the hooks before `listen`."""
+    """A server on any number of addresses (a broker listens on its port and on port - 2).
+    `on_batch_end` is called after the frames of each buffer of a connection. Set the hooks before
+    `listen`."""
 
     _server_side = True
 
@@ -229,9 +230,9 @@ class RemotingServer(Endpoint):
 
 
 class RemotingClient(Endpoint):
-    """One shared connection for each address "host:port", made at its first use, and again after a
-    loss. `tls` None: without TLS. `sign` signs each request, None: they leave unsigned. Requests of
-    the other side go to `processors`."""
+    """A client with one shared connection per address "host:port", made on demand and again after a
+    loss. `tls` None: without TLS. `sign` signs each request; None: unsigned. `processors` handle
+    the servers' requests."""
 
     _server_side = False
 
@@ -256,8 +257,8 @@ class RemotingClient(Endpoint):
     async def invoke(
         self, address: str, cmd: RemotingCommand, timeout_ms: int = 3000
     ) -> RemotingCommand:
-        """Sends a request and waits for its response, whatever its code; dialling counts. Raises
-        ConnectError or RequestTimeoutError."""
+        """Sends a request and returns the response, whatever its code. The timeout includes
+        connecting. Raises ConnectError or RequestTimeoutError."""
         loop = self._bind()
         started = loop.time()
         connection = self.live_connection(address)
@@ -285,8 +286,8 @@ class RemotingClient(Endpoint):
         return None if connection is None or connection.closed else connection
 
     async def connection(self, address: str, *, timeout_ms: int | None = None) -> Connection:
-        """The connection to an address, dialled if needed; all callers share one dial. Raises
-        ConnectError."""
+        """The connection to an address, made if needed; concurrent callers share one attempt.
+        Raises ConnectError."""
         connection = self.live_connection(address)
         if connection is not None:
             return connection
@@ -299,9 +300,10 @@ class RemotingClient(Endpoint):
             dial.add_done_callback(lambda task: self._dialled(address, task))
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         try:
-            # Not wait_for: in Python 3.11 it swallows a cancellation that meets the dial's end.
+            # Not wait_for: in Python 3.11 it swallows a cancellation at the moment when the dial
+            # ends.
             async with asyncio.timeout(timeout_s):
-                # All callers share the dial: one that gives up must not end it for the others.
+                # Shielded: a caller that gives up must not end the dial for the others.
                 return await asyncio.shield(dial)
         except TimeoutError:
             raise ConnectError(address, f"no connection within {timeout_ms} ms") from None
@@ -338,7 +340,7 @@ class RemotingClient(Endpoint):
         return connection
 
     def _forget(self, address: str, connection: Connection) -> None:
-        # The address may have another connection by now, which stays.
+        # The address may have a newer connection: keep that.
         if self._by_address.get(address) is connection:
             del self._by_address[address]
 

@@ -1,4 +1,4 @@
-"""The two hot requests, decoded from the header's bytes, and the frames of their replies. Pure.
+"""Sends and pulls, decoded directly from the header's bytes, and the frames of their replies. Pure.
 
 Sends (SEND_MESSAGE 10, SEND_MESSAGE_V2 310, SEND_BATCH_MESSAGE 320) and pulls (PULL_MESSAGE 11,
 LITE_PULL_MESSAGE 361) come ten thousand times a second; a `RemotingCommand` would cost twice as
@@ -118,7 +118,7 @@ class PullFrame(msgspec.Struct, gc=False):
 
     @property
     def is_ours(self) -> bool:
-        """Whether our own client asks: it finds a new master by itself."""
+        """Whether it is from our own client, which finds a new master by itself."""
         return self.language in (LanguageCode.PYTHON.name, LanguageCode.PYTHON)
 
     @property
@@ -192,7 +192,7 @@ def decode_send_v1(serialize_type: int, header: bytes) -> SendFrame:
 
 
 def decode_send(serialize_type: int, header: bytes) -> SendFrame:
-    """The header of any send: by its code, long or one-letter names."""
+    """The header of any send; the code says whether names are long."""
     if peek_code(serialize_type, header) == RequestCode.SEND_MESSAGE:
         return decode_send_v1(serialize_type, header)
     return decode_send_v2(serialize_type, header)
@@ -219,7 +219,7 @@ def decode_pull(serialize_type: int, header: bytes) -> PullFrame:
 
 
 def _as_v2(fields: _SendFieldsV1) -> SendFields:
-    # By position: both have the same fields in the same order.
+    # Copied by position, since both have the same fields in the same order.
     return SendFields(*msgspec.structs.astuple(fields))
 
 
@@ -237,7 +237,8 @@ def _convert(fields: dict[str, str], kind: type[F], names: dict[str, str]) -> F:
 
 
 def _refusal(error: Exception, header: bytes, names: dict[str, str]) -> Exception:
-    """The error for the peer: it names a field, or says that this is no header."""
+    """The error for an invalid header: BrokerRefusal names a bad field, RemoteProtocolError is for
+    anything else."""
     if not isinstance(error, msgspec.ValidationError):
         return RemoteProtocolError(f"JSON header {header[:64]!r}: {error}")
     text = str(error)
@@ -263,7 +264,7 @@ def frame(header: bytes, body: bytes = b"") -> bytes:
 
 
 class SendReplies:
-    """Templates of a send's reply; the region is fixed per broker."""
+    """Makes replies to sends from templates; the region is fixed per broker."""
 
     def __init__(self, region_id: str) -> None:
         # A percent sign in the region must not become a placeholder.
@@ -286,7 +287,7 @@ class SendReplies:
         """The frame of SUCCESS (0). `unique_key`: without quotes, backslashes,
         control characters."""
         if recall_handle:
-            # It goes into the template with the key, so that one template serves all replies.
+            # Inserted together with the key, so that one template serves all replies.
             unique_key += b'","recallHandle":"' + recall_handle
         header = self._template % (msg_id, queue_id, queue_offset, unique_key, opaque)
         size = len(header)
@@ -294,9 +295,8 @@ class SendReplies:
 
 
 def recode(reply: bytes, code: int, remark: str) -> bytes:
-    """The same reply with another code and a remark, for FLUSH_DISK_TIMEOUT (10) and
-    FLUSH_SLAVE_TIMEOUT (12): stored, but not as safely as required. A Java client reads the same
-    extFields."""
+    """A reply with another code and a remark, for FLUSH_DISK_TIMEOUT (10) and FLUSH_SLAVE_TIMEOUT
+    (12): stored, but not confirmed in time. Java clients read the same extFields."""
     header = reply[8:]
     assert header.startswith(_OK_PREFIX), "only a reply with code 0 waits for its confirmation"
     return frame(
@@ -305,8 +305,8 @@ def recode(reply: bytes, code: int, remark: str) -> bytes:
 
 
 def refusal(opaque: int, code: int, remark: str, fields: Mapping[str, str] = NO_FIELDS) -> bytes:
-    """A reply without a stored message. It has extFields, since clients dereference them. `fields`:
-    for clients and members of ours."""
+    """The reply to a refused request. It always has extFields, which clients dereference. `fields`:
+    extra fields for our clients and members."""
     return frame(
         b'{"code":%d,"extFields":%s,"flag":1,"remark":%s,'
         % (code, json_encode(fields), json_encode(remark))
@@ -315,7 +315,7 @@ def refusal(opaque: int, code: int, remark: str, fields: Mapping[str, str] = NO_
 
 
 def refusal_of(opaque: int, error: BatonError, fields: Mapping[str, str] = NO_FIELDS) -> bytes:
-    """The refusal that `error` stands for, with the same fields."""
+    """The refusal for `error`, with these fields."""
     if isinstance(error, BrokerRefusal):
         return refusal(opaque, error.code, error.remark, fields)
     return refusal(opaque, error.response_code, str(error), fields)

@@ -1,5 +1,5 @@
-"""When a connection reads and hands out frames (R58). It does not read while earlier frames wait
-for a turn, for a handler or for a peer that does not read its answers, or while memory is short."""
+"""Decides when a connection reads and hands out frames (R58). It does not read while earlier frames
+wait for a turn or a handler, while the peer does not read its answers, or while memory is short."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from batonmq.remoting.command import FrameReader
 from batonmq.runtime.clock import boot_s
 
 SLICE_BYTES: Final = 4 * 1024 * 1024
-"""Of answers; after that, the connection's frames wait for the next turn."""
+"""After so many bytes of answers the connection's frames wait for the next turn."""
 RUNNING_MAX: Final = 64
-"""Handlers of one connection at a time: its next request waits for one to end."""
+"""The most running handlers of one connection; its next request waits for one to end."""
 
 
 class Intake:
-    """`reader` has what was read. `take(nbytes, begin_s)` hands out frames until `must_wait`, then
-    calls `slice_ended`. `running` handlers have not answered."""
+    """`reader` has the read bytes. `take(nbytes, begin_s)` hands out frames until `must_wait`, then
+    calls `slice_ended`. `running`: the number of handlers that have not answered."""
 
     def __init__(
         self,
@@ -46,23 +46,24 @@ class Intake:
         self.peer_host = peer_host
 
     def read_on(self) -> None:
-        """Reads until the peer ends the connection, but hands out nothing. `close` follows."""
+        """Reads on until the peer ends the connection, but hands out nothing more. `close`
+        follows."""
         if self._transport is not None and not self._is_reading:
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Nothing is handed out any more."""
+        """Stops handing out frames."""
         self._transport = None
         self._has_frames = False
         self._memory.hold(self, 0)
 
     def put_by(self, nbytes: int) -> None:
-        """`nbytes` came after the turn was used up."""
+        """Keeps `nbytes` that came after the turn's time was used up."""
         self.reader.put_by(nbytes)
         self._wait_for_turn()
 
     def must_wait(self, begin_s: float, out_bytes: int) -> bool:
-        """Whether further frames must wait; `out_bytes` of answers are not written."""
+        """Whether further frames must wait. `out_bytes`: answers that are not written yet."""
         self._has_frames = (
             boot_s() - begin_s > SLICE_S or self.running >= RUNNING_MAX or out_bytes > SLICE_BYTES
         )
@@ -72,7 +73,7 @@ class Intake:
         self._turn.spend(boot_s() - begin_s)
         if self._has_frames:
             self._wait_for_turn()
-        # Mostly nothing is held: then the budget costs no call for each read.
+        # Usually nothing is held, and then reads need no call of the budget.
         if self.reader.held != self._held_bytes:
             self.hold(0)
 
@@ -85,20 +86,19 @@ class Intake:
         if not self._has_frames or self._is_blocked or self.running >= RUNNING_MAX:
             return
         self._has_frames = False
-        # All connections read into one buffer: this puts the kept bytes back there before they are
-        # parsed.
+        # Puts the kept bytes back into the shared buffer before they are parsed.
         self.reader.get_buffer()
         self._take(0, boot_s())
         self._read_or_not()
 
     def handler_ended(self) -> None:
         self.running -= 1
-        # Only the first that ends below the limit: the others find the frames on their way already.
+        # Only the first that ends below the limit: then the frames are already being handled.
         if self._has_frames and self.running == RUNNING_MAX - 1:
             self._turn.later(self._continue)
 
     def block(self, is_blocked: bool) -> None:
-        """Whether the peer does not read its answers."""
+        """Sets whether the peer does not read its answers."""
         self._is_blocked = is_blocked
         if not is_blocked:
             self.hold(0)
@@ -107,7 +107,8 @@ class Intake:
         self._read_or_not()
 
     def hold(self, out_bytes: int) -> bool:
-        """Counts what is held for this connection, `out_bytes` of it answers. False: too much."""
+        """Counts the memory held for this connection, including `out_bytes` of answers. Returns
+        False if it is too much."""
         if self._transport is None:
             return True
         self._held_bytes = self.reader.held
@@ -116,7 +117,7 @@ class Intake:
         return self._has_memory
 
     def memory_came(self) -> None:
-        """There is memory for the rest of a frame."""
+        """There is memory for the rest of the frame: reads on."""
         self._has_memory = True
         self._read_or_not()
 

@@ -1,6 +1,7 @@
 """Requests of one connection that wait for responses. One timer is set to the earliest deadline.
-After a stall of the process it is set again for a millisecond later, so that sockets are read
-first: the responses may be there (R8). Deadlines are a heap; those that end together end in slices.
+After a stall of the process the timer is set a millisecond later, so that sockets are read first:
+the responses may have arrived (R8). Deadlines are in a heap; many that expire together are handled
+in slices.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from batonmq.runtime.turns import run_in_turns
 _STALL_S: Final = 0.1
 _AT_ONCE: Final = 256
 _ANSWERED_MAX: Final = 1024
-"""The heap may hold this many deadlines of answered requests, or as many as requests wait."""
+"""The heap may have this many entries of answered requests, or as many as there are waiting
+requests."""
 
 
 class _Waiting(NamedTuple):
@@ -49,8 +51,8 @@ class PendingRequests:
         deadline = self._loop.time() + timeout_ms / 1000
         self._waiting[opaque] = _Waiting(future, deadline, timeout_ms, code)
         heappush(self._deadlines, (deadline, opaque))
-        # An answered request leaves its deadline in the heap, since a search would cost more. Now
-        # most are such ones, and building the heap again pays.
+        # Answered requests leave their deadline in the heap, since a search would cost more. Once
+        # most entries are such, building the heap again is cheaper.
         if len(self._deadlines) > 2 * len(self._waiting) + _ANSWERED_MAX:
             self._deadlines = [(one.deadline, key) for key, one in self._waiting.items()]
             heapify(self._deadlines)
@@ -59,9 +61,9 @@ class PendingRequests:
         return future
 
     def resolve(self, response: RemotingCommand) -> bool:
-        """Ends the wait of its request. False if none waits."""
+        """Gives the response to the waiting request. Returns False if there is none."""
         waiting = self._waiting.pop(response.opaque, None)
-        # Done: its caller was cancelled, and the response came before `drop`.
+        # Already done: its caller was cancelled, and the response came before `drop`.
         if waiting is None or waiting.future.done():
             return False
         waiting.future.set_result(response)
@@ -76,7 +78,7 @@ class PendingRequests:
             self._timer.cancel()
             self._timer = None
         waiting = deque(self._waiting.values())
-        # Now, though callers hear of it in slices: no response may reach one of them in between.
+        # At once, although callers are woken in slices: no response may arrive in between.
         self._waiting, self._deadlines = {}, []
 
         def fail_some() -> bool:
@@ -106,8 +108,7 @@ class PendingRequests:
                 break
             deadline, opaque = deadlines[0]
             entry = self._waiting.get(opaque)
-            # Opaques come round again: this deadline may be of an earlier request with the same
-            # one.
+            # Opaques are reused: this deadline may be of an earlier request with the same one.
             waits = entry is not None and entry.deadline == deadline
             # The loop's timer may fire a little early; half a millisecond more saves another wake-
             # up.

@@ -1,4 +1,4 @@
-"""What a good record of the commit log is, for store, clients and Spark. `codec` is the reference:
-it writes and reads one record, and says why bytes are none. `faults` lists the reasons. `common`
-reads the usual record fast, `columns` many at once with numpy, `search` finds records where no
+"""Defines a valid record of the commit log, for store, clients and Spark. `codec` is the reference:
+it writes and reads one record, and says why bytes are invalid. `faults` lists the reasons. `common`
+reads the usual record fast, `columns` many at once with numpy, `search` finds records if no
 boundary is known. All agree with `codec`. Only `columns` imports numpy."""

@@ -25,7 +25,7 @@ from batonmq.protocol.tags import tags_code
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 MAGIC_BLANK: Final = 0xCBD43194
-# Must stay free behind a record in its file, for a blank.
+# Must stay free after a record in its file, for a blank.
 END_FILE_MIN_BLANK: Final = 8
 TOPIC_LENGTH_MAX_V1: Final = 127
 CRC_TAIL_SIZE: Final = 20
@@ -56,9 +56,9 @@ _unpack_measures = RECORD_V4.only("size", "magic", "sys_flag", "body_length").un
 
 
 class RecordHead(NamedTuple):
-    """What dispatch needs of a record. `size`: of the whole record (a blank: all that is left of
-    its file). `body_offset`: in the scanned buffer. `properties`: raw, with the CRC tail. For a
-    blank only `size` and `kind` count."""
+    """The fields of a record that dispatch needs. `size`: of the whole record (of a blank: to the
+    end of the file). `body_offset`: in the scanned buffer. `properties`: raw, with the CRC tail. A
+    blank has only `size` and `kind`."""
 
     size: int
     kind: Kind
@@ -161,10 +161,9 @@ def encode_blank(remaining: int) -> bytes:
 
 
 def scan_record(buf: Buffer, pos: int = 0, *, check_crc: bool = False) -> RecordHead | None:
-    """Reads the record at `pos`; None if the buffer ends before it. `check_crc`: the property CRC,
-    or the body CRC without one. A blank is returned once its 8 bytes are there. Raises
-    CorruptRecord for bytes that are no record: wrong magic (also zeros), sizes that disagree, a
-    wrong CRC."""
+    """Reads the record at `pos`; None if the buffer ends inside it. `check_crc`: checks the
+    property CRC or, without one, the body CRC. A blank needs only its 8 bytes. Raises CorruptRecord
+    for invalid bytes: wrong magic (also zeros), contradicting sizes, a wrong CRC."""
     available = len(buf) - pos
     if available < 8:
         return None
@@ -208,8 +207,8 @@ def scan_in_file(
 ) -> RecordHead | None:
     """As `scan_record`, for the record or blank at log offset `offset` of a file that ends at
     `file_end`: it must name that offset and fit into the file. None if it continues after `buf`.
-    `check_crc` also finds torn properties of a record without property CRC: the body CRC does not
-    cover them, and no writer puts a NUL there. Raises CorruptRecord."""
+    Without a property CRC, `check_crc` also finds torn properties, which the body CRC does not
+    cover: no writer puts a NUL there. Raises CorruptRecord."""
     head = scan_record(buf, pos, check_crc=check_crc)
     if head is None:
         if file_end - offset <= len(buf) - pos:
@@ -255,7 +254,7 @@ def raw_properties(buf: Buffer, pos: int = 0) -> bytes:
         end = pos + size
         is_usual = magic == MAGIC_V1 and not flag & _HOST_BITS and end <= len(buf)
         if is_usual and 0 <= body_length <= size - FIXED_SIZE_V1:
-            # Nearly all records. Filters read many, so the rest of the head is not unpacked.
+            # Nearly all records. Filters read many of them, so do not unpack the rest of the head.
             at = pos + _HEAD_V4.size + body_length
             at += 1 + buf[at]
             if at + 2 <= end and at + 2 + _I16.unpack_from(buf, at)[0] == end:
@@ -265,8 +264,7 @@ def raw_properties(buf: Buffer, pos: int = 0) -> bytes:
 
 
 def without_crc(record: Buffer) -> bytes:
-    """A whole record without the CRC of its properties, as tools get it: they would show it among
-    the properties. Its size and the length of its properties are smaller."""
+    """A whole record without its property CRC, for tools, which would show it as a property."""
     size, magic = _read_first(record, 0)
     properties_at = _locate(record, 0, size, magic)[4]
     end = size - CRC_TAIL_SIZE
@@ -279,8 +277,8 @@ def without_crc(record: Buffer) -> bytes:
 
 
 def message_to_store(buf: Buffer, pos: int = 0) -> NewMessage:
-    """The message of the record at `pos` to store again: all that is its own, without its place.
-    Raises CorruptRecord as `decode_record`."""
+    """The message of the record at `pos`, without its place, to be stored again. Raises
+    CorruptRecord as `decode_record`."""
     size, magic = _read_first(buf, pos)
     head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
     properties = bytes(buf[properties_at : pos + size])
@@ -408,7 +406,7 @@ def _check_crc(buf: Buffer, pos: int, end: int, body_crc: int, body_at: int, bod
         if tail != crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF):
             raise CorruptRecord(RecordFault.PROPERTY_CRC)
         return
-    # Good digits behind a bad name: the name itself was damaged; else the flip would go unseen.
+    # Correct digits after a wrong name: the name itself is damaged, which no CRC covers.
     digits = tail[len(CRC_PROPERTY) :]
     if digits[:-1].isdigit() and crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF).endswith(digits):
         raise CorruptRecord(RecordFault.PROPERTY_CRC_NAME)

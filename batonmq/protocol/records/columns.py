@@ -1,6 +1,6 @@
-"""Many records at once, with numpy: where they begin, their fields, and whether they are good. The
-checks agree with those of `codec`; `codec.scan_in_file` gives the reason for a bad one. No Python
-object is made per message: each field of a window's records is one numpy take."""
+"""Reads many records at once with numpy: where they begin, their fields, and whether they are
+valid. The checks agree with `codec`; `codec.scan_in_file` gives the reason for a bad record. No
+Python object is made per message: each field of a window's records is one numpy take."""
 
 import sys
 import zlib
@@ -145,9 +145,9 @@ def put_places(
     born_host_size: int,
     has_crc: bool,
 ) -> None:
-    """Gives records that were encoded with place and time 0 their own: consecutive queue offsets,
-    and places in the log from `physical_offset`, that of the first byte of `data`. `bounds`: where
-    each begins, and the end of the last. `has_crc`: each ends in a property CRC, which is computed
+    """Sets place and time of records that were encoded with 0: consecutive queue offsets, and
+    physical offsets from `physical_offset` (of the first byte of `data`) on. `bounds`: the begin of
+    each record, and the end of the last. `has_crc`: each ends in a property CRC, which is computed
     here."""
     positions = np.array(bounds, np.int64)
     starts, ends = positions[:-1], positions[1:]
@@ -191,7 +191,7 @@ def locate(window: Buffer, starts: Int64s) -> tuple[Records, int]:
     tail_at = store_host_at + store_length
     times, tail = head, head
     if (sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)).any():
-        # What does not fit is read at its start, to stay inside the window.
+        # Read records that do not fit at their start, to stay inside the window.
         times = take_fields(data, np.where(fits, store_time_at, starts), _STORE_TIME)
         tail = take_fields(data, np.where(fits, tail_at, starts), _TAIL)
     body_length = tail["body_length"].astype(np.int64)
@@ -337,6 +337,6 @@ def _property_crcs(window: Buffer, ends: Int64s) -> tuple[Bools, Bools, Int64s]:
 
 
 def _crcs(window: Buffer, begins: Int64s, ends: Int64s) -> Int64s:
-    # No line of Python for a record.
+    # No Python code per record.
     pieces = map(memoryview(window).__getitem__, map(slice, begins.tolist(), ends.tolist()))
     return np.fromiter(map(_crc32, pieces), np.int64, len(begins)) & 0x7FFFFFFF

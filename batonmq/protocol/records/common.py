@@ -1,6 +1,6 @@
-"""The common record, read in one go: magic V1, IPv4 hosts, a property CRC, no transaction. A slave
-reads every record of its master, and nearly all are of this kind. For anything else, also a wrong
-CRC, the answer is None and `codec.scan_record` decides. `columns` has the same for many at once."""
+"""Reads the common record fast: magic V1, IPv4 hosts, a property CRC, no transaction. A slave reads
+every record of its master, and nearly all are of this kind. For anything else, also a wrong CRC,
+the result is None, and `codec.scan_record` decides. `columns` does the same for many records."""
 
 from __future__ import annotations
 

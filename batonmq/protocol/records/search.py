@@ -1,5 +1,5 @@
-"""Finds records where no boundary is known: behind damage, where a file is split, at a log's end. A
-record is found by its magic and must name its own offset, so a copy or old bytes do not count."""
+"""Finds records if no boundary is known: after damage, where a file is split, at a log's end. A
+record is found by its magic and must name its own offset, so copies and old bytes do not count."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def size_and_offset(buf: Buffer, pos: int) -> tuple[int, int]:
 
 
 def wrong_size(part: Buffer) -> str | None:
-    """What is wrong with the size of a record of which `part` is here; None as far as can be seen.
-    With too large a size, later records would pass for a part of this one; the lengths inside show
-    what it must be."""
+    """The fault of the size of a record that begins with `part`; None if none is visible. With too
+    large a size later records would seem to be part of this one; the lengths inside show what it
+    must be."""
     if len(part) < _BODY_LENGTH_AT + _BODY_LENGTH.size + 2 * _V6_EXTRA:
         return None
     size, magic, flag = _read_flags(part)
