@@ -11,7 +11,7 @@ one look alike.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, MutableSequence
+from collections.abc import AsyncIterator, Awaitable, Collection, MutableSequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -244,7 +244,9 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     ) -> pb.CleanBrokerDataReply:
         if refusal := self._not_named(context, "", or_admin=True):
             return pb.CleanBrokerDataReply(status=refusal)
-        command = command_of(CleanBrokerData, request)
+        who = ", ".join(_names_of(context))
+        asked = f"asked by gRPC as {who}" if who else "asked by gRPC"
+        command = command_of(CleanBrokerData, request, reason=asked)
         status, _ = await self._submit(command, context)
         return pb.CleanBrokerDataReply(status=status)
 
@@ -380,8 +382,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         none), nor of an admin where that does as well."""
         if self._tls is None or self._tls.config.nodes != "enforcing":
             return None
-        found = context.auth_context().get("x509_subject_alternative_name", ())
-        names = names_in([name.decode(errors="replace") for name in found])
+        names = _names_of(context)
         if acts_as_broker(names, broker_name) or (or_admin and acts_as(names, "admin")):
             return None
         who = ", ".join(names)
@@ -464,6 +465,12 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
                 case "goodbye":
                     return message.goodbye.reason or "goodbye"
         return None
+
+
+def _names_of(context: Any) -> Collection[str]:
+    """In the caller's certificate; none without TLS."""
+    found = context.auth_context().get("x509_subject_alternative_name", ())
+    return names_in([name.decode(errors="replace") for name in found])
 
 
 def command_of(kind: type[C], request: Any, **converted: Any) -> C:

@@ -230,7 +230,9 @@ class RemotingEndpoint:
         )
         return _answer(request, result, _names(request))
 
-    async def _clean_broker_data(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def _clean_broker_data(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
         text = request.ext.get("brokerControllerIdsToClean") or ""
         try:
             broker_ids = tuple(int(part) for part in text.split(";") if part.strip())
@@ -244,6 +246,7 @@ class RemotingEndpoint:
             broker_name=request.require("brokerName"),
             broker_ids=broker_ids,
             clean_living_broker=request.get_bool("isCleanLivingBroker"),
+            reason=self._caller(request, connection),
         )
         return _answer(request, await self._requests.submit(command))
 

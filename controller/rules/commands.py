@@ -23,7 +23,7 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
 
 VERSION: Final = 1
-RULES_VERSION: Final = 3
+RULES_VERSION: Final = 4
 """The newest rules that this version knows. Raised with every change of what a command does to the
 state: see "A rule of the controllers" in CONTRIBUTING.md."""
 COMMAND_SIZE_MAX: Final = 64 * 1024
@@ -191,6 +191,8 @@ class CleanBrokerData(Command, frozen=True, kw_only=True, tag="clean_broker_data
     broker_ids: tuple[int, ...] = ()
     clean_living_broker: bool = False
     live: tuple[LiveBroker, ...] = ()
+    reason: str = ""
+    """Who asked, for the history."""
 
 
 class BecomeController(Command, frozen=True, kw_only=True, tag="become_controller"):

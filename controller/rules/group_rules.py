@@ -60,8 +60,15 @@ GroupCommand = (
 )
 
 
-def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int) -> GroupChange:
-    """Carries out `command` on `group` (None if unknown); `clock_ms` is the state's clock."""
+CLEANS_NAME_THEIR_CALLER: Final = 4
+"""By earlier rules the event of a clean does not say who asked."""
+
+
+def change_group(
+    group: BrokerGroup | None, command: GroupCommand, clock_ms: int, rules: int
+) -> GroupChange:
+    """Carries out `command` on `group` (None if unknown) by these rules; `clock_ms` is the state's
+    clock."""
     match command:
         case RegisterBroker():
             return register(group, command, clock_ms)
@@ -72,6 +79,8 @@ def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int
         case ElectMaster():
             return apply_election(group, command, clock_ms)
         case CleanBrokerData():
+            if rules < CLEANS_NAME_THEIR_CALLER:
+                command = msgspec.structs.replace(command, reason="")
             return _clean_broker_data(group, command)
         case ReportEvent():
             return _report_event(group, command)
@@ -255,7 +264,8 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> G
         return foreign
     kept = tuple(record for record in group.replicas if record.broker_id not in ids)
     if not ids or not kept:
-        return GroupChange(group=None, events=(_cleaned_event(group, group, "the whole group"),))
+        event = _cleaned_event(group, group, "the whole group", command)
+        return GroupChange(group=None, events=(event,))
     # An empty set says nothing about who has the acknowledged messages.
     if group.sync_state_set and not set(group.sync_state_set) - ids:
         return refused(
@@ -270,16 +280,18 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> G
         after = without_members(after, ids)
     removed = [record.broker_id for record in group.replicas if record.broker_id in ids]
     text = "broker " + ", ".join(str(broker_id) for broker_id in removed)
-    return GroupChange(group=after, events=(_cleaned_event(group, after, text),))
+    return GroupChange(group=after, events=(_cleaned_event(group, after, text, command),))
 
 
-def _cleaned_event(before: BrokerGroup, after: BrokerGroup, reason: str) -> HistoryEvent:
+def _cleaned_event(
+    before: BrokerGroup, after: BrokerGroup, what: str, command: CleanBrokerData
+) -> HistoryEvent:
     return event_of(
         EventKind.BROKER_CLEANED,
         after,
         master_before=before.master_broker_id,
         set_before=before.sync_state_set,
-        reason=reason,
+        reason=f"{what}, {command.reason}" if command.reason else what,
     )
 
 

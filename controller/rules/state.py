@@ -215,7 +215,7 @@ class ControllerState(msgspec.Struct, frozen=True):
 
     def _change_group(self, command: GroupCommand) -> Transition:
         before = self.groups.get(command.broker_name)
-        change = change_group(before, command, self.clock_ms)
+        change = change_group(before, command, self.clock_ms, self.rules)
         live = _live_of(command)
         state = self._with_group(command.broker_name, change.group)
         state, appended = state._with_events(change.events)

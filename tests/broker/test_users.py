@@ -292,7 +292,7 @@ def test_every_code_of_a_controller_by_strangers_and_users(tmp_path: Path) -> No
     play(test)
 
 
-def test_a_controller_notes_who_asked_for_an_election(tmp_path: Path) -> None:
+def test_a_controller_notes_who_asked_for_an_election_and_a_clean(tmp_path: Path) -> None:
     async def test() -> None:
         async with controller_with_users(tmp_path) as server:
             names = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
@@ -317,6 +317,13 @@ def test_a_controller_notes_who_asked_for_an_election(tmp_path: Path) -> None:
             assert isinstance(server.service, ControllerService)
             (elected,) = (each for each in server.service.state.history if each.kind == "elected")
             assert elected.reason == "asked by remoting from 127.0.0.1 as admin"
+            clean = names | {"brokerControllerIdsToClean": "", "isCleanLivingBroker": "true"}
+            assert (await server.ask(None, RequestCode.CLEAN_BROKER_DATA, clean)).code == DENIED
+            assert (await server.ask(ADMIN, RequestCode.CLEAN_BROKER_DATA, clean)).code == 0
+            (story,) = (
+                each for each in server.service.state.history if each.kind == "broker_cleaned"
+            )
+            assert story.reason == ("the whole group, asked by remoting from 127.0.0.1 as admin")
             await broker.close()
             # a command whose user is refused ends at once, with the reason
             async with Admin("127.0.0.1:1") as admin:

@@ -45,10 +45,14 @@ class LocalLog:
         if not self._leading:
             return NotApplied("not the leader")
         self._index += 1
-        commit = self._machine.commit(self._machine.encode(command), self._index)
+        commit = self._machine.commit(self._encoded(command), self._index)
         for callback in self._applied_callbacks:
             callback(commit)
         return Applied(commit.result)
+
+    def _encoded(self, command: AnyCommand) -> bytes:
+        # A single controller knows all members, so it uses its newest rules.
+        return self._machine.encode(command, self._machine.rules)
 
     async def read_barrier(self, timeout_ms: int) -> bool:
         await asyncio.sleep(0)
