@@ -36,8 +36,8 @@ class Message:
     def of(
         cls, topic: str, body: bytes | str, *, tags: str = "", keys: str | Iterable[str] = ""
     ) -> Self:
-        """`keys`: one, several separated by single spaces, or a list. Raises TypeError and
-        ValueError that name the parameter."""
+        """`keys`: a key, several keys separated by single spaces, or a list of keys. Raises
+        TypeError and ValueError that name the parameter."""
         for name, value in (("topic", topic), ("tags", tags)):
             if not isinstance(value, str):
                 raise TypeError(f"{name} is {value!r}, a text is allowed")
@@ -69,7 +69,7 @@ class Message:
 
     @property
     def delay_level(self) -> int:
-        """1 to 18; 0: none."""
+        """The delay level, 1 to 18; 0 without one."""
         return _int_or_zero(self.properties.get(names.DELAY))
 
     @delay_level.setter

@@ -3,7 +3,7 @@
 Sends (SEND_MESSAGE 10, SEND_MESSAGE_V2 310, SEND_BATCH_MESSAGE 320) and pulls (PULL_MESSAGE 11,
 LITE_PULL_MESSAGE 361) come ten thousand times a second; a `RemotingCommand` would cost twice as
 much. `decode_*` raises BrokerRefusal(SYSTEM_ERROR) that names a bad field, and RemoteProtocolError
-for bytes that are no header.
+for an invalid header.
 
 A reply is `u32 length, u32 (type << 24 | header length), header, body`, made from templates, with a
 JSON header as a Java server answers. Nothing in it needs JSON escaping: numbers, hex ids, checked

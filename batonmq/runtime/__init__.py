@@ -1,1 +1,1 @@
-"""What a process needs of its machine: clocks, sockets, files, settings, a server's main."""
+"""The base of every process: clocks, sockets, files, settings, a server's main function."""

@@ -1,8 +1,9 @@
-"""The authority of a cluster, and the certificates that it issues.
+"""The certificate authority of a cluster, and the certificates that it issues.
 
-A folder: `ca.pem`, its key `ca.key`, and for each node one file with certificate and key, so that a
-renewal is one rename. All but `ca.pem` have mode 0600. A certificate names its nodes as
-`baton://node/<name>` (`broker/broker-a/1`, `controller/n0`, `namesrv/…`, `admin`) and its hosts.
+It is a folder: `ca.pem`, its key `ca.key`, and for each node one file with certificate and key, so
+that a renewal is one rename. All files except `ca.pem` have mode 0600. A certificate names its
+nodes as `baton://node/<name>` (`broker/broker-a/1`, `controller/n0`, `namesrv/…`, `admin`), and its
+hosts.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ CA_DAYS: Final = 3_650
 NODE_DAYS: Final = 397
 REPORTED_DAYS: Final = 21
 _EARLIER: Final = datetime.timedelta(minutes=5)
-"""Clocks of hosts differ."""
+"""Certificates are valid from this long ago, since the clocks of hosts differ."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCertificate:
-    """One that was issued. Times in ms since 1970."""
+    """An issued certificate. Times in ms since 1970."""
 
     path: Path
     names: tuple[str, ...]
@@ -58,7 +59,7 @@ class NodeCertificate:
 
 
 class Authority:
-    """The files of `folder`."""
+    """The authority whose files are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,8 +69,8 @@ class Authority:
         return self.folder / CA_CERT
 
     def make(self, cluster: str, days: int = CA_DAYS) -> None:
-        """Makes the authority. Raises FileExistsError if there is one: what it issued would be
-        worthless."""
+        """Creates the authority. Raises FileExistsError if there is one: its certificates would
+        become invalid."""
         if self.trust.exists() or (self.folder / CA_KEY).exists():
             raise FileExistsError(17, "there is an authority already", str(self.folder))
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -86,8 +87,8 @@ class Authority:
     def issue(
         self, file: str, names: Sequence[str], hosts: Sequence[str], days: int = NODE_DAYS
     ) -> NodeCertificate:
-        """Writes `file` with a new key, in place of what is there. Raises TlsError, OSError and
-        ValueError for a name or host that is none."""
+        """Writes or replaces `file`, with a new key. Raises TlsError, OSError, and ValueError for
+        an invalid name or host."""
         check_names(names)
         ca_key, ca = self._load()
         key = ec.generate_private_key(ec.SECP256R1())
@@ -122,7 +123,8 @@ class Authority:
         return [read_certificate(path) for path in files if path.name != CA_CERT]
 
     def renew(self, days: int = NODE_DAYS) -> list[NodeCertificate]:
-        """Issues all again, with new keys and their names. Raises TlsError, OSError."""
+        """Issues all certificates again, with the same names and new keys. Raises TlsError,
+        OSError."""
         issued = self.issued()
         if not issued:
             raise TlsError(str(self.folder), "no certificates of nodes are there")
@@ -143,7 +145,7 @@ class Authority:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises ValueError for what cannot be the name of a node."""
+    """Raises ValueError for an invalid node name."""
     for name in names:
         if _NAME.fullmatch(name) is None or ".." in name:
             raise ValueError(f"{name!r} is no name of a node: broker/GROUP/ID, controller/ID")
@@ -166,8 +168,8 @@ def read_certificate(path: Path) -> NodeCertificate:
 
 
 def check_certificate(config: TlsConfig) -> int:
-    """When the certificate of a server ends, ms since 1970; 0 without one. Raises TlsError for one
-    that is not valid now, or that other nodes would refuse."""
+    """When a server's certificate expires, in ms since 1970; 0 without one. Raises TlsError if it
+    is not valid now, or other nodes would refuse it."""
     path = config.server_cert_path
     if not path:
         return 0
@@ -197,7 +199,7 @@ def _certificates(path: str) -> list[x509.Certificate]:
 
 
 def file_of(name: str) -> str:
-    """The usual file of a node: `broker/broker-a/1` has `broker.broker-a.1.pem`."""
+    """The default file name of a node: `broker.broker-a.1.pem` for `broker/broker-a/1`."""
     return name.replace("/", ".") + ".pem"
 
 

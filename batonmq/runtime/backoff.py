@@ -1,4 +1,4 @@
-"""Pauses between attempts that double up to a limit. Pure: the caller owns clock and timer."""
+"""Pauses between attempts, doubled up to a limit. Pure: the caller has clock and timer."""
 
 from typing import Final
 

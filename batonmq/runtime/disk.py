@@ -1,7 +1,7 @@
-"""Every disk call of the servers, with the names, arguments and errors of `os`. Any call may raise
-OSError. Always write `disk.pwrite(...)`, never `from … import pwrite`: a simulated or failing disk
-takes the place of these names (`replace_calls`). Looking at a folder (`exists`, `stat`, `iterdir`)
-is not among them, since it changes nothing."""
+"""All disk calls of the servers, with the names, arguments and errors of `os`. Any call may raise
+OSError. Always write `disk.pwrite(...)`, never `from … import pwrite`: `replace_calls` replaces
+these names by a simulated or failing disk. Reading a folder (`exists`, `stat`, `iterdir`) is not
+included, since it changes nothing."""
 
 import errno
 import mmap
@@ -30,8 +30,8 @@ listdir = os.listdir
 
 
 def syncfs(fd: int) -> None:
-    """Makes all that was written to the file system of `fd` durable. Since Linux 5.8 it also raises
-    write-back errors of other processes there."""
+    """Makes everything written to the file system of `fd` durable. Since Linux 5.8 it also raises
+    write-back errors of other processes."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
@@ -68,7 +68,7 @@ def map_read(fd: int, size: int) -> mmap.mmap:
 
 
 def free_bytes(folder: Path) -> int:
-    """How much may still be written to the file system of `folder`; too much if unknown."""
+    """Free bytes on the file system of `folder`; a huge number if unknown."""
     try:
         space = os.statvfs(folder)
     except OSError:
@@ -77,7 +77,8 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_short(error: BaseException | None) -> bool:
-    """Whether disk space, quota or file descriptors ran out, so that the call may succeed later."""
+    """Whether the error is a lack of disk space, quota or file descriptors, so that the call may
+    succeed later."""
     short = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
     return isinstance(error, OSError) and error.errno in short
 
@@ -108,8 +109,8 @@ CALLS = (
 
 
 def replace_calls(calls: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Puts `calls` in place of those names; returns the former ones. Raises KeyError for a name
-    that is not in CALLS."""
+    """Replaces the named calls; returns the former ones. Raises KeyError for a name that is not in
+    CALLS."""
     if strange := calls.keys() - set(CALLS):
         raise KeyError(f"{sorted(strange)}: not among {CALLS}")
     before = {name: globals()[name] for name in calls}

@@ -1,5 +1,5 @@
-"""Small files that are replaced as a whole. After `replace_file` returned, the new content survives
-power loss; a crash before that leaves the old or the new content, never a mixture. (Java's
+"""Small files that are replaced as a whole. Once `replace_file` returns, the new content survives a
+power loss; a crash before leaves the old or the new content, never a mixture. (Java's
 `MixAll.string2File` overwrites in place.) Only `show_file` does not sync."""
 
 import errno
@@ -16,7 +16,7 @@ from batonmq.runtime import disk
 T = TypeVar("T")
 
 BACKUP_SUFFIX = ".bak"
-#: Of file systems: holes begin and end at multiples of it.
+#: The block size of file systems: holes begin and end at multiples of it.
 BLOCK_SIZE = 4096
 _TEMP_SUFFIX = ".tmp"
 _ZERO_BYTES = 1 << 16
@@ -46,7 +46,7 @@ def zero_range(fd: int, begin: int, end: int) -> bool:
     """Zeroes bytes [begin, end) of a file; holes stay holes. True if anything was written. The
     caller syncs."""
     changed = False
-    space = BLOCK_SIZE - begin % BLOCK_SIZE  # most often a hole begins there
+    space = BLOCK_SIZE - begin % BLOCK_SIZE  # usually a hole begins there
     while begin < end:
         chunk = disk.pread(fd, min(space, end - begin), begin)
         space = _ZERO_BYTES
@@ -68,7 +68,7 @@ def is_zero(data: bytes) -> bool:
 
 
 def next_data(fd: int, position: int) -> int | None:
-    """The first byte at or behind `position` that is in no hole; None if there is none."""
+    """The first byte at or after `position` that is in no hole; None if there is none."""
     try:
         return os.lseek(fd, position, os.SEEK_DATA)
     except OSError as error:
@@ -78,7 +78,7 @@ def next_data(fd: int, position: int) -> int | None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes names created, renamed or removed in `directory` durable."""
+    """Makes creations, renames and removals in `directory` durable."""
     fd = disk.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         disk.fsync(fd)
@@ -87,8 +87,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """fdatasync of a file or folder by name, from any thread. A file that is gone needs none: its
-    folder is synced by the code that removed it."""
+    """fdatasync of a file or folder by name, from any thread. Skips a missing file: the code that
+    removed it syncs its folder."""
     try:
         fd = disk.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -100,8 +100,8 @@ def sync_file(path: Path) -> None:
 
 
 def sync_below(folder: Path, paths: Sequence[Path]) -> None:
-    """`sync_file` of each of `paths`, which lie in `folder`, from any thread. Many paths cost one
-    sync of the file system, since each small sync waits for the disk as long."""
+    """`sync_file` of each of `paths`, which are in `folder`, from any thread. For many paths it
+    syncs the whole file system once, since each small sync takes as long."""
     if len(paths) <= _SYNCED_ONE_BY_ONE:
         for path in paths:
             sync_file(path)
@@ -121,7 +121,7 @@ def replace_file(
     shared: bool = False,
     mode: int = 0o644,
 ) -> None:
-    """Puts `data` under `path`, durable on return; creates the parent folder. `keep_previous`: the
+    """Writes `data` to `path`, durable on return; creates the parent folder. `keep_previous`: the
     former content becomes `<path>.bak`. `shared`: other processes may replace the file at the same
     time. Raises OSError; then the old content stays."""
     disk.makedirs(path.parent)
@@ -133,23 +133,23 @@ def replace_file(
             _link_over(path, backup_path(path))
         disk.replace(temp, path)
     except OSError:
-        if shared:  # no later process would overwrite it
+        if shared:  # no other process would overwrite this temporary file
             disk.remove(temp)
         raise
     sync_directory(path.parent)
 
 
 class SnapshotOrder:
-    """Keeps writes of one file in order: an older snapshot that waits in another thread is dropped
-    once a newer one is written."""
+    """Keeps the writes of one file in order: an older snapshot in another thread is dropped once a
+    newer one is written."""
 
     def __init__(self) -> None:
         self._taken = self._written = 0
         self._lock = threading.Lock()
 
     def ordered(self, write: Callable[[], None]) -> Callable[[], None]:
-        """A form of `write`, which writes the newest snapshot, for any thread. It may be repeated
-        after an error."""
+        """Wraps `write`, which writes the newest snapshot, for use in any thread. It may be
+        repeated after an error."""
         self._taken += 1
         return partial(self._run, self._taken, write)
 
@@ -161,10 +161,10 @@ class SnapshotOrder:
 
 
 def replace_with_twin(path: Path, data: bytes) -> None:
-    """Puts `data` under `path` and `<path>.bak`, both durable on return. For files whose former
-    content would be wrong, not just old. After a crash each copy is whole. Both are written before
-    the first sync, and the folder is synced once: two journal commits instead of four in each role
-    change."""
+    """Writes `data` to `path` and `<path>.bak`, both durable on return; for files whose former
+    content would be wrong, not only old. After a crash each copy is whole. Both are written before
+    the first sync, and the folder is synced once: two journal commits per role change instead of
+    four."""
     disk.makedirs(path.parent)
     targets = (path, backup_path(path))
     temps = [target.with_name(target.name + _TEMP_SUFFIX) for target in targets]
@@ -184,7 +184,8 @@ def replace_with_twin(path: Path, data: bytes) -> None:
 
 
 def show_file(path: Path, text: str, mode: int = 0o644) -> None:
-    """Puts `text` under `path` by a rename, so no reader sees a part of it. Nothing is synced."""
+    """Writes `text` to `path` by a rename, so that readers never see a part of it. Does not
+    sync."""
     temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
     temp.touch(mode)
     temp.write_text(text)
@@ -192,14 +193,14 @@ def show_file(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Removes `path` durably; fine if it is missing."""
+    """Removes `path` durably; a missing file is no error."""
     disk.remove(path)
     if path.parent.exists():
         sync_directory(path.parent)
 
 
 class UnreadableFileError(ValueError):
-    """Neither the file nor its `.bak` can be used; `reasons` has the cause for each."""
+    """Neither the file nor its `.bak` is usable; `reasons` has the cause for each."""
 
     def __init__(self, path: Path, reasons: tuple[str, ...]) -> None:
         super().__init__(f"{path}: " + "; ".join(reasons))
@@ -252,7 +253,7 @@ def _write_new(path: Path, data: bytes | memoryview, mode: int = 0o644) -> None:
 
 
 def _link_over(source: Path, target: Path) -> None:
-    """Make `target` a second name of `source`'s content without a moment of absence."""
+    """Makes `target` a second name of `source`'s content; `target` exists all the time."""
     temp = target.with_name(target.name + _TEMP_SUFFIX)
     disk.remove(temp)
     try:

@@ -1,5 +1,5 @@
-"""Who loses a place if more come than there are places (R58). Pure. The oldest of the host with the
-most places goes, so a flood displaces itself."""
+"""Chooses who loses a place if there are too few (R58). Pure. The oldest holder of the host with
+the most places loses it, so a flood displaces itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ K = TypeVar("K")
 
 
 class Crowd(Generic[K]):
-    """Holders of places, oldest first, by host; one may hold several. Not thread-safe."""
+    """Holders of places, oldest first, by host; a holder may have several. Not thread-safe."""
 
     def __init__(self, places: int = sys.maxsize) -> None:
         self.places = places
@@ -35,7 +35,7 @@ class Crowd(Generic[K]):
         return self.take_one() if self._taken > self.places else None
 
     def hold(self, holder: K, address: str, places: int) -> None:
-        """`holder` has this many places from now on, at the host where it came first."""
+        """Sets the number of places of `holder`, at the host where it was added."""
         host = self._host_of.setdefault(holder, address.rpartition(":")[0])
         holders = self._by_host.setdefault(host, {})
         more = places - holders.get(holder, 0)

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Final
 
-#: Extra -> package as it is imported -> the same as pip calls it. `tests/packaging` holds it
-#: against pyproject.toml.
+#: Extra -> import name -> name for pip. `tests/packaging` compares it with pyproject.toml.
 PACKAGES: Final = {
     "server": {
         "cryptography": "cryptography",
@@ -38,7 +37,8 @@ def _find(name: str) -> object | None:
 
 
 def lacking(extra: str, find: Callable[[str], object | None] = _find) -> str:
-    """Missing packages and the remedy, as `a, b: pip install ...`; empty if none is missing."""
+    """Missing packages and how to install them, as `a, b: pip install ...`; empty if none is
+    missing."""
     missing = [pip_name for name, pip_name in PACKAGES[extra].items() if find(name) is None]
     return f"{', '.join(missing)}: pip install 'batonmq[{extra}]'" if missing else ""
 

@@ -6,9 +6,9 @@ new process. The answer is its pid, 0 if the kernel refuses. It ends when the ot
 Between requests it imports the modules in order, which is most of a server's start: a cluster
 starts in a third of the time.
 
-A new process is forked twice, so its parent is the requester (PR_SET_CHILD_SUBREAPER), and this
-process may end before it. It leads its own session, its command line is `argv`, and it gets SIGTERM
-when its parent ends.
+A new process is forked twice, so that the requester becomes its parent (PR_SET_CHILD_SUBREAPER),
+and this process may end earlier. It has its own session, its command line is `argv`, and it gets
+SIGTERM when its parent ends.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """A request. `module` is one of those loaded; its `main()` reads `sys.argv` and returns an exit
-    code. `argv`: the whole command line, its arguments after `module`; with another interpreter
-    than ours it is executed instead. `log`: where output goes.
-    `parent`: the requester's pid."""
+    """A request. `module`: one of the loaded ones; its `main()` reads `sys.argv` and returns an
+    exit code. `argv`: the whole command line, with arguments after `module`; for another
+    interpreter it is executed. `log`: the file for output. `parent`: the requester's pid."""
 
     module: str
     argv: list[str]
@@ -55,19 +54,19 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def take_orphans_in() -> None:
-    """Makes this process the parent of processes that its descendants leave behind."""
+    """Makes this process the parent of orphaned descendants."""
     if _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def end_with_parent() -> None:
-    """SIGTERM comes to this process when its parent ends."""
+    """Lets the kernel send SIGTERM to this process when its parent ends."""
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def serve(channel: socket.socket, modules: Sequence[str]) -> Callable[[], int] | None:
     """Imports `modules` and forks for each request. Returns None when the other side closes; in
-    each new process, what is left to run there."""
+    each new process the function that it must run."""
     to_load = list(reversed(modules))
     while True:
         if to_load and not select.select([channel], [], [], 0)[0]:
@@ -87,7 +86,7 @@ def serve(channel: socket.socket, modules: Sequence[str]) -> Callable[[], int] |
             between = -1
         if between == 0:
             if _fork_again(writing) == 0:
-                channel.detach()  # else it would close descriptor 0, whatever that is by then
+                channel.detach()  # else it would close descriptor 0, now another file
                 return _become(start, listeners)
             os._exit(0)
         os.close(writing)
@@ -106,7 +105,7 @@ def _load(module: str) -> None:
 
 
 def _fork_again(writing: int) -> int:
-    """As `os.fork`; the parent writes the pid, or nothing if no process can be made."""
+    """As `os.fork`; the parent writes the pid, or nothing if fork fails."""
     try:
         pid = os.fork()
     except OSError:
@@ -136,7 +135,7 @@ def _become(start: Start, listeners: Sequence[int]) -> Callable[[], int]:
     os.environ.clear()
     os.environ.update(start.environ)
     os.environ |= {LISTEN_FDS: str(len(listeners)), LISTEN_PID: str(os.getpid())}
-    if start.argv[0] != sys.executable:  # another installation: its own code, not what is loaded
+    if start.argv[0] != sys.executable:  # another installation: run its own code
         os.execve(start.argv[0], start.argv, dict(os.environ))
     sys.argv = [start.module, *start.argv[start.argv.index(start.module) + 1 :]]
     main: Callable[[], int] = importlib.import_module(start.module).main
@@ -144,7 +143,7 @@ def _become(start: Start, listeners: Sequence[int]) -> Callable[[], int]:
 
 
 def main(modules: Sequence[str]) -> int:
-    """The exit code, of this process and of each fork."""
+    """Returns the exit code of this process and of each fork."""
     run = serve(socket.socket(fileno=0), modules)
     return 0 if run is None else run()
 

@@ -1,5 +1,5 @@
-"""The lock that keeps a second process off a folder, compatible with Java's `MessageStore` lock: a
-POSIX record lock on bytes 0-1 of `lock`. POSIX locks do not exclude the same process; a set does.
+"""The lock of a folder, compatible with Java's `MessageStore` lock: a POSIX record lock on bytes
+0-1 of `lock`. POSIX locks do not exclude the same process, so a set does.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FolderLock:
 
 
 def _owner(fd: int) -> int:
-    """The process that holds the lock; 0 if unknown (another machine or namespace)."""
+    """The pid of the process that holds the lock; 0 if unknown (another machine or namespace)."""
     query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     try:
         answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)

@@ -1,7 +1,6 @@
-"""One line of the log for each record, whatever names clients and peers send. A line break in a
-name would forge a line, an escape sequence would command the terminal. So control characters are
-escaped as Python does, and lines of a traceback are indented. With `logFormat: json` a line is a
-JSON object."""
+"""Formats each log record as one line. Names from clients and peers could contain line breaks,
+which forge lines, or terminal escape sequences. So control characters are escaped as in Python, and
+lines of a traceback are indented. With `logFormat: json` a line is a JSON object."""
 
 import json
 import logging
@@ -20,7 +19,7 @@ def on_one_line(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """For every handler of a server."""
+    """The text format of a server's log."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = on_one_line(record.message)
@@ -42,8 +41,8 @@ _EVENT: Final = re.compile(r"[a-z][a-z0-9_]*(?= |$)")
 
 
 class JsonFormatter(LineFormatter):
-    """`time`, `level`, `logger`, `message`; of a message such as `master_opened log_end=%d` also
-    `event` and its fields, numbers as numbers. A traceback is one text in `exception`."""
+    """`time`, `level`, `logger`, `message`; for a message such as `master_opened log_end=%d` also
+    `event` and its fields, numbers as numbers. A traceback is a text in `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()

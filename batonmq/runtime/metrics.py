@@ -1,11 +1,10 @@
 """`/metrics`, `/livez` and `/readyz` of a server process, over HTTP.
 
-A page is built in slices on the loop, at most one at a time and one a second, so neither a large
-cluster nor a client that asks often delays sends. Collectors read what the services keep anyway;
-what is counted only for them is how long each send waited for its acknowledgement. Names are those
-that RocketMQ 5 publishes where it has one (as its Prometheus exporter spells them, with the unit),
-and `batonmq_…` for what only we have.
-Origin: BrokerMetricsManager and BatchSplittingMetricExporter in Java; Prometheus text format 0.0.4.
+A page is built in slices on the loop, one at a time and at most one a second, so neither a large
+cluster nor frequent requests delay sends. Collectors read what the services keep anyway; only the
+waiting time of sends is counted for them. Names are RocketMQ 5's where it has one (as in its
+Prometheus exporter, with the unit), else `batonmq_…`. Origin: BrokerMetricsManager and
+BatchSplittingMetricExporter in Java; Prometheus text format 0.0.4.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ Kind = Literal["counter", "gauge", "histogram"]
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 CONNECTIONS_MAX: Final = 32
 REQUEST_MAX: Final = 8_192
-"""Bytes of a request's head."""
+"""The largest head of a request, in bytes."""
 REQUEST_S: Final = 5.0
 ANSWER_S: Final = 30.0
 PAGE_S: Final = 1.0
-"""For so long a page is given again."""
+"""A page is reused for so long."""
 LINES_A_TURN: Final = 250
 STEPS_A_TURN: Final = 25
 LAG_LOOK_S: Final = 0.25
@@ -98,7 +97,7 @@ class MetricsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def labels(self) -> dict[str, str]:
-        """What every series carries beside the labels of its process."""
+        """The labels of every series, in addition to those of its process."""
         found = {}
         for pair in filter(None, (part.strip() for part in self.label.split(","))):
             name, colon, value = pair.partition(":")
@@ -109,7 +108,7 @@ class MetricsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Histogram:
-    """How many observations were at most so large, by bucket. Bounds are rising and inclusive."""
+    """Counts of observations by bucket. Bounds ascend and are inclusive."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -130,11 +129,11 @@ class Family:
         self.lines = [head]
 
     def add(self, value: float, **labels: str) -> None:
-        """One series. Beyond the limit it is counted as dropped instead."""
+        """Adds one series. Beyond the limit it is only counted as dropped."""
         self.add_as(label_text(labels), value)
 
     def add_as(self, labels: str, value: float) -> None:
-        """The same, with the text of its labels: several names may have the same ones."""
+        """As `add`, with prepared label text, which several families can share."""
         if self._left <= 0:
             self._page.dropped += 1
             return
@@ -142,7 +141,7 @@ class Family:
         self.line(self._name, labels, value)
 
     def line(self, name: str, labels: str, value: float) -> None:
-        # The plus makes a bool a number.
+        # The plus turns a bool into a number.
         self.lines.append(f"{name}{{{self._page.constant}{labels}}} {+value}\n")
 
 
@@ -154,19 +153,19 @@ class MetricsPage:
         self.series_max = series_max
         self.dropped = 0
         self.exporter_names = False
-        """Whether the names of rocketmq-exporter are wanted as well."""
+        """Whether to add the names of rocketmq-exporter."""
         self.families: dict[str, Family] = {}
         self.pace = Pace(STEPS_A_TURN)
 
     def family(self, name: str, kind: Kind, what: str) -> Family:
-        """Begins the series of a name; each name once."""
+        """Begins the family of a name; each name once."""
         assert name not in self.families, name
         family = Family(self, name, f"# HELP {name} {what}\n# TYPE {name} {kind}\n")
         self.families[name] = family
         return family
 
     def gauge(self, name: str, what: str, value: float, **labels: str) -> None:
-        """A name with one series."""
+        """Adds a family with one series."""
         self.family(name, "gauge", what).add(value, **labels)
 
     def counter(self, name: str, what: str, value: float, **labels: str) -> None:
@@ -190,40 +189,40 @@ class MetricsPage:
 
 @functools.cache
 def _release() -> str:
-    import importlib.metadata  # takes 10 ms, which a start has not
+    import importlib.metadata  # takes 10 ms: not at the start
 
     return importlib.metadata.version("batonmq")
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """As they stand behind the constant labels."""
+    """The text of labels, to follow the constant ones."""
     return "".join(f',{label}="{_escaped(text)}"' for label, text in labels.items())
 
 
 def _escaped(text: str) -> str:
-    # Names of topics and groups have none of these; most texts are left as they are.
+    # Names of topics and groups never need escapes, so most texts stay as they are.
     if "\\" in text or '"' in text or "\n" in text:
         return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     return text
 
 
 class MetricsSource(Protocol):
-    """A service that has figures."""
+    """A service that publishes metrics."""
 
     @property
     def labels(self) -> Mapping[str, str]: ...
 
     async def collect(self, page: MetricsPage) -> None:
-        """Adds its families. It steps `page.pace` where it walks over tables."""
+        """Adds its families to the page. Walks over tables must step `page.pace`."""
 
     def why_not_ready(self) -> Iterable[str]:
-        """Reasons in words why it cannot do its work yet; none if it can."""
+        """The reasons why it cannot serve yet; none if it can."""
         ...
 
 
 class Metrics:
-    """What one process publishes: at first of itself, and that it is not ready; what its services
-    add, they `show`."""
+    """The metrics of one process: its own, and those of the services added by `show`. Until then it
+    is not ready."""
 
     def __init__(self, config: MetricsConfig, node_type: str) -> None:
         self._config = config
@@ -241,11 +240,11 @@ class Metrics:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._open)
 
     def show(self, source: MetricsSource) -> None:
-        """Adds a service of this process; its labels are on every series."""
+        """Adds a service of this process; its labels are added to every series."""
         self._labels |= source.labels
         self._sources.append(source)
 
@@ -298,7 +297,7 @@ class Metrics:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _look(self, due_s: float) -> None:
-        """How late the loop is: every timer, and so every answer, is as late."""
+        """Measures how late timers of the loop, and so all answers, are."""
         now_s = boot_s()
         self._loop_lag.observe(max(0.0, now_s - due_s))
         loop = asyncio.get_running_loop()
@@ -339,7 +338,7 @@ class Metrics:
     async def _answer(self, path: bytes) -> tuple[str, str, list[bytes]]:
         if path == b"/metrics":
             return "200 OK", CONTENT_TYPE, await self.page()
-        if path == b"/livez":  # an answer at all shows that the loop turns
+        if path == b"/livez":  # any answer shows that the loop runs
             return "200 OK", "text/plain", [b"ok\n"]
         if path == b"/readyz":
             why = [reason for source in self._sources for reason in source.why_not_ready()]
@@ -351,7 +350,7 @@ class Metrics:
         return "404 Not Found", "text/plain", [b"/metrics, /livez and /readyz are here\n"]
 
     async def page(self) -> list[bytes]:
-        """The text of a scrape, in pieces. Requests that come while one is made share it."""
+        """The text of a page, in pieces. Concurrent requests share one page."""
         if self._page is None or (self._page.done() and boot_s() >= self._page_until_s):
             self._page = asyncio.create_task(self._build(), name="metrics-page")
         return await asyncio.shield(self._page)
@@ -380,7 +379,8 @@ class Metrics:
         return pieces
 
     def _of_process(self, page: MetricsPage) -> None:
-        """Under the names of Prometheus' own clients, and how late the loop is."""
+        """Metrics of the process by the names of Prometheus' clients, and the lateness of the
+        loop."""
         release = _release()
         page.gauge("batonmq_build_info", "always 1", 1, version=release)
         times = os.times()

@@ -1,7 +1,7 @@
-"""The password of the Raft port: a file that only the node's user can read. A process that has it
-may vote and write the log, so all nodes of a group have the same one. It is used without
-stretching, so it must be long. Frames are authenticated with it and a random number of each side,
-so recorded frames cannot be used again."""
+"""The password file of the Raft port, readable only by the node's user. A process that has the
+password may vote and write the log; all nodes of a group have the same. It is used without
+stretching, so it must be long. Frames are authenticated with it and random numbers of both sides,
+so recorded frames cannot be replayed."""
 
 import base64
 import os
@@ -34,7 +34,7 @@ class PasswordFileError(BatonError):
 
 
 def read_password(path: Path) -> bytes:
-    """Without white space around it. Raises PasswordFileError."""
+    """The password, without surrounding white space. Raises PasswordFileError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -59,7 +59,7 @@ def read_password(path: Path) -> bytes:
 def make_password(path: Path) -> None:
     """Writes 32 random bytes as text, mode 0600. Raises FileExistsError, never overwrites."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    disk.remove(temp)  # left by a killed process with this id
+    disk.remove(temp)  # left by a killed process with this pid
     fd = disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     try:
         os.fchmod(fd, _MODE)

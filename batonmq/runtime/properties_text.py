@@ -21,7 +21,7 @@ class SettingLine(NamedTuple):
 
 
 def parse_lines(text: str) -> list[SettingLine]:
-    """All settings in order, repeated keys included. As in Java, comments begin with `#` or `!`, a
+    """All settings in order, including repeated keys. As in Java, comments begin with `#` or `!`, a
     trailing backslash continues a line, and `=`, `:` or blanks separate key and value."""
     found: list[SettingLine] = []
     logical = ""
@@ -44,7 +44,7 @@ def parse_lines(text: str) -> list[SettingLine]:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """The last one of a repeated key counts."""
+    """Key -> value; the last one of a repeated key counts."""
     return {line.key: line.value for line in parse_lines(text)}
 
 
@@ -58,8 +58,7 @@ def dump_properties(settings: msgspec.Struct) -> str:
 
 
 def property_text(settings: Mapping[str, str]) -> str:
-    """`key=value` lines that read as these settings again, except for blanks at the
-    end of a value."""
+    """`key=value` lines that parse to these settings, except for blanks at the end of a value."""
     return "".join(
         f"{key.translate(_WRITTEN_IN_KEYS)}={_escaped(value)}\n" for key, value in settings.items()
     )

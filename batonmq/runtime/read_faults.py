@@ -1,10 +1,9 @@
-"""If a page of a map cannot be read the process ends; this notes which page it was.
+"""If a page of a memory map cannot be read, the process ends; this module notes which page it was.
 
-A bad sector, or a file that someone shortened, is SIGBUS. Python's handlers run later, in a thread
-that never gets past the load. So a C handler is set by ctypes: it runs in the faulting thread,
-finds the address in the list of maps, writes file and position into a note, and restores the
-handler before it (faulthandler's), which ends the process. Nothing is paid while every page can be
-read. Linux only.
+A bad sector or a shortened file causes SIGBUS. Python's handlers run later, in a thread that never
+gets past the load. So ctypes sets a C handler, which runs in the faulting thread, finds the address
+in the list of maps, writes file and position into a note, and restores the previous handler
+(faulthandler's), which ends the process. It costs nothing while all pages can be read. Linux only.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class ReadFault:
 
     @classmethod
     def read(cls, note: Path) -> ReadFault | None:
-        """What the note says; None if there is none or it is not complete."""
+        """Reads the note; None if it is missing or incomplete."""
         try:
             return cls(**json.loads(disk.read_bytes(note)))
         except FileNotFoundError:
@@ -62,11 +61,11 @@ class ReadFault:
             disk.close(fd)
 
 
-_kept: list[Any] = []  # C calls them for as long as the process lives
+_kept: list[Any] = []  # C may call them as long as the process lives
 
 
 def watch(note: Path) -> None:
-    """From now on a SIGBUS leaves its ReadFault in `note` before the process ends."""
+    """Makes each SIGBUS write its ReadFault to `note` before the process ends."""
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return
     libc = ctypes.CDLL(None)
@@ -78,7 +77,7 @@ def watch(note: Path) -> None:
         fault = _locate(address)
         if fault is not None:
             fault.write(note)
-        # The load is repeated on return and faults again, now with the former handler.
+        # On return the load is repeated and faults again, with the previous handler.
 
     handler = _Handler(on_fault)
     pointer = ctypes.cast(handler, ctypes.c_void_p)

@@ -1,6 +1,6 @@
-"""Settings that admin requests read and change while a server runs, kept over a restart. Only keys
-that take effect at once may be changed: the sections are changed in place. Changes are kept as
-property text and override the file's values at the next start."""
+"""Settings that admin requests read and change while a server runs. Only keys that take effect at
+once may be changed; the sections are changed in place. Changes are stored as property text and
+override the file's values at the next start."""
 
 import asyncio
 import logging
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=msgspec.Struct)
 
-TEXT_SIZE_MAX: Final = 32 * 1024  # Of one request; all settings of a server are a tenth of it.
+TEXT_SIZE_MAX: Final = 32 * 1024  # of one request; all settings of a server need a tenth of it
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """`keys` may be changed; `black_list` may not be named, which `remark` answers, with `{key}`
-    for the first of them. `path`: where changes are kept; None: nowhere. Unknown keys are ignored,
-    as in Java, unless `refuses_unknown`; those in `without_effect` are reported."""
+    """`keys` may be changed. Requests with keys in `black_list` are refused with `remark`, where
+    `{key}` is the first of them. `path`: where changes are stored; None: nowhere. Unknown keys are
+    ignored, as in Java, unless `refuses_unknown`; those in `without_effect` are reported."""
 
     keys: frozenset[str]
     black_list: frozenset[str]
@@ -45,8 +45,8 @@ class ChangeRules:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A checked change: section -> new values of its fields, and what is kept of it.
-    `without_effect`: keys of RocketMQ that mean nothing here, sorted."""
+    """A checked change: section -> new values of its fields, and the text to store.
+    `without_effect`: RocketMQ's keys that have no effect here, sorted."""
 
     values: list[tuple[msgspec.Struct, dict[str, Any]]]
     kept: dict[str, str]
@@ -60,8 +60,8 @@ class SettingChange:
 
 
 class RuntimeSettings(Generic[C]):
-    """`current` is in force, as are the other sections; `on_change(current)` follows
-    each change."""
+    """`current` and the other sections are in force; `on_change(current)` is called after each
+    change."""
 
     def __init__(self, config: C, rules: ChangeRules, *more: msgspec.Struct) -> None:
         self.current = config
@@ -73,7 +73,8 @@ class RuntimeSettings(Generic[C]):
         self._set_log_level()
 
     def load(self) -> None:
-        """Applies kept changes over the file's values. Raises ValueError that names a bad file."""
+        """Applies stored changes over the file's values. Raises ValueError that names a bad
+        file."""
         path = self._rules.path
         if path is None or not path.exists():
             return
@@ -88,9 +89,9 @@ class RuntimeSettings(Generic[C]):
         log.info("kept_settings_loaded path=%s keys=%s", path, ",".join(sorted(kept)))
 
     async def update(self, body: bytes) -> SettingChange:
-        """Changes the settings of a property text, all or none, once they are on disk. Raises
+        """Stores the settings of a property text, then applies them, all or none. Raises
         BrokerRefusal: NO_PERMISSION for a key that may not be changed, INVALID_PARAMETER for an
-        unknown one, SYSTEM_ERROR for a bad body or value and for a failed write."""
+        unknown key, SYSTEM_ERROR for a bad body or value and for a failed write."""
         if len(body) > TEXT_SIZE_MAX:
             why = f"the settings have {len(body)} bytes, allowed are {TEXT_SIZE_MAX}"
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, why)
@@ -112,7 +113,7 @@ class RuntimeSettings(Generic[C]):
         return change
 
     def plan(self, text: str) -> SettingChange:
-        """What a text of settings would change; raises as `update` does."""
+        """The change that a property text would make. Raises as `update`."""
         wanted = parse_properties(text)
         for key in sorted(wanted.keys() & self._rules.black_list):
             raise BrokerRefusal(ResponseCode.NO_PERMISSION, self._rules.remark.format(key=key))
@@ -138,7 +139,7 @@ class RuntimeSettings(Generic[C]):
         return replace(self._planned(changed), without_effect=tuple(sorted(without_effect)))
 
     def apply(self, change: SettingChange) -> None:
-        """Puts it in force."""
+        """Puts a change in force."""
         for section, values in change.values:
             for name, value in values.items():
                 msgspec.structs.force_setattr(section, name, value)
@@ -154,7 +155,7 @@ class RuntimeSettings(Generic[C]):
             logging.getLogger().setLevel(level)
 
     def keep(self, change: SettingChange) -> None:
-        """Makes it outlast a restart, from any thread. Raises OSError."""
+        """Stores a change, so that it survives a restart; from any thread. Raises OSError."""
         if self._rules.path is not None and change.kept:
             kept = self._kept | change.kept
             text = property_text(dict(sorted(kept.items())))

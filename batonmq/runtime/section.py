@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 LogLevel = Literal["", "DEBUG", "INFO", "WARNING", "ERROR"]
-"""Empty: as `--log-level` says."""
+"""Empty: by `--log-level`."""
 LogFormat = Literal["text", "json"]
 Ranges = Mapping[str, tuple[int, int | None]]
 """Field -> (least, most) allowed; None: no upper limit."""
@@ -20,9 +20,9 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     RANGES: ClassVar[Ranges] = {}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
-    """Fields for keys of RocketMQ that are read, kept and shown but change nothing here."""
+    """Fields for RocketMQ's keys that are read and shown, but have no effect here."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
-    """Other spellings of keys -> the key."""
+    """Other spelling of a key -> the key."""
     NO_LONGER_USED: ClassVar[frozenset[str]] = frozenset()  # Keys of an earlier version, ignored.
 
     def __post_init__(self) -> None:

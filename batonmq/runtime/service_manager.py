@@ -1,8 +1,8 @@
-"""What a server reports to its service manager: sd_notify, as systemd and `batonmq up` use it.
-`READY=1` once it serves, `STOPPING=1` when it ends, `WATCHDOG=1` several times within
-WATCHDOG_USEC. The last comes from the loop: if the loop hangs, the manager ends the process.
-Nothing here fails or waits. A manager may also hold the listening sockets (LISTEN_FDS), so that
-connections wait in the queue while the server is away."""
+"""Reports to the service manager by sd_notify, for systemd and `batonmq up`. `READY=1` once it
+serves, `STOPPING=1` when it ends, `WATCHDOG=1` several times within WATCHDOG_USEC. The watchdog is
+fed from the loop: if the loop hangs, the manager ends the process. Nothing here fails or blocks. A
+manager may also hold the listening sockets (LISTEN_FDS), so that connections wait in the queue
+while the server is away."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LISTEN_FDS_START: Final = 3
 READY: Final = b"READY=1"
 STOPPING: Final = b"STOPPING=1"
 WATCHDOG: Final = b"WATCHDOG=1"
-FEEDS: Final = 4  # How often it reports within the time-out: a few may be late.
+FEEDS: Final = 4  # reports per watchdog period, since some may be late
 
 
 class ServiceManager:

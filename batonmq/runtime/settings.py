@@ -1,7 +1,7 @@
-"""Reads a configuration file into one typed struct per section, or names what is wrong in it.
-Order: defaults, the file, `BATONMQ_SECTION__KEY` of the environment. Keys are RocketMQ's, in
-camelCase; case does not matter in the environment. Unknown keys are refused: an operator would
-believe a mistyped key to be in force. Keys in NO_LONGER_USED get a warning."""
+"""Reads a configuration file into one typed struct per section, or reports what is wrong. Later
+sources override earlier ones: defaults, the file, `BATONMQ_SECTION__KEY` in the environment. Keys
+are RocketMQ's, in camelCase; in the environment case does not matter. Unknown keys are errors, so
+that no mistyped key is believed to be in force. Keys in NO_LONGER_USED give a warning."""
 
 import difflib
 import logging
@@ -33,7 +33,7 @@ class _Setting(NamedTuple):
 
 
 SECRET: Final = re.compile("password|credentials|AuthenticationUser|ExporterHeader", re.IGNORECASE)
-"""In keys whose values no error shows."""
+"""Errors do not show the values of keys that match."""
 # section -> key -> setting
 _Found = dict[str, dict[str, _Setting]]
 
@@ -45,9 +45,9 @@ def load_settings(
     environ: Mapping[str, str],
     without_effect: Set[str] = frozenset(),
 ) -> dict[str, msgspec.Struct]:
-    """A struct for each of `sections`. `path` None: environment and defaults only. A .yaml or .yml
-    file is YAML; any other is RocketMQ's property text, where a key belongs to every section that
-    has it, and those of `without_effect` get a warning. Raises ConfigError, and OSError if the file
+    """Returns a struct for each of `sections`. `path` None: environment and defaults only. A .yaml
+    or .yml file is YAML. Any other is RocketMQ's property text: a key belongs to every section that
+    has it, and keys in `without_effect` give a warning. Raises ConfigError, and OSError if the file
     cannot be read."""
     found: _Found = {section: {} for section in sections}
     if path is not None:
@@ -103,7 +103,7 @@ def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, st
 def _cross_field(
     section: str, found: Mapping[str, tuple[Any, str]], error: ValueError
 ) -> ConfigError:
-    """The error of `__post_init__`, with the place of the first setting that it names."""
+    """The error of a `__post_init__`, located at the first setting that it names."""
     text = str(error)
     named = [key for key in found if key in text]
     if not named:
@@ -227,7 +227,7 @@ def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Fo
         section_text, _, key_text = name.removeprefix(ENVIRONMENT_PREFIX).partition("__")
         section = by_name.get(section_text.lower())
         if section is None:
-            # A section of another process on the same machine.
+            # For another process on the same machine.
             continue
         keys = {key.lower(): key for key in _keys(sections[section])}
         key = keys.get(key_text.lower())
@@ -256,7 +256,7 @@ def _key(name: str, kind: type[msgspec.Struct]) -> str:
 
 
 def _is_no_longer_used(key: str, kind: type[msgspec.Struct], where: str) -> bool:
-    """Logs it if so. Case does not matter, as in the environment."""
+    """Returns whether the key is no longer used, and logs it. Case does not matter."""
     if key.lower() not in map(str.lower, getattr(kind, "NO_LONGER_USED", ())):
         return False
     log.warning("setting_no_longer_used key=%s where=%s", key, where)
@@ -264,8 +264,8 @@ def _is_no_longer_used(key: str, kind: type[msgspec.Struct], where: str) -> bool
 
 
 def unknown_key(section: str, key: str, known: Mapping[str, Set[str]]) -> str:
-    """What is said of an unknown key: the nearest one of its section, or else of another one of
-    `known`, which has the keys of each section. Not all of them: there are hundreds."""
+    """The error text for an unknown key: suggests the nearest key of its section, else of another
+    one. `known`: the keys of each section."""
     if near := _nearest(key, known.get(section, ())):
         return f"unknown key, did you mean {near}?"
     for other, keys in known.items():
@@ -300,7 +300,7 @@ def _shape(value: Any, kind: Any) -> Any:
 
 
 def describe_kind(kind: Any) -> str:
-    """Which values a setting of this type takes, in words."""
+    """The values that a setting of this type takes, as a text."""
     info = msgspec.inspect.type_info(kind)
     return _describe_info(info)
 

@@ -1,12 +1,12 @@
 """TCP sockets: options, who listens on a port, and the order in which a killed process closes.
 
-After a cut link TCP retransmits at growing intervals for a quarter of an hour. With a limit for
-unacknowledged bytes the connection fails instead, and a new one can be made. /proc names the
-listeners of this machine, for people and for tools.
+After a cut link TCP retransmits at growing intervals for 15 minutes. With a limit for
+unacknowledged bytes the connection fails earlier, and a new one can be made. Error texts name the
+process that holds a port, from /proc.
 
 The kernel closes a killed process's descriptors one by one, the highest first. With 9,000
-connections that takes 250 ms or more, so a peer at a low descriptor notices the death late. So the
-sockets that report a death get high descriptors (`LowDescriptors`).
+connections that takes 250 ms or more, so the peer of a low descriptor notices late. So sockets
+whose end must be noticed early get high descriptors (`LowDescriptors`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BACKLOG: Final = 1024  # How many connections wait until they are accepted.
+BACKLOG: Final = 1024  # how many connections may wait until they are accepted
 
 _LISTEN: Final = "0A"
 _COMMAND_CHARS_MAX: Final = 120
 
 HELD_MAX: Final = 12_288
-_SHARE: Final = 1 / 2  # Of the descriptors that this process may have.
+_SHARE: Final = 1 / 2  # of the descriptors that this process may have
 
 _IP = (socket.AF_INET, socket.AF_INET6)
 
 
 def limit_unacknowledged(sock: socket.socket, limit_ms: int) -> None:
-    """The connection fails once sent bytes are unacknowledged for `limit_ms`."""
+    """Makes the connection fail once sent bytes are unacknowledged for `limit_ms`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
 
 
@@ -63,7 +63,7 @@ def keep_alive(sock: socket.socket, *, every_s: int, failures: int) -> None:
 
 
 def name_senders(sock: socket.socket) -> None:
-    """The kernel names the sender of each datagram of a Unix socket (SCM_CREDENTIALS)."""
+    """Lets the kernel name the sender of each datagram of a Unix socket (SCM_CREDENTIALS)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
 
@@ -73,7 +73,7 @@ def descriptors_allowed() -> int:
 
 
 def descriptors_in_use() -> int:
-    """About how many are in use: a new one gets the lowest free number."""
+    """Roughly how many descriptors are in use: a new one gets the lowest free number."""
     try:
         descriptor = os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 0)
     except OSError:
@@ -121,7 +121,7 @@ def hang_up(peer: str, descriptor: int) -> None:
     """Ends a connection whose socket a library owns; without effect if the descriptor
     was reused."""
     with contextlib.suppress(OSError):
-        held = os.dup(descriptor)  # from here on the number means the same socket
+        held = os.dup(descriptor)  # from here on this is certainly the same socket
         sock = socket.socket(fileno=held)
         with sock:
             if plain_address(*sock.getpeername()[:2]) == peer:
@@ -163,7 +163,7 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def without_delay(sock: socket.socket) -> None:
-    """Small writes leave at once."""
+    """Sends small writes at once (TCP_NODELAY)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
@@ -210,7 +210,7 @@ def listening_as(what: str, port: int) -> Iterator[None]:
 
 
 def holder_of(port: int) -> str:
-    """Which process listens on a port, in words; "" if none is seen."""
+    """The process that listens on a port, as a text; "" if none is visible."""
     inodes = _listening("thread-self", port)
     if not inodes:
         return ""
@@ -264,8 +264,7 @@ def _command(folder: Path) -> str:
 
 
 class LowDescriptors:
-    """Holds all low free descriptors until `free`, so that sockets opened meanwhile get higher
-    ones."""
+    """Occupies all low free descriptors until `free`, so that new sockets get higher ones."""
 
     def __init__(self) -> None:
         limit = min(HELD_MAX, int(descriptors_allowed() * _SHARE))
@@ -278,7 +277,7 @@ class LowDescriptors:
             while descriptor < limit:
                 descriptor = os.dup(descriptor)
                 self._held.append(descriptor)
-        except OSError:  # only a help: who needs a descriptor comes first
+        except OSError:  # optional: other uses of descriptors come first
             self.free()
 
     def free(self) -> None:

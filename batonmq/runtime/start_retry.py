@@ -1,4 +1,4 @@
-"""A start on a full disk waits for disk space and ends nothing (R45)."""
+"""A start on a full disk waits for disk space instead of failing (R45)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ SPACE_POLL_S: Final = 1.0
 
 
 class StartRetry:
-    """`missing`: what found no disk space, in words; "" if nothing. `where`: for errors without a
-    path."""
+    """`missing`: what found no disk space, as a text; "" if nothing did. `where`: for errors
+    without a path."""
 
     def __init__(self, where: Path) -> None:
         self.missing = ""
         self._where = where
 
     def note(self, error: OSError) -> bool:
-        """Whether `error` was a lack of disk space; then the caller repeats the step."""
+        """Notes an error; returns whether it was a lack of disk space, so that the step must be
+        repeated."""
         if not disk.is_short(error):
             return False
         missing = f"{error.filename or self._where}: {error.strerror}"
@@ -36,8 +37,8 @@ class StartRetry:
         return True
 
     async def wait(self, step: Callable[[], Awaitable[T]]) -> T:
-        """The result of `step`, repeated from its beginning while the disk is full. Raises its
-        other errors."""
+        """Returns the result of `step`, which is repeated while the disk is full. Raises its other
+        errors."""
         while True:
             try:
                 result = await step()
@@ -51,8 +52,8 @@ class StartRetry:
 
 
 class InOrder(Generic[T]):
-    """Does one thing after the other with `do`. What finds no disk space is tried again, and all
-    later things wait. Another disk error goes to `failed`, and the later things are dropped."""
+    """Carries out items with `do`, in order. Without disk space an item is repeated, and later ones
+    wait. Any other disk error is passed to `failed`, and later items are dropped."""
 
     def __init__(
         self, do: Callable[[T], None], space: StartRetry, failed: Callable[[OSError], None]

@@ -1,10 +1,10 @@
-"""The keys and certificates of one process: the `tls:` section, and TLS contexts that follow the
-files.
+"""The keys and certificates of one process: the `tls:` section, and TLS contexts that are reloaded
+with the files.
 
-Ports for clients (remoting) and ports between nodes (HA, gRPC, Raft) each have a mode: `disabled`,
-`permissive` (plain and TLS, known by the first byte) or `enforcing`. Between nodes both sides show
-a certificate. A changed file counts for new connections; a file that is no good is refused, and
-what was there stays. Origin: Java TlsSystemConfig, TlsHelper.
+Ports for clients (remoting) and ports between nodes (HA, gRPC, Raft) have a mode each: `disabled`,
+`permissive` (plain or TLS, by the first byte) or `enforcing`. Between nodes both sides show a
+certificate. A changed file is used for new connections; if it is unusable, the former one stays.
+Origin: Java TlsSystemConfig, TlsHelper.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODES: Final[tuple[Mode, ...]] = ("disabled", "permissive", "enforcing")
 POLL_S: Final = 2.0
 PEERS_SHOWN: Final = 20
 _SUITES: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2: forward secrecy and authenticated encryption. TLS 1.3 has no others."""
+"""For TLS 1.2: only forward secrecy and authenticated encryption, as always in TLS 1.3."""
 DAY_MS: Final = 86_400_000
 
 
@@ -61,7 +61,7 @@ class TlsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class TlsError(BatonError):
-    """A key or certificate that cannot be used: the file, and why."""
+    """An unusable key or certificate: the file, and why."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
@@ -90,16 +90,16 @@ class TlsConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
     server_mode: Mode = "disabled"
     node_mode: Literal["", "disabled", "permissive", "enforcing"] = ""
-    """Of HA, gRPC and Raft; empty: as serverMode."""
+    """For HA, gRPC and Raft; empty: as serverMode."""
     server_cert_path: str = ""
     server_key_path: str = ""
     server_key_password: str = ""
     server_trust_cert_path: str = ""
     server_need_client_auth: Literal["none", "optional", "require"] = "none"
-    """On ports for clients. A certificate that is shown is always checked."""
+    """For ports for clients. A certificate that a client shows is always checked."""
     server_auth_client: bool = True
     tls_enable: bool | None = None
-    """Whether this process dials with TLS; None: if one of its modes is enforcing."""
+    """Whether this process connects with TLS; None: if one of its modes is enforcing."""
     tls_test_mode_enable: bool = False
     client_cert_path: str = ""
     client_key_path: str = ""
@@ -107,7 +107,7 @@ class TlsConfig(Section, frozen=True, kw_only=True, rename="camel"):
     client_trust_cert_path: str = ""
     client_auth_server: bool = True
     client_check_host: bool = True
-    """Whether the certificate of a server must name the host that was dialled."""
+    """Whether a server's certificate must name the host to which this process connects."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,8 +157,8 @@ class TlsConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
-    """How a client dials with TLS. Paths of PEM files. `trust_cert_path` empty: the authorities of
-    this machine. `cert_path` and `key_path`: where servers ask for a certificate."""
+    """How a client connects with TLS. Paths of PEM files. `trust_cert_path` empty: the authorities
+    of this machine. `cert_path` and `key_path`: for servers that ask for a certificate."""
 
     trust_cert_path: str = ""
     cert_path: str = ""
@@ -234,7 +234,7 @@ Names = Collection[str]
 
 
 def node_names(peercert: Mapping[str, Any] | None) -> Names:
-    """The nodes that a certificate of `ssl` names; none without one."""
+    """The node names in a peer certificate of `ssl`; none without one."""
     found = (peercert or {}).get("subjectAltName", ())
     return names_in([value for kind, value in found if kind == "URI"])
 
@@ -244,8 +244,8 @@ def names_in(uris: Iterable[str]) -> Names:
 
 
 def acts_as_broker(names: Names, broker_name: str) -> bool:
-    """Whether a certificate may act as a replica of that broker group. One that names no node, of
-    an authority of one's own, is not bound."""
+    """Whether a certificate may act as a replica of that broker group. A certificate without node
+    names (of an operator's own authority) may act as any."""
     return not names or any(name.split("/")[:2] == ["broker", broker_name] for name in names)
 
 
@@ -254,7 +254,7 @@ def refused_names(names: Names) -> str:
 
 
 def acts_as(names: Names, role: str) -> bool:
-    """The same for any node of a role: `controller`, `admin`."""
+    """As `acts_as_broker`, for any node of a role: `controller`, `admin`."""
     return not names or any(name.partition("/")[0] == role for name in names)
 
 
@@ -289,7 +289,7 @@ class PortTls:
     context: Callable[[], ssl.SSLContext]
     dial: Callable[[], ssl.SSLContext | None]
     admits: Callable[[Names], bool] = lambda names: True
-    """Whether a peer whose certificate has these names may be at the other end."""
+    """Whether a peer whose certificate has these node names is accepted."""
     peers: OpenPeers = field(default_factory=OpenPeers)
 
     @property
@@ -302,14 +302,14 @@ _HELLO: Final = b"\x16\x03"
 
 
 def is_hello(first: bytes) -> bool | None:
-    """Whether a connection begins with a TLS handshake; None: more bytes are needed to tell."""
+    """Whether a connection begins with a TLS handshake; None: more bytes are needed."""
     if len(first) < 3 and _HELLO.startswith(first[:2]):
         return None
     return first.startswith(_HELLO) and 1 <= first[2] <= 4
 
 
 class TlsBytes:
-    """TLS of a connection whose socket a library owns: bytes in, bytes out. Not thread-safe."""
+    """TLS for a connection whose socket a library owns: bytes in, bytes out. Not thread-safe."""
 
     def __init__(
         self,
@@ -330,8 +330,8 @@ class TlsBytes:
             self.feed(b"")
 
     def feed(self, data: bytes) -> bytes:
-        """Takes what came; returns what it says in the clear. Raises ssl.SSLError; what `to_send`
-        then has is for the peer all the same."""
+        """Takes received bytes; returns decrypted ones. Raises ssl.SSLError; then `to_send` must
+        still be sent."""
         self._incoming.write(data)
         plain = []
         try:
@@ -350,7 +350,7 @@ class TlsBytes:
         return b"".join(plain)
 
     def write(self, plain: bytes) -> None:
-        """What is written before the handshake has ended waits for it."""
+        """Encrypts `data`; before the end of the handshake it is kept until then."""
         if not self._ready:
             self._early += plain
         elif plain:
@@ -371,14 +371,14 @@ def pem_of(client: ClientTls) -> tuple[bytes, bytes, bytes]:
 
 
 class Dialling(Protocol):
-    """What a dial asks: the context for the next connection, None: without TLS."""
+    """Gives the TLS context for the next outgoing connection; None: without TLS."""
 
     @property
     def dials(self) -> ssl.SSLContext | None: ...
 
 
 class DialTls:
-    """A client's: read once. Raises TlsError."""
+    """The context of a client; files are read once. Raises TlsError."""
 
     def __init__(self, client: ClientTls) -> None:
         self.dials: ssl.SSLContext | None = client_context(client)
@@ -395,9 +395,9 @@ class _Loaded:
 
 
 class Tls:
-    """The certificates of one process. `check` returns when its own ends (ms since 1970, 0 without
-    one), or raises TlsError: `authority.check_certificate`. Raises TlsError if they cannot be
-    used."""
+    """The certificates of one process. `check` (`authority.check_certificate`) returns when the own
+    one expires (ms since 1970, 0 without one), or raises TlsError. Raises TlsError if they are
+    unusable."""
 
     def __init__(self, config: TlsConfig, check: Callable[[TlsConfig], int]) -> None:
         self.config = config
@@ -406,9 +406,9 @@ class Tls:
         self._stamp = self._stamp_now()
         self._timer: asyncio.TimerHandle | None = None
         self.version = 1
-        """Grows with each change of the files that was taken."""
+        """Grows with each reload."""
         self.refusal = ""
-        """Why the files as they are now are not in force."""
+        """Why the present files are not in force; "" if they are."""
         self.peers = OpenPeers()
 
     @property
@@ -432,12 +432,12 @@ class Tls:
         )
 
     def for_replicas(self, broker_name: str) -> PortTls:
-        """The HA port of a broker group, for its own replicas only."""
+        """The TLS of a broker group's HA port, for its own replicas only."""
         return replace(self.for_raft, admits=lambda names: acts_as_broker(names, broker_name))
 
     @property
     def dials(self) -> ssl.SSLContext | None:
-        """For the next connection that this process dials; None: plain."""
+        """The context for the next outgoing connection; None: plain."""
         return self._loaded.dials
 
     @property
@@ -465,11 +465,11 @@ class Tls:
 
     @property
     def ends_ms(self) -> int:
-        """When this process's certificate ends, ms since 1970; 0 without one."""
+        """When this process's certificate expires, ms since 1970; 0 without one."""
         return self._loaded.ends_ms
 
     def watch(self) -> None:
-        """Looks at the files every two seconds, until `close`."""
+        """Checks the files for changes every two seconds, until `close`."""
         self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll)
 
     def close(self) -> None:
@@ -482,7 +482,7 @@ class Tls:
         self.watch()
 
     def reload(self) -> bool:
-        """Takes the files as they are now. False: they are no good, and what was there stays."""
+        """Reloads the files. Returns False if they are unusable; then the former ones stay."""
         self._stamp = self._stamp_now()
         try:
             self._loaded = self._load()
@@ -546,7 +546,7 @@ class Tls:
 
 
 def dial_settings(config: TlsConfig) -> ClientTls:
-    """How a process with this section dials."""
+    """How a process with this section connects."""
     own = config.client_cert_path or config.client_key_path
     return ClientTls(
         trust_cert_path=config.client_trust_cert_path or config.server_trust_cert_path,

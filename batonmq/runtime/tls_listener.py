@@ -1,9 +1,9 @@
-"""Listens at a port that takes TLS. The first byte of a connection is looked at, not read: 0x16
-begins a TLS handshake, and no plain frame (its length would be 369 MB). Then the loop gets the
-socket, so a plain connection has no layer more than at a port without TLS.
+"""Listens on a port that accepts TLS. The first byte of a connection is peeked: 0x16 begins a TLS
+handshake, and cannot begin a plain frame (its length would be 369 MB). Then the loop gets the
+socket, so a plain connection has no extra layer.
 
-Until a peer has shown its first byte and ended its handshake it is unproven: it has PROVE_S, and
-there are UNPROVEN_MAX places (R58). Origin: Java HandshakeHandler of NettyRemotingServer.
+Until a peer has sent its first byte and ended its handshake it is unproven: it has PROVE_S for
+that, and there are UNPROVEN_MAX places (R58). Origin: Java HandshakeHandler of NettyRemotingServer.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ async def listen(
     held: socket.socket | None = None,
     unproven_max: int | None = None,
 ) -> Listening:
-    """Listens on `host` and `port`, or on the socket `held`. `unproven_max`: places for strangers,
-    None: UNPROVEN_MAX. Raises OSError."""
+    """Listens on `host` and `port`, or on the socket `held`. `unproven_max`: places for unproven
+    peers; None: UNPROVEN_MAX. Raises OSError."""
     loop = asyncio.get_running_loop()
     if tls is None or tls.mode == "disabled":
         where: dict[str, Any] = {"host": host, "port": port} if held is None else {"sock": held}
@@ -122,7 +122,7 @@ class TlsListener:
         try:
             first = await arrival.first_byte(self._loop)
             if not first or arrival.ended:
-                # A health check that only connects is no news.
+                # A health check that only connects is not logged.
                 if arrival.ended and arrival.ended != too_late:
                     self._refuse(arrival, arrival.ended)
                 return
@@ -160,7 +160,7 @@ class TlsListener:
             )
 
     def close(self) -> None:
-        """Accepts nothing more, and ends what is not proven."""
+        """Stops accepting, and ends unproven connections."""
         if self._closed:
             return
         self._closed = True
@@ -176,7 +176,7 @@ class TlsListener:
 
 
 class _Arrival:
-    """A connection that is not proven yet. `ended`: why it was given up."""
+    """An unproven connection. `ended`: why it was given up."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.sock = sock
@@ -184,7 +184,7 @@ class _Arrival:
         self.ended = ""
 
     def end(self, reason: str) -> None:
-        """Wakes whoever reads; the descriptor stays its owner's."""
+        """Shuts the socket down, which wakes its reader; the owner still closes it."""
         self.ended = self.ended or reason
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -192,7 +192,7 @@ class _Arrival:
             pass  # it is gone
 
     async def first_byte(self, loop: asyncio.AbstractEventLoop) -> bytes:
-        """Empty at the end of the connection. Raises OSError."""
+        """Peeks the first byte; empty at the end of the connection. Raises OSError."""
         while True:
             try:
                 return self.sock.recv(1, socket.MSG_PEEK)

@@ -1,6 +1,7 @@
-"""Long work, a slice in each turn of the loop: heartbeats and acks wait behind it. Nothing that
-grows with the number of queues, topics, groups or connections may run in one turn; one C call over
-a whole table counts as one step. `store/background` has slices with a pause between."""
+"""Runs long work in slices, one per turn of the loop, because heartbeats and acks wait for each
+turn. Nothing that grows with the number of queues, topics, groups or connections may run in one
+turn; one C call over a whole table counts as one step. `store/background` has slices with
+pauses."""
 
 from __future__ import annotations
 
@@ -11,39 +12,39 @@ from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 256  # Steps per turn, of about 10 µs each.
+AT_ONCE: Final = 256  # steps per turn, of about 10 µs each
 GATHERED_AT_ONCE: Final = 64
 
 
 class Pace:
-    """Counts the steps of one piece of work, over any number of its loops."""
+    """Counts the steps of one piece of work, which may have several loops."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = self._left = at_once
 
     async def step(self, count: int = 1) -> None:
-        """`count` steps are done; after every `at_once` of them the loop gets a turn."""
+        """Counts `count` steps; after every `at_once` the loop gets a turn."""
         self._left -= count
         if self._left <= 0:
             self._left = self._at_once
             await asyncio.sleep(0)
 
     async def through(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """The items, each a step."""
+        """Yields the items, a step each."""
         for item in items:
             yield item
             await self.step()
 
 
 def in_turns(items: Iterable[T], at_once: int = AT_ONCE) -> AsyncIterator[T]:
-    """The items, with a turn for the loop after every `at_once`."""
+    """Yields the items, with a turn for the loop after every `at_once`."""
     return Pace(at_once).through(items)
 
 
 async def gather_some(
     works: Iterable[Coroutine[Any, Any, T]], at_once: int = GATHERED_AT_ONCE
 ) -> list[T]:
-    """The results in order; `at_once` run at a time. Raises the first error."""
+    """Awaits all, `at_once` at a time; returns the results in order. Raises the first error."""
     left = iter(works)
     results: list[T] = []
     while some := list(islice(left, at_once)):
@@ -52,8 +53,8 @@ async def gather_some(
 
 
 async def gather_apart(lots: Iterable[Iterable[Coroutine[Any, Any, T]]]) -> list[T]:
-    """The results, lot by lot. The lots run side by side, each as in `gather_some`, so one that
-    waits delays no other. Raises the first error, which ends all."""
+    """Runs several lots concurrently, each as in `gather_some`, so that a slow lot delays no other.
+    Returns all results, lot by lot. Raises the first error, which ends all."""
     tasks = [asyncio.ensure_future(gather_some(lot)) for lot in lots]
     try:
         return [result for lot in await asyncio.gather(*tasks) for result in lot]
@@ -63,7 +64,7 @@ async def gather_apart(lots: Iterable[Iterable[Coroutine[Any, Any, T]]]) -> list
 
 
 async def result_of(work: Generator[object, None, T]) -> T:
-    """What `work` returns, a step of it per turn."""
+    """Runs the generator `work`, a step per turn; returns its result."""
     while True:
         try:
             next(work)
@@ -79,7 +80,7 @@ async def in_slices(step: Callable[[], bool]) -> None:
 
 
 def for_each(items: Iterable[T], act: Callable[[T], object], at_once: int = AT_ONCE) -> None:
-    """Calls `act` with each item: `at_once` now, as many in each of the next turns."""
+    """Calls `act` with each item: `at_once` now, and as many in each of the next turns."""
     left = iter(items)
 
     def some() -> bool:

@@ -42,13 +42,14 @@ class UserAdmin:
         await self._at_masters(RequestCode.AUTH_DELETE_USER, {"username": name}, f"user {name}")
 
     async def rotate(self, name: str, secret: str, old_until_ms: int = 0) -> None:
-        """A second secret; the old one counts until that time (wall clock), 0: until `finish`.
-        Raises ResponseError."""
+        """Adds a second secret. The old one stays valid until `old_until_ms` (wall clock; 0: until
+        `end_rotation`). Raises ResponseError."""
         more = {"step": "begin", "until": str(old_until_ms)}
         await self._rotation(name, more, UserInfo(password=secret).encode())
 
     async def end_rotation(self, name: str, *, keep_new: bool) -> None:
-        """One secret is left. Without a rotation it changes nothing. Raises ResponseError."""
+        """Keeps only one of the two secrets. Without a rotation it changes nothing. Raises
+        ResponseError."""
         await self._rotation(name, {"step": "finish" if keep_new else "cancel"})
 
     async def _rotation(self, name: str, more: dict[str, str], body: bytes = b"") -> None:
