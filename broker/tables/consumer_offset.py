@@ -38,7 +38,7 @@ from msgspec.structs import replace
 
 from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.broker.tables.offset_resets import OffsetResets, Running
-from batonmq.broker.tables.old_positions import Deletions, OldPositions
+from batonmq.broker.tables.old_positions import Deletions, OldPositions, Received
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     DataVersion,
@@ -123,12 +123,15 @@ class _Keys:
 
 
 class OffsetTable(ConsumerOffsetSerializeWrapper):
-    """With members that Java leaves out: `topics` and `end` of `Deletions`, and `OffsetResets`."""
+    """With members that Java leaves out: `topics` and `end` of `Deletions`, `OffsetResets`, and
+    `end` and `lacks` of `Received`."""
 
     baton_deleted: dict[str, int] = msgspec.field(default_factory=dict)
     baton_deleted_end: int = 0
     baton_resets: Running = msgspec.field(default_factory=dict)
     baton_resets_end: int = 0
+    baton_received_end: int = 0
+    baton_unreceived: dict[str, list[int]] = msgspec.field(default_factory=dict)
 
 
 class ConsumerOffsetManager(ConfigManager[OffsetTable]):
@@ -140,9 +143,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._table: dict[str, dict[int, int]] = {}
         self._keys = _Keys()
         self._commits = 0
-        # What the master sent last, and up to where it had carried out the log then.
-        self._received: Mapping[str, Mapping[int, int]] = {}
-        self._received_end = 0
+        self._received = Received()
         self._deletion_due = False
         self._old = OldPositions()
         self.deletions = Deletions()
@@ -164,6 +165,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         counted = self.deletions
         counted.topics, counted.loaded_end = body.baton_deleted, body.baton_deleted_end
         counted.loaded_epoch = self.master_epoch
+        if body.baton_received_end > counted.loaded_end:
+            end, lacks = body.baton_received_end, body.baton_unreceived
+            self._received = Received.loaded(self._table, end, self.master_epoch, lacks)
         self._dirty = False
 
     # Reading.
@@ -239,6 +243,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             baton_deleted_end=self.deletions.end,
             baton_resets=self.resets.copied(),
             baton_resets_end=self.resets.end,
+            baton_received_end=self._received.end,
+            baton_unreceived=dict(self._received.lacks),
         )
 
     # Changing.
@@ -319,15 +325,18 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         # A start reads this record again, and the file has newer commits than the record.
         if self.deletions.in_loaded_file(record_end):
             return
+        received = self._received
+        is_received = self.deletions.counts(record_end, received.end, received.epoch)
         for key in keys:
             self.resets.forget(key, record_end)
             # The master had carried out this deletion before it sent these: they are of the new
             # topic (R39).
-            if self._received_end >= record_end and key in self._received:
-                self._table[key] = dict(self._received[key])
+            if is_received and key in received.table:
+                self._table[key] = dict(received.table[key])
             else:
                 del self._table[key]
                 self._keys.remove(key)
+            received.lacks.pop(key, None)
         self._commits += 1
         self._deletion_due = True
         self._new_version()
@@ -337,7 +346,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         counts from now on. Durable on return; raises OSError."""
         self._table.clear()
         self._keys = _Keys()
-        self._received, self._received_end = {}, 0
+        self._received = Received()
         self.deletions.log_ends(0)
         self.resets.clear()
         self._commits += 1
@@ -408,7 +417,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         # Its table may have offsets of a topic that is deleted here.
         if carried_out is not None and carried_out < self.deletions.end:
             return False
-        self._received, self._received_end = incoming, carried_out or 0
+        if self._received.end != (carried_out or 0):
+            self._dirty = True  # a start reads deletions by it, whether or not the offsets differ
         changed, kept = self.resets.from_master(resets, carried_out)
         changed = changed or master_epoch > self.master_epoch
         own = self._table
@@ -416,12 +426,16 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         if not own:
             own.update(zip(incoming, map(dict, incoming.values()), strict=True))
             changed = changed or bool(own)
+        lacks = {key: list(own[key]) for key in own.keys() - incoming.keys()}
         for key in [key for key, offsets in incoming.items() if own.get(key) != offsets]:
             merged = {**own.get(key, {}), **incoming[key]}
             merged.update((queue_id, own[key][queue_id]) for queue_id in kept.get(key, ()))
+            if more := merged.keys() - incoming[key].keys():
+                lacks[key] = list(more)
             if merged != own.get(key):
                 own[key] = merged
                 changed = True
+        self._received = Received(incoming, carried_out or 0, master_epoch, lacks)
         if changed:
             self._new_version(master_epoch)
         if version is not None and version.counter > self.data_version.counter:

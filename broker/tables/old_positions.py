@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,8 +42,13 @@ class Deletions:
     def in_loaded_file(self, record_end: int) -> bool:
         """Whether the loaded file has the effect of that record, and what came after it. Not if a
         master newer than the file wrote it: another record may have been cut from that place."""
-        newer = [each.start_offset for each in self.epochs() if each.epoch > self.loaded_epoch]
-        return record_end <= min([self.loaded_end, *newer])
+        return self.counts(record_end, self.loaded_end, self.loaded_epoch)
+
+    def counts(self, record_end: int, end: int, epoch: int) -> bool:
+        """Whether a table that counts the log up to `end`, as masters up to `epoch` wrote it, has
+        the effect of that record."""
+        newer = (each.start_offset for each in self.epochs() if each.epoch > epoch)
+        return record_end <= min([end, *newer])
 
     def opened(self, confirmed: int, log_end: int) -> None:
         """The log was read. Any confirmed record may have been a deletion, even if it has expired.
@@ -57,6 +62,30 @@ class Deletions:
         self.topics = {topic: at for topic, at in self.topics.items() if at <= end}
         self.end = min(self.end, end)
         self.loaded_end = min(self.loaded_end, end)
+
+
+@dataclass(slots=True)
+class Received:
+    """The offsets that the master sent last. It had carried out the log up to `end`, as masters up
+    to `epoch` wrote it. `lacks`: queues, by key, that only the table of this replica has."""
+
+    table: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    end: int = 0
+    epoch: int = 0
+    lacks: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def loaded(
+        cls, table: Mapping[str, dict[int, int]], end: int, epoch: int, lacks: dict[str, list[int]]
+    ) -> Received:
+        """As a file has it: the log may show a deletion only now that the master had carried out
+        before it sent its table."""
+        sent = dict(zip(table, map(dict, table.values()), strict=True))
+        for key, queue_ids in lacks.items():
+            offsets = sent.pop(key, {})
+            if left := {q: at for q, at in offsets.items() if q not in queue_ids}:
+                sent[key] = left
+        return cls(sent, end, epoch, lacks)
 
 
 class OldPositions:

@@ -227,6 +227,43 @@ def test_r39_what_the_master_sent_behind_the_same_deletion_is_kept(tmp_path: Pat
         assert slave.query("g", "T", 0) == kept
 
 
+@pytest.mark.parametrize("deletes", ["delete_topic", "delete_group"])
+def test_r39_what_the_master_sent_behind_a_deletion_is_kept_through_a_restart(
+    tmp_path: Path, deletes: str
+) -> None:
+    """It restarts before its log shows the deletion. Only what the master sent is of the new topic
+    or group: not other queues or keys of the same name."""
+    name = {"delete_topic": "T", "delete_group": "g"}[deletes]
+    slave = offsets_at(tmp_path)
+    slave.set_state_version(1)
+    for group, topic, queue_id in (("g", "T", 0), ("g", "T", 1), ("h", "T", 0), ("g", "U", 0)):
+        slave.commit(group, topic, queue_id, 12)
+    persist(slave)
+    # The master's offset of the new topic happens to equal that of the old one.
+    slave.apply_from_master(1, {"T@g": {0: 12}}, 100)
+    persist(slave)
+    for _ in range(2):  # it may restart again
+        slave = offsets_at(tmp_path)
+        getattr(slave, deletes)(name, 100)
+        assert slave.offsets_of("g", "T") == {0: 12}
+        assert slave.query(*{"T": ("h", "T", 0), "g": ("g", "U", 0)}[name]) == -1
+    getattr(slave, deletes)(name, 101)
+    assert slave.offsets_of("g", "T") == {}
+
+
+def test_r39_r44_what_an_earlier_master_sent_does_not_outlive_a_deletion_by_a_later_one(
+    tmp_path: Path,
+) -> None:
+    """After an unclean election at 60, another record is where the earlier master's was."""
+    slave = offsets_at(tmp_path)
+    slave.apply_from_master(3, {"T@g": {0: 12}}, 100)
+    persist(slave)
+    for each in (slave, offsets_at(tmp_path)):
+        each.deletions.epochs = lambda: (EpochEntry(3, 0), EpochEntry(4, 60))
+        each.delete_topic("T", 95)
+        assert each.query("g", "T", 0) == -1
+
+
 def test_r39_what_was_deleted_once_is_not_looked_for_again(tmp_path: Path) -> None:
     """A slave that failed over a key that is gone would carry out nothing more of its log."""
     made = offsets_at(tmp_path)
