@@ -49,7 +49,7 @@ AT_ONCE: Final = 100
 
 
 class AdminProcessor:
-    """On masters, except for reads; the relay brings changes from other replicas."""
+    """Runs on masters, except for reads; the relay passes on changes from other replicas."""
 
     def __init__(
         self,

@@ -209,7 +209,7 @@ class BrokerEndpoint:
                 yield early
 
     def tick(self, now_ms: int) -> bool:
-        """Refuses late requests, a slice a call; whether there may be more."""
+        """Refuses a slice of the late requests; returns whether there may be more."""
         late = list(islice(self._taken(now_ms), SLICE))
         for early in late:
             self._refuse(early.channel, early.request)

@@ -155,7 +155,9 @@ class RegistrationByMembers:
                 log.debug("master_not_registered name_server=%s reason=%s", name_server, error)
 
     async def _register_master(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """60011. Nothing that is registered comes from the request: it is true, whoever asks."""
+        """A master that a name server does not answer asks this member to register it there
+        (60011). The registration is made from this member's own role view, not from the request, so
+        anyone may ask."""
         address, name_server = request.require("masterAddr"), request.require("nameServer")
         connection = self._client.live_connection(name_server)
         if connection is None or "registrar" not in connection.attachments:
@@ -319,7 +321,8 @@ class NameServerRegistrar:
             await _until(due.something, wait_s)
 
     async def _register_or_ask(self, address: str, registration: RouteRegistration) -> str | None:
-        """As `_register`; while there is no answer, a member registers this master."""
+        """As `_register`, but if the name server does not answer in time, members register this
+        master."""
         attempt = asyncio.ensure_future(self._register(address, registration))
         try:
             await asyncio.wait((attempt,), timeout=UNANSWERED_S)

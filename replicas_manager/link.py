@@ -31,7 +31,7 @@ class LogFacts:
     """The end of the written log, exclusive."""
     confirm_offset: int
     min_offset: int
-    """From here on it has all bytes of its group; on a master, the begin of its log. Above
+    """From here on it has all bytes of its group; on a master, the start of its log. Above
     `max_offset` while the replica does not know the next offsets of its queues (R38): then the
     controllers add it to no set."""
     log_id: str

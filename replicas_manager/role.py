@@ -34,7 +34,7 @@ class ViewFreshness(enum.Enum):
     """The same epochs, but an address or incarnation changed (R12)."""
     KNOWN = "known"
     STALE = "stale"
-    """Of a masterEpoch below the highest accepted."""
+    """Its masterEpoch is below the highest accepted."""
 
 
 class CurrentView:

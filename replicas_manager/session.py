@@ -144,7 +144,8 @@ class ControllerChannels:
         return False
 
     async def dialled(self, address: str) -> None:
-        """Before a single call: with `permissive` its channel may be of the way that fails."""
+        """Call it before a unary call: with `permissive` the present channel may use the wrong way
+        (TLS or plain)."""
         while self._tries_both and not await self.connected(address):
             pass
 

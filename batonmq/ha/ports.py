@@ -23,7 +23,7 @@ class HAListener(Protocol):
         """Slave: the log was cut to follow the master."""
 
     def on_diverged(self, reason: str) -> None:
-        """As slave: an operator must act."""
+        """Slave: an operator must act."""
 
     def on_damage(self, reason: str) -> None:
         """Master: our log is damaged where a slave continues (G8)."""
@@ -42,7 +42,7 @@ class ClassicListener(Protocol):
         """Master: no write can be acknowledged now."""
 
     def on_diverged(self, reason: str) -> None:
-        """As slave: an operator must act."""
+        """Slave: an operator must act."""
 
     def on_master_lost(self) -> None:
         """Slave: the connection ended; the master may have another address now."""

@@ -268,7 +268,8 @@ class AutoSwitchHAService:
 
     @property
     def followed(self) -> RoleView | None:
-        """As slave: the view of the master whose log arrives, which was heard within 2 s (R14)."""
+        """On a slave: the view of the master that it follows, heard within the last 2 s (R14); else
+        None."""
         core = self._slave.core if self._slave is not None else None
         return core.view if core is not None and core.phase is SlavePhase.TRANSFER else None
 

@@ -83,7 +83,6 @@ class GetBrokerMemberGroupResponseBody(Body):
 # Topics and consumer groups: configuration, statistics, offsets.
 
 
-PERM_PRIORITY: Final = 8
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1
@@ -312,8 +311,6 @@ CONSUME_POP: Final = "CONSUME_POP"
 BROADCASTING: Final = "BROADCASTING"
 CLUSTERING: Final = "CLUSTERING"
 FROM_LAST_OFFSET: Final = "CONSUME_FROM_LAST_OFFSET"
-FROM_FIRST_OFFSET: Final = "CONSUME_FROM_FIRST_OFFSET"
-FROM_TIMESTAMP: Final = "CONSUME_FROM_TIMESTAMP"
 
 
 TAG: Final = "TAG"

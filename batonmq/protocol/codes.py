@@ -9,8 +9,6 @@ MQ_VERSION = 479
 MQ_VERSION_STANDARD_JSON = 401
 # From this version on (V5_0_0) the compressed registration body has queue mappings.
 MQ_VERSION_TOPIC_MAPPING = 413
-# Newer versions (from V5_3_1_SNAPSHOT on) understand GO_AWAY.
-MQ_VERSION_GO_AWAY = 475
 
 # The id of a group's master in routes (Java's MixAll.MASTER_ID).
 MASTER_ID = 0

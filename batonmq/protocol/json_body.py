@@ -25,7 +25,7 @@ _raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
-ENTRIES_AT_ONCE: Final = 256  # Of a table, in one piece.
+ENTRIES_AT_ONCE: Final = 256  # entries of a table in one piece
 
 # Limits for one request, since it is read in one turn of the loop (R58).
 REQUEST_SIZE_MAX: Final = 4 << 20

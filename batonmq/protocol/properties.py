@@ -53,7 +53,6 @@ TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 INSTANCE_ID: Final = "INSTANCE_ID"
 DUP_INFO: Final = "DUP_INFO"
 
-KEY_SEPARATOR: Final = " "
 PROPERTIES_SIZE_MAX: Final = 32767
 PROPERTIES_ROOM: Final = 2048
 """Bytes that must stay free in a client's message for properties that the broker adds later (delay,

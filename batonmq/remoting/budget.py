@@ -26,7 +26,7 @@ WOKEN_AT_ONCE: Final = 2
 
 MEMORY_MAX: Final = 256 * 1024 * 1024
 PEER_MEMORY_MAX: Final = 128 * 1024 * 1024  # of one host, so that it cannot take everything
-CONNECTIONS_MAX: Final = 16_384  # Of one endpoint.
+CONNECTIONS_MAX: Final = 16_384  # of one endpoint
 _SHARE: Final = 5 / 8
 """The share of the descriptors; gRPC may take a quarter, the rest is for files and other ports."""
 _PASSED_OVER_MAX: Final = 16

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 EXPORT: Final = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 POINTS_MAX: Final = 1_000
-"""In one request: about 200 KB, where collectors take 4 MiB."""
+"""The most points of one request: about 200 KB; collectors accept 4 MiB."""
 POINTS_A_TURN: Final = 50
 _SERIES: Final = re.compile(r"(\w+)\{(.*)\} (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

@@ -20,7 +20,7 @@ class UserAdmin:
         await self._change(RequestCode.AUTH_CREATE_USER, user)
 
     async def create_at(self, address: str, user: UserInfo) -> None:
-        """In one broker group only; as `create`."""
+        """As `create`, in one broker group only."""
         name = user.username or ""
         code = RequestCode.AUTH_CREATE_USER
         await self._requests.ask(
@@ -86,7 +86,7 @@ class UserAdmin:
         return decode_json(list[UserInfo], reply.body)
 
     async def user(self, address: str, name: str) -> UserInfo | None:
-        """As one broker knows it; None if it does not."""
+        """A user in the table of one broker; None if it does not exist."""
         ext = {"username": name}
         reply = await self._requests.ask(address, RequestCode.AUTH_GET_USER, ext, f"user {name}")
         return UserInfo.decode(reply.body) if reply.body else None
