@@ -77,6 +77,8 @@ class ControllerChannels:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tls = tls if tls is not None and tls.config.nodes != "disabled" else None
         self._with_tls: dict[str, bool] = {}
+        self._made_at: dict[str, int] = {}
+        """`Tls.version` of each channel."""
         self._one_try: dict[str, asyncio.Lock] = {}
         config = self._tls.config if self._tls is not None else None
         self._tries_both = config is not None and config.nodes == "permissive"
@@ -92,6 +94,7 @@ class ControllerChannels:
             else:
                 channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             self._channels[address] = channel
+            self._made_at[address] = self._tls.version if self._tls is not None else 0
         return channel
 
     def stub(self, address: str) -> controller_pb2_grpc.ControllerServiceStub:
@@ -110,6 +113,12 @@ class ControllerChannels:
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close(RETIRE_S)
+
+    async def renew(self, address: str) -> None:
+        """Before a stream: a channel keeps the certificates of its making, and would refuse a
+        controller whose certificate is of the next authority."""
+        if self._tls is not None and self._made_at.get(address, 0) != self._tls.version:
+            await self.replace(address)
 
     async def connected(self, address: str) -> bool:
         """Waits until the connection is there. False: there was none in time, and the next use
@@ -242,6 +251,7 @@ class ControllerSession:
             await asyncio.sleep(delay_s)
 
     async def _connected(self) -> bool:
+        await self._channels.renew(self.address)
         return await self._channels.connected(self.address)
 
     async def _talk(self) -> bool:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from batonmq.runtime.clock import wall_ms
-from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.durable_file import replace_file, sync_directory
 from batonmq.runtime.tls import (
     DAY_MS,
     NODE_URI,
@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 
 CA_CERT: Final = "ca.pem"
 CA_KEY: Final = "ca.key"
+NEXT_KEY: Final = "ca-next.key"
+"""Of an authority that is trusted already, and issues from the next step on."""
+Rotation = Literal["none", "trusted", "issuing", "renewed"]
+"""`issuing`: some certificates are of the new authority."""
 CA_DAYS: Final = 3_650
 NODE_DAYS: Final = 397
 REPORTED_DAYS: Final = 21
@@ -77,12 +81,53 @@ class Authority:
         os.chmod(self.folder, 0o700)
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{cluster} authority")])
-        builder = _builder(name, name, key.public_key(), days)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
-        builder = builder.add_extension(_usage(signs=True), True)
         replace_file(self.folder / CA_KEY, _pem_of(key), mode=0o600)
-        cert = builder.sign(key, hashes.SHA256())
-        replace_file(self.trust, cert.public_bytes(serialization.Encoding.PEM))
+        replace_file(self.trust, _signed_by_itself(name, key, days))
+
+    def rotation(self) -> Rotation:
+        """How far a change of the authority is. Raises TlsError."""
+        if (self.folder / NEXT_KEY).exists():
+            return "trusted" if len(self._trusted()) > 1 else "none"
+        if len(self._trusted()) == 1:
+            return "none"
+        _, ca = self._load()
+        return "renewed" if all(_is_issued(path, ca) for path in self._files()) else "issuing"
+
+    def trust_next(self, days: int = CA_DAYS) -> None:
+        """The first step: a new authority, which is trusted and issues nothing yet. Raises
+        TlsError, OSError."""
+        _, ca = self._load()
+        path = self.folder / NEXT_KEY
+        if path.exists():  # an attempt that did not come to its end
+            key = _key_in(path)
+        else:
+            key = ec.generate_private_key(ec.SECP256R1())
+            replace_file(path, _pem_of(key), mode=0o600)
+        # Another name: a client that trusts both finds the issuer by it.
+        named = ca.subject.rfc4514_string().removeprefix("CN=").partition(" since ")[0]
+        now = datetime.datetime.now(datetime.UTC)
+        common = f"{named[:40]} since {now:%Y%m%d%H%M%S}"
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+        replace_file(self.trust, _pem_of_certificate(ca) + _signed_by_itself(name, key, days))
+
+    def issue_by_next(self, days: int = NODE_DAYS) -> list[NodeCertificate]:
+        """The second step: all certificates again, by the new authority. Raises TlsError,
+        OSError."""
+        if (self.folder / NEXT_KEY).exists():
+            os.replace(self.folder / NEXT_KEY, self.folder / CA_KEY)
+            sync_directory(self.folder)
+        return self.renew(days)
+
+    def drop_former(self) -> None:
+        """The last step: only the new authority is trusted. Raises TlsError, OSError."""
+        _, ca = self._load()
+        replace_file(self.trust, _pem_of_certificate(ca))
+
+    def _trusted(self) -> list[x509.Certificate]:
+        return _certificates(str(self.trust))
+
+    def _files(self) -> list[Path]:
+        return [path for path in sorted(self.folder.glob("*.pem")) if path.name != CA_CERT]
 
     def issue(
         self, file: str, names: Sequence[str], hosts: Sequence[str], days: int = NODE_DAYS
@@ -119,8 +164,7 @@ class Authority:
 
     def issued(self) -> list[NodeCertificate]:
         """All node certificates of the folder, by file name. Raises TlsError for a damaged one."""
-        files = sorted(self.folder.glob("*.pem"))
-        return [read_certificate(path) for path in files if path.name != CA_CERT]
+        return [read_certificate(path) for path in self._files()]
 
     def renew(self, days: int = NODE_DAYS) -> list[NodeCertificate]:
         """Issues all certificates again, with the same names and new keys. Raises TlsError,
@@ -131,17 +175,45 @@ class Authority:
         return [self.issue(one.path.name, one.names, one.hosts, days) for one in issued]
 
     def _load(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        """The authority that issues: of those that are trusted the one with the key."""
         path = self.folder / CA_KEY
-        try:
-            key = serialization.load_pem_private_key(path.read_bytes(), None)
-            cert = x509.load_pem_x509_certificate(self.trust.read_bytes())
-        except OSError as error:
-            raise TlsError(str(error.filename), error.strerror or str(error)) from error
-        except (ValueError, TypeError) as error:
-            raise TlsError(str(path), "no key of an authority") from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise TlsError(str(path), "no key that `mqctl secure init` made")
-        return key, cert
+        key = _key_in(path)
+        for cert in self._trusted():
+            if cert.public_key() == key.public_key():
+                return key, cert
+        raise TlsError(str(path), f"its certificate is not in {CA_CERT}")
+
+
+def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise TlsError(str(error.filename), error.strerror or str(error)) from error
+    except (ValueError, TypeError) as error:
+        raise TlsError(str(path), "no key of an authority") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TlsError(str(path), "no key that `mqctl secure init` made")
+    return key
+
+
+def _signed_by_itself(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> bytes:
+    builder = _builder(name, name, key.public_key(), days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+    builder = builder.add_extension(_usage(signs=True), True)
+    return _pem_of_certificate(builder.sign(key, hashes.SHA256()))
+
+
+def _pem_of_certificate(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.PEM)
+
+
+def _is_issued(path: Path, ca: x509.Certificate) -> bool:
+    """Whether the certificate in a file is of this authority. Raises TlsError."""
+    try:
+        _certificates(str(path))[0].verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -378,10 +378,37 @@ class Dialling(Protocol):
 
 
 class DialTls:
-    """The context of a client; files are read once. Raises TlsError."""
+    """A client's. Follows its files: what is no good is left out. Raises TlsError."""
 
     def __init__(self, client: ClientTls) -> None:
-        self.dials: ssl.SSLContext | None = client_context(client)
+        self._client = client
+        self._paths = (client.trust_cert_path, client.cert_path, client.key_path)
+        self._stamp = _stamp_of(self._paths)
+        self._context = client_context(client)
+
+    @property
+    def dials(self) -> ssl.SSLContext | None:
+        if (stamp := _stamp_of(self._paths)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._context = client_context(self._client)
+            except TlsError as error:
+                log.warning("tls_not_reloaded reason=%s", error)
+        return self._context
+
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def _stamp_of(paths: Iterable[str]) -> _Stamp:
+    """Another one for other files under these paths."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        status = None
+        with contextlib.suppress(OSError):
+            status = os.stat(_expanded(path)) if path else None
+        found.append(status and (status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,25 +522,11 @@ class Tls:
         log.info("tls_reloaded days_left=%d", (self.ends_ms - wall_ms()) // DAY_MS)
         return True
 
-    def _paths(self) -> list[str]:
-        config = self.config
-        return [
-            config.server_cert_path,
-            config.server_key_path,
-            config.server_trust_cert_path,
-            config.client_cert_path,
-            config.client_key_path,
-            config.client_trust_cert_path,
-        ]
-
-    def _stamp_now(self) -> tuple[tuple[int, int, int] | None, ...]:
-        found: list[tuple[int, int, int] | None] = []
-        for path in self._paths():
-            status = None
-            with contextlib.suppress(OSError):
-                status = os.stat(_expanded(path)) if path else None
-            found.append(status and (status.st_ino, status.st_mtime_ns, status.st_size))
-        return tuple(found)
+    def _stamp_now(self) -> _Stamp:
+        own = self.config
+        served = own.server_cert_path, own.server_key_path, own.server_trust_cert_path
+        dialled = own.client_cert_path, own.client_key_path, own.client_trust_cert_path
+        return _stamp_of((*served, *dialled))
 
     def _load(self) -> _Loaded:
         config = self.config

@@ -19,6 +19,7 @@ from batonmq.protocol.errors import ConnectError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime import authority as authority_module
 from batonmq.runtime import tls_listener
 from batonmq.runtime.authority import Authority, check_certificate
 from batonmq.runtime.durable_file import replace_file
@@ -323,3 +324,87 @@ async def _serial(address: str) -> str:
     found: Any = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.close()
     return str(hash(found))
+
+
+def test_another_authority_takes_over_and_no_connection_is_refused(made: Authority) -> None:
+    """Each step alone, with a server and a client at the step before and after it."""
+
+    async def scenario() -> None:
+        tls = node_tls(made)
+        dials = DialTls(client_tls(made))
+        first = made.trust.read_bytes()
+
+        async def dialled() -> None:
+            client = RemotingClient(tls=dials)
+            assert (await client.invoke(address, RemotingCommand.request(10))).code == 0
+            await client.close()
+
+        async with serving(tls) as (_, address):
+            open_since_before = RemotingClient(tls=DialTls(client_tls(made)))
+            await open_since_before.connection(address)
+            assert made.rotation() == "none"
+            made.trust_next()
+            assert made.rotation() == "trusted" and made.trust.read_bytes().startswith(first)
+            await dialled()  # before the server has taken it
+            assert tls.reload() and len(tls.state.trusted) == 2
+            await dialled()
+            made.issue("late.pem", ["broker/a/2"], HOSTS)  # by the old one still
+            made.issue_by_next()
+            assert made.rotation() == "renewed"
+            await dialled()
+            assert tls.reload()
+            await dialled()
+            with pytest.raises(ConnectError):
+                replace_file(made.folder / "former.crt", first)
+                await ask(address, ClientTls(trust_cert_path=str(made.folder / "former.crt")))
+            made.drop_former()
+            assert made.rotation() == "none" and first not in made.trust.read_bytes()
+            await dialled()
+            assert tls.reload() and len(tls.state.trusted) == 1
+            await dialled()
+            assert check_certificate(tls.config)
+            reply = await open_since_before.invoke(address, RemotingCommand.request(10))
+            assert reply.code == 0
+            await open_since_before.close()
+
+    uvloop.run(scenario())
+
+
+def test_a_change_of_the_authority_continues_after_a_crash_in_each_step(
+    made: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.issue("a.pem", ["broker/a/1"], HOSTS)
+    made.issue("b.pem", ["broker/a/2"], HOSTS)
+
+    class Crash(Exception):
+        pass
+
+    def crashes_at(name: str) -> None:
+        def write(path: Path, data: bytes, **more: Any) -> None:
+            if path.name == name:
+                raise Crash
+            replace_file(path, data, **more)
+
+        monkeypatch.setattr(authority_module, "replace_file", write)
+
+    crashes_at("ca.pem")
+    with pytest.raises(Crash):
+        made.trust_next()
+    assert made.rotation() == "none" and (made.folder / "ca-next.key").exists()
+    made.issue("c.pem", ["broker/a/3"], HOSTS)  # a broker that joins meanwhile
+    monkeypatch.undo()
+    made.trust_next()
+    crashes_at("b.pem")
+    with pytest.raises(Crash):
+        made.issue_by_next()
+    assert made.rotation() == "issuing"
+    monkeypatch.undo()
+    made.issue_by_next()
+    assert made.rotation() == "renewed"
+    crashes_at("ca.pem")
+    with pytest.raises(Crash):
+        made.drop_former()
+    assert made.rotation() == "renewed"
+    monkeypatch.undo()
+    made.drop_former()
+    assert made.rotation() == "none" and len(made.issued()) == 3

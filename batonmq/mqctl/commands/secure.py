@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,7 @@ from batonmq.mqctl.params import SECONDS, command, option
 from batonmq.mqctl.target import Target, data_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from batonmq.client.admin.admin import Admin
     from batonmq.launcher.layout import Stage
@@ -52,6 +53,7 @@ GONE_S: Final = 2.0
     show_default=True,
     help="With enable: whether clients may do without TLS. Nodes may not.",
 )
+@option("--authority", is_flag=True, help="With rotate: the next step to another authority.")
 @option("--force", is_flag=True, help="With enable and disable: refuse clients that are connected.")
 @option("--within", "within_s", type=SECONDS, default=120.0, help="For one process to be well.")
 async def secure(
@@ -62,6 +64,7 @@ async def secure(
     cluster: str,
     days: int,
     mode: Mode,
+    authority: bool,
     force: bool,
     within_s: float,
 ) -> None:
@@ -71,14 +74,16 @@ async def secure(
     `admin.pem` for tools. A node is broker/GROUP/ID, controller/ID, or namesrv/NAME. It needs only
     its own file and `ca.pem`; keep `ca.key` off the servers. docs/security.md has the settings.
 
-    `rotate` replaces every certificate. Servers take theirs within two seconds; open connections
-    stay.
+    `rotate` replaces every certificate; servers take theirs within two seconds.
 
     `enable` turns TLS on at a cluster of `batonmq up` under load, `disable` turns it off. Processes
     are restarted one after the other as by `mqctl roll`: first every port takes both, then all
     processes dial with TLS, then plain connections are refused. Before that it looks who is
     connected without TLS, and stops if somebody is. The same command continues what was stopped;
     the other one goes back.
+
+    `rotate --authority` goes one step on the way to another authority, and says what to do before
+    the next one: both are trusted, the new one issues all certificates, the old one is dropped.
 
     `rotate` without DIR renews those of the local cluster. `status` dials every port, plain and
     with TLS, and shows how many clients are connected without TLS and with it. Exit code of status:
@@ -88,48 +93,133 @@ async def secure(
     JSON: of init and rotate a list of file, names, hosts, notAfter (ms since 1970); of status a
     list of node, port, address, plain, tls (its version), verified, notAfter, refusal, plainClients
     and tlsClients (addresses, at most 20, while both are taken); of enable and disable stages
-    (stage, restarted), doubt, nextStep.
+    (stage, restarted), doubt, nextStep; of rotate --authority step (trusted, renewed or dropped)
+    and nextStep.
     """
     if action == "status":
         await _status(context)
-        return
-    if action in ("enable", "disable"):
-        target: Stage = "disabled" if action == "disable" else mode
-        await _Change(context, target, within_s, force=force).run()
-        return
-    if folder is None and action == "rotate":
-        folder = _local_folder(context.target)
-    if folder is None:
-        raise click.UsageError("which folder? give DIR")
-    _show(context, _make(action, folder, _nodes(nodes), cluster, days))
+    elif action in ("enable", "disable"):
+        to: Stage = "disabled" if action == "disable" else mode
+        await _Change(context, to, within_s, force=force).run()
+    elif action == "rotate" and authority:
+        await _Rotation(context, folder, days, within_s).run()
+    else:
+        where = folder or _folder_of(context.target, action)
+        _show(context, _make(action, where, _nodes(nodes), cluster, days))
 
 
-def _local_folder(target: Target) -> Path | None:
+def _folder_of(target: Target, action: str) -> Path:
     """Of the cluster that is meant; one that was only started last is not."""
-    if target.local is None or target.by_hint:
-        return None
+    if action == "init" or target.local is None or target.by_hint:
+        raise click.UsageError("which folder? give DIR")
     return data_of(target.local.path) / "conf" / "tls"
 
 
-def _make(
-    action: str, folder: Path, nodes: list[tuple[str, list[str]]], cluster: str, days: int
-) -> list[NodeCertificate]:
+class _Rotation:
+    """One step to another authority. Without `folder` that of the local cluster, whose processes
+    are asked."""
+
+    def __init__(
+        self, context: CommandContext, folder: Path | None, days: int, within_s: float
+    ) -> None:
+        self._context = context
+        self._folder = folder or _folder_of(context.target, "rotate")
+        self._days = days
+        self._within_s = within_s
+        self._served = folder is None
+
+    async def run(self) -> None:
+        """Raises CommandFailed."""
+        authority = _authority(self._folder)
+        with _failures(self._folder):
+            state = authority.rotation()
+        if state in ("trusted", "renewed"):
+            await self._wait_taken()  # else the next step would cut off who has not
+        with _failures(self._folder):
+            if state == "none":
+                authority.trust_next()
+                step, next_step = "trusted", "give ca.pem to all clients, then the same command"
+            elif state == "renewed":
+                authority.drop_former()
+                step, next_step = (
+                    "dropped",
+                    "give ca.pem to all clients; they trust both until then",
+                )
+            else:
+                authority.issue_by_next(self._days)
+                step, next_step = "renewed", "the same command drops the old authority"
+        await self._wait_taken()
+        if self._context.out.as_json:
+            self._context.out.document({"step": step, "nextStep": next_step})
+            return
+        done = {
+            "trusted": "servers trust a second authority; it issues nothing yet",
+            "renewed": "all certificates are of the new authority",
+            "dropped": "only the new authority is trusted",
+        }
+        self._context.out.line(done[step], style=GOOD)
+        self._context.out.line(f"  next: {next_step}")
+
+    async def _wait_taken(self) -> None:
+        """Raises CommandFailed if a process of the local cluster has not taken the files in
+        time."""
+        from batonmq.runtime.tls import fingerprints, read_pem
+
+        local = self._context.target.local
+        if not self._served or local is None:
+            return
+        trusted = fingerprints(read_pem(str(self._folder / "ca.pem")))
+        issued = {
+            fingerprints(read_pem(str(path)))[0]
+            for path in self._folder.glob("*.pem")
+            if path.name != "ca.pem"
+        }
+        addresses = [*local.name_servers, *(address for _, address in local.brokers)]
+
+        async def lacking() -> str:
+            for address in addresses:
+                async with self._context.admin() as admin:  # it dials with the files as they are
+                    state = await admin.cluster.tls(address)
+                if state.trusted != trusted or state.certificate not in issued:
+                    return f"{address} has not taken the files {state.refusal}".rstrip()
+            return ""
+
+        if lacks := await still_lacking(lacking, self._within_s, "waiting"):
+            raise CommandFailed(f"{lacks}; then the same command continues")
+
+
+def _authority(folder: Path) -> Authority:
+    """Raises CommandFailed without the extra that makes certificates."""
     from batonmq.runtime.extras import lacking
-    from batonmq.runtime.tls import TlsError
 
     if missing := lacking("server"):
         raise CommandFailed(f"certificates are made with {missing}")
     from batonmq.runtime.authority import Authority
 
-    authority = Authority(folder)
+    return Authority(folder)
+
+
+@contextmanager
+def _failures(folder: Path) -> Iterator[None]:
+    """Raises CommandFailed and UsageError for what the files and the disk refuse."""
+    from batonmq.runtime.tls import TlsError
+
     try:
-        return _init(authority, nodes, cluster, days) if action == "init" else authority.renew(days)
+        yield
     except TlsError as error:
         raise CommandFailed(str(error)) from error
     except OSError as error:
         raise CommandFailed(f"{error.filename or folder}: {error.strerror}") from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _make(
+    action: str, folder: Path, nodes: list[tuple[str, list[str]]], cluster: str, days: int
+) -> list[NodeCertificate]:
+    authority = _authority(folder)
+    with _failures(folder):
+        return _init(authority, nodes, cluster, days) if action == "init" else authority.renew(days)
 
 
 def _nodes(given: tuple[str, ...]) -> list[tuple[str, list[str]]]:
