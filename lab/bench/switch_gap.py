@@ -22,9 +22,9 @@ from batonmq import Admin, Message, Producer
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.protocol.bodies import ReplicasInfo
 from lab.cluster.client_load import ClientLoad
+from lab.cluster.cluster import GROUP
 from lab.cluster.up import ClusterProcess
 
-GROUP = "broker-a"
 TOPIC = "SwitchGap"
 REPLICAS = 3
 

@@ -15,6 +15,7 @@ from batonmq.launcher.layout import BrokerNode, NameServerNode
 from batonmq.runtime.sockets import listens
 from lab.cluster import frames
 from lab.cluster.checks import Epoch
+from lab.cluster.cluster import GROUP
 from lab.cluster.connection import HaStatus, ask, parse_ha_status, sync_state
 from lab.cluster.fault_points import (
     CLOCK_VARIABLE,
@@ -23,7 +24,6 @@ from lab.cluster.fault_points import (
 )
 from lab.cluster.processes import ROOT, NotInTime
 
-GROUP: Final = frames.BROKER_NAME
 REPLY_S: Final = 0.4
 
 

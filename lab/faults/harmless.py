@@ -9,8 +9,7 @@ from typing import ClassVar
 from lab.cluster import checks, frames
 from lab.cluster.acks import Ack
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster import CLUSTER
-from lab.cluster.cluster_view import GROUP
+from lab.cluster.cluster import CLUSTER, GROUP
 from lab.cluster.connection import ask
 from lab.cluster.load import Load
 from lab.cluster.processes import Helper

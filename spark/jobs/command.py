@@ -52,6 +52,8 @@ FAILED: Final = 3
 AUTO, LOCAL, SPARK = "auto", "local", "spark"
 STOPPED: Final = 130
 """By ctrl-C, as shells have it."""
+_SPAN: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])")
+_SPAN_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 done and something was found, 2 wrong usage or input, 3 failed."
 )
@@ -396,6 +398,14 @@ def checked(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parame
             raise click.BadParameter(str(error)) from error
 
     return callback
+
+
+def span_ms(text: str) -> int:
+    """`30s`, `1m`, `2h`, `1d` as ms. Raises ValueError, with what is allowed."""
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r}: it must be a number from 1 on and s, m, h or d")
+    return int(found[1]) * _SPAN_MS[found[2]]
 
 
 def what_failed(text: str) -> str:

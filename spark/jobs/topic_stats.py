@@ -5,9 +5,8 @@ Reads store folders of brokers, and writes tables and a report; see `docs/spark-
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -22,22 +21,13 @@ from batonmq.spark.jobs.command import (
     job_options,
     output_options,
     paths_option,
+    span_ms,
 )
 from batonmq.spark.stats.chosen_replicas import one_per_group
 from batonmq.spark.stats.stats_job import LAG, StatsRequest, lines, run
 from batonmq.spark.stats.stats_queries import TABLES
 from batonmq.spark.stats.stats_report import stats_page
 from batonmq.spark.steps.result_folder import Results
-
-_UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-def span_ms(text: str) -> int:
-    """`30s`, `1m`, `2h`, `1d` as ms. Raises ValueError, with what is allowed."""
-    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
-    if found is None:
-        raise ValueError(f"{text!r}: it must be a number from 1 on and s, m, h or d")
-    return int(found[1]) * _UNITS[found[2]]
 
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)

@@ -23,6 +23,7 @@ from batonmq.spark.jobs.command import (
     checked,
     job_options,
     properties,
+    span_ms,
 )
 from batonmq.spark.jobs.endless import interval, listen, stopping
 from batonmq.spark.live.endless_stream import StreamLost
@@ -32,17 +33,10 @@ from batonmq.spark.topic_table.json_schema import columns_of
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream
 from batonmq.spark.topic_table.table_formats import DELTA, FORMS, open_table
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 
 def _seconds(text: str) -> float:
     """A time as 30s, 10m, 12h or 7d; "never" is 0. Raises ValueError."""
-    if text == "never":
-        return 0
-    number, unit = text[:-1], text[-1:]
-    if unit not in _SECONDS or not number.isdecimal() or not int(number):
-        raise ValueError(f"{text!r}: it must be a time as 30s, 10m, 12h or 7d, or never")
-    return int(number) * _SECONDS[unit]
+    return 0 if text == "never" else span_ms(text) / 1000
 
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)

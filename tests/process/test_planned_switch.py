@@ -21,12 +21,12 @@ from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import ResponseError
 from lab.cluster.client_load import ClientLoad
+from lab.cluster.cluster import GROUP
 from lab.cluster.queues import read_topic
 from lab.cluster.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.process
 
-GROUP = "broker-a"
 TASKS = 4
 
 

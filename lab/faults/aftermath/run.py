@@ -14,7 +14,7 @@ from typing import Final
 
 from batonmq.launcher.events import ClusterEvent, Reporter
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster_view import GROUP
+from lab.cluster.cluster import GROUP
 from lab.faults.aftermath import jobs
 from lab.faults.aftermath.compare import HistoryComparison, compare, stream_wrong
 from lab.faults.aftermath.fault_records import FaultRecord, fault_record

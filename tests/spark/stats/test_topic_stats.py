@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from batonmq.spark.jobs.topic_stats import main, span_ms
+from batonmq.spark.jobs.command import span_ms
+from batonmq.spark.jobs.topic_stats import main
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.spark.stats.chosen_replicas import one_per_group
 from batonmq.spark.stats.stats_job import StatsRequest, run
