@@ -169,7 +169,10 @@ class ExporterNames:
         members = page.family("rocketmq_group_count", "gauge", "connected members")
         groups, producers = self.service.consumers.groups, self.service.consumers.producers
         sums = await self._sums(page)
-        async for name in page.pace.through(list(groups.keys() | {name for name, _ in sums})):
+        names = dict.fromkeys(groups)
+        async for name, _ in page.pace.through(sums):
+            names[name] = None
+        async for name in page.pace.through(names):
             known = groups.get(name)
             count = len(known.members) if known else 0
             members.add(count, caddr="", localaddr="", group=name)
@@ -199,11 +202,13 @@ class ExporterNames:
     async def _sums(self, page: MetricsPage) -> dict[tuple[str, str], _GroupSums]:
         offsets, queries = self.service.tables.offsets, self.service.store.queries
         found: dict[tuple[str, str], _GroupSums] = {}
+        names: dict[str, None] = {}
         now_ms = wall_ms()
         async for key in page.pace.through(list(offsets.table)):
             topic, _, group = key.partition(SEPARATOR)
             if self.service.tables.topics.table.get(topic) is None or SEPARATOR in group:
                 continue
+            names[group] = None
             sums = found.setdefault((group, topic), _GroupSums())
             for queue_id, at in offsets.offsets_of(group, topic).items():
                 end = max(0, queries.max_offset_in_queue(topic, queue_id))
@@ -214,7 +219,7 @@ class ExporterNames:
                     stored_ms = queries.message_store_timestamp(topic, queue_id, at)
                     sums.oldest_ms = max(sums.oldest_ms, now_ms - stored_ms if stored_ms > 0 else 0)
                 await page.pace.step()
-        for group in {group for group, _ in found}:
+        async for group in page.pace.through(names):
             letters = dlq_topic(group)
             if self.service.tables.topics.table.get(letters) is not None:
                 end = max(0, queries.max_offset_in_queue(letters, 0))

@@ -227,7 +227,10 @@ class BrokerMetrics:
             for queue_id, consumed in self._tables.offsets.offsets_of(group, topic).items():
                 self._add_queue(lag, (group, topic, queue_id), consumed, now_ms, stored_ms)
                 await pace.step()
-        self._stored_ms = stored_ms
+        before, self._stored_ms = self._stored_ms, stored_ms
+        while before:  # freed in slices: there is one for each queue of each group
+            before.popitem()
+            await pace.step()
         texts: dict[tuple[str, str], str] = {}
         async for group, topic in pace.through(lags):
             texts[group, topic] = label_text(_group_labels(topic, group))
