@@ -5,10 +5,10 @@ needs is queued, so nothing is read back. A put changes nothing if it is refused
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from batonmq.protocol.errors import DISK_FULL
@@ -24,10 +24,13 @@ from batonmq.protocol.topic_name import DUE_TOPICS
 from batonmq.runtime import disk
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
-from batonmq.store.dispatch import NO_UNIT, Pending
+from batonmq.store.dispatch import BATCH_MAX, NO_UNIT, Pending, PendingBatch
 from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
 from batonmq.store.queue_table import QueueTable, StoredQueue, may_have_folder
 
+# Of a large batch, in one turn: 2 ms (R58).
+_PLACED_AT_ONCE: Final = 1024
+_PLACED_BYTES: Final = 1 << 20
 _CRC_TAIL_MAX: Final = 21  # 20 bytes, perhaps a separator before them
 
 
@@ -64,6 +67,42 @@ class EncodedBatch:
         self.uniq_keys.append(message.uniq_key)
 
 
+class _Unplaced:
+    """A batch that has its place in the log, and records that do not name it yet."""
+
+    def __init__(
+        self, batch: EncodedBatch, ends: list[int], queue_offset: int, stored_ms: int
+    ) -> None:
+        """As of `PendingBatch`."""
+        self._batch, self._ends = batch, ends
+        self._queue_offset, self._stored_ms = queue_offset, stored_ms
+        self._at = 0
+
+    def take(self, *, has_crc: bool) -> tuple[bytes, int]:
+        """The next records, which now name their places, and how many; not kept here."""
+        from batonmq.protocol.records.columns import put_places
+
+        at, ends = self._at, self._ends
+        most = bisect_right(ends, ends[at] + _PLACED_BYTES) - 1
+        stop = self._at = min(max(most, at + 1), at + _PLACED_AT_ONCE, len(ends) - 1)
+        records, begin = self._batch.records, ends[at]
+        data = bytearray().join(records[at:stop])
+        records[at:stop] = [b""] * (stop - at)
+        put_places(
+            data, [end - begin for end in ends[at : stop + 1]],
+            queue_offset=self._queue_offset + at, physical_offset=begin,
+            store_ms=self._stored_ms, born_host_size=self._batch.born_host_size, has_crc=has_crc,
+        )  # fmt: skip
+        return bytes(data), stop - at
+
+    @property
+    def is_empty(self) -> bool:
+        return self._at == len(self._ends) - 1
+
+
+_Piece = bytes | _Unplaced
+
+
 class BatchResult(NamedTuple):
     """Where an EncodedBatch went: the physical offset of each message, the queue offset of the
     first."""
@@ -72,6 +111,13 @@ class BatchResult(NamedTuple):
     size: int
     end_offset: int
     queue_offset: int
+
+    @classmethod
+    def of(cls, results: Sequence[PutResult]) -> BatchResult:
+        """Of one message after the other."""
+        offsets = [each.physical_offset for each in results]
+        size = sum(each.size for each in results)
+        return cls(offsets, size, results[-1].end_offset, results[0].queue_offset)
 
 
 class Appender:
@@ -82,7 +128,7 @@ class Appender:
         config: StoreConfig,
         log: CommitLog,
         queues: QueueTable,
-        pending: deque[Pending],
+        pending: deque[Pending | PendingBatch],
         *,
         store_host: bytes,
         clock_ms: Callable[[], int],
@@ -101,7 +147,8 @@ class Appender:
         self._append_prop_crc = config.enabled_append_prop_crc
         crc_tail_max = _CRC_TAIL_MAX if self._append_prop_crc else 0
         self._properties_max = PROPERTIES_SIZE_MAX - crc_tail_max
-        self._pieces: list[bytes] = []
+        self._pieces: list[_Piece] = []
+        self._unplaced = 0  # of `_pieces`
         self._more_messages = 0  # in `_pieces`, beyond one each: a batch is one piece
         self._end = 0  # end of the log with the buffered records
         self._segment_end = 0  # of the segment that takes the next record; 0: not known yet
@@ -144,10 +191,16 @@ class Appender:
         end = log.max_offset
         log.zero_from(end, self._end)  # a part may have been written
         self._pieces.clear()
-        self._more_messages = 0
+        self._more_messages = self._unplaced = 0
         # Their queue offsets are given again, as if they had never been put.
-        while pending and pending[-1].end_offset > end:
+        while pending:
             record = pending.pop()
+            if isinstance(record, PendingBatch):
+                pending.extend(record.take(BATCH_MAX))
+                continue
+            if record.end_offset <= end:
+                pending.append(record)
+                break
             if record.queue_offset != NO_UNIT:
                 record.queue.next_offset = record.queue_offset
         self._end = end
@@ -171,6 +224,11 @@ class Appender:
     @property
     def has_buffered(self) -> bool:
         return bool(self._pieces)
+
+    @property
+    def is_placing(self) -> bool:
+        """Whether a turn that was not `whole` left something, which may be written now."""
+        return bool(self._unplaced) and not self._log.health.pauses
 
     # Hot path.
 
@@ -263,9 +321,8 @@ class Appender:
         return EncodedBatch(topic, queue_id, encode)
 
     def put_encoded(self, batch: EncodedBatch) -> BatchResult:
-        """As `put_batch`. All messages have born hosts of one size."""
-        from batonmq.protocol.records.columns import put_places
-
+        """As `put_batch`. All messages have born hosts of one size. The batch belongs to the
+        appender from now on."""
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
         if not may_have_folder(batch.topic, batch.queue_id):
@@ -278,30 +335,14 @@ class Appender:
         size = sum(sizes)
         while self._end + size + END_FILE_MIN_BLANK > self._segment_end:
             self._go_to_segment(size)
-        begin = self._end
-        data = bytearray().join(batch.records)
-        ends = list(accumulate(sizes, initial=0))
-        put_places(
-            data, ends, queue_offset=first, physical_offset=begin,
-            store_ms=stored_at, born_host_size=batch.born_host_size,
-            has_crc=self._append_prop_crc,
-        )  # fmt: skip
-        offsets = list(map(begin.__add__, ends))
-        self._pending.extend(
-            map(
-                partial(_new_pending, Pending),
-                zip(
-                    offsets[1:], offsets, sizes, repeat(queue),
-                    range(first, first + count), batch.tags, batch.keys, batch.uniq_keys,
-                    repeat(stored_at),
-                ),
-            )
-        )  # fmt: skip
-        self._pieces.append(bytes(data))
-        self._more_messages += count - 1
-        self._end = begin + size
+        ends = list(accumulate(sizes, initial=self._end))
+        columns = batch.tags, batch.keys, batch.uniq_keys
+        self._pending.append(PendingBatch(queue, first, ends, columns, stored_at))
+        self._pieces.append(_Unplaced(batch, ends, first, stored_at))
+        self._unplaced += 1
+        self._end = ends[-1]
         queue.next_offset = first + count
-        return BatchResult(offsets[:-1], size, self._end, first)
+        return BatchResult(ends[:-1], size, self._end, first)
 
     def _refuse_bad_place(self, message: NewMessage) -> None:
         """Raises PutIllegal where no queue can be (R46): no member could show the message."""
@@ -364,18 +405,22 @@ class Appender:
         )
         return _new_result(PutResult, (offset, size, end, queue_offset, stored_at))
 
-    def end_turn(self) -> int:
-        """Writes all puts since the last call; the end of what is written. On a full disk they stay
-        here for a later call (R45). Raises OSError if the disk fails; then the broker must stop."""
+    def end_turn(self, *, whole: bool = True) -> int:
+        """Writes all puts since the last call, or with `whole` False as much of a large batch as a
+        turn may take (`is_placing`); the end of what is written. On a full disk they stay here for
+        a later call (R45). Raises OSError if the disk fails; then the broker must stop."""
         log = self._log
         self._turn_ms = 0  # pieces that stay have their time; what comes later has its own
-        if self._pieces and self._write_pieces():
+        if self._pieces and self._write_pieces(whole=whole):
             log.preallocate_when_due()
         return log.max_offset
 
-    def _write_pieces(self) -> bool:
+    def _write_pieces(self, *, whole: bool = True) -> bool:
         """False if the disk is full; then all pieces are still here."""
-        pieces = self._pieces
+        pieces: list[bytes] = self._pieces  # type: ignore[assignment]
+        left: list[_Piece] = []
+        if self._unplaced:
+            pieces, left = self._placed(whole=whole)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         try:
             self._log.append(data)
@@ -385,8 +430,28 @@ class Appender:
         self.messages_total += len(pieces) + self._more_messages
         self._more_messages = 0
         self.bytes_total += len(data)
-        pieces.clear()
+        self._pieces = left
         return True
+
+    def _placed(self, *, whole: bool) -> tuple[list[bytes], list[_Piece]]:
+        """The pieces that can be written, and the rest. All stay here: the disk may be full."""
+        ready, rest = list[bytes](), deque(self._pieces)
+        may_take = True
+        while rest and (may_take or isinstance(rest[0], bytes)):
+            piece = rest[0]
+            if isinstance(piece, bytes):
+                ready.append(piece)
+                rest.popleft()
+                continue
+            data, count = piece.take(has_crc=self._append_prop_crc)
+            ready.append(data)
+            self._more_messages += count - 1
+            may_take = whole
+            if piece.is_empty:
+                rest.popleft()
+                self._unplaced -= 1
+        self._pieces = [*ready, *rest]
+        return ready, list(rest)
 
     def _not_written(self, error: OSError) -> None:
         """Raises the error again unless the write may succeed later."""
@@ -394,6 +459,7 @@ class Appender:
             return
         # None of them was acknowledged, and a broker that stops must not write them later.
         self._pieces.clear()
+        self._unplaced = 0
         self.refusal = "the disk failed"
         self._on_disk_failure(error)
         raise error

@@ -38,6 +38,8 @@ NO_UNIT: Final = -1
 _BULK_ROWS: Final = 32
 RECENT_COMMITS: Final = 4096
 _PENDING_AT_ONCE: Final = 512  # a large batch is confirmed at once (R58)
+_WITHOUT_LIMIT: Final = 1 << 62
+BATCH_MAX: Final = 1 << 31
 
 
 class Pending(NamedTuple):
@@ -53,6 +55,53 @@ class Pending(NamedTuple):
     keys: bytes | None
     uniq_key: bytes | None
     store_timestamp: int
+
+
+class PendingBatch:
+    """The records of one batch, in one queue, as one entry of `LogDispatcher.pending`: 20,000 of
+    them take too long for the turn that puts them (R58)."""
+
+    __slots__ = ("_at", "_columns", "_ends", "_queue_offset", "_store_timestamp", "queue")
+
+    def __init__(
+        self,
+        queue: StoredQueue,
+        queue_offset: int,
+        ends: list[int],
+        columns: tuple[list[int], list[bytes | None], list[bytes | None]],
+        store_timestamp: int,
+    ) -> None:
+        """`queue_offset`: of the first; `ends`: log offsets of the bounds between records, one more
+        than records; `columns`: tags codes, KEYS and UNIQ_KEYs."""
+        self.queue = queue
+        self._queue_offset = queue_offset
+        self._ends = ends
+        self._columns = columns
+        self._store_timestamp = store_timestamp
+        self._at = 0
+
+    def take(self, most: int) -> list[Pending]:
+        """The next `most` records, which are no longer in here; empty if none is left."""
+        at, ends = self._at, self._ends
+        self._at = stop = min(at + most, len(ends) - 1)
+        tags, keys, uniq_keys = self._columns
+        queue, first, stored_ms = self.queue, self._queue_offset, self._store_timestamp
+        return [
+            Pending(
+                *(ends[n + 1], ends[n], ends[n + 1] - ends[n], queue, first + n),
+                *(tags[n], keys[n], uniq_keys[n], stored_ms),
+            )
+            for n in range(at, stop)
+        ]
+
+    @property
+    def is_empty(self) -> bool:
+        return self._at == len(self._ends) - 1
+
+    @property
+    def next_queue_offset(self) -> int:
+        """Behind the last record."""
+        return self._queue_offset + len(self._ends) - 1
 
 
 class RecentCommits:
@@ -77,6 +126,17 @@ class RecentCommits:
         return prepared_offset in self._commits
 
 
+def _unpack_first(pending: deque[Pending | PendingBatch]) -> Pending:
+    """Puts the next records of the batch that comes first before it; the first of them."""
+    batch = pending[0]
+    assert isinstance(batch, PendingBatch)
+    records = batch.take(_PENDING_AT_ONCE)
+    if batch.is_empty:
+        pending.popleft()
+    pending.extendleft(reversed(records))
+    return records[0]
+
+
 class LogDispatcher:
     """Feeds consume queues and index up to the confirmed offset. `offset`: the end of what is
     dispatched, a record boundary. `target`: how far it may go."""
@@ -97,7 +157,7 @@ class LogDispatcher:
         self._index = index
         self._index_put = index.put if index is not None else _put_nowhere
         self._delay_levels = delay_levels
-        self.pending: deque[Pending] = deque()
+        self.pending: deque[Pending | PendingBatch] = deque()
         self.offset = 0
         self.target = 0
         self.has_more = False  # the last `advance` stopped at its limit, not at the end of records
@@ -127,7 +187,7 @@ class LogDispatcher:
         touched: set[StoredQueue] = set()
         try:
             if self.pending:
-                most = len(self.pending) if scan_bytes_max is None else _PENDING_AT_ONCE
+                most = _WITHOUT_LIMIT if scan_bytes_max is None else _PENDING_AT_ONCE
                 self._dispatch_pending(target, touched, most)
             if not self.pending and self.offset < target:
                 limit = target if scan_bytes_max is None else self.offset + scan_bytes_max
@@ -141,10 +201,14 @@ class LogDispatcher:
     def _dispatch_pending(self, target: int, touched: set[StoredQueue], most: int) -> None:
         pending = self.pending
         index_put = self._index_put
-        for _ in range(min(most, len(pending))):
-            if not pending or pending[0][0] > target:
+        for _ in range(most):
+            if not pending:
                 return
-            end, phy_offset, size, queue, queue_offset, tags, keys, uniq_key, stored_at = pending[0]
+            entry = pending[0]
+            record = entry if type(entry) is Pending else _unpack_first(pending)
+            if record[0] > target:
+                return
+            end, phy_offset, size, queue, queue_offset, tags, keys, uniq_key, stored_at = record
             if queue.handler is not None:
                 self._dispatch_system_record(queue, phy_offset, end)
             else:
@@ -160,25 +224,30 @@ class LogDispatcher:
             pending.popleft()
             self.offset = end
             self.last_store_timestamp = stored_at
-        self.has_more = bool(pending) and pending[0][0] <= target
+        if pending:
+            entry = pending[0]
+            record = entry if type(entry) is Pending else _unpack_first(pending)
+            self.has_more = record[0] <= target
 
     def forget_topic(self, topic: str) -> None:
         """The queues of `topic` were deleted: what is queued for them goes to new ones. Such
         messages follow the deletion in the log, with offsets that continued. A slave finds them
         there, so the new queue continues to count too."""
         self._is_behind_deletion = self._ends_at_deletion
-        moved = [self._move(record) for record in self.pending if record.queue.topic == topic]
-        if not moved:
+        if all(record.queue.topic != topic for record in self.pending):
             return
-        others = {record.end_offset: record for record in moved}
+        kept = [self._move(each) if each.queue.topic == topic else each for each in self.pending]
         # In place: listeners and the appender hold this deque.
-        kept = [others.get(record.end_offset, record) for record in self.pending]
         self.pending.clear()
         self.pending.extend(kept)
 
-    def _move(self, record: Pending) -> Pending:
+    def _move(self, record: Pending | PendingBatch) -> Pending | PendingBatch:
         queue = self.queues.find_or_create(record.queue.topic, record.queue.queue_id)
         queue.is_gapless = False
+        if isinstance(record, PendingBatch):
+            queue.next_offset = max(queue.next_offset, record.next_queue_offset)
+            record.queue = queue
+            return record
         queue.next_offset = max(queue.next_offset, record.queue_offset + 1)
         return record._replace(queue=queue)
 

@@ -398,14 +398,14 @@ class MessageStore:
             self._verified.end = end  # this process wrote all of it
         return end
 
-    def end_turn(self) -> int:
-        """Writes all puts since the last call in one `pwrite`; the written end. A turn with puts
-        also states queue positions if due (R38). Calls `on_fatal` and raises OSError if the disk
-        fails."""
+    def end_turn(self, *, whole: bool = True) -> int:
+        """Writes all puts since the last call in one `pwrite`; the written end. `whole`: see
+        `Appender.end_turn`. A turn with puts also states queue positions if due (R38). Calls
+        `on_fatal` and raises OSError if the disk fails."""
         appender = self.appender
         if appender.end >= self.positions.due_at and appender.has_buffered:
             self.positions.put_piece()
-        return appender.end_turn()
+        return appender.end_turn(whole=whole)
 
     def advance_confirm_offset(self, offset: int) -> int:
         """Makes visible all that ends at or below `offset`; the new confirm_offset, a record

@@ -9,8 +9,12 @@ Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks co
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import os
 import random
+import struct
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final
@@ -60,6 +64,13 @@ from batonmq.store.appender import BatchResult, PutResult
 FLAG_ONEWAY: Final = 2
 BATCH_AT_ONCE: Final = 128
 """Messages of a batch that are handled in one turn, about 6 µs each."""
+_COLUMNS: Final = "batonmq.protocol.records.columns"
+
+
+async def _load_columns() -> None:
+    """Imports what gives the records of a batch their places; in the loop that takes 0.1 s."""
+    if _COLUMNS not in sys.modules:
+        await asyncio.to_thread(importlib.import_module, _COLUMNS)
 
 
 class SendProcessor:
@@ -169,13 +180,7 @@ class SendProcessor:
                 results = self._store.appender.put_batch(first)
                 self._batch_put(
                     channel, request, topic, queue_id,
-                    BatchResult(
-                        [each.physical_offset for each in results],
-                        sum(each.size for each in results),
-                        results[-1].end_offset,
-                        results[0].queue_offset,
-                    ),
-                    [message.uniq_key for message in first],
+                    BatchResult.of(results), [message.uniq_key for message in first],
                 )  # fmt: skip
                 return None
             batch = self._store.appender.encoded_batch(topic, queue_id)
@@ -187,6 +192,7 @@ class SendProcessor:
             try:
                 async for message in in_turns(chain(first, messages), BATCH_AT_ONCE):
                     batch.add(message)
+                await _load_columns()
                 if channel.closed:
                     return
                 # The role or the topic may have changed since.
@@ -304,6 +310,12 @@ class SendProcessor:
     def _msg_id(self, result: PutResult) -> bytes:
         return self._msg_id_prefix + b"%016X" % result.physical_offset
 
+    def _msg_ids(self, physical_offsets: Sequence[int]) -> bytes:
+        """Of a batch, with commas; in C, for there may be 20,000 (R58)."""
+        offsets = struct.pack(f">{len(physical_offsets)}Q", *physical_offsets).hex(",", 8).upper()
+        prefix = self._msg_id_prefix.decode("ascii")
+        return f"{prefix}{offsets.replace(',', f',{prefix}')}".encode("ascii")
+
     def _recall_handle(self, message: NewMessage) -> bytes:
         """The handle by which a producer can recall this timer message; empty for retries."""
         properties = decode_properties(message.properties)
@@ -374,11 +386,9 @@ class SendProcessor:
         count = len(result.physical_offsets)
         self._path.stats.put(topic, count, result.size)
         if not request.flag & FLAG_ONEWAY:
-            prefix = self._msg_id_prefix.decode() + "%016X"
-            template = ",".join([prefix] * count)
             reply = self._replies.ok(
                 request.opaque,
-                (template % tuple(result.physical_offsets)).encode(),
+                self._msg_ids(result.physical_offsets),
                 queue_id,
                 result.queue_offset,
                 b",".join(filter(None, unique_keys)),

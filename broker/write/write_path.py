@@ -322,14 +322,20 @@ class WritePath:
         """Something was put: `end_turn` follows at the end of this loop turn."""
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self.end_turn)
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
-    def end_turn(self) -> None:
-        """Writes what this turn put into the log file, and replicates or confirms it."""
+    def _end_turn(self) -> None:
+        self.end_turn(whole=False)
+        if self.store.appender.is_placing:
+            self.schedule_flush()
+
+    def end_turn(self, *, whole: bool = True) -> None:
+        """Writes what this turn put into the log file, and replicates or confirms it. Without
+        `whole` the rest of a large batch is left to the next turns (R58)."""
         # Before the write: if that raises, the next put must be able to schedule another turn.
         self._scheduled = False
         began_ms = self.clock_ms()
-        end_offset = self._written_end = self.store.end_turn()
+        end_offset = self._written_end = self.store.end_turn(whole=whole)
         self.flow.wrote(began_ms, self.clock_ms())
         self.rule.written(end_offset)
         if self.sync_flush:

@@ -47,7 +47,7 @@ class Rig:
         self.sink = Mock()
         store = Mock(confirm_offset=640, max_phy_offset=900)
         store.appender.end = 900
-        store.end_turn.side_effect = lambda: self.note("end_turn") or 900
+        store.end_turn.side_effect = lambda **whole: self.note("end_turn") or 900
         store.positions.put_if_due.return_value = False
         store.stop_writes.side_effect = lambda: self.note("stop_writes")
         self.path = WritePath(
@@ -263,7 +263,7 @@ def test_r33_the_end_that_a_switch_drains_to_has_what_this_turn_put() -> None:
     rig = Rig()
     store: Any = rig.path.store
 
-    def end_turn() -> int:
+    def end_turn(*, whole: bool = True) -> int:
         store.max_phy_offset = 950
         return 950
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLockedError
+from batonmq.store import appender, dispatch
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.errors import (
     PutIllegal,
@@ -552,8 +554,12 @@ def test_a_refused_put_leaves_its_time_to_no_later_one(rig):
 
 @pytest.mark.parametrize("crc", [True, False])
 @pytest.mark.parametrize("host", [b"\x7f\0\0\1\0\0\x2a\x9f", bytes(16) + b"\0\0\x2a\x9f"])
-def test_a_batch_that_is_encoded_ahead_has_the_bytes_of_one_that_is_not(rig, tmp_path, crc, host):
+@pytest.mark.parametrize("at_once", [3, 1024])
+def test_a_batch_that_is_encoded_ahead_has_the_bytes_of_one_that_is_not(
+    rig, tmp_path, crc, host, at_once, monkeypatch
+):
     """Also over the end of a segment, and behind other messages."""
+    monkeypatch.setattr(appender, "_PLACED_AT_ONCE", at_once)
     logs, placed, totals = [], [], []
     for number, ahead in enumerate((False, True)):
         rig.root = tmp_path / f"store-{number}"
@@ -584,3 +590,100 @@ def test_a_batch_that_is_encoded_ahead_has_the_bytes_of_one_that_is_not(rig, tmp
         assert len(rig.read_bodies(store, queue_id=1)) == 40
         totals.append(store.appender.messages_total)
     assert logs[0] == logs[1] and totals[0] == totals[1] > 40
+
+
+def _batch(store, count):
+    batch = store.appender.encoded_batch("T", 0)
+    for n in range(count):
+        batch.add(NewMessage("T", 0, b"b%03d" % n, b"KEYS\x01k\x02", 0, b"k", None, 5, bytes(8)))
+    return store.appender.put_encoded(batch)
+
+
+@pytest.fixture
+def small_slices(monkeypatch):
+    monkeypatch.setattr(appender, "_PLACED_AT_ONCE", 4)
+    monkeypatch.setattr(dispatch, "_PENDING_AT_ONCE", 3)
+
+
+def _bodies(first, last):
+    return [b"b%03d" % n for n in range(first, last)]
+
+
+def test_r58_a_large_batch_is_written_over_several_turns(rig, small_slices):
+    """Each turn ends at a record, whatever is put meanwhile comes behind it, and what is written
+    may be confirmed."""
+    store = rig.open_master()
+    rig.put(store, b"before")
+    result = _batch(store, 10)
+    rig.put(store, b"after")
+    second = _batch(store, 3)
+    expected = [b"before", *_bodies(0, 10), b"after", *_bodies(0, 3)]
+    for shown in (5, 9, 12, 15):
+        end = store.end_turn(whole=False)
+        assert store.appender.is_placing == (shown < 15)
+        assert store.advance_confirm_offset(end) == end
+        assert rig.read_bodies(store) == expected[:shown]
+    assert end == second.end_offset > result.end_offset
+    assert store.appender.messages_total == 15
+    assert len(store.queries.query_message("T", "k", 64, 0, 2**62).parts) == 13
+
+
+def test_r58_a_turn_that_must_be_whole_writes_all_of_a_batch(rig, small_slices):
+    store = rig.open_master()
+    _batch(store, 10)
+    store.end_turn(whole=False)
+    end = store.stop_writes()
+    assert end == store.appender.end and not store.appender.has_buffered
+    assert store.advance_confirm_offset(end) == end
+    assert rig.read_bodies(store) == _bodies(0, 10)
+
+
+def test_r45_what_a_full_disk_keeps_of_a_batch_is_forgotten(rig, small_slices, monkeypatch):
+    """The broker leaves its role: what is written stays, and the rest gives its offsets back."""
+    store = rig.open_master()
+    _batch(store, 10)
+    store.end_turn(whole=False)
+    once = iter([OSError(errno.ENOSPC, "full")])
+
+    def pwrite(*args):
+        for error in once:
+            raise error
+        return os.pwrite(*args)
+
+    monkeypatch.setattr(disk, "pwrite", pwrite)
+    end = store.stop_writes()
+    assert store.advance_confirm_offset(end) == end == store.max_phy_offset
+    assert rig.read_bodies(store) == _bodies(0, 4)
+    store.prepare_master()
+    store.checkpoints.flush_derived()
+    rig.put_confirmed(store, b"next")
+    assert rig.read_bodies(store) == [*_bodies(0, 4), b"next"]
+
+
+def test_r45_a_batch_that_found_no_space_is_written_when_there_is_some(
+    rig, small_slices, monkeypatch
+):
+    store = rig.open_master()
+    _batch(store, 10)
+    with monkeypatch.context() as full:
+        full.setattr(disk, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        for _ in range(2):
+            assert store.end_turn(whole=False) == 0
+        assert not store.appender.is_placing, "it waits for the next round of upkeep"
+    store.checkpoints.flush_derived()
+    assert store.advance_confirm_offset(store.max_phy_offset) == store.appender.end
+    assert rig.read_bodies(store) == _bodies(0, 10)
+    assert store.appender.messages_total == 10
+
+
+def test_r39_a_batch_that_waits_goes_to_the_new_queue_of_its_topic(rig, small_slices):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"old")
+    _batch(store, 10)
+    end = store.end_turn()
+    store.delete_topic("T")
+    rig.put(store, b"next")
+    assert store.advance_confirm_offset(store.end_turn()) > end
+    queue = store._queues.get("T", 0)
+    assert (queue.consume_queue.min_offset, queue.consume_queue.max_offset) == (1, 12)
+    assert rig.read_bodies(store) == [*_bodies(0, 10), b"next"]
