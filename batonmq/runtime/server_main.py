@@ -55,8 +55,15 @@ class ServerMain:
             loop.add_signal_handler(number, self._stop.set)
         if self.tls is not None:
             self.tls.watch()
-            loop.add_signal_handler(signal.SIGHUP, self.tls.reload)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.set_exception_handler(_ends_on_a_broken_invariant)
+
+    def _reload(self) -> None:
+        # Without a handler the signal would end a process without TLS.
+        if self.tls is None:
+            log.info("nothing_to_reload reason='this process has no TLS'")
+        else:
+            self.tls.reload()
 
     def fail(self, exc: BaseException) -> None:
         """Stops the process as on SIGTERM, with exit code 1."""

@@ -39,13 +39,18 @@ async def finished(process: asyncio.subprocess.Process) -> tuple[int, list[str]]
     return process.returncode, errors.decode().splitlines()
 
 
-def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
+def test_sigterm_ends_it_cleanly_and_sighup_does_not(tmp_path: Path) -> None:
+    """Also without TLS: who renews certificates signals every server."""
+
     async def script() -> None:
         process = await spawn(written(tmp_path, "namesrv:\n  listenPort: 0\n"))
         assert process.stderr is not None
         async with asyncio.timeout(STARTED_WITHIN_S):
             while b"namesrv_started" not in await process.stderr.readline():
                 assert process.returncode is None
+            os.kill(process.pid, signal.SIGHUP)
+            while b"nothing_to_reload" not in (line := await process.stderr.readline()):
+                assert line, "it has ended"
         os.kill(process.pid, signal.SIGTERM)
         code, _ = await finished(process)
         assert code == 0
