@@ -58,6 +58,7 @@ def test_no_send_of_a_stock_client_fails_while_nodes_are_drained(
             assert acked <= {m.keys for queue in stored.values() for m in queue}
         finally:
             cluster.stop()
+            pods.close()
         check_logs_equal([cluster.data_dir(index) for index in range(len(cluster.brokers))])
 
     def drain_and_move(cluster: HeldCluster) -> None:
@@ -72,6 +73,7 @@ def test_no_send_of_a_stock_client_fails_while_nodes_are_drained(
         assert ran.code == 0, ran
         assert node.child is not None
         node.child.terminate()
+        pods.end(node.name)
         assert node.child.wait(30) == 0
         pods.move(node.name)
         cluster.launch(node)

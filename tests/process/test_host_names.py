@@ -1,7 +1,7 @@
 """A cluster whose nodes advertise host names, and get another address at each start, as pods do.
 
-The names are in a hosts file of the test's own, in a mount namespace. So the test runs in a thread:
-a namespace belongs to a thread and what it starts.
+A name server (DNS) of the test's own knows the names, by a resolv.conf as in a pod. That lies in a
+mount namespace, so the test runs in a thread: a namespace belongs to a thread and what it starts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dnslib import QTYPE, RCODE, RR, A, DNSRecord
+from dnslib.server import DNSLogger, DNSServer
 
 from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.held import HOSTS, HeldCluster
@@ -29,6 +31,8 @@ from tests.process.test_roll import Load
 pytestmark = pytest.mark.process
 
 CLONE_NEWNS = 0x00020000
+DOMAIN = "pods.test"
+DNS_ADDRESS = "127.0.0.253"
 
 
 class Pods(Network):
@@ -37,29 +41,49 @@ class Pods(Network):
     def __init__(self, folder: Path) -> None:
         super().__init__(HOSTS)
         self._ips = dict(self.address)
-        self._file = folder / "hosts"
+        self._file = folder / "resolv.conf"
         self._moves = 0
-        self.address = {host: f"{host}.pods.test" for host in HOSTS}
+        self.address = {host: f"{host}.{DOMAIN}" for host in HOSTS}
+        self._known = {name: self._ips[host] for host, name in self.address.items()}
 
     def open(self) -> None:
-        """Only for the calling thread, and what it starts from now on."""
-        self._write()
+        """Only for the calling thread, and what it starts from now on. `close` ends the server."""
+        self._server = DNSServer(self, address=DNS_ADDRESS, logger=DNSLogger(log="-request,-reply"))
+        self._server.start_thread()
+        # As in a pod: with ndots:5 each name is tried with the search domain first.
+        self._file.write_text(
+            f"nameserver {DNS_ADDRESS}\nsearch {DOMAIN}\noptions ndots:5 timeout:2\n"
+        )
         # ctypes: os.unshare is younger than Python 3.11.
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
             raise OSError(ctypes.get_errno(), "unshare")
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-        subprocess.run(["mount", "--bind", str(self._file), "/etc/hosts"], check=True)
+        subprocess.run(["mount", "--bind", str(self._file), "/etc/resolv.conf"], check=True)
+
+    def close(self) -> None:
+        self._server.stop()
+        self._server.server.server_close()
+
+    def resolve(self, request: DNSRecord, _: object) -> DNSRecord:
+        """The server's answer; the name of a pod that has ended does not exist."""
+        reply = request.reply()
+        question = request.q
+        ip = self._known.get(str(question.qname).rstrip("."))
+        if ip is None:
+            reply.header.rcode = RCODE.NXDOMAIN
+        elif question.qtype == QTYPE.A:
+            reply.add_answer(RR(question.qname, QTYPE.A, rdata=A(ip), ttl=5))
+        return reply
+
+    def end(self, host: str) -> None:
+        """Its name leads nowhere until it is moved."""
+        self._known.pop(self.address[host], None)
 
     def move(self, host: str) -> None:
         """Its name leads to an address that it never had."""
         self._moves += 1
         self._ips[host] = f"{self._ips[host].rpartition('.')[0]}.{100 + self._moves}"
-        self._write()
-
-    def _write(self) -> None:
-        lines = [f"{self._ips[host]} {name}" for host, name in self.address.items()]
-        # In place: the file is mounted.
-        self._file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        self._known[self.address[host]] = self._ips[host]
 
 
 def in_thread_of_its_own(work: Callable[[], None]) -> None:
@@ -83,8 +107,8 @@ def in_thread_of_its_own(work: Callable[[], None]) -> None:
     os.geteuid() != 0 or shutil.which("mount") is None, reason="a mount namespace needs root"
 )
 def test_nodes_with_names_get_other_addresses_under_load(tmp_path: Path) -> None:
-    """The master is drained and comes back elsewhere, then a name server with its controller, then
-    the next master is killed: no send fails, nothing is lost."""
+    """A machine with the master and a name server with its controller is drained, and both come
+    back elsewhere; then the next master is killed: no send fails, nothing is lost."""
     pods = Pods(tmp_path)
 
     def work() -> None:
@@ -95,13 +119,15 @@ def test_nodes_with_names_get_other_addresses_under_load(tmp_path: Path) -> None
             asyncio.run(scenario(cluster))
         finally:
             cluster.stop()
+            pods.close()
         check_logs_equal([cluster.data_dir(index) for index in range(len(cluster.brokers))])
 
     async def scenario(cluster: HeldCluster) -> None:
         async with Load(cluster.name_servers) as load:
-            await asyncio.to_thread(drain_and_move, cluster, master(cluster))
-            await asyncio.to_thread(end_and_move, cluster, cluster.controller_processes[0])
-            await asyncio.to_thread(kill_and_move, cluster, master(cluster))
+            await asyncio.to_thread(
+                evict, cluster, master(cluster), cluster.controller_processes[0]
+            )
+            await asyncio.to_thread(kill, cluster, master(cluster))
         print(f"{len(load.acked)} acknowledged, longest gap {load.longest_gap_ms()} ms")
         assert not load.failed, load.failed[:3]
         stored = await asyncio.to_thread(read_topic, cluster.name_servers, "Rolled")
@@ -112,27 +138,32 @@ def test_nodes_with_names_get_other_addresses_under_load(tmp_path: Path) -> None
         assert group.master is not None
         return cluster.brokers[group.master]
 
-    def drain_and_move(cluster: HeldCluster, node: NodeProcess) -> None:
-        ran = mqctl("drain", node.node.address, home=tmp_path, env=addresses(cluster))
+    def evict(cluster: HeldCluster, broker: NodeProcess, *others: NodeProcess) -> None:
+        """The broker's preStop hook runs, then all get SIGTERM at once."""
+        ran = mqctl("drain", broker.node.address, home=tmp_path, env=addresses(cluster))
         assert ran.code == 0, ran
-        end_and_move(cluster, node)
+        nodes = [broker, *others]
+        for node in nodes:
+            assert node.child is not None
+            node.child.terminate()
+            pods.end(node.name)
+        for node in nodes:
+            assert node.child is not None and node.child.wait(30) == 0
+        move(cluster, nodes)
 
-    def end_and_move(cluster: HeldCluster, node: NodeProcess) -> None:
-        assert node.child is not None
-        node.child.terminate()
-        assert node.child.wait(30) == 0
-        move(cluster, node)
-
-    def kill_and_move(cluster: HeldCluster, node: NodeProcess) -> None:
+    def kill(cluster: HeldCluster, node: NodeProcess) -> None:
         node.kill()
-        move(cluster, node)
+        pods.end(node.name)
+        move(cluster, [node])
 
-    def move(cluster: HeldCluster, node: NodeProcess) -> None:
+    def move(cluster: HeldCluster, nodes: list[NodeProcess]) -> None:
         began = time.monotonic()
-        pods.move(node.name)
-        cluster.launch(node)
+        for node in nodes:
+            pods.move(node.name)
+            cluster.launch(node)
         cluster.wait_whole()
-        print(f"{node.name}: whole after {time.monotonic() - began:.1f} s")
+        names = ", ".join(node.name for node in nodes)
+        print(f"{names}: whole after {time.monotonic() - began:.1f} s")
 
     def addresses(cluster: HeldCluster) -> dict[str, str]:
         controllers = ";".join(n.controller_address for n in cluster.layout.controllers)
