@@ -7,7 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -125,7 +125,7 @@ def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader: str
 
     async def run() -> None:
         stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply(leader))
-        channels: Any = SimpleNamespace(stub=lambda target: stub)
+        channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
         facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
         calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
         calls.send(ev.FetchView("c1"))
