@@ -68,7 +68,7 @@ async def secure(
     force: bool,
     within_s: float,
 ) -> None:
-    """Make the certificates of a cluster, renew them, check its ports; turn TLS on and off.
+    """Make and renew certificates, check ports, turn TLS on and off.
 
     `init` makes an authority, one file for each --node (certificate and key, mode 0600), and
     `admin.pem` for tools. A node is broker/GROUP/ID, controller/ID, or namesrv/NAME. It needs only

@@ -10,7 +10,6 @@ from batonmq.mqctl.commands.cluster import cluster_of, first_rate, percent
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
-from batonmq.protocol.errors import BatonError
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -85,6 +84,8 @@ async def _or_why(
     asked: Awaitable[list[dict[str, Any]]],
 ) -> tuple[list[dict[str, Any]], str]:
     """Its rows, or none and why: brokers are shown also while a group has no master."""
+    from batonmq.protocol.errors import BatonError
+
     try:
         return await asked, ""
     except BatonError as error:

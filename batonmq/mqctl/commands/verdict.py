@@ -66,7 +66,7 @@ async def verdict(
     checked_file: Path | None,
     classic: bool,
 ) -> None:
-    """Say what broke, what is safe and how that is known, and what each repair costs.
+    """Say what broke, what is safe and why, and what each repair costs.
 
     Asks what runs, and reads what does not. DIR: a data folder of `batonmq up`, a broker's store, a
     controller's folder; then nothing is asked, so copies do. Exit code as of health: 0 ok,
