@@ -18,10 +18,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram."""
+    """The table as a Mermaid state diagram, without the two steps that every phase has."""
     lines = ["stateDiagram-v2", f"    [*] --> {SlavePhase.READY.name}"]
     for phase, steps in TRANSITIONS.items():
-        lines += [f"    {phase.name} --> {to.name}: {step.value}" for step, to in steps.items()]
+        lines += [
+            f"    {phase.name} --> {to.name}: {step.value}"
+            for step, to in steps.items()
+            if step not in (SlaveStep.HANG_UP, SlaveStep.STOP)
+        ]
     return "\n".join(lines)
 
 
