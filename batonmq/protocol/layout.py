@@ -140,6 +140,13 @@ CHECKPOINT_OURS: Final = RecordLayout(
     ("crc", ">u4"),  # 80
 )
 CHECKPOINT_MAGIC: Final = b"BATONCP1"
+# Where only this broker reads. It belongs to one recovery offset; the CRC-32 covers what is before.
+CHECKPOINT_ENDS_AT: Final = 96
+CHECKPOINT_ENDS: Final = RecordLayout(
+    ("recovery_offset", ">i8"),  # 96
+    ("queue_ends", ">i8"),  # 104: the sum of all queues' next offsets there
+    ("crc", ">u4"),  # 112
+)
 
 # What a controller keeps (`controller.raft`). The journal: its magic, then groups of u32 length,
 # u32 CRC-32, and so many bytes. The snapshot: its magic, the u32 CRC-32 of the rest, the rest.

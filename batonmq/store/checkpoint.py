@@ -1,16 +1,20 @@
 """The `checkpoint` file: up to where the parts of the store are good. Java's fields are followed by
 ours (`protocol.layout`), which Java ignores. The recovery offset is the end of the log that is
 durable with all that is derived from it; it is None if the CRC does not match (a Java broker used
-the file, a torn write). After `flush` the values survive power loss: they lie in one disk sector.
+the file, a torn write). The sum of the queues' ends belongs to it, and has a CRC of its own. After
+`flush` the values survive power loss: they lie in one disk sector.
 """
 
 import logging
 import os
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 from batonmq.protocol.layout import (
     CHECKPOINT,
+    CHECKPOINT_ENDS,
+    CHECKPOINT_ENDS_AT,
     CHECKPOINT_MAGIC,
     CHECKPOINT_OURS,
     CHECKPOINT_OURS_AT,
@@ -25,7 +29,9 @@ _CRC_AT = CHECKPOINT_OURS.at["crc"]
 # Java starts this long before the older of the two timestamps.
 _SAFETY_MS = 3000
 _OURS_END = CHECKPOINT_OURS_AT + CHECKPOINT_OURS.size
+_ENDS_END = CHECKPOINT_ENDS_AT + CHECKPOINT_ENDS.size
 _TIME_END_MS = 1 << 42  # in the year 2109
+_SUM_END = 1 << 63
 
 
 def _checksum(data: bytes | bytearray) -> int:
@@ -36,8 +42,27 @@ def _checksum(data: bytes | bytearray) -> int:
 def _may_be_javas(data: bytes) -> bool:
     """Whether a broker may have written what has no CRC of ours, or one that does not fit."""
     fields = CHECKPOINT.struct.unpack_from(data)
-    filler = data[CHECKPOINT.size : CHECKPOINT_OURS_AT] + data[_OURS_END:]
+    filler = data[CHECKPOINT.size : CHECKPOINT_OURS_AT]
+    filler += data[_OURS_END:CHECKPOINT_ENDS_AT] + data[_ENDS_END:]
     return min(fields) >= -1 and max(fields[:3]) < _TIME_END_MS and not any(filler)
+
+
+class QueueEnds(NamedTuple):
+    """`total`: the sum of the next offsets of all queues with units, of records below
+    `recovery_offset`."""
+
+    recovery_offset: int
+    total: int
+
+    def encode(self) -> bytes:
+        fields = CHECKPOINT_ENDS.struct.pack(*self, 0)[: CHECKPOINT_ENDS.at["crc"]]
+        return CHECKPOINT_ENDS.struct.pack(*self, zlib.crc32(fields))
+
+
+def _decode_ends(data: bytes) -> QueueEnds | None:
+    offset, total, _ = CHECKPOINT_ENDS.struct.unpack_from(data, CHECKPOINT_ENDS_AT)
+    ends = QueueEnds(offset, total)
+    return ends if ends.encode() == data[CHECKPOINT_ENDS_AT:_ENDS_END] else None
 
 
 class StoreCheckpoint:
@@ -53,6 +78,7 @@ class StoreCheckpoint:
         "logics_msg_timestamp",
         "master_flushed_offset",
         "physic_msg_timestamp",
+        "queue_ends",
         "recovery_offset",
     )
 
@@ -66,6 +92,8 @@ class StoreCheckpoint:
         self.confirm_phy_offset = 0
         #: The log offset up to which recovery need not read; None if unknown.
         self.recovery_offset: int | None = None
+        #: Not written, and not believed, if it belongs to another recovery offset; None if unknown.
+        self.queue_ends: QueueEnds | None = None
         try:
             data = disk.read_bytes(path)
         except FileNotFoundError:
@@ -78,6 +106,8 @@ class StoreCheckpoint:
         magic, offset, crc = CHECKPOINT_OURS.struct.unpack_from(data, CHECKPOINT_OURS_AT)
         if magic == CHECKPOINT_MAGIC and offset >= 0 and crc == _checksum(data):
             self.recovery_offset = offset
+            ends = _decode_ends(data)
+            self.queue_ends = ends if ends is not None and ends.recovery_offset == offset else None
         elif not _may_be_javas(data):
             log.error("checkpoint_damaged file=%s", self._path)
             return
@@ -106,6 +136,10 @@ class StoreCheckpoint:
             pack_ours(data, CHECKPOINT_OURS_AT, CHECKPOINT_MAGIC, self.recovery_offset, 0)
             crc = _checksum(data)
             pack_ours(data, CHECKPOINT_OURS_AT, CHECKPOINT_MAGIC, self.recovery_offset, crc)
+        ends = self.queue_ends
+        # Positions come from the log, so from strangers: their sum may not fit.
+        if ends and ends.recovery_offset == self.recovery_offset and ends.total < _SUM_END:
+            data[CHECKPOINT_ENDS_AT:_ENDS_END] = ends.encode()
         return bytes(data)
 
     def lower_recovery(self, offset: int) -> None:

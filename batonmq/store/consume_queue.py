@@ -42,15 +42,26 @@ class Boundary(StrEnum):
     UPPER = "upper"
 
 
+class SharedByQueues:
+    """What the queues of a store keep together. `dirty`: those for which `write_back` has something
+    to do. `ends_total`: the sum of the next offsets of those that have a file or a unit."""
+
+    __slots__ = ("dirty", "ends_total")
+
+    def __init__(self) -> None:
+        self.dirty: dict[ConsumeQueue, None] = {}
+        self.ends_total = 0
+
+
 class ConsumeQueue:
     """Units of one (topic, queue id). Offsets are unit indexes unless the name has `phy`."""
 
     __slots__ = (
-        "_dirty",
         "_files",
         "_health",
         "_minimum",
         "_minimum_phy",
+        "_shared",
         "_tail",
         "_tail_position",
         "_unfilled",
@@ -70,17 +81,16 @@ class ConsumeQueue:
         file_size: int = 6_000_000,
         handles: FileHandles | None = None,
         health: StoreHealth | None = None,
-        dirty: dict["ConsumeQueue", None] | None = None,
+        shared: SharedByQueues | None = None,
     ) -> None:
         """Creates nothing on disk before the first `write_back`. `file_size` in bytes, rounded up
-        to whole units. Call `load` if the folder may hold files. The queue adds itself to `dirty`
-        when `write_back` has something to do."""
+        to whole units. Call `load` if the folder may hold files."""
         self.topic = topic
         self.queue_id = queue_id
         handles = FileHandles(8) if handles is None else handles
         self._files = QueueFiles(directory, whole_units(file_size), handles)
         self._health = health or StoreHealth()
-        self._dirty: dict[ConsumeQueue, None] = {} if dirty is None else dirty
+        self._shared = shared or SharedByQueues()
         self._tail = bytearray()
         self._tail_position = 0
         # How far the filler before the tail is written, during that write.
@@ -119,7 +129,8 @@ class ConsumeQueue:
         (R45). Raises OSError if the disk fails."""
         tail = self._tail
         if not tail:
-            self._dirty[self] = None
+            self._begin_tail()
+        self._shared.ends_total += 1
         tail += _pack(phy_offset, size, tags_code)
         self.last_physical_end = phy_offset + size
         if len(tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
@@ -127,10 +138,22 @@ class ConsumeQueue:
 
     def append_units(self, units: bytes) -> None:
         """`append_unit` for many, packed."""
-        if not self._tail:
-            self._dirty[self] = None
-        self._tail += units[:-UNIT_SIZE]
+        if len(units) > UNIT_SIZE:
+            if not self._tail:
+                self._begin_tail()
+            self._shared.ends_total += len(units) // UNIT_SIZE - 1
+            self._tail += units[:-UNIT_SIZE]
         self.append_unit(*UNIT.struct.unpack(units[-UNIT_SIZE:]))
+
+    def _begin_tail(self) -> None:
+        self._shared.dirty[self] = None
+        if not self._files.starts:
+            self._shared.ends_total += self._tail_position // UNIT_SIZE
+
+    @property
+    def _share(self) -> int:
+        """What this queue adds to `ends_total`: nothing for a mere position (R38)."""
+        return self.max_offset if self._tail or self._files.starts else 0
 
     def put_unit_at(self, index: int, phy_offset: int, size: int, tags_code: int) -> bool:
         """Adds the unit of message `index`; False if this or a later one exists. An empty queue
@@ -187,7 +210,8 @@ class ConsumeQueue:
             self.max_offset,
             phy_offset,
         )
-        self._dirty[self] = None
+        self._shared.dirty[self] = None
+        self._shared.ends_total += missing
         while missing:
             count = min(missing, _FILLED_AT_ONCE)
             self._tail += FILLER * count
@@ -205,7 +229,7 @@ class ConsumeQueue:
         of new files included. Raises OSError (disk full); then nothing was taken and the next call
         tries again."""
         self.write_tail()
-        self._dirty.pop(self, None)
+        self._shared.dirty.pop(self, None)
         return self._files.take_unsynced()
 
     @property
@@ -265,7 +289,7 @@ class ConsumeQueue:
     def replace_unit(self, index: int, phy_offset: int, size: int, tags_code: int) -> None:
         """Overwrites a damaged unit; durable with the next flush."""
         assert index * UNIT_SIZE < self._tail_position
-        self._dirty[self] = None
+        self._shared.dirty[self] = None
         self._files.write(index * UNIT_SIZE, memoryview(_pack(phy_offset, size, tags_code)))
 
     def unit_at(self, index: int) -> tuple[int, int, int] | None:
@@ -343,8 +367,16 @@ class ConsumeQueue:
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
             return None
+        before = self._share
         self._cut_to(index * UNIT_SIZE)
+        self._shared.ends_total += self._share - before
         return self._files.take_unsynced()
+
+    def end_below(self, phy_offset: int) -> int:
+        """Behind the last unit of a record that begins below `phy_offset`."""
+        if self.last_physical_end <= phy_offset:
+            return self.max_offset
+        return self._first_index_at_or_above(phy_offset)
 
     def check_cut(self, phy_offset: int, *, expects_none: bool) -> None:
         """Raises CorruptLogError if `truncate_dirty(phy_offset)` would cut units because of damage:
@@ -414,6 +446,12 @@ class ConsumeQueue:
         length: then the caller may `destroy` the queue and rebuild it.
         """
         assert not self._tail
+        try:
+            return self._load(safe_offset)
+        finally:
+            self._shared.ends_total += self._share
+
+    def _load(self, safe_offset: int) -> list[Path]:
         files = self._files
         self.ends_blank = files.load()
         if not files.starts:
@@ -447,9 +485,10 @@ class ConsumeQueue:
 
     def forget_files(self) -> None:
         """Starts as an empty queue; the caller now owns the files."""
+        self._shared.ends_total -= self._share
         self._files.forget()
         self._unfilled = None
-        self._dirty.pop(self, None)
+        self._shared.dirty.pop(self, None)
         self._minimum_phy = -1
         self._tail.clear()
         self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0

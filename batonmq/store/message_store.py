@@ -486,6 +486,7 @@ class MessageStore:
         OSError if the folder cannot be taken away; then the process must end: the next one finds
         the deletion's record again, which no checkpoint covers."""
         self.end_turn()
+        self.checkpoints.forget_queue_ends()
         count = self._queues.delete_topic(topic)
         self._dispatcher.forget_topic(topic)
         self.background.free_space(

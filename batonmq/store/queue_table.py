@@ -14,7 +14,7 @@ from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC, is_file_name
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import sync_below, sync_directory
-from batonmq.store.consume_queue import ConsumeQueue, whole_units
+from batonmq.store.consume_queue import ConsumeQueue, SharedByQueues, whole_units
 from batonmq.store.disk_health import StoreHealth
 from batonmq.store.file_handles import FileHandles, Making
 from batonmq.store.queue_positions import POSITIONS_QUEUE, QueuePositions, decode_positions
@@ -108,7 +108,7 @@ class ConsumeQueueStore:
         self._before_rebuild = before_rebuild
         self._file_size = whole_units(file_size)
         self._handles = FileHandles(open_files_max)
-        self._dirty: dict[ConsumeQueue, None] = {}
+        self._shared = SharedByQueues()
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._ids: dict[str, set[int]] = {}
 
@@ -155,7 +155,7 @@ class ConsumeQueueStore:
             file_size=self._file_size,
             handles=self._handles,
             health=self.health,
-            dirty=self._dirty,
+            shared=self._shared,
         )
 
     def _add(self, queue: ConsumeQueue) -> None:
@@ -204,6 +204,11 @@ class ConsumeQueueStore:
         """End (exclusive) in the log of the newest record in any queue; 0 if none."""
         return max((queue.last_physical_end for queue in self._queues.values()), default=0)
 
+    @property
+    def ends_total(self) -> int:
+        """The sum of the next offsets of all queues that have a file or a unit."""
+        return self._shared.ends_total
+
     def drop_damaged(self, phy_offset: int, *, expects_none: bool) -> bool:
         """Removes queues whose units above `phy_offset` must be damage, to be rebuilt from the log;
         whether there were any."""
@@ -220,9 +225,14 @@ class ConsumeQueueStore:
     def rebuild(self, queues: Sequence[ConsumeQueue]) -> None:
         """Removes them; the caller rebuilds them by dispatching the log from its beginning."""
         if queues:
-            self._before_rebuild()
+            self.note_rebuild()
         for queue in queues:
             self._destroy(self._remove(queue.topic, queue.queue_id))
+
+    def note_rebuild(self) -> None:
+        """The log must be dispatched from its beginning: by the next start if this one is killed.
+        Raises OSError."""
+        self._before_rebuild()
 
     def truncate_dirty(self, phy_offset: int) -> int:
         """Drops units of records at or above `phy_offset`, durably; how many queues had some."""
@@ -243,7 +253,7 @@ class ConsumeQueueStore:
 
     def dirty(self) -> list[ConsumeQueue]:
         """Queues that now have something for `ConsumeQueue.write_back`."""
-        return list(self._dirty)
+        return list(self._shared.dirty)
 
     def missing_files(self, queues: Sequence[ConsumeQueue]) -> Making | None:
         """What makes the files that these queues need, in a thread; then call `note_made`."""

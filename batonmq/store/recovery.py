@@ -22,13 +22,13 @@ from batonmq.protocol.records.codec import FIXED_SIZE_V1, RecordHead
 from batonmq.protocol.records.search import ends_in_property_crc
 from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.protocol.topic_name import METADATA_TOPIC
-from batonmq.store.checkpoint import StoreCheckpoint
+from batonmq.store.checkpoint import QueueEnds, StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import LogScanner, check_record, find_valid_record, whole_records_end
 from batonmq.store.queue_positions import POSITIONS_QUEUE, decode_positions
-from batonmq.store.queue_table import QueueTable
+from batonmq.store.queue_table import QueueTable, may_have_folder
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion
 from batonmq.store.truncation import LogTruncation
@@ -128,9 +128,12 @@ def recover_store(
     truncation.resume()
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm = files.checkpoint.confirm_phy_offset
+    queue_ends = files.checkpoint.queue_ends
     start = _begin_below(files.checkpoint, _start_offset(files))
     damaged = _drop_wrong_ends(files)
-    damaged = _drop_blank_ends(files, start) or damaged
+    # After a rebuild queues are missing that the log gives back.
+    is_low = not damaged and _are_ends_low(files, queue_ends)
+    damaged = _drop_short_queues(files, dispatcher.queues, start, is_any=is_low) or damaged
     # Only confirmed records have units, so queues may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
     is_rebuilt = _are_queues_lost(files)
@@ -206,26 +209,50 @@ def _has_wrong_end(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
     return False
 
 
-def _drop_blank_ends(files: StoreFiles, start: int) -> bool:
-    """Removes queues whose last file has no unit although the log below `start` names messages that
-    belong there, for rebuilding; whether there were any. They would number these again (R38). A
-    queue that was new at the stop may be without a unit: its messages come behind `start`."""
-    queues = files.consume_queues.queues()
-    blank = {(queue.topic, queue.queue_id): queue for queue in queues if queue.ends_blank}
-    begin = max(files.positions.stated_below(start), files.log.min_offset)
-    if not blank or begin >= start:
+def _are_ends_low(files: StoreFiles, stored: QueueEnds | None) -> bool:
+    """Whether queues have fewer units than when the checkpoint was written: a file is gone, or the
+    end of one is zeros. Units of later records do not count."""
+    if stored is None:
         return False
-    lost = dict[tuple[str, int], ConsumeQueue]()
+    queues = files.consume_queues.queues()
+    return sum(queue.end_below(stored.recovery_offset) for queue in queues) < stored.total
+
+
+def _drop_short_queues(files: StoreFiles, table: QueueTable, start: int, *, is_any: bool) -> bool:
+    """Removes queues that lack units of messages that the log below `start` names, for rebuilding;
+    whether there were any. They would number these again (R38). Candidates are queues whose last
+    file has no unit, which may be new: their messages come behind `start`. `is_any`: all queues,
+    also those without a folder."""
+    queues = {
+        (queue.topic, queue.queue_id): queue
+        for queue in files.consume_queues.queues()
+        if is_any or queue.ends_blank
+    }
+    begin = max(files.positions.stated_below(start), files.log.min_offset)
+    if not (queues or is_any) or begin >= start:
+        return False
+    # Records of these topics may have a handler and no unit.
+    odd, placed = table.topics_with_odd_queues(), files.positions.placed
+    lost = set[tuple[str, int]]()
     scanner = LogScanner(files.log, begin, start, check_crc=False)
     while (head := scanner.next()) is not None:
         for key, next_offset in _named_offsets(head, scanner):
-            if key in blank and blank[key].max_offset < next_offset:
-                lost[key] = blank[key]
+            topic, queue_id = key
+            if key in queues:
+                end = queues[key].max_offset
+            elif is_any and may_have_folder(*key) and topic.encode("utf-8") not in odd:
+                end = placed.get(topic, {}).get(queue_id, 0)
+            else:
+                continue
+            if end < next_offset:
+                lost.add(key)
     if scanner.offset < start:  # a bad record: what is behind it cannot be seen
-        lost = blank
+        lost.update(key for key, queue in queues.items() if queue.ends_blank)
     for topic, queue_id in lost:
         log.error("consume_queue_units_lost topic=%s queue_id=%d", topic, queue_id)
-    files.consume_queues.rebuild(list(lost.values()))
+    if lost:
+        files.consume_queues.note_rebuild()
+    files.consume_queues.rebuild([queues[key] for key in lost if key in queues])
     return bool(lost)
 
 

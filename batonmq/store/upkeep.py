@@ -24,6 +24,7 @@ from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import sync_below, sync_directory
 from batonmq.store.background import Background, DiskSpaceWatch
+from batonmq.store.checkpoint import QueueEnds
 from batonmq.store.commit_log import Segment
 from batonmq.store.config import StoreConfig
 from batonmq.store.consume_queue import ConsumeQueue
@@ -87,6 +88,8 @@ class Round:
     log_timestamp: int
     index_timestamp: int
     generation: int
+    queue_ends: QueueEnds
+    ends_generation: int
 
 
 _HOUR_MS = 3_600_000
@@ -194,6 +197,7 @@ class CheckpointWriter:
         self._background = background
         self._lock = threading.Lock()
         self._generation = 0
+        self._ends_generation = 0
         # Written and not yet given to a job, for queues and index.
         self._queue_paths: list[Path] = []
         self._index_paths: list[Path] = []
@@ -253,6 +257,8 @@ class CheckpointWriter:
             self._dispatcher.last_store_timestamp,
             self._files.index.end_timestamp,
             self._generation,
+            QueueEnds(self._dispatcher.offset, self._files.consume_queues.ends_total),
+            self._ends_generation,
         )
 
     def _write_queues(self, work: Round) -> Iterator[None]:
@@ -285,6 +291,7 @@ class CheckpointWriter:
         """The rest of a round waits for the disk, so it is a job; none if nothing is new."""
         checkpoint = self._checkpoint
         is_covered = checkpoint.recovery_offset == work.dispatched_offset
+        is_covered = is_covered and checkpoint.queue_ends == work.queue_ends
         is_covered = is_covered and checkpoint.confirm_phy_offset == work.dispatched_offset
         if is_covered and not self._queue_paths and not self._index_paths:
             return
@@ -314,6 +321,8 @@ class CheckpointWriter:
         # A damaged log is dispatched less far than before; only a truncation lowers this.
         checkpoint.confirm_phy_offset = max(checkpoint.confirm_phy_offset, work.dispatched_offset)
         checkpoint.recovery_offset = work.dispatched_offset
+        is_current = work.ends_generation == self._ends_generation
+        checkpoint.queue_ends = work.queue_ends if is_current else None
         if work.log_timestamp:
             checkpoint.physic_msg_timestamp = work.log_timestamp
             checkpoint.logics_msg_timestamp = work.log_timestamp
@@ -321,6 +330,15 @@ class CheckpointWriter:
             checkpoint.index_msg_timestamp = work.index_timestamp
         checkpoint.master_flushed_offset = self._files.log.flushed_offset
         checkpoint.flush()
+
+    def forget_queue_ends(self) -> None:
+        """Queues will be removed, and lower the sum of the ends: a start must not take them for
+        lost. Durable on return; raises OSError."""
+        with self._lock:
+            self._ends_generation += 1
+            if self._checkpoint.queue_ends is not None:
+                self._checkpoint.queue_ends = None
+                self._checkpoint.flush()
 
     def void_running(self) -> None:
         """Lets a round in another thread end without writing the checkpoint."""

@@ -25,6 +25,7 @@ def test_the_formats() -> None:
     assert layout.INDEX_ENTRY.struct.format == ">iqii"
     assert layout.CHECKPOINT.struct.format == ">qqqqq"
     assert layout.CHECKPOINT_OURS.struct.format == ">8sqI"
+    assert layout.CHECKPOINT_ENDS.struct.format == ">qqI"
 
 
 def test_the_places_in_a_record() -> None:

@@ -14,7 +14,7 @@ from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import sync_file
-from batonmq.store.consume_queue import Boundary, ConsumeQueue
+from batonmq.store.consume_queue import Boundary, ConsumeQueue, SharedByQueues
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.queue_table import ConsumeQueueStore
 from tests.shared.failing_disk import failing
@@ -429,21 +429,21 @@ def test_r24_a_hole_is_damage_also_where_the_synced_units_are_in_the_next_file(
 def test_a_mended_unit_is_synced_with_the_next_flush(tmp_path: Path) -> None:
     queue = filled(tmp_path, 15)
     flush(queue)
-    assert queue not in queue._dirty
+    assert queue not in queue._shared.dirty
     queue.replace_unit(3, 300, 100, 7)
-    assert queue in queue._dirty and Path(queue.place_of(3)[0]) in queue.write_back()
+    assert queue in queue._shared.dirty and Path(queue.place_of(3)[0]) in queue.write_back()
     assert reopened(queue).unit_at(3) == (300, 100, 7)
 
 
 def test_r24_what_a_large_tail_wrote_by_itself_is_synced_with_the_next_flush(
     tmp_path: Path,
 ) -> None:
-    dirty: dict[ConsumeQueue, None] = {}
-    queue = ConsumeQueue(tmp_path / "T" / "0", "T", 0, dirty=dirty)
+    shared = SharedByQueues()
+    queue = ConsumeQueue(tmp_path / "T" / "0", "T", 0, shared=shared)
     for index in range(-(-64 * 1024 // UNIT_SIZE)):
         queue.append_unit(index * 100, 100, 0)
     path = Path(queue.place_of(0)[0])
-    assert path.exists() and queue in dirty
+    assert path.exists() and queue in shared.dirty
     assert {path, folder_of(queue), tmp_path / "T", tmp_path} <= set(queue.write_back())
 
 
