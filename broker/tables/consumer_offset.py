@@ -336,7 +336,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             else:
                 del self._table[key]
                 self._keys.remove(key)
-            received.lacks.pop(key, None)
+        for key in received.lacks.keys() & keys:
+            del received.lacks[key]
         self._commits += 1
         self._deletion_due = True
         self._new_version()

@@ -63,6 +63,7 @@ CODES: dict[int, Callable[[list[str]], Case]] = {
     1011: lambda _: (GROUP | {"brokerControllerIdsToClean": "9;" * 32_000}, b""),
     1012: lambda _: (GROUP, b""),
     1013: lambda _: (GROUP | {"appliedBrokerId": "9", "registerCheckCode": "h:9;9"}, b""),
+    60010: lambda _: ({}, b""),
 }
 IDS = {"cluster_name": CLUSTER, "broker_name": LARGE}
 METHODS: dict[str, Callable[[list[str]], Any]] = {
