@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lab.cluster.java import SMALL_JVM, WAIT_S, JavaProgram
+from lab.cluster.mqctl import mqctl
+from lab.cluster.queues import read_topic
+from lab.cluster.stock_load import StockLoad
 from lab.cluster.up import ClusterProcess
 from tests.shared.certificates import authority
 
@@ -55,3 +62,57 @@ def test_a_stock_client_that_checks_refuses_another_authority(
     with cluster, JavaProgram(java_classpath, tmp_path, "MqAdmin", jvm=jvm(other)) as admin:
         listed = admin.ask(f"clusterList\t-n\t{cluster.name_servers}", WAIT_S)
         assert "broker-a" not in listed["output"]
+
+
+@pytest.mark.skipif(os.environ.get("BATONMQ_SOAK") != "1", reason="80 s long: `make soak`")
+def test_no_send_of_a_stock_client_fails_while_tls_is_turned_on_and_off(
+    java_classpath: str, tmp_path: Path
+) -> None:
+    """Every setting of the clients at its default. 1. `secure enable` stops before it would refuse
+    the plain ones. 2. Others dial with TLS, the plain ones end: the same command continues. 3. The
+    way back in the other order."""
+    settings: dict[str, dict[str, object]] = {"namesrv": {"replicaRoutes": True}}
+    started = 0
+
+    def start(name: str, *arguments: str, trust: str = "") -> JavaProgram:
+        nonlocal started
+        started += 1
+        flags = jvm(trust) if trust else SMALL_JVM
+        folder = tmp_path / f"java-{started}"
+        return JavaProgram(java_classpath, folder, name, *arguments, jvm=flags)
+
+    with ClusterProcess(tmp_path / "c", overrides=settings, respawn=True) as cluster:
+        env = {"BATONMQ_DATA": str(cluster.data_dir)}
+
+        def change(action: str) -> tuple[int, list[str]]:
+            ran = mqctl("secure", action, "--json", "--within", "60", home=tmp_path, env=env)
+            assert ran.out, ran
+            return ran.code, [stage["stage"] for stage in json.loads(ran.out)["stages"]]
+
+        with ExitStack() as stack:
+            servers = cluster.name_servers
+            # Consumers of one group must subscribe to the same: only one load has them.
+            plain = StockLoad(start, stack, servers, "JavaPlainBefore", consumers=())
+            plain.go_on()
+            assert change("enable") == (3, ["accept", "dial"])
+            encrypted = partial(start, trust=cluster.document["tls"]["trust"])
+            load = StockLoad(encrypted, stack, servers, "JavaEncrypted")
+            for each in (load, plain):
+                each.go_on()
+            plain.finish()
+            assert change("enable") == (0, ["enforcing"])
+            load.go_on()
+            assert change("disable") == (3, ["dial", "accept"])
+            again = StockLoad(start, stack, servers, "JavaPlainAgain", consumers=())
+            for each in (again, load):
+                each.go_on()
+            load.finish()
+            assert change("disable") == (0, ["disabled"])
+            again.go_on()
+            again.finish()
+        for each in (plain, load, again):
+            print(len(each.acked("sync")), each.since(0))
+            assert each.failed() == []
+        for each, topic in ((plain, "JavaPlainBefore"), (again, "JavaPlainAgain")):
+            stored = {m.keys for queue in read_topic(servers, topic).values() for m in queue}
+            assert {line["acked"] for line in each.acked("sync")} <= stored
