@@ -42,11 +42,11 @@ EXT_RELAYS = "batonRelays"
 EXT_RELAYED = "batonRelayed"
 """Marks the registration of a master by a slave."""
 UNANSWERED_S = 0.5
-"""A master waits so long for a name server before it asks a slave."""
+"""How long a master waits for a name server before it asks a slave."""
 ASKS_APART_S = 1.0
 ASK_TIMEOUT_MS = 1000
 RELAYED_SILENCE_MS = 10_000
-"""A name server keeps the master so long; the slave registers it again every 4 s."""
+"""How long a name server keeps the master; the slave registers it again every 4 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,9 @@ class RegistrationByMembers:
                 log.debug("master_not_registered name_server=%s reason=%s", name_server, error)
 
     async def _register_master(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A master that a name server does not answer asks this member to register it there
-        (60011). The registration is made from this member's own role view, not from the request, so
-        anyone may ask."""
+        """A master that a name server does not answer asks this member to register it there. The
+        registration is made from this member's own role view, not from the request, so anyone may
+        ask."""
         address, name_server = request.require("masterAddr"), request.require("nameServer")
         connection = self._client.live_connection(name_server)
         if connection is None or "registrar" not in connection.attachments:

@@ -21,6 +21,7 @@ from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of
 from batonmq.auth.signature import ACCESS_KEY, SIGNATURE, Signer, SigningKey, signed_send
 from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
+from batonmq.protocol.topic_name import NAME_BYTES_MAX
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.connection import Connection, Handler, Later, Processors, RawHandler, Response
 from batonmq.runtime.clock import wall_ms
@@ -35,8 +36,8 @@ _SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 SUBJECTS_MAX: Final = 8
 DECIDED_MAX: Final = 1024
 """Kept decisions of one connection."""
-KEPT_MAX: Final = 255
-"""Characters of a name in a kept decision: no longer name is of a topic or group."""
+KEPT_MAX: Final = NAME_BYTES_MAX
+"""Characters of a name in a kept decision; no topic or group has a longer one."""
 WHY_MAX: Final = 500
 """Characters of a refusal: it names what a stranger sent."""
 OLD_CLIENT: Final = 399

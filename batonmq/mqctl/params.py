@@ -16,6 +16,7 @@ import click
 
 from batonmq.mqctl.context import CommandContext, names_there, run
 from batonmq.mqctl.output import Output
+from batonmq.runtime.clock import UNITS_MS
 
 CommandFunction = Callable[..., Coroutine[Any, Any, None]]
 
@@ -123,7 +124,6 @@ def option(*names: str, **attributes: Any) -> Callable[[CommandFunction], Comman
     return click.option(*names, cls=MqOption, **attributes)
 
 
-_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 TIME_FORMS = (
     "2026-11-24 15:40:00 (local time), 2026-11-24T14:40:00Z (RFC 3339), 10m (ago; s, m, h, d),"
     " @1795531200000 (ms since 1970), or RocketMQ's 2026-11-24#15:40:00:000"
@@ -137,7 +137,7 @@ def read_time(text: str, now_ms: int) -> int:
     """
     ago = re.fullmatch(r"(\d+)([smhd])", text)
     if ago is not None:
-        return now_ms - int(ago[1]) * _UNITS_MS[ago[2]]
+        return now_ms - int(ago[1]) * UNITS_MS[ago[2]]
     if text == "now":
         return now_ms
     if text.removeprefix("@").isdecimal():
@@ -178,7 +178,7 @@ class Duration(click.ParamType[int]):
         found = re.fullmatch(r"(\d{1,9})([smhd])", value)
         if found is None:
             self.fail(f"{value!r}: allowed are a number and s, m, h or d, as 24h", param, ctx)
-        return int(found[1]) * _UNITS_MS[found[2]]
+        return int(found[1]) * UNITS_MS[found[2]]
 
 
 class Ids(click.ParamType[tuple[int, ...]]):

@@ -46,7 +46,7 @@ GROUP_REPLICAS_MAX = 64
 FORGOTTEN_AT_ONCE = 2048
 """So many topics of removed groups are forgotten in one turn of the loop, about 3 ms."""
 PERMS_AT_ONCE = 2048
-"""Topics of which so many get other permissions in one turn, about 2 ms."""
+"""Topics that get other permissions in one turn, about 2 ms."""
 LOST_AT_ONCE = 64
 """Brokers of one closed connection that are removed in one turn."""
 LIVENESS_DEFAULT_MS = 120_000

@@ -14,7 +14,7 @@ from batonmq.protocol.bodies import QueueData, TopicConfig
 SMALL = 256
 """A group of at most so many topics is forgotten at once, or gets other permissions."""
 LISTED_AT_ONCE = 2048
-"""So many topics are looked at for one step of a list, below 1 ms."""
+"""Topics that one step of a list looks at, below 1 ms."""
 
 
 @dataclass(eq=False, slots=True)

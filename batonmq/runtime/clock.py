@@ -3,6 +3,10 @@ deadlines: CLOCK_BOOTTIME is never set back and counts while the machine sleeps 
 only stored in messages and shown to people."""
 
 import time
+from typing import Final
+
+UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+"""The units of a time span as people write it: `10m`."""
 
 
 def boot_ms() -> int:

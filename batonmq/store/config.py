@@ -19,9 +19,9 @@ from batonmq.protocol.numbers import whole_number
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
+from batonmq.runtime.clock import UNITS_MS
 from batonmq.runtime.section import Ranges, Section
 
-_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNKNOWN_LEVEL_MS: Final = 1_000
 
 HOURS_OF_DAY = 24
@@ -68,7 +68,7 @@ class DelayLevels:
 
 
 def _delay_ms(word: str) -> int:
-    unit = _UNITS_MS.get(word[-1])
+    unit = UNITS_MS.get(word[-1])
     if unit is None or not word[:-1].isdecimal() or not word.isascii():
         raise ValueError(f"messageDelayLevel holds {word!r}, which is no delay such as 10s or 2h")
     return int(word[:-1]) * unit

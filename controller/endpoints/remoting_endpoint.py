@@ -181,7 +181,8 @@ class RemotingEndpoint:
         return _answer(request, result, _master(view), msgspec.json.encode(body, order="sorted"))
 
     def _caller(self, request: RemotingCommand, connection: Connection) -> str:
-        """Who asks, for the history; the user only if users are checked, else it could be any."""
+        """The caller, as the history shows it. The user only where signatures are checked: without
+        that a caller may give any name."""
         user = f" as {request.ext.get(ACCESS_KEY, '')}" if self._guarded else ""
         return f"asked by remoting from {connection.peer.rpartition(':')[0]}{user}"
 

@@ -1,4 +1,4 @@
-"""What a cluster of the lab is, whoever holds its processes, and what is asked of it from outside.
+"""The base class of all clusters in the lab: how tests wait for, read and steer one from outside.
 
 Backends: `up.ClusterProcess` (`batonmq up` as a child), `held.HeldCluster` (processes of the lab,
 each in a network of its own), `mixed.MixedGroup` (with Java's brokers or controllers),

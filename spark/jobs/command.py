@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime.clock import UNITS_MS
 from batonmq.spark.jobs.progress import JobSteps
 from batonmq.spark.read import hadoop
 from batonmq.spark.read.damage import DamagedFile
@@ -53,7 +54,6 @@ AUTO, LOCAL, SPARK = "auto", "local", "spark"
 STOPPED: Final = 130
 """By ctrl-C, as shells have it."""
 _SPAN: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])")
-_SPAN_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 done and something was found, 2 wrong usage or input, 3 failed."
 )
@@ -405,7 +405,7 @@ def span_ms(text: str) -> int:
     found = _SPAN.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r}: it must be a number from 1 on and s, m, h or d")
-    return int(found[1]) * _SPAN_MS[found[2]]
+    return int(found[1]) * UNITS_MS[found[2]]
 
 
 def what_failed(text: str) -> str:

@@ -99,7 +99,7 @@ class Sends:
 
 def test_nothing_is_lost_by_a_kill_nor_refused_by_new_certificates(tmp_path: Path) -> None:
     """1. All ports take TLS only. 2. The authority changes under load, and with it all
-    certificates: no send fails, nobody is elected. 3. The master is killed: sends continue. 4.
+    certificates: no send fails, there is no election. 3. The master is killed: sends continue. 4.
     Everything acknowledged is there."""
     with SecureCluster(tmp_path, "enforcing", respawn=True, replicas=2) as cluster:
         before = cluster.ports()

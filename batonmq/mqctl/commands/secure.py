@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ACTIONS = ("init", "enable", "disable", "rotate", "status")
 GONE_S: Final = 2.0
-"""Connections that are being closed are waited for so long."""
+"""How long it waits for connections that are closing."""
 
 
 @command("secure", controllers=True)
@@ -78,8 +78,8 @@ async def secure(
 
     `enable` turns TLS on at a cluster of `batonmq up` under load, `disable` turns it off. Processes
     are restarted one after the other as by `mqctl roll`: first every port takes both, then all
-    processes dial with TLS, then plain connections are refused. Before that it looks who is
-    connected without TLS, and stops if somebody is. The same command continues what was stopped;
+    processes dial with TLS, then plain connections are refused. Before that it looks for clients
+    without TLS, and stops if there are any. The same command continues what was stopped;
     the other one goes back.
 
     `rotate --authority` goes one step on the way to another authority, and says what to do before

@@ -47,8 +47,8 @@ async def user(
 ) -> None:
     """List users; show, create, update, delete or rotate NAME.
 
-    A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD,
-    never from the command line, which others can see.
+    A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD, never from the command
+    line, which others can see.
 
     `rotate` gives the user a second secret, and prints it if none was given. The old one counts as
     well, for --oldFor or until `rotate NAME --finish`, which refuses while a broker still sees the

@@ -91,8 +91,8 @@ def _masterless(evidence: Evidence) -> Iterator[Finding]:
         elif evidence.leader:
             name, why = "no-master", "an election is under way"
         else:
-            # Members that could be elected are there: to start others, or to lose messages, helps
-            # nobody before a controller leads.
+            # Members that could be elected are alive. Until a controller leads, neither a started
+            # broker nor an unclean election can help.
             name, why, repairs = "no-master", "no controller leads to elect one", []
         if name != "no-master":
             repairs += _unclean(evidence, group.name)
