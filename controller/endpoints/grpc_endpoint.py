@@ -5,8 +5,8 @@ leader in the trailing metadata `leader-id` and `leader-grpc-address`. A request
 unknown ends with the status UNAVAILABLE, so that no caller takes it for a refusal. GetMetadata,
 GetHistory and BrokerSession are served by every node.
 
-A session that ends without a Goodbye counts as a death: to a gRPC server a killed peer and a closed
-one look alike.
+A session that ends without a Goodbye counts as a death: a gRPC server cannot tell a killed peer
+from one that closed its connection.
 """
 
 import asyncio
@@ -58,11 +58,11 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound=Command)
 
 _MESSAGE_SIZE_MAX: Final = 256 << 10
-"""Of a request; a command has 64 KiB at most, and 1,000 groups have names of 127 KB."""
+"""Bytes of a request. A command has 64 KiB at most; the names of 1,000 groups take 127 KB."""
 _STREAMS_MAX: Final = 32
-"""Of one connection; a broker has one session and a few calls."""
+"""Streams of one connection; a broker has one session and a few calls."""
 _IDLE_MS: Final = 10_000
-"""A connection without a call is closed then: it takes a descriptor."""
+"""A connection without a call is closed after this time: it occupies a descriptor."""
 _HANDSHAKE_MS: Final = 5_000
 _HELLO_S: Final = 5.0
 _HELLOS_AWAITED_MAX: Final = 256
@@ -75,7 +75,7 @@ _SERVER_OPTIONS: Final = (
     ("grpc.max_connection_idle_ms", _IDLE_MS),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.max_send_message_length", _ANSWER_SIZE_MAX),
-    # Liveness judges silent brokers; this frees the sockets of peers that are gone.
+    # Only to free the sockets of peers that are gone; whether a broker is dead, liveness decides.
     # keepalive_timeout alone does not notice a stopped peer, ping_timeout does.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -101,8 +101,8 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
 
 
 class AwaitedHellos:
-    """The streams without a first message. Of too many the oldest ends, so that a broker, which
-    sends its Hello at once, finds a place."""
+    """The streams that have not sent their Hello. If there are too many the oldest is ended, so
+    that a broker, which sends its Hello at once, finds a place (R58)."""
 
     def __init__(self) -> None:
         self.awaited: dict[asyncio.Future[pb.BrokerMessage | None], None] = {}
@@ -113,7 +113,6 @@ class AwaitedHellos:
         first = asyncio.ensure_future(anext(messages, None))
         self.awaited[first] = None
         if len(self.awaited) > _HELLOS_AWAITED_MAX:
-            # The oldest has had the longest time to say its name.
             next(iter(self.awaited)).cancel()
         try:
             await asyncio.wait((first,), timeout=_HELLO_S)
@@ -176,7 +175,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         return int(port)
 
     async def close(self) -> None:
-        """Ends all calls at once. Sessions end without a message: brokers ask the other nodes."""
+        """Ends all calls at once. Sessions end without a message; brokers turn to the other
+        nodes."""
         if self._watching is not None:
             self._watching.cancel()
         server, self._server = self._server, None
@@ -320,7 +320,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         )
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Any) -> pb.GetHistoryReply:
-        """Every node answers from what it applied: the history matters most when no node leads."""
+        """Answered by every node, from what it applied: most useful while no node leads."""
         if request.HasField("after"):
             return await self._history_page(request)
         events = await self._history.events(
@@ -422,7 +422,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         if status := self._not_named(context, hello.broker_name):
             await self._refuse_session(context, status)
             return
-        if why := self._sessions.make_room(
+        if why := self._sessions.make_place(
             self._requests.state, hello.broker_name, hello.broker_id
         ):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
@@ -442,7 +442,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             if reader.done() and not reader.cancelled() and reader.exception() is None:
                 goodbye = reader.result()
         finally:
-            # At once, before anything is awaited: an election waits for it.
+            # Before anything is awaited: the election of a new master waits for this.
             self._sessions.remove(session)
             self._watch.session_closed(session, goodbye)
             for task in (writer, reader, cut):

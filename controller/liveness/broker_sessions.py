@@ -1,14 +1,15 @@
 """What this node observed of each broker process, and whether it counts as dead. Pure.
 
-Only the newest session of a broker counts (of a broker that speaks only remoting: the newest
-channel with a heartbeat, request 904). A verdict is about one process, named by its incarnation.
+Only the newest session of a broker counts; of a broker that speaks only remoting, the newest
+channel with a BROKER_HEARTBEAT (904). A verdict is about one process, named by its incarnation.
 
-Heartbeats alone are not enough: a broker that no answer reaches has no lease, and no view would
-reach it. So heartbeats report which answer arrived, and a broker whose last round trip is too long
-ago counts as silent. Its own heartbeats may still arrive.
+Heartbeats alone are not enough: a broker that receives no answers has no lease, and would receive
+no role view. So heartbeats report which answer arrived, and a broker whose last round trip is too
+long ago counts as silent, even if its own heartbeats arrive.
 
-`now_ms` is one monotonic clock that counts the machine's sleep. Silence is measured without the
-time in which this loop itself stood still, since nothing could be received then (R8).
+`now_ms` is one monotonic clock that counts the machine's sleep. `awake_ms` is the same without the
+times in which this loop stood still, since nothing could be received then (R8); silence is measured
+by it.
 """
 
 from collections import deque
@@ -30,20 +31,22 @@ class LivenessConfig:
 
     session_timeout_ms: int = 800
     first_contact_ms: int = 1_500
-    """What a broker needs to reach this node for the first time, if that is longer. An attempt to
-    connect to an address that answers nothing, such as a stopped container's, takes 1 s."""
+    """How long a broker may take to reach this node for the first time. An attempt to connect to an
+    address that does not answer, such as a stopped container's, takes 1 s."""
     follower_heartbeat_ms: int = 500
     """Between two heartbeats of a broker to a controller that does not lead."""
     first_look_ms: int = 250
-    """No verdict of silence sooner after the gate opened: heartbeats may be on their way."""
+    """After the gate opened, silence from before it counts only after this time: heartbeats may be
+    in the socket."""
     java_timeout_ms: int = 10_000
-    """Of a broker that speaks only remoting, until it names its own: Java's default. It looks for
-    controllers every 3 s, so a new leader may hear nothing of it for a while."""
+    """Of a broker that speaks only remoting, until its heartbeat names another: Java's default. It
+    looks for the leader every 3 s, so a new leader may hear nothing from it for a while."""
     round_slack_ms: int = 100
-    """How much older than the last heartbeat the last round trip may be: a heartbeat's period."""
+    """How much older than the last heartbeat the last round trip may be: the heartbeats' period."""
     heard_ms: int = 650
-    """How old the newest heartbeat to a follower may be: above brokerSessionFollowerHeartbeatMs,
-    and so far below the session time-out that the follower's report arrives before that."""
+    """How old the newest heartbeat to a follower may be: above brokerSessionFollowerHeartbeatMs
+    (500), and below the session time-out, so that the follower's report reaches the leader
+    first."""
     closure_young_ms: int = 2_000
     tick_ms: int = 50
     stall_ms: int = 100
@@ -61,12 +64,13 @@ class LivenessConfig:
 
     @property
     def unseen_timeout_ms(self) -> int:
-        """After so long a broker that this node never saw is dead (R35)."""
+        """A broker that this node never saw is dead after this time (R35)."""
         return max(self.session_timeout_ms, self.first_contact_ms)
 
 
 ROUNDS_MAX: Final = 64
-"""Heartbeats of some seconds: a broker without an answer for so long is silent already."""
+"""Unanswered heartbeats that are kept: those of 6 s. A broker without an answer for so long counts
+as silent already."""
 
 Liveness = Literal["alive", "unknown", "dead"]
 
@@ -85,7 +89,7 @@ class SilenceVerdict:
 
     @property
     def silent(self) -> bool:
-        """Whether it rests on silence alone, and not on what was seen to happen."""
+        """Whether silence is the only reason; else something was seen, such as a closed session."""
         return self.reason in ("session_silent", "heartbeat_silent", "never_seen")
 
 
@@ -111,14 +115,14 @@ class _Session:
     silent_ms: int = -1
     """How long it had been silent when it was closed or judged silent."""
     unanswered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
-    """(sequence, awake_ms) of the heartbeats whose answers are not known to have arrived."""
+    """(sequence, awake_ms) of the heartbeats whose answers the broker has not reported yet."""
     round_awake_ms: int | None = None
-    """When the newest heartbeat came whose answer reached the broker; None if not reported."""
+    """When the newest heartbeat came whose answer has reached the broker; None if none is known."""
 
 
 @dataclass(slots=True)
 class _Channel:
-    """The newest connection over which a broker sent 904."""
+    """The newest connection over which a broker sent BROKER_HEARTBEAT (904)."""
 
     channel_id: int
     timeout_ms: int
@@ -140,8 +144,8 @@ class BrokerSessions:
         self._config = config
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._verdicts: dict[str, list[int]] = {}
-        """By process, when there were verdicts within the flap window; the newest process last.
-        They outlast `_brokers`: a process may be removed and register again."""
+        """By process: the times of the verdicts on it within the flap window; the newest process
+        last. Not in `_brokers`, because a process may be removed and register again."""
         self._gate_opened_ms: int | None = None
         self._gate_opened_awake_ms = 0
         self._last_ms: int | None = None
@@ -149,8 +153,9 @@ class BrokerSessions:
         self._drained_ms = 0
 
     def notice_time(self, now_ms: int) -> None:
-        """Must be called with every event and question: a gap means that this loop stood still."""
+        """Must be called with every event and question."""
         if self._last_ms is not None:
+            # There is a tick every `tick_ms`: a longer gap means that this loop stood still.
             gap_ms = now_ms - self._last_ms - self._config.tick_ms
             if gap_ms > self._config.stall_ms:
                 self._slept_ms += gap_ms
@@ -165,9 +170,10 @@ class BrokerSessions:
         return self._awake_ms(now_ms) - self._gate_opened_awake_ms
 
     def gate_opened(self, now_ms: int) -> None:
-        """From now on verdicts count; of silence seen before, see `_unheard_for_ms`."""
+        """From now on verdicts count. For silence from before, see `_unheard_for_ms`."""
         self._gate_opened_ms = now_ms
         self._gate_opened_awake_ms = self._awake_ms(now_ms)
+        # Verdicts of an earlier lead of this node: the broker may have been heard since.
         for broker in self._brokers.values():
             if broker.session is not None:
                 broker.session.silent_since_ms = None
@@ -178,13 +184,12 @@ class BrokerSessions:
     # Events.
 
     def hello(self, event: ev.SessionHello, now_ms: int, registered: str = "") -> str:
-        """Makes the session the newest one; else returns the incarnation still alive (R18).
-
-        `registered`: the incarnation recorded for this id. It has proven itself where that is
-        possible, so it displaces a process that is not registered (R59)."""
+        """Makes the session the newest one and returns ""; or returns the incarnation of another
+        process that is alive (R18). `registered`: the incarnation recorded for this id."""
         broker = self._broker(event.broker_name, event.broker_id)
         older = broker.session
         same_process = older is not None and older.incarnation == event.incarnation
+        # R59: the registered process has proven itself, so it displaces one that is not registered.
         proven = is_hash(registered) and event.incarnation == registered
         if older is not None and not (same_process or proven) and self._is_recent(older, now_ms):
             return older.incarnation
@@ -193,6 +198,7 @@ class BrokerSessions:
             incarnation=event.incarnation,
             opened_ms=now_ms,
             received_awake_ms=self._awake_ms(now_ms),
+            # A process that connects again keeps its last report until its next heartbeat.
             seen=older.seen
             if older is not None and same_process
             else LiveBroker(event.broker_id, event.incarnation),
@@ -215,12 +221,12 @@ class BrokerSessions:
         return session.incarnation
 
     def closed(self, event: ev.SessionClosed, now_ms: int, *, is_registered: bool) -> bool:
-        """Whether that was the newest session; closings of others are ignored. A broker that is not
-        registered is forgotten: any number of them may come and go."""
+        """Whether that was the newest session; the closing of an older one is ignored."""
         session = self._open_session(event.broker_name, event.broker_id, event.session_id)
         if session is None:
             return False
         session.closed_ms = now_ms
+        # R58: any number of brokers that are not registered may come and go.
         if not is_registered:
             del self._brokers[event.broker_name, event.broker_id]
             return True
@@ -228,7 +234,8 @@ class BrokerSessions:
             session.silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
         session.goodbye, session.why = event.goodbye, event.why
         if not event.goodbye and session.silent_since_ms is None:
-            # R8: a broker without an answer for so long has dialled again; its Hello may be queued.
+            # R8: while this node stood still the broker may have closed the session and dialled
+            # again: its Hello may be queued behind this event.
             hold_back_ms = self._hold_back_ms(session.incarnation, now_ms)
             session.held_back_ms = max(hold_back_ms, self._drained_ms - now_ms)
             if now_ms >= self._drained_ms:
@@ -284,7 +291,7 @@ class BrokerSessions:
         return None
 
     def hears(self, broker_name: str, broker_id: int, incarnation: str, now_ms: int) -> bool:
-        """Whether this node hears that process, as followers report it to the leader (R50)."""
+        """Whether this node hears that process: what followers report to the leader (R50)."""
         if self.seen(broker_name, broker_id, incarnation, now_ms) is None:
             return False
         session = self._brokers[broker_name, broker_id].session
@@ -354,29 +361,29 @@ class BrokerSessions:
 
     def _is_recent(self, session: _Session, now_ms: int) -> bool:
         silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
-        # R5: what hears no answer gets no view and no lease, however well it is heard.
+        # R5: a broker that receives no answers has no lease and would receive no view.
         silent_ms = max(silent_ms, self._deaf_for_ms(session, now_ms))
         return session.closed_ms is None and silent_ms <= self._config.session_timeout_ms
 
     def _deaf_for_ms(self, session: _Session, now_ms: int) -> int:
-        """How long no answer has reached it, beyond the usual. Only a leader's answers count."""
+        """For how long no answer has reached it, beyond `round_slack_ms`; 0 on a follower, whose
+        answers grant no lease."""
         if session.round_awake_ms is None or self._gate_opened_ms is None:
             return 0
-        # The broker is heard, but hears nothing: it has no lease and would get no view.
         round_ms = self._silent_for_ms(session.round_awake_ms, now_ms)
         return round_ms - self._config.round_slack_ms
 
     def _silent_for_ms(self, received_awake_ms: int, now_ms: int) -> int:
-        """How long it was silent; on the leader at most the time since the gate opened."""
+        """How long it was silent; on the leader, since the gate opened at the earliest."""
         if self._gate_opened_ms is not None:
             received_awake_ms = max(received_awake_ms, self._gate_opened_awake_ms)
         return self._awake_ms(now_ms) - received_awake_ms
 
     def _unheard_for_ms(self, session: _Session, now_ms: int) -> int:
-        """How long it was silent. Silence before the gate opened counts, too (R51), beyond the
-        pause that brokers make between heartbeats to a controller that does not lead."""
+        """How long it was silent, also before the gate opened (R51). From that time the period of
+        heartbeats to a follower is taken off."""
         since_open_ms = self._silent_for_ms(session.received_awake_ms, now_ms)
-        # What was on its way while the gate opened must be read before silence counts.
+        # Heartbeats that were on their way while the gate opened must be read first.
         if self._gate_opened_ms is None or since_open_ms < self._config.first_look_ms:
             return since_open_ms
         silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
@@ -390,7 +397,8 @@ class BrokerSessions:
             del self._verdicts[oldest]
 
     def _hold_back_ms(self, incarnation: str, now_ms: int) -> int:
-        """R6: 0 for the first verdict on a process within the window, then longer each time."""
+        """R6: how long a verdict on the process waits: 0 for the first one within the window, then
+        longer each time."""
         oldest_ms = now_ms - self._config.flap_window_ms
         # By process: a restarted broker must not wait for the faults of the one before it.
         repeated = sum(each > oldest_ms for each in self._verdicts.get(incarnation, ()))
@@ -404,8 +412,7 @@ class BrokerSessions:
                 "dead", "session_silent", session.silent_since_ms, session.silent_ms
             )
         if session.closed_ms is not None:
-            # R6: a link that breaks again and again must not cause one election after
-            # another.
+            # R6: a link that breaks repeatedly must not cause one election after another.
             if now_ms < session.closed_ms + session.held_back_ms:
                 return _UNKNOWN
             reason = "goodbye" if session.goodbye else "session_closed"
@@ -427,7 +434,9 @@ class BrokerSessions:
     def _judge_closing(
         self, closed_ms: int, reason: str, silent_ms: int, now_ms: int
     ) -> SilenceVerdict:
-        """R5: an old closing, seen before the gate opened, gets a full timeout from then."""
+        """The verdict on a session or channel that closed at `closed_ms`."""
+        # R5: one that closed long before the gate opened says little by now. The broker gets a full
+        # timeout from the opening to connect again.
         opened_ms = self._gate_opened_ms
         old = opened_ms is not None and opened_ms - closed_ms >= self._config.closure_young_ms
         if old and self._silent_for_ms(0, now_ms) <= self._config.session_timeout_ms:
@@ -443,7 +452,7 @@ class BrokerSessions:
         return SilenceVerdict("dead", "heartbeat_silent", now_ms, silent_ms)
 
     def _judge_unseen(self, registered_ms: int, now_ms: int, timeout_ms: int) -> SilenceVerdict:
-        """R35: never seen. Dead only after a full timeout in which it could have connected."""
+        """R35: a broker that was never seen is dead only after a full timeout to connect."""
         if self._gate_opened_ms is None or now_ms - registered_ms <= timeout_ms:
             return _UNKNOWN
         if self._silent_for_ms(0, now_ms) <= timeout_ms:

@@ -1,20 +1,21 @@
 """Which group needs an election: the leader's decision. Pure.
 
-Every controller observes all brokers (`BrokerSessions`). Only behind an open gate does it decide. A
-wrong verdict costs an election, never a message (R1). A verdict rests on what this node saw itself
+Every controller observes all brokers (`BrokerSessions`), but decides only while its gate is open. A
+wrong verdict costs an election, never a message (R1). A verdict uses what this node saw itself
 (R5):
 
-- Only the newest session of a broker counts, above all for a closing (RocketMQ issue 11045: a late
-  closing evicted a healthy master).
-- A closed session is a verdict at once, silence after `session_timeout_ms`. A session that closed
-  before the gate opened counts only if it was younger than `closure_young_ms` then.
-- Silence in a session is counted on when this node begins to lead (R51). That of a broker without a
-  session here counts from the gate's opening (R35), or from its registration.
+- Only the newest session of a broker counts (RocketMQ issue 11045: the late close of an older one
+  evicted a healthy master).
+- A closed session counts as a death at once; silence does after `session_timeout_ms`. A session
+  that closed more than `closure_young_ms` before the gate opened gets a full timeout again.
+- A new leader keeps counting the silence that it saw as a follower (R51). For a broker that never
+  had a session here it counts from the opening of the gate (R35), or from the registration.
 - A second process with the same id is refused while the first one's session lasts (R18).
-- Repeated verdicts on one process are delayed longer and longer (R6). A new process starts afresh.
+- Repeated verdicts on one process are delayed longer each time (R6). A new process begins without
+  delay.
 - If this loop stood still, all deadlines move by as long (R8).
-- A process that a follower hears is not dead; the controller that hears more gets the lead (R50,
-  `hearing`).
+- A process that another controller hears is not dead. The controller that hears more gets the lead
+  (R50, `hearing`).
 
 Each tick checks groups again, so a lost trigger or a failed proposal is repaired. An election names
 the masterEpoch that it replaces, so proposing it twice elects once (R10).
@@ -38,7 +39,7 @@ from batonmq.controller.liveness.rotation import (
     FRESH_GROUPS_A_TICK,
     GROUPS_A_TICK,
     GROUPS_A_TURN,
-    Rotation,
+    GroupRotation,
 )
 from batonmq.controller.rules.commands import LiveBroker
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS, why_stale
@@ -58,17 +59,18 @@ from batonmq.runtime.backoff import pause_ms
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
 CONFIRM_SETTLE_MS: Final = 1_000
-"""Age at which a reported confirmOffset binds candidates (R16): every living member's own heartbeat
-is newer by then."""
+"""The age at which a reported confirmOffset counts as floor (R16): by then each living member has
+sent a newer heartbeat, so that its own log end here is not the older figure."""
 
 STALE_SETTLE_MS: Final = 1_000
-"""How long a replica must know of newer epochs before that is reported: another node may just have
-sent it a newer view."""
+"""How long a replica must know newer epochs before that is reported: another controller may have
+sent it a newer view that is not applied here yet."""
 
 
 @dataclass(slots=True)
 class _ConfirmFloor:
-    """The highest confirmOffset reported in a group, and the part old enough to bind."""
+    """The highest confirmOffset reported in a group, and the highest that is old enough to count as
+    floor."""
 
     newest: int = -1
     ageing: int = -1
@@ -80,7 +82,8 @@ class _ConfirmFloor:
 
 @dataclass(slots=True)
 class _Proposal:
-    """How often an election was proposed for that epoch; not again before `next_ms`."""
+    """How often an election that replaces `master_epoch` was proposed; the next one at
+    `next_ms`."""
 
     master_epoch: int
     times: int
@@ -91,8 +94,8 @@ class _Proposal:
 class _Watch:
     """What the core keeps of one group.
 
-    `registered_ms`: when (id, incarnation) was first seen registered. `unsettled`: the group is not
-    in its normal state, so heartbeats trigger a check, too.
+    `registered_ms`: when (id, incarnation) was first seen registered. `unsettled`: some replica is
+    dead, or there is no master, so each heartbeat may change a decision and triggers a check.
     """
 
     registered_ms: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -109,12 +112,13 @@ class _Watch:
     unclean_epoch: int = 0
 
     def changed(self, group: BrokerGroup, old: BrokerGroup | None, now_ms: int) -> None:
-        """The group is recorded so from now on; `old`: before."""
+        """`group` is the newest record, `old` the one before it."""
         known = self.registered_ms
         self.registered_ms = {each: known.get(each, now_ms) for each in group.processes}
         ids = {record.broker_id for record in group.replicas}
         if old is None or ids != {record.broker_id for record in old.replicas}:
             self.ids_changed_ms = now_ms
+        # R16: what was confirmed before an unclean election may be cut by it.
         if group.unclean_epoch != self.unclean_epoch:
             self.unclean_epoch = group.unclean_epoch
             self.floor = _ConfirmFloor()
@@ -123,10 +127,10 @@ class _Watch:
         self.proposal = None
         self.blocked, self.needs_operator = "", False
         self.stale, self.stale_since_ms = "", None
-        self.dead = None  # the view that this node pushed last may be from long before it led
+        self.dead = None  # this node's last pushed view may be from long before it led: push again
 
     def propose(self, master_epoch: int, config: LivenessConfig, now_ms: int) -> bool:
-        """Whether to propose an election now that replaces `master_epoch`; noted if so."""
+        """Whether to propose an election that replaces `master_epoch` now; counted if so."""
         last, times = self.proposal, 1
         if last is not None and last.master_epoch == master_epoch:
             if now_ms < last.next_ms:
@@ -134,6 +138,12 @@ class _Watch:
             times = last.times + 1
         self.proposal = _Proposal(master_epoch, times, now_ms + config.outcome_timeout_ms)
         return True
+
+    def election_ended(self, master_epoch: int, config: LivenessConfig, now_ms: int) -> None:
+        last = self.proposal
+        if last is not None and last.master_epoch == master_epoch:
+            pause = pause_ms(config.retry_ms, config.retry_max_ms, last.times)
+            last.next_ms = now_ms + pause
 
 
 class LivenessCore:
@@ -149,10 +159,10 @@ class LivenessCore:
         self._state = ControllerState()
         self._gate_opened_ms: int | None = None
         self._aged_ms = 0
-        self._elected = Rotation(GROUPS_A_TICK)
-        self._fresh = Rotation(FRESH_GROUPS_A_TICK)
-        self._unlooked: dict[str, None] = {}
-        self._looks_on = False
+        self._elected = GroupRotation(GROUPS_A_TICK)
+        self._fresh = GroupRotation(FRESH_GROUPS_A_TICK)
+        self._unchecked: dict[str, None] = {}
+        self._is_continued = False
         self._hearing = Hearing()
         self.recent_events = RecentEvents()
 
@@ -174,7 +184,7 @@ class LivenessCore:
         )
 
     def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]:
-        """The registered replicas that do not count as dead: `alive` in the views for brokers."""
+        """The registered replicas that are not dead: `alive` in the views for brokers."""
         self._sessions.notice_time(now_ms)
         group = self._state.group(broker_name)
         if group is None:
@@ -182,21 +192,20 @@ class LivenessCore:
         return frozenset(record.broker_id for record in group.replicas) - self._dead(group, now_ms)
 
     def confirm_floor(self, broker_name: str) -> int:
-        """The highest confirmOffset reported that binds candidates, -1 if none (R16)."""
+        """The highest confirmOffset that candidates must reach, -1 if none (R16)."""
         floor = self._watch(broker_name).floor
         group = self._state.group(broker_name)
-        # It binds once every candidate's own heartbeat is newer. If the whole set is
-        # suspect it binds at once: their logs end where their processes began, and do not
-        # grow (R17).
+        # If the whole set is suspect the newest one counts at once: these logs do not grow, so a
+        # later heartbeat shows no higher end (R17).
         return floor.newest if group is not None and group.is_suspect else floor.settled
 
     def confirm_newest(self, broker_name: str) -> int:
-        """The highest confirmOffset reported, -1 if none: what the log of a restarted member must
-        reach (R17)."""
+        """The highest confirmOffset reported, -1 if none. A restarted member whose log ends below
+        it is suspect (R17)."""
         return self._watch(broker_name).floor.newest
 
     def problems(self) -> tuple[str, ...]:
-        """Texts for people: why groups have no master until an operator decides (R19)."""
+        """Texts for operators: the groups in which an operator has to decide (R19), and why."""
         if self._gate_opened_ms is None:
             return ()
         return tuple(
@@ -220,14 +229,14 @@ class LivenessCore:
         lease_ms = self._config.master_lease_ms + self._config.lease_margin_ms
         if self._gate_opened_ms is None:
             return lease_ms
-        # An earlier leader may have answered until this gate opened, and a little later:
-        # the margin is longer than a leader answers without a new majority.
+        # The leader before may have renewed the lease until this gate opened, and a little later:
+        # lease_margin_ms is longer than a leader answers without a new majority.
         answered_ms = max(self._watch(broker_name).master_answered_ms, self._gate_opened_ms)
         return max(0, answered_ms + lease_ms - now_ms)
 
     def _suspect_wait_ms(self, broker_name: str, now_ms: int) -> int:
-        """How long the election of a suspect must still wait (R17); 0 if each replica has reported
-        its log."""
+        """How long the election of a suspect must still wait (R17): until each replica has reported
+        its log, or has had the time for that."""
         waits_ms = self._config.unseen_timeout_ms - self._sessions.led_for_ms(now_ms)
         group = self._state.group(broker_name)
         here = {seen.broker_id for seen in self.live(broker_name, now_ms) if seen.max_offset >= 0}
@@ -236,8 +245,9 @@ class LivenessCore:
         return max(0, waits_ms)
 
     def unheard_ms(self, broker_name: str, broker_id: int, now_ms: int) -> int:
-        """For how long neither this node nor, now, a peer has heard the registered process of that
-        replica (R59). At most since this node leads and since it registered; 0 if it did not."""
+        """How long the registered process of that replica has been silent (R59); 0 if a peer hears
+        it now. Counted from when this node began to lead, or the process registered, at the
+        earliest."""
         self._sessions.notice_time(now_ms)
         group = self._state.group(broker_name)
         record = group.replica(broker_id) if group is not None else None
@@ -266,8 +276,8 @@ class LivenessCore:
         return tuple(found)
 
     def never_saw(self) -> tuple[str, ...]:
-        """The groups, by name, with a member of the set that never had a session here: this node
-        may conclude nothing of it for a whole timeout (R35)."""
+        """The groups, by name, with a member that never had a session here: for a whole timeout
+        this node cannot judge whether that member is alive (R35)."""
         unheard = LastHeard()
         return tuple(
             name
@@ -301,37 +311,36 @@ class LivenessCore:
                 return self._check(event.broker_name, now_ms) if newest else []
             case ev.RemotingHeartbeat():
                 if not self._state.is_registered(event.broker_name, event.seen.broker_id):
-                    return []  # R58: a stranger may name any number
+                    return []  # R58: else a stranger could add any number of entries
                 first = self._sessions.remoting_heartbeat(event, now_ms)
                 beat = self._heartbeat_received(event, "", now_ms)
                 return beat + self._check(event.broker_name, now_ms) if first else beat
             case ev.RemotingChannelClosed():
-                return self._look(self._sessions.channel_closed(event.channel_id, now_ms), now_ms)
+                return self._check_many(
+                    self._sessions.channel_closed(event.channel_id, now_ms), now_ms
+                )
             case ev.GateOpened():
                 self._gate_opened_ms = now_ms
                 self._sessions.gate_opened(now_ms)
                 for watch in self._watches.values():
                     watch.gate_opened()
-                return self._look(self._state.broker_names(), now_ms)
+                return self._check_many(self._state.broker_names(), now_ms)
             case ev.GateClosed():
-                self._gate_opened_ms, self._unlooked = None, {}
+                self._gate_opened_ms, self._unchecked = None, {}
                 self._sessions.gate_closed()
                 return []
             case ev.StateApplied():
                 return self._state_applied(event.state, now_ms)
             case ev.ElectionEnded():
-                proposal = self._watch(event.broker_name).proposal
-                if proposal is not None and proposal.master_epoch == event.expected_master_epoch:
-                    config = self._config
-                    pause = pause_ms(config.retry_ms, config.retry_max_ms, proposal.times)
-                    proposal.next_ms = now_ms + pause
+                watch = self._watch(event.broker_name)
+                watch.election_ended(event.expected_master_epoch, self._config, now_ms)
                 return []
             case ev.PeerReported():
                 names = sorted(self._hearing.peer_reported(event, now_ms))
                 return [effect for name in names for effect in self._check(name, now_ms)]
-            case ev.LookOn():
-                self._looks_on = False
-                return self._look(list(islice(self._unlooked, GROUPS_A_TURN)), now_ms)
+            case ev.ContinueChecks():
+                self._is_continued = False
+                return self._check_many(list(islice(self._unchecked, GROUPS_A_TURN)), now_ms)
             case ev.Tick():
                 return self._tick(now_ms)
 
@@ -339,7 +348,7 @@ class LivenessCore:
         watch = self._watches.get(broker_name)
         if watch is None:
             watch = _Watch()
-            if broker_name in self._state.groups:  # no request adds a watch by naming a group
+            if broker_name in self._state.groups:  # R58: no request adds one by naming a group
                 self._watches[broker_name] = watch
         return watch
 
@@ -349,7 +358,7 @@ class LivenessCore:
         registered = record.incarnation if record else ""
         leads = self._gate_opened_ms is not None
         if leads and is_hash(registered) and registered != event.incarnation:
-            # R59: a follower may not have applied a registration yet, the leader has.
+            # R59: only the leader refuses: a follower may not have applied the registration yet.
             remark = (
                 f"registered as broker {event.broker_id} of {event.broker_name} is process "
                 f"{registered}, not {event.incarnation}"
@@ -373,33 +382,35 @@ class LivenessCore:
         seen = event.seen
         record = group.replica(seen.broker_id) if group else None
         if group is not None and record is not None and record.incarnation == incarnation:
-            # R3: another process of the master's id has no lease, and never gets one by waiting.
+            # R3: another process of the master's id has no lease that an election must wait for.
             leads = (seen.broker_id, incarnation) == (
                 group.master_broker_id,
                 group.master_incarnation,
             )
-            # R43: a member whose log is still that of before an unclean election reports what was
-            # confirmed then, and is cut.
+            # R43: a member that still has its log from before an unclean election reports what was
+            # confirmed then, and that is cut.
             is_old = group.unclean_epoch > 0 and seen.epoch < group.unclean_epoch
             if seen.broker_id in group.sync_state_set and not is_old:
                 confirmed = seen.confirm_offset
-                if leads and seen.max_offset >= 0:  # R59; a suspect may know of more than it has
+                # R59: a master's log has all that is confirmed, so more cannot be right. Of another
+                # member more counts: a suspect may know a confirmOffset above its own end (R17).
+                if leads and seen.max_offset >= 0:
                     confirmed = min(confirmed, seen.max_offset)
                 watch.floor.newest = max(watch.floor.newest, confirmed)
             if leads and self._gate_opened_ms is not None:
                 watch.master_answered_ms = now_ms
         return self._check(event.broker_name, now_ms) if watch.unsettled else []
 
-    def _look(self, names: Sequence[str], now_ms: int) -> list[ev.LivenessEffect]:
-        """Checks GROUPS_A_TURN of the groups now; LookOn brings the others."""
-        self._unlooked.update(dict.fromkeys(names[GROUPS_A_TURN:]))
+    def _check_many(self, names: Sequence[str], now_ms: int) -> list[ev.LivenessEffect]:
+        """Checks GROUPS_A_TURN of the groups now, the others in later turns (ContinueChecks)."""
+        self._unchecked.update(dict.fromkeys(names[GROUPS_A_TURN:]))
         effects: list[ev.LivenessEffect] = []
         for broker_name in names[:GROUPS_A_TURN]:
-            self._unlooked.pop(broker_name, None)
+            self._unchecked.pop(broker_name, None)
             effects += self._check(broker_name, now_ms)
-        if self._unlooked and not self._looks_on:
-            self._looks_on = True
-            effects.append(ev.LookOn())
+        if self._unchecked and not self._is_continued:
+            self._is_continued = True
+            effects.append(ev.ContinueChecks())
         return effects
 
     def _state_applied(self, state: ControllerState, now_ms: int) -> list[ev.LivenessEffect]:
@@ -416,7 +427,7 @@ class LivenessCore:
                 known = [(broker_name, *each) for each in group.processes]
                 self._hearing.registered(broker_name, known, state.applied_index)
                 changed.append(broker_name)
-        return self._look(changed, now_ms)
+        return self._check_many(changed, now_ms)
 
     def _tick(self, now_ms: int) -> list[ev.LivenessEffect]:
         if now_ms - self._aged_ms >= CONFIRM_SETTLE_MS:
@@ -424,8 +435,8 @@ class LivenessCore:
             for watch in self._watches.values():
                 watch.floor.age()
         groups, names = self._state.groups, self._state.broker_names()
-        # Groups that never had a master take turns of their own: any number of them may be
-        # registered (R58).
+        # R58: a stranger may register many groups that never get a master. They are checked in
+        # turns of their own, so that no other group waits for them.
         elected = self._elected.next_of([name for name in names if groups[name].master_epoch])
         fresh = self._fresh.next_of([name for name in names if not groups[name].master_epoch])
         names = (*elected, *fresh)
@@ -454,7 +465,7 @@ class LivenessCore:
     # Decisions.
 
     def _dead(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:
-        """Those that count as dead."""
+        """The replicas that count as dead."""
         judged = frozenset(
             record.broker_id
             for record in group.replicas
@@ -516,13 +527,13 @@ class LivenessCore:
                 since_ms = watch.registered_ms.get(process, now_ms)
                 return SilenceVerdict("unknown", group.needs_election, since_ms)
             verdict = self._judge(group, master, now_ms)
-            # R50: its silence is of this node's link. Its connection's end is seen at once, and the
-            # reports of the peers are a moment older.
+            # R50: if a peer hears it, only the link to this node is silent. A closed session is
+            # different: it is newer than any report of a peer, so it counts.
             is_heard = verdict.silent and master.broker_id in elsewhere
             return verdict if verdict.state == "dead" and not is_heard else None
         if group.master_epoch > 0:
             return SilenceVerdict("unknown", "no_master", now_ms)
-        # Brokers ask for the first election themselves; this only replaces a lost request.
+        # The brokers of a new group ask for its first election. This one is for a lost request.
         if now_ms - watch.ids_changed_ms < FIRST_ELECTION_SETTLE_MS:
             return None
         return SilenceVerdict("unknown", "first_election", now_ms)

@@ -25,7 +25,7 @@ class SessionHello:
 @dataclass(frozen=True, slots=True)
 class SessionHeartbeat:
     """`seen` need not name the incarnation: the session does. `answered` is the newest sequence
-    whose answer has reached the broker, 0 if it does not report it."""
+    whose answer has reached the broker, 0 if the broker does not report that."""
 
     broker_name: str
     session_id: int
@@ -47,7 +47,7 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class RemotingHeartbeat:
-    """Request 904, with the timeout that the broker chose. `channel_id` names the connection."""
+    """BROKER_HEARTBEAT (904), with the broker's timeout. `channel_id` names the connection."""
 
     broker_name: str
     channel_id: int
@@ -67,12 +67,13 @@ class GateOpened:
 
 @dataclass(frozen=True, slots=True)
 class GateClosed:
-    """This node decides nothing any more; it still takes every other event."""
+    """From now on this node decides nothing. It still takes every other event."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateApplied:
-    """The replicated state changed. Comes for each state, leader or not, before its effects."""
+    """The replicated state changed. Passed in for each state, on every node, before the effects of
+    its command are carried out."""
 
     state: ControllerState
 
@@ -80,7 +81,7 @@ class StateApplied:
 @dataclass(frozen=True, slots=True)
 class ElectionEnded:
     """A `ProposeElect` ended: applied, refused, failed or unknown. If the group still needs an
-    election, it is proposed again a little later."""
+    election, the core proposes it again a little later."""
 
     broker_name: str
     expected_master_epoch: int
@@ -102,9 +103,9 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class LookOn:
-    """Of many groups some are still to be checked. As an effect: give it back as an event, in the
-    next turn of the loop."""
+class ContinueChecks:
+    """Some groups are still to be checked. As an effect: pass it in as an event in the next turn of
+    the loop."""
 
 
 LivenessEvent = (
@@ -112,7 +113,7 @@ LivenessEvent = (
     | SessionHeartbeat
     | SessionClosed
     | RemotingHeartbeat
-    | LookOn
+    | ContinueChecks
     | RemotingChannelClosed
     | GateOpened
     | GateClosed
@@ -159,9 +160,9 @@ class RefuseSession:
 
 @dataclass(frozen=True, slots=True)
 class ElectionBlocked:
-    """The group needs an election that no replica may win now. Given once per reason.
+    """The group needs an election that no replica may win now. Returned once for each reason.
 
-    With `operator` only an operator can decide it (R19); else it waits until a member returns.
+    With `operator` only an operator can decide (R19); else the group waits until a member returns.
     """
 
     broker_name: str
@@ -171,7 +172,7 @@ class ElectionBlocked:
 
 @dataclass(frozen=True, slots=True)
 class ReportHearing:
-    """Tell the leader what this node hears (`PeerReported`); at once if it `changed`."""
+    """Report to the leader what this node hears (`PeerReported`); at once if it `changed`."""
 
     index: int
     unheard: frozenset[Process]
@@ -193,5 +194,5 @@ LivenessEffect = (
     | ElectionBlocked
     | ReportHearing
     | OfferLead
-    | LookOn
+    | ContinueChecks
 )

@@ -1,12 +1,13 @@
-"""Which brokers each controller hears, and who should lead by that (R50). Pure.
+"""Which brokers each controller hears, and which controller should lead because of that (R50).
+Pure.
 
 A leader can be cut off from brokers while it reaches its peers. So each follower reports to the
 leader which registered processes it does *not* hear, most often none, and the leader keeps each
 peer's newest report. A process that this node does not hear, but a peer does, is *elsewhere*: it
 does not count as dead, and the lead is offered to a peer that hears more.
 
-A report names the log entry up to which its sender knew the registrations, so it says nothing of a
-process that registered later. After `REPORT_MS_MAX` it is void: the peer may hang.
+A report names the log entry up to which its sender knew the registrations; it says nothing about a
+process that registered later. After `REPORT_MS_MAX` a report does not count: the peer may hang.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,12 +19,13 @@ from batonmq.controller.liveness import events as ev
 REPORT_MS: Final = 200
 REPORT_MS_MAX: Final = 600
 SETTLE_MS: Final = 500
-"""How long a process must be elsewhere before the lead is offered: the reports of the peers are a
-moment older than what this node saw."""
+"""How long a process must be elsewhere before the lead is offered: a broker that was killed is
+elsewhere for a moment, since the reports of the peers are older than what this node sees."""
 OFFER_PAUSE_MS: Final = 10_000
-"""Between two offers of a node: links that come and go must not move the lead all the time."""
+"""Between two offers of this node: a link that breaks repeatedly must not move the lead each
+time."""
 URGENT_PAUSE_MS: Final = 1_000
-"""The same while a group has no master because of this."""
+"""The same while a group can have no master as long as this node leads."""
 
 
 @dataclass(slots=True)
@@ -74,14 +76,14 @@ class Hearing:
             self._unheard.pop(broker_name, None)
 
     def report(self, index: int, now_ms: int) -> list[ev.ReportHearing]:
-        """What a follower should tell its leader now: what changed at once, the rest in time."""
+        """What a follower reports to its leader now: a change at once, else every REPORT_MS."""
         last = self._report
         if last is None or self._changed:
             unheard = frozenset[ev.Process]().union(*self._unheard.values())
-        # A report without news still has to come: after REPORT_MS_MAX the leader drops the last
-        # one.
         elif now_ms - self._reported_ms < REPORT_MS:
-            return []  # asked after each check: a union of all groups each time would be quadratic
+            return []
+        # Without a change too: after REPORT_MS_MAX the leader drops the last report. This is asked
+        # after the check of each group, so the union is not made again.
         else:
             unheard = last.unheard
         self._changed = False
@@ -92,32 +94,34 @@ class Hearing:
     # What the peers hear.
 
     def peer_reported(self, event: ev.PeerReported, now_ms: int) -> frozenset[str]:
-        """The groups of which that peer hears less, or more, than in its report before."""
+        """The groups of which that peer hears fewer, or more, processes than in its last report."""
         before = self._peers.get(event.node)
         self._peers[event.node] = _Peer(event.index, event.unheard, now_ms)
-        # Only these groups are checked: the report of a whole cluster must not fill a turn.
+        # Only these groups are checked again: a report about a whole cluster must not fill a turn.
         changed = event.unheard ^ (before.unheard if before else frozenset())
         return frozenset(name for name, _, _ in changed)
 
     def elsewhere(self, processes: Iterable[ev.Process], now_ms: int) -> frozenset[int]:
-        """The ids of those of `processes`, which this node does not hear, that a peer hears."""
+        """The ids of those `processes` that a peer hears; this node hears none of them."""
         peers = [p for p in self._peers.values() if now_ms - p.received_ms <= REPORT_MS_MAX]
         return frozenset(each[1] for each in processes if any(self._hears(p, each) for p in peers))
 
     def offer(
         self, broker_name: str, ids: frozenset[int], *, urgent: bool, now_ms: int
     ) -> list[ev.OfferLead]:
-        """The lead goes to the peer that hears most, if that is more than this node hears. If it is
-        `urgent`, a master can be elected only where one of `ids`, which are elsewhere, is heard."""
+        """Offers the lead to the peer that hears most processes, if it hears more than this node.
+
+        `ids` are elsewhere. `urgent`: the group has no master, and only a controller that hears one
+        of `ids` can elect one; then it is enough that the peer hears one of them.
+        """
         if not ids:
             self._elsewhere_ms.pop(broker_name, None)
             return []
-        # Not by the peer's clock: only this node's own waiting counts.
         since_ms = self._elsewhere_ms.setdefault(broker_name, now_ms)
         pause_ms = URGENT_PAUSE_MS if urgent else OFFER_PAUSE_MS
         if now_ms - since_ms < SETTLE_MS:
             return []
-        # Two nodes that each hear something else would pass the lead to and fro.
+        # Two nodes that each miss another broker would hand the lead back and forth.
         if self._offered_ms is not None and now_ms - self._offered_ms < pause_ms:
             return []
         wanted = [each for each in self._known.get(broker_name, {}) if each[1] in ids]

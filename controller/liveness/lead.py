@@ -1,4 +1,4 @@
-"""The lead goes to the node that hears more of the brokers (R50); reports say who hears what."""
+"""Hands the lead to the controller that hears more brokers (R50), and passes on the reports."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class LeadOffers:
-    """`timeout_ms`: how long an offer stands. After that this node may judge by itself (R35)."""
+    """`timeout_ms`: how long an offer is valid. After that this node may judge by itself (R35)."""
 
     def __init__(self, replicated_log: ReplicatedLog, timeout_ms: int) -> None:
         self._log = replicated_log
@@ -20,8 +20,11 @@ class LeadOffers:
         self._stepped_aside = False
 
     def step_aside(self, unseen: tuple[str, ...]) -> None:
-        """Offers the lead, once, if some broker of the groups `unseen` has not dialled this new
-        process. Another controller saw that broker itself, and can tell whether it is alive."""
+        """Offers the lead, once, if a broker of the groups `unseen` never connected to this
+        process."""
+        # Another controller saw that broker, and knows now whether it is alive; this one would have
+        # to wait for a whole timeout. Once: controllers that all started just now would otherwise
+        # hand the lead around.
         if unseen and not self._stepped_aside:
             self._stepped_aside = True
             self.offer("", f"a broker of {', '.join(unseen)} was never seen here")
@@ -35,11 +38,11 @@ class LeadOffers:
         self._offer = asyncio.get_running_loop().create_task(offer)
 
     def report(self, hearing: ReportHearing) -> None:
-        """Of this follower, to its leader."""
+        """Sends a report of this follower to its leader."""
         self._log.reports.report(hearing.index, hearing.unheard, urgent=hearing.changed)
 
     def on_report(self, callback: Callable[[PeerReported], None]) -> None:
-        """`callback` gets the reports of the others, while this node leads."""
+        """`callback` gets the reports of the other nodes while this one leads."""
         self._log.reports.on_report = lambda *report: callback(PeerReported(*report))
 
     async def close(self) -> None:

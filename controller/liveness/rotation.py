@@ -1,26 +1,27 @@
-"""How many groups the liveness check looks at in one turn, and which ones (SAFETY R58). Pure."""
+"""How many groups the liveness core checks in one turn of the loop, and which ones (R58). Pure."""
 
 from bisect import bisect
 from typing import Final
 
 GROUPS_A_TURN: Final = 64
-"""Where the gate opens or a snapshot came: of about 50 µs each, with the views that are pushed."""
+"""After a snapshot, or when the gate opens. A check takes about 50 µs then, with the view
+pushed."""
 GROUPS_A_TICK: Final = 256
-"""Of about 10 µs each, twice as much where all of them need an election."""
+"""A check takes about 10 µs, twice as much if the group needs an election."""
 FRESH_GROUPS_A_TICK: Final = 16
-"""Of those that never had a master. Their brokers ask for the first election themselves; a stranger
-may register many of them, and no other group is looked at later for that (R58)."""
+"""Of the groups that never had a master. Fewer, since their brokers ask for the first election
+themselves."""
 
 
-class Rotation:
-    """Which groups a tick looks at: `at_once` of them."""
+class GroupRotation:
+    """Takes turns through the groups, `at_once` at a time."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._last = ""
 
     def next_of(self, names: list[str]) -> list[str]:
-        """Of `names`, in order, all or the next ones."""
+        """All of `names`, which are sorted, or the next `at_once` of them."""
         if len(names) > self._at_once:
             begin = bisect(names, self._last)
             names = (names[begin:] + names[:begin])[: self._at_once]

@@ -1,16 +1,11 @@
 """The shell around `LivenessCore`: passes events in and carries out the effects.
 
-Each event is passed in within the loop turn in which it happens, so a master's death becomes an
-election without waiting for a timer. The only timer is the tick, for silences and for what was
-lost. Elections run as tasks of their own.
+Each event is passed in within the loop turn in which it happens, so a master's death starts an
+election without waiting for a timer. The only timer is the tick, which finds silence and lost
+triggers.
 
-`SessionTable` has the gRPC sessions of brokers on this node, each with its queue of messages. A
-session that does not read them is cut.
-
-`HeartbeatAnswers` grant masters their lease (R5); only the leader's answers do. A node that stood
-still may have been deposed without knowing it, since Raft's thread stood still, too. So after a
-stall it answers no heartbeat until a majority has confirmed its lead. A late answer is safe: the
-broker counts its lease from the time at which it sent the heartbeat.
+`SessionTable` has the gRPC sessions of brokers on this node, `HeartbeatAnswers` grants masters
+their lease (R5).
 """
 
 import asyncio
@@ -36,21 +31,22 @@ from batonmq.runtime.clock import boot_ms, wall_ms
 log = logging.getLogger(__name__)
 
 _QUEUE_MAX: Final = 1_000
-"""Messages that may wait for one session: some 100 s of heartbeat answers."""
+"""Messages that may wait in one session: about 100 s of heartbeat answers."""
 
 SESSIONS_OF_ID_MAX: Final = 4
 STRANGERS_MAX: Final = 64
-"""Sessions of ids that are not registered, or not yet by what this node applied."""
+"""Sessions of ids that are not registered in the state applied here."""
 
 STALL_MS: Final = 200
-"""Others elect a new leader after 300 ms without this one's heartbeats, sent every 90 ms."""
+"""The other controllers elect a new leader after 300 ms without heartbeats, which this one sends
+every 90 ms: after a stall of 200 ms it may be deposed."""
 
 PLANNED_GOODBYES: Final = ("goodbye", "planned stop")
-"""The reasons of a planned stop; any other one is shown in the history."""
+"""Reasons that mean a planned stop; any other one is shown in the history."""
 CONFIRM_TIMEOUT_MS: Final = 300
 CONFIRM_AGAIN_MS: Final = 10
 FOLLOWER_TICKS: Final = 2
-"""A node that decides nothing ticks less often."""
+"""A node that does not lead ticks half as often: it only reports and measures silence."""
 
 
 class BrokerSession:
@@ -65,7 +61,7 @@ class BrokerSession:
         self.broker_id = broker_id
         self.incarnation = incarnation
         self.peer = ""
-        """What gRPC calls its connection."""
+        """gRPC's name of its connection."""
         self.cut = asyncio.Event()
         self._queue: deque[pb.ControllerMessage] = deque()
         self._wake = asyncio.Event()
@@ -74,7 +70,7 @@ class BrokerSession:
     def send(self, message: pb.ControllerMessage) -> None:
         if self._ended:
             return
-        # What a peer does not read would be kept in memory; a new session gets the newest view.
+        # A peer that does not read must not fill the memory. Its next session gets the newest view.
         if len(self._queue) >= _QUEUE_MAX:
             log.warning(
                 "session_cut broker_name=%s broker_id=%d reason='does not read'",
@@ -88,7 +84,7 @@ class BrokerSession:
         self._wake.set()
 
     def end(self) -> None:
-        """Sends what is queued and nothing more."""
+        """What is queued is still sent, nothing more is accepted."""
         self._ended = True
         self._wake.set()
 
@@ -106,8 +102,8 @@ class BrokerSession:
 class SessionTable:
     """The open sessions, by broker group.
 
-    Any stranger may open some (R58), up to STRANGERS_MAX. A registered broker always finds a place:
-    of too many sessions of one id the oldest is cut, since only the newest counts.
+    Strangers may open STRANGERS_MAX of them (R58). A registered broker always finds a place: of too
+    many sessions of one id the oldest is cut, since only the newest counts.
     """
 
     def __init__(self) -> None:
@@ -123,8 +119,8 @@ class SessionTable:
         self._groups.setdefault(broker_name, {})[session.session_id] = session
         return session
 
-    def make_room(self, state: ControllerState, broker_name: str, broker_id: int) -> str:
-        """Makes a place for one more session. Returns why there is none, empty if there is."""
+    def make_place(self, state: ControllerState, broker_name: str, broker_id: int) -> str:
+        """Makes a place for one more session; returns why there is none, empty if there is one."""
         if state.is_registered(broker_name, broker_id):
             own = [x for x in self.of_group(broker_name) if x.broker_id == broker_id]
             for session in own[: max(0, len(own) + 1 - SESSIONS_OF_ID_MAX)]:
@@ -139,7 +135,7 @@ class SessionTable:
         )
 
     def registered_peers(self, state: ControllerState) -> list[str]:
-        """The peer of each session of a registered broker."""
+        """gRPC's names of the connections with a session of a registered broker."""
         return [
             each.peer
             for name, sessions in self._groups.items()
@@ -166,10 +162,16 @@ class SessionTable:
 
 
 class HeartbeatAnswers:
-    """`note_loop_turn(now_ms)` must be called whenever this loop turns, at least every tick.
+    """Answers heartbeats; the answers of the leader renew the lease of a master.
 
-    Invariant: between a stall and the first majority asked after it no answer is a leader's, even
-    if the gate says so: messages from before the stall may open it for a moment.
+    A node that stood still may have been deposed without knowing it, since Raft's thread stood
+    still as well. So after a stall the answers are held until a majority has confirmed the lead. A
+    late answer is safe: the broker counts its lease from when it sent the heartbeat.
+
+    `note_loop_turn(now_ms)` must be called whenever this loop turns, at least every tick.
+
+    Invariant: between a stall and the majority that is asked after it, no answer renews a lease,
+    even if the gate is open: messages from before the stall may open it for a moment.
     """
 
     def __init__(self, requests: ControllerRequests, clock_ms: Callable[[], int] = boot_ms) -> None:
@@ -181,7 +183,7 @@ class HeartbeatAnswers:
         self._confirming: asyncio.Task[None] | None = None
 
     def note_loop_turn(self, now_ms: int) -> None:
-        """Detects a stall before anything that arrived during it is answered."""
+        """Detects a stall. Called before anything that arrived during it is answered."""
         last_ms, self._last_turn_ms = self._last_turn_ms, now_ms
         stalled = last_ms is not None and now_ms - last_ms >= STALL_MS
         if not stalled:
@@ -204,7 +206,7 @@ class HeartbeatAnswers:
 
     @property
     def _is_controller(self) -> bool:
-        """Whether this node became controller and does not know of a later one."""
+        """Whether this node opened its gate and knows of no later leader."""
         return self._requests.controller_epoch > 0
 
     async def _confirm(self) -> None:
@@ -221,7 +223,8 @@ class HeartbeatAnswers:
                     return
                 await asyncio.sleep(CONFIRM_AGAIN_MS / 1000)
         finally:
-            # Else brokers whose requests are held would wait until they time out.
+            # Also after an error: else the brokers whose heartbeats are held would wait for
+            # nothing.
             self._confirming = None
             self._answer_held(leading=False)
 
@@ -246,7 +249,8 @@ class HeartbeatAnswers:
                     leader_grpc_address=leader.grpc_address if leader else "",
                     master_epoch=group.master_epoch if group else 0,
                     sync_state_set_epoch=group.sync_state_set_epoch if group else 0,
-                    # R7: controllers that forgot its mastership may have given its epoch again.
+                    # R7: controllers that forgot its mastership may have given its epoch to
+                    # another.
                     no_lease=on_record != (session.broker_id, session.incarnation),
                 )
             )
@@ -373,7 +377,7 @@ class BrokerWatch:
                     self._lead.report(effect)
                 case ev.OfferLead(node, why):
                     self._lead.offer(node, why)
-                case ev.LookOn():
+                case ev.ContinueChecks():
                     asyncio.get_running_loop().call_soon(self.handle, effect)
 
     # Effects.
@@ -406,7 +410,7 @@ class BrokerWatch:
             broker_name=effect.broker_name,
             expected_master_epoch=effect.expected_master_epoch,
             reason=effect.reason,
-            # People read wall time; the core counts on a clock that does not jump (R8).
+            # The history shows wall time; the core's clock is one that does not jump (R8).
             detected_ms=wall_ms() - (boot_ms() - effect.detected_ms),
             silent_ms=effect.silent_ms,
         )

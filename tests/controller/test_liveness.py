@@ -402,14 +402,14 @@ def test_r58_a_turn_looks_at_64_groups_where_all_are_to_be_looked_at(cause):
     core = LivenessCore()
     if cause == "gate":
         found = core.handle(ev.StateApplied(state), START_MS)
-        while ev.LookOn() in found:
-            found = core.handle(ev.LookOn(), START_MS)
+        while ev.ContinueChecks() in found:
+            found = core.handle(ev.ContinueChecks(), START_MS)
         found = core.handle(ev.GateOpened(), START_MS)
     else:
         core.handle(ev.GateOpened(), START_MS)
         found = core.handle(ev.StateApplied(state), START_MS)
     pushed, turns = [], 0
-    while ev.LookOn() in found:
+    while ev.ContinueChecks() in found:
         turns += 1
         pushed += [effect.broker_name for effect in found if isinstance(effect, ev.AliveChanged)]
         assert len(found) <= 2 * GROUPS_A_TURN
@@ -418,8 +418,8 @@ def test_r58_a_turn_looks_at_64_groups_where_all_are_to_be_looked_at(cause):
             state = ControllerState(groups={**state.groups, "b999": last})
             late = core.handle(ev.StateApplied(state), START_MS)
             pushed += [effect.broker_name for effect in late if isinstance(effect, ev.AliveChanged)]
-            assert ev.LookOn() not in late, "it is under way already"
-        found = core.handle(ev.LookOn(), START_MS)
+            assert ev.ContinueChecks() not in late, "it is under way already"
+        found = core.handle(ev.ContinueChecks(), START_MS)
     pushed += [effect.broker_name for effect in found if isinstance(effect, ev.AliveChanged)]
     assert turns == len(names) // GROUPS_A_TURN
     if cause == "gate":
