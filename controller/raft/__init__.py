@@ -1,5 +1,5 @@
-"""Raft under the controller: pysyncobj 0.3.17 behind `ReplicatedLog`, with its faults fenced in.
+"""Raft under the controller: pysyncobj 0.3.17 behind `ReplicatedLog`, with its faults corrected.
 
-Log, term, vote and snapshot of a node are in one folder, durable before another node learns of
-them: what was acknowledged is there again after any restart, be it of all nodes at once.
+Log, term, vote and snapshot of a node are in one folder, and durable before another node learns of
+them. So what was acknowledged survives any restart, also of all nodes at once (G7).
 """

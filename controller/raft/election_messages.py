@@ -1,6 +1,5 @@
-"""The messages by which nodes elect a leader: pysyncobj's votes, and pre-votes before them.
-
-See `messages` for what is corrected and added, and `pre_vote` for its decisions.
+"""How nodes elect a leader: pysyncobj's votes, with the pre-votes before them (`pre_vote`), and the
+order in which nodes become candidates. `messages` has the other messages.
 """
 
 import functools
@@ -28,52 +27,51 @@ _FULL_RETRY_S: Final = 0.2
 STEP_S: Final = 0.1
 """Between one follower and the next: longer than an election with one candidate takes."""
 PAUSE_S: Final = 10.0
+"""How long a second break of the connection to one leader starts no election (R6)."""
 
 
 def election_window_ms(
     own: str, members: Collection[str], min_ms: int, max_ms: int
 ) -> tuple[float, float]:
-    """The range of silence (ms) after which `own` stands for election, within [min_ms, max_ms].
-
-    Each member has its own window, with a gap behind it: members that all draw from the whole range
-    split their votes about once in ten elections.
-    """
+    """The range of silence (ms) after which `own` becomes a candidate, within [min_ms, max_ms]."""
+    # Each member has its own range, with a gap behind it. If all drew from the whole range they
+    # would split their votes about once in ten elections.
     width_ms = (max_ms - min_ms) / len(members)
     begin_ms = min_ms + width_ms * sorted(members).index(own)
     return begin_ms, begin_ms + width_ms / 2
 
 
 class ElectionOrder:
-    """Who stands for election at once when the leader's connection breaks, and who a little later.
+    """Which follower becomes a candidate first when the connection to the leader breaks.
 
     A killed leader's sockets close at once, so waiting for an election time-out would waste time.
-    Followers that stand at the same moment split the votes, so they stand one after the other, in
-    the order of their addresses. A broken connection proves nothing (R6): a link that breaks again
-    and again takes the lead from its two ends only once in `PAUSE_S`. Any message of a leader
-    resets the time-out. Times are seconds of the Raft clock.
+    Followers that become candidates at the same moment split the votes, so they do so one after the
+    other, in the order of their addresses. Any message of a leader resets the time-out. Times are
+    seconds of the Raft clock.
     """
 
     def __init__(self) -> None:
         self._pause_until_s: dict[str, float] = {}
 
     def stand_at(self, now_s: float, own: str, leader: str, members: Iterable[str]) -> float | None:
-        """When `own` should ask for votes after the connection to `leader` broke; None if its
-        ordinary time-out should decide."""
+        """When `own` asks for votes after the connection to `leader` broke; None: at its ordinary
+        election time-out."""
+        # R6: a broken connection proves nothing. A link that breaks repeatedly moves the lead once
+        # in PAUSE_S only.
         if now_s < self._pause_until_s.get(leader, 0.0):
             return None
-        # R6: a link that breaks again and again must not move the lead each time.
         self._pause_until_s[leader] = now_s + PAUSE_S
         candidates = sorted(member for member in members if member != leader)
         return now_s + STEP_S * candidates.index(own)
 
 
 def majority_since(answered_s: Iterable[float], nodes: int, since_s: float) -> bool:
-    """Whether the leader and those that answered it later than that are more than half of all."""
+    """Whether the leader and the nodes that answered it since then are more than half of all."""
     return 2 * (1 + sum(at_s > since_s for at_s in answered_s)) > nodes
 
 
 class ElectionTransport(TCPTransport):  # type: ignore[misc]
-    """What a node asks and answers in elections, and when it may begin one."""
+    """What a node asks and answers in elections, and when it may become a candidate."""
 
     _log_seen = False
     """Whether another node had a log while this one was joining without one."""
@@ -82,11 +80,11 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
     _election_order: ElectionOrder | None = None
     _pre_vote: PreVote | None = None
     _may_stand_once = False
-    """A majority agreed: the next time-out begins a term."""
+    """A majority agreed: the next election time-out begins a term."""
     _flags: dict[str, bool] | None = None
-    """What the candidate that this node is adds to its requests for a vote."""
+    """What this node, as a candidate, adds to its requests for votes."""
     _sync_again_s = 0.0
-    """While the disk is full: when to try again."""
+    """When to try the disk again; 0 if it is not full."""
 
     @functools.cached_property
     def _leadership(self) -> Leadership:
@@ -109,13 +107,13 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
 
     @property
     def waits_for_log(self) -> bool:
-        """Whether this node, joining, gives no vote until a leader has sent it the log."""
+        """Whether this node is joining and gives no vote until a leader has sent it the log."""
         return self._log_seen and self._journal.joining
 
     @property
     def disk_is_full(self) -> bool:
-        """Whether there is no disk space for what this node must store. It neither leads nor votes
-        then."""
+        """Whether the disk has no space for what this node must store. Then it neither leads nor
+        votes (R53)."""
         return self._sync_again_s > 0.0
 
     def _sync(self) -> bool:
@@ -131,7 +129,7 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         if not self._sync_again_s:
             log.error("raft_disk_full: this node neither leads nor votes until there is disk space")
         self._sync_again_s = now_s + _FULL_RETRY_S
-        # It would count itself as a node that holds its entries.
+        # A leader counts itself in each majority, but these entries are not on its disk.
         if self._syncObj._isLeader():
             self._resign()
         return False
@@ -142,13 +140,13 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         core._SyncObj__setState(_FOLLOWER)
 
     def hand_over(self, timeout_s: float, address: str | None = None) -> None:
-        """Offers the lead to the node at `address`, or to any other one, from the next tick on,
-        until it moved. Any thread may call it."""
+        """Offers the lead to the node at `address`, or to any node, at every tick until the lead
+        has moved or the time is over. Any thread may call it."""
         self._hand_over_to = address
         self._hand_over_until = pysyncobj.syncobj.monotonicTime() + timeout_s
 
     def connection_broke(self, node: Node) -> None:
-        """If `node` was the leader of this follower, this node stands for election soon."""
+        """If `node` was the leader of this follower, this node becomes a candidate soon."""
         core = self._syncObj
         self._leadership.disconnected(node.id)
         self._look_at_kept_requests()
@@ -168,7 +166,8 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
     # Elections: see `pre_vote`.
 
     def may_stand(self) -> bool:
-        """Whether the core begins a term now; it asks when its election time-out has passed."""
+        """Whether the core begins a term now. It asks this when its election time-out has
+        passed."""
         core = self._syncObj
         if self._nodes and not core._SyncObj__connectedNodes:
             return False
@@ -177,6 +176,8 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         if self.disk_is_full:
             self._stand_later()
             return False
+        # A leader that hands over has chosen this node: to ask the others would only take time, and
+        # they would refuse, since they hear that leader.
         if not handed_over and not self._may_stand_once and not self._ask():
             return False
         self._flags = {
@@ -194,7 +195,7 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         core._SyncObj__raftElectionDeadline = now_s + core._SyncObj__generateRaftTimeout()
 
     def _ask(self) -> bool:
-        """Begins a round; true if it needs no answers."""
+        """Begins a round of pre-votes. True if no answers are needed."""
         assert self._pre_vote is not None
         self._stand_later()
         _, last_index, last_term = self._journal[-1]
@@ -206,7 +207,7 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
             "blank": not has_commands(self._journal),
         }
         for node in self._nodes:
-            # An earlier version does not know pre-votes: the vote itself decides there.
+            # A member of an earlier version does not answer pre-votes: its vote itself decides.
             if node in self._without_pre_vote:
                 self._pre_vote.add(node.id, 0, joining=False)
             else:
@@ -219,6 +220,7 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
             return
         mine.add(node.id, message["term"], joining=message["joining"])
         if mine.won and not self._may_stand_once:
+            # The new term must be above all terms that the voters know, or they would refuse it.
             if mine.term > core.raftCurrentTerm:
                 core._SyncObj__setCurrentTerm(mine.term, None)
             self._may_stand_once = True
@@ -243,17 +245,18 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         return is_up_to_date(message, last_index, last_term)
 
     def _takes_request(self, node: Node, message: dict[str, Any]) -> bool:
-        """Whether a request for a vote reaches the core, which may still refuse it."""
+        """Whether a request for a vote is passed to the core, which may still refuse it."""
         if self.disk_is_full:
             return False
+        # R51: a node that hears its leader ignores a higher term: it would depose that leader.
         raises = message["term"] > self._syncObj.raftCurrentTerm
         if raises and not message.get("hand_over") and self._is_led(node, message):
             return False
         return not self._journal.joining or self._may_vote(node, message)
 
     def _is_led(self, candidate: Node, message: dict[str, Any]) -> bool:
-        """Whether a leader other than the candidate is in force, as far as this node knows. If this
-        node follows it, the request is kept until the leader is lost or heard again."""
+        """Whether this node leads with a majority, or follows another leader than the candidate. As
+        a follower it keeps the request until that leader is lost or heard again."""
         now_s = pysyncobj.syncobj.monotonicTime()
         core = self._syncObj
         if core._isLeader():
@@ -276,16 +279,18 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
             self._onMessageReceived(node, message)
 
     def _higher_term(self, term: int) -> None:
-        # A node with a higher term takes nothing from this leader. It leads again, above
-        # that term, if the others want it.
+        # A node with a higher term takes nothing from this leader, and with pre-votes it cannot
+        # begin a term either. So this one gives up, and is elected again above that term if the
+        # others want it.
         if term > self._syncObj.raftCurrentTerm:
             log.info("raft_lead_given_up reason='a node has a higher term' term=%d", term)
             self._syncObj._SyncObj__setCurrentTerm(term, None)
             self._resign()
 
     def _may_vote(self, node: Node, message: dict[str, Any]) -> bool:
-        """For a joining node: only while neither it nor any candidate so far has a log (term 0), or
-        if all members agree and no command is in the candidate's log, nor in this one."""
+        """Whether a joining node may vote: while neither it nor any candidate so far has a log
+        (term 0); or if all members agree and neither log has a command, in the first start of a
+        quorum."""
         is_blank = bool(message.get("blank") and message.get("unanimous"))
         if is_blank and not self._log_seen:
             return not has_commands(self._journal)

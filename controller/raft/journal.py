@@ -1,33 +1,24 @@
 """`DurableJournal`: pysyncobj's log on disk, so that a node keeps everything that it answered.
 
 File `journal`: magic, then groups. A group is `u32 length, u32 CRC-32` (big-endian) of a payload of
-operations, applied whole or not at all:
+operations, and the payload. It is applied whole or not at all, so to cut and add is atomic:
 
 - `1  u64 index, u64 term, u32 size, command`: an entry is added
 - `2  u64 index`: entries from this index on are cut
 - `3`: this node has joined
 
-So cutting and adding is atomic: one group, written by one `sync`. Loading stops at a torn last
-group, about which no message left this node, and ends the process at a bad group with a good one
-after it. Term and vote are in `meta`, replaced with fsync before the message that they allow; a bad
-`meta` is fatal.
-
-A new folder gets `meta` (term 0) before `journal`, so a first start can be killed at any step. In
-term 0 nothing was voted or acknowledged: a missing `journal` is legal beside such a `meta`, and a
-missing `meta` beside a journal of term 0 that has not joined. Otherwise one without the other is
-damage.
+File `meta`: term and vote, replaced with fsync before the message that they allow. A bad `meta` is
+damage, and so is one of the two files without the other, except in a first start (`_open_files`).
 
 A node that begins with an empty folder is *joining*: it may have acknowledged entries in a folder
-that was lost. It has joined once it led, or held all that a leader had; operation 3 records that.
-Until then it may make no node leader, see `messages`.
+that was lost. It has joined once it led, or once it had all entries of a leader; operation 3
+records that. Until then it must not make any node leader, see `messages`.
 
 Invariant: `sync` returns true before any message about the entries is sent. On a full disk (R53),
-or without a descriptor, it returns false, and what is in memory is tried again: as a whole new
-file, since a second sync may return 0 over what the first one lost (R40). Any other OSError ends
-the process, because the state of the disk is unknown. A start may find in the page cache what is on
-no disk, so it writes what it read once more, byte for byte in place: that needs no disk space, and
-a crash leaves what was there. pysyncobj's own journal never syncs, has no checksums, and rewrites
-itself in place.
+or without a file descriptor, it returns false and is tried again. Any other OSError ends the
+process, because the state of the disk is unknown.
+
+It replaces pysyncobj's journal, which never syncs, has no checksums, and rewrites itself in place.
 """
 
 from __future__ import annotations
@@ -91,7 +82,7 @@ _decode_meta: Final = msgspec.json.Decoder(_Meta).decode
 
 
 class VoteFile:
-    """Term and vote, in the file `meta`. Both are in memory only while the disk is full."""
+    """Term and vote, in the file `meta`. While the disk is full they are only in memory."""
 
     def __init__(self, path: Path, on_fatal: Callable[[str], NoReturn]) -> None:
         self.path = path
@@ -183,7 +174,7 @@ class DurableJournal:
         self._entries.append((command, idx, term))
 
     def clear(self) -> None:
-        # Replaced with the next sync: a file beside a snapshot is never without entries.
+        # The file is replaced by the next sync: beside a snapshot it is never without entries.
         self._entries = []
         self._dirty_from = 0
         self._replaced = True
@@ -195,7 +186,8 @@ class DurableJournal:
     def deleteEntriesTo(self, entryTo: int) -> None:
         self._entries = self._entries[entryTo:]
         if not self._rewrite():
-            # The file keeps them for now: a start drops what precedes the snapshot.
+            # The disk is full: the file keeps these entries for now. A start drops what is in the
+            # snapshot.
             del self._durable[:entryTo]
             self._dirty_from = max(0, self._dirty_from - entryTo)
 
@@ -211,12 +203,12 @@ class DurableJournal:
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
         if raftCommitIndex > self._commit_index:
-            # What is applied next is answered: this node's copy of it is durable first.
+            # What is committed is applied and answered next: it must be on this disk before.
             self._commit_index = raftCommitIndex
             self.sync()
 
     def getRaftCommitIndex(self) -> int:
-        # Behind it may lie entries that no majority has: Raft decides about them again.
+        # Not further: entries above the snapshot may be on no majority, and Raft decides again.
         return self.snapshot_index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
@@ -238,7 +230,7 @@ class DurableJournal:
     # Durability.
 
     def close(self) -> None:
-        """Makes durable what is not yet, if the disk takes it. May be called again."""
+        """Makes everything durable, if the disk takes it. May be called again."""
         if self._fd >= 0:
             self.sync()
             disk.close(self._fd)
@@ -253,16 +245,16 @@ class DurableJournal:
 
     @property
     def joining(self) -> bool:
-        """Whether this node may lack entries that it once acknowledged. See the module."""
+        """Whether this node may lack entries that it once acknowledged: see the module's text."""
         return not self._joined
 
     @property
     def joins(self) -> bool:
-        """Whether it has joined, and only memory has that."""
+        """Whether it has joined, but that is not on disk yet."""
         return self._joined and not self._joined_durable
 
     def join(self) -> None:
-        """The log is complete now. Durable with the next `sync`, as the entries are."""
+        """The log is complete now. The next `sync` makes that durable."""
         self._joined = True
 
     @property
@@ -271,8 +263,8 @@ class DurableJournal:
         return self._end
 
     def sync(self) -> bool:
-        """Makes term, vote and entries durable: one group and one fdatasync, none if nothing
-        changed. False while the disk is full: nothing that rests on them may leave this node."""
+        """Makes term, vote and entries durable, with one group and one fdatasync; with none if
+        nothing changed. False while the disk is full: then no message about them may be sent."""
         if not self._vote.sync():
             return False
         if self._replaced:
@@ -299,7 +291,8 @@ class DurableJournal:
         return True
 
     def _first_difference(self) -> int:
-        """Position from which memory and disk differ; entries cut and added again may agree."""
+        """The position from which memory and disk differ."""
+        # pysyncobj cuts and adds again what did not change: such entries are not written again.
         common = min(len(self._entries), len(self._durable))
         position = min(self._dirty_from, common)
         while position < common and self._entries[position] == self._durable[position]:
@@ -307,11 +300,9 @@ class DurableJournal:
         return position
 
     def _rewrite(self) -> bool:
-        """Replaces the file by a new one. False while the disk is full; the file is the old one
-        then."""
+        """Replaces the file by a new one. False while the disk is full; then the old file stays."""
         groups = [_JOINED] if self._joined else []
-        # A group for each entry: damage to one is then followed by a whole one, and is
-        # reported.
+        # A group for each entry: damage to one is then followed by a good group, and is detected.
         groups += map(_encode_add, self._entries)
         content = _MAGIC + b"".join(_GROUP.pack(len(g), zlib.crc32(g)) + g for g in groups)
         try:
@@ -320,7 +311,8 @@ class DurableJournal:
         except OSError as exc:
             if not disk.is_short(exc):
                 self.on_fatal(f"cannot replace {self._path}: {exc}")
-            # The new file may have the name already: then nothing is appended to the old one.
+            # The new file may have the name already, though it could not be opened: then nothing
+            # may be appended to the old one.
             self._replaced = self._replaced or not _has_name(self._fd, self._path)
             return False
         fd, self._fd = self._fd, opened
@@ -346,6 +338,8 @@ class DurableJournal:
         except OSError as error:
             if not disk.is_short(error):
                 self.on_fatal(f"cannot write {self._path}: {error}")
+            # R40: a second sync may return 0 over what this one lost, so the next one writes a new
+            # file from memory.
             self._replaced = True
             return False
         return True
@@ -353,7 +347,9 @@ class DurableJournal:
     # Loading.
 
     def _open_files(self, *, is_new: bool) -> None:
-        """Reads both files; writes those of a new folder. `is_new`: there is no snapshot."""
+        """Reads both files, or makes those of a new folder. `is_new`: there is no snapshot."""
+        # `meta` (term 0) is written before `journal`, and a kill may leave any of the steps. In
+        # term 0 nothing was voted or acknowledged, so then one file without the other is no damage.
         if self._path.exists():
             self._open_journal()
         if not self._vote.load():
@@ -376,6 +372,8 @@ class DurableJournal:
         self._joined = self._joined_durable = content.joined
         if self._end < len(data):
             disk.ftruncate(self._fd, self._end)
+        # R40: the page cache may show what is on no disk. To write the same bytes in place needs no
+        # disk space, and a crash in between changes nothing.
         write_all(self._fd, data[: self._end], 0)
         disk.fsync(self._fd)
 
@@ -393,8 +391,8 @@ class DurableJournal:
             raise JournalDamage(self._path, what)
         position = 0 if first is None else head[0][1] - first
         if tuple(self._entries[position : position + 2]) != head:
-            # A leader's snapshot: the node ended before its journal had followed. What stands here
-            # is older than the snapshot, or was never committed.
+            # The snapshot came from a leader, and the node ended before the journal was replaced.
+            # What is in the journal is older than the snapshot, or was never committed.
             self._entries = list(head)
             self._rewrite()
         elif position:
@@ -403,14 +401,14 @@ class DurableJournal:
 
 @dataclass(slots=True)
 class JournalContent:
-    """What a journal file holds. `end` is behind its last whole group."""
+    """The content of a journal file. `end` is the offset after its last whole group."""
 
     entries: list[LogEntry]
     joined: bool
     end: int
 
     def add_group(self, payload: bytes) -> None:
-        """Raises ValueError or struct.error for what no journal has written."""
+        """Raises ValueError or struct.error for a payload that this code cannot have written."""
         position = 0
         while position < len(payload):
             operation = payload[position]
@@ -444,7 +442,8 @@ def read_journal(data: bytes, path: Path) -> JournalContent:
         except (ValueError, struct.error) as error:
             raise JournalDamage(path, str(error), content.end) from error
         content.end += _GROUP.size + len(payload)
-    # A torn last group is legal: no message about it left this node. A whole one behind it is not.
+    # A torn last group is no damage: `sync` had not returned, so no message about it was sent. But
+    # if a whole group follows, the bad one was once whole, and was answered for.
     later = _find_group(data, content.end + 1) if content.end < len(data) else None
     if later is not None:
         what = f"a damaged group, with a whole one after it at {later}"
@@ -477,13 +476,13 @@ def _find_group(data: bytes, position: int) -> int | None:
 
 
 def has_commands(journal: DurableJournal) -> bool:
-    """Whether it holds, or held before its snapshot, more than first entries of leaders."""
+    """Whether it has, or had before its snapshot, more than the first entries of leaders."""
     return journal[0][1] > 1 or any(entry[0] != _NO_OP for entry in journal[:])
 
 
 def end_aside(journal: DurableJournal, what: str) -> NoReturn:
-    """Ends a node whose files no start could use: they are kept beside under another name, and the
-    next start joins with an empty folder."""
+    """Ends a node whose files cannot be used any more: the folder gets another name, and the next
+    start joins with an empty one."""
     folder = journal.folder
     aside = folder.with_name(f"{folder.name}.diverged-{wall_ms()}")
     try:
@@ -495,7 +494,7 @@ def end_aside(journal: DurableJournal, what: str) -> NoReturn:
 
 
 def _has_name(fd: int, path: Path) -> bool:
-    """Whether the open file is the one under the name."""
+    """Whether `path` is the name of the open file."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except OSError:
@@ -503,7 +502,7 @@ def _has_name(fd: int, path: Path) -> bool:
 
 
 def _close(fd: int) -> None:
-    """Of a file that nothing is written to any more."""
+    # Nothing is written to this file any more, so an error loses nothing.
     try:
         disk.close(fd)
     except OSError as error:

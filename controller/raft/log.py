@@ -1,19 +1,12 @@
 """The replicated log as the rest of the controller sees it, and the state machine behind it.
 
-A proposed command has one of three outcomes: `Applied` with the state machine's answer,
-`NotApplied` if it will never take effect, `Unknown` if it may have taken effect or still may. After
-`Unknown` the same command (same request_id) may be proposed again: the state keeps a table of
-request ids.
+A proposed command has one of three outcomes: `Applied` with the state machine's answer;
+`NotApplied` if it will never take effect; `Unknown` if it may have taken effect or still may. After
+`Unknown` the same command (same request_id) may be proposed again: the state has a table of the
+answered request ids.
 
-Invariant of `Machine`: nodes that committed the same entries hold equal states, or have ended.
-Bytes that cannot be read, and errors that may occur on one node alone (memory, recursion, disk),
-are raised to the caller, who must stop. A bug in `apply`, which every node runs into alike, keeps
-the old state, is logged, and answered with SYSTEM_ERROR (1).
-
-`DigestWatch` checks that invariant: from time to time the leader sends the digest of its state and
-its last entry, and a node that is or was there compares. A difference is reported by both sides; an
-operator has to empty the folder of the node that is wrong. `RaftProblems` keeps this and whatever
-else is wrong between this node and the others.
+Invariant of `Machine`: nodes that committed the same entries have equal states, or have ended.
+`DigestWatch` checks it, and `RaftProblems` keeps what is wrong between this node and the others.
 """
 
 import logging
@@ -57,7 +50,7 @@ class Unknown:
 
 
 Heard = tuple[str, int, str]
-"""Of a report: (brokerName, id, incarnation) of one registered process."""
+"""In a report: (brokerName, id, incarnation) of one registered process."""
 
 Outcome = Applied | NotApplied | Unknown
 
@@ -66,8 +59,8 @@ Outcome = Applied | NotApplied | Unknown
 class LogStatus:
     """This node's position in the log, and how much of the log is on its disk.
 
-    `state_digest` is of the state after entry `digest_index`; both are empty before the first.
-    `rules` are those of the newest entry. `problems` are texts for people.
+    `state_digest` is of the state after entry `digest_index`; 0 and "" before the first digest.
+    `rules` is the version of the rules of the newest entry. `problems` are texts for operators.
     """
 
     term: int
@@ -109,9 +102,9 @@ class UnknownRulesError(ValueError):
 
 
 class Machine:
-    """Holds the newest state. States are values: one that was handed out never changes.
+    """Has the newest state. States are values: one that was handed out never changes.
 
-    `rules`: the newest that this node knows.
+    `rules`: the newest version of the rules that this node knows.
     """
 
     def __init__(self, state: ControllerState | None = None, rules: int = RULES_VERSION) -> None:
@@ -124,15 +117,17 @@ class Machine:
         return commands.encode(command, rules)
 
     def commit(self, raw: bytes, raft_index: int) -> Commit:
-        """Applies the entry. Whatever it raises means that this node must stop."""
+        """Applies the entry. After any error that this raises the node must stop."""
         command, rules = commands.decode(raw)
         if rules > self.rules:
             raise UnknownRulesError(rules, self.rules)
         try:
             applied = self._apply(command, raft_index, rules)
         except (MemoryError, RecursionError, OSError):
-            raise
+            raise  # these may occur on this node alone, and its state would differ from then on
         except Exception:
+            # A bug, which every node meets at this entry: all keep the old state and stay equal. If
+            # it ended them, each start would end at this entry again.
             log.exception("command_failed raft_index=%d command=%r", raft_index, command)
             result = CommandResult(ResponseCode.SYSTEM_ERROR, "internal error of the controller")
             return Commit(raft_index, command, result, (), self.state)
@@ -162,24 +157,24 @@ class Machine:
 
 
 class Reports:
-    """What followers hear, on the way to their leader. On the event loop's thread."""
+    """Carries followers' reports of what they hear to their leader. On the event loop's thread."""
 
     def __init__(self) -> None:
         self.send: Callable[[int, frozenset[Heard], bool], None] = lambda *report: None
         """Takes a report of this node; set by its log."""
         self.on_report: Callable[[str, int, frozenset[Heard]], None] = lambda *report: None
-        """Gets node id, index and unheard of each report of another node, on the leader."""
+        """On the leader: gets node id, index and unheard of each report of another node."""
 
     def report(self, index: int, unheard: frozenset[Heard], *, urgent: bool) -> None:
-        """Sends the leader what this follower hears; not `urgent`: with its next message."""
+        """Sends the leader what this follower hears; with its next message if not `urgent`."""
         self.send(index, unheard, urgent)
 
 
 class ReplicatedLog(Protocol):
     """A log of commands, applied in one order on every node.
 
-    All methods and callbacks run on the event loop's thread. Callbacks run in log order, and a
-    proposer gets its `Applied` after the `on_applied` callbacks were called for its command.
+    All methods and callbacks run on the event loop's thread. Callbacks run in log order. A proposer
+    gets its `Applied` only after the `on_applied` callbacks were called for its command.
     """
 
     reports: Reports
@@ -195,13 +190,14 @@ class ReplicatedLog(Protocol):
     async def propose(self, command: AnyCommand, timeout_ms: int) -> Outcome: ...
 
     async def read_barrier(self, timeout_ms: int) -> bool:
-        """True once everything committed before the call is applied here; false if unknown."""
+        """True once everything that was committed before the call is applied here; false if that is
+        not known in time."""
 
     def leader_hint(self) -> str | None:
         """The id of the node that leads as far as this one knows. A hint, never a permission."""
 
     def rules_due(self) -> bool:
-        """Whether the next command goes by other rules than the newest one."""
+        """Whether the next command would have another version of the rules than the newest one."""
 
     def in_touch(self) -> bool:
         """Whether a majority answered this leader a moment ago, by the clock as it is now (R8)."""
@@ -213,7 +209,8 @@ class ReplicatedLog(Protocol):
     def status(self) -> LogStatus: ...
 
     def on_role(self, callback: Callable[[bool], None]) -> None:
-        """`callback(leading)` at every change. True is no permission either: see `LeaderGate`."""
+        """`callback(leading)` at every change. True does not mean that this node may decide: see
+        `LeaderGate`."""
 
     def on_applied(self, callback: Callable[[Commit], None]) -> None: ...
 
@@ -221,7 +218,10 @@ class ReplicatedLog(Protocol):
 
 
 class RaftProblems:
-    """One text for each subject. Written by the tick thread; any thread may read `texts`."""
+    """What is wrong between this node and the others: one text for each subject.
+
+    Written by the tick thread; any thread may read `texts`.
+    """
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -244,7 +244,7 @@ class RaftProblems:
             log.info("raft_problem_over subject=%s", subject)
 
     def stranger(self, address: str, why: str, now_s: float) -> None:
-        """Logs a refused connection of no known member, at most once in 10 s. It is no problem of
+        """Logs a refused connection of an unknown peer, at most once in 10 s. That is no problem of
         this node: anyone may dial its port."""
         if now_s - self._stranger_logged_s < _STRANGER_PAUSE_S:
             self._strangers_not_logged += 1
@@ -258,7 +258,7 @@ class RaftProblems:
         self._stranger_logged_s, self._strangers_not_logged = now_s, 0
 
     def texts(self) -> dict[str, str]:
-        """Subject -> what is wrong, ordered by subject."""
+        """Subject to text, ordered by subject."""
         return dict(sorted(self._texts.copy().items()))
 
 
@@ -275,7 +275,12 @@ class DigestReport:
 
 
 class DigestWatch:
-    """Used by the tick thread, which passes the time in; any thread may read `report`."""
+    """Compares states: at most every 5 s the leader sends the digest of its state and its last
+    entry, and a node that has or had a state after that entry compares. Both sides report a
+    difference; an operator has to empty the folder of the node that is wrong.
+
+    Used by the tick thread, which passes the time in; any thread may read `report`.
+    """
 
     def __init__(self, problems: RaftProblems) -> None:
         self._problems = problems
@@ -285,27 +290,28 @@ class DigestWatch:
         self.report = DigestReport()
 
     def applied(self, index: int, state: Digested) -> None:
-        """States are values: one that is kept never changes."""
         self._states.append((index, state))
+        # A digest of an entry that this node had not applied yet when it came.
         for peer, (at, digest) in self._waiting.items():
             if at == index:
                 self.compare(peer, at, digest)
 
     def restored(self, index: int, state: Digested) -> None:
-        """A snapshot replaced the state: earlier states do not count any more."""
+        """A snapshot replaced the state."""
+        # The earlier states led to another one, and must not be compared.
         self._states.clear()
         self.applied(index, state)
 
     def due(self, now_s: float) -> tuple[int, str] | None:
-        """(index, digest) to send to the others, None if it is not time."""
+        """(index, digest) to send to the others; None if it is not time for that."""
         if now_s < self._next_s or not self._states or self._states[-1][0] == self.report.index:
             return None
         self._next_s = now_s + _DIGEST_INTERVAL_S
         return self._states[-1][0], self._digest(*self._states[-1])
 
     def compare(self, peer: str, index: int, digest: str) -> str | None:
-        """Compares the peer's digest; the own one at that index, None if this node has no state of
-        that index (yet). Digests of other rules (in a rolling upgrade) are not compared."""
+        """Compares the peer's digest. Returns the own one of that index, None if this node has no
+        state of that index (yet)."""
         state = next((kept for at, kept in self._states if at == index), None)
         if state is None:
             if not self._states or index > self._states[-1][0]:
@@ -313,6 +319,7 @@ class DigestWatch:
             return None
         own = self._digest(index, state)
         subject = f"state of {peer}"
+        # In a rolling upgrade, states by different RULES may differ and be right.
         if own == digest or own.rpartition(":")[0] != digest.rpartition(":")[0]:
             self._problems.clear(subject)
         else:

@@ -3,12 +3,11 @@
 Membership is static: each node reads the list at its start. Nodes with different lists would count
 different majorities and could elect two leaders. Two checks prevent that:
 
-- On each connection both sides send a `Greeting` with the cluster and the members that they know,
-  and refuse each other if the two differ. A greeting is JSON, not a pickle: it is read before the
-  sender is known.
-- A node's folder keeps the ids that its log was written under (`check_members`). Without that, a
-  node started with a shorter list on its old folder (a template, a default, a typo) could be a
-  majority by itself. Addresses may change: the greeting checks who answers there.
+- On each connection both sides send a `Greeting` with their cluster and members, and refuse each
+  other if these differ.
+- A node's folder keeps the ids of the members for whom its log was written (`check_members`).
+  Without that, a node that starts on its old folder with a shorter list (a template, a default, a
+  typo) could be a majority by itself. Addresses may change: the greeting checks who answers there.
 """
 
 from collections.abc import Collection
@@ -26,15 +25,14 @@ from batonmq.runtime.durable_file import remove_file, replace_file
 _VERSION: Final = 1
 _FILE_NAME: Final = "members"
 _CHANGE_NAME: Final = "members.change"
-"""An operator gave the file this name: the ids in it may change by one."""
+"""The name that an operator gives the file `members` to allow one id to be added or removed."""
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The first message of each side. `echo` is the `nonce` of the greeting that it answers, empty
-    in the first one.
+    """The first message of each side. JSON, not a pickle: it is read before the sender is known.
 
-    The dialling side sends a third one: its `echo` proves that the sender is there now and that the
-    greeting is not a recording.
+    `echo` is the `nonce` of the greeting that it answers, empty in the first one. The dialling side
+    sends a third one: its `echo` proves that its first one was not a recording.
     """
 
     version: int = _VERSION
@@ -46,7 +44,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     pre_vote: bool = False
     """Whether the sender answers pre-votes; earlier versions neither do nor send this."""
     rules: int = 0
-    """The newest rules of commands that the sender knows; earlier versions do not send this."""
+    """The newest version of the rules that the sender knows; earlier versions do not send this."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -64,8 +62,8 @@ def decode_greeting(data: bytes) -> Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a node greets with: the cluster's name, its members as `id@host:raftPort`, sorted, and
-    the newest rules that this node knows."""
+    """What a node puts into its greetings: the cluster's name, the members as `id@host:raftPort`,
+    sorted, and the newest version of the rules that it knows."""
 
     cluster: str
     members: tuple[str, ...]
@@ -90,12 +88,13 @@ class Membership:
 
 
 def common_rules(own: int, others: Collection[int], members: int, in_force: int) -> int:
-    """The newest rules that all members know.
+    """The newest version of the rules that all members know.
 
-    `others` are those that connected members announced, `members` all of them. While one is away
-    the rules never rise above those in force: it may be of an earlier version when it comes back.
+    `others`: what the connected members announced. `members`: the number of all of them.
     """
     lowest = min(own, *others) if others else own
+    # While a member is away the rules do not rise: it may be of an earlier version when it returns,
+    # and could not apply what was committed meanwhile.
     return lowest if 1 + len(others) >= members else min(lowest, in_force)
 
 
@@ -128,9 +127,6 @@ class MembersChangedError(BatonError):
 def check_members(folder: Path, membership: Membership) -> None:
     """Compares the kept ids with the configured ones; stores them in a folder that has none.
 
-    Where an operator renamed the file, one id may have been added or removed: each majority of the
-    new list then has a member of each majority of the old one.
-
     Raises MembersChangedError; BatonError for a file that cannot be read; OSError.
     """
     path = folder / _FILE_NAME
@@ -140,6 +136,8 @@ def check_members(folder: Path, membership: Membership) -> None:
     if not path.exists():
         if change.exists():
             kept = _read(change)
+            # By one id only: then each majority of the new list has a member of each majority of
+            # the old one, which knows what was committed.
             if kept.cluster != configured.cluster or len({*kept.ids} ^ {*ids}) > 1:
                 raise MembersChangedError(change, kept, configured)
         replace_file(path, msgspec.json.encode(configured))

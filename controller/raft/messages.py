@@ -1,33 +1,32 @@
 """The messages between two cores: pysyncobj's, with its faults corrected, and some additions.
 
 Corrected:
-- *Snapshot under way.* A follower that is sent a snapshot would commit its own, never verified log
-  up to the leader's commit index. Those messages reach the core with commit index 0.
-- *Late acknowledgements* carry no term, so one of an earlier leadership would count. They get the
-  sender's term and are dropped when it differs.
+- *Snapshot under way.* While a follower receives a snapshot, pysyncobj commits the follower's own
+  log, which may differ, up to the leader's commit index. Such messages get commit index 0.
+- *Late acknowledgements* carry no term in pysyncobj, so one of an earlier leadership would count.
+  They get the sender's term and are dropped if it differs.
 - *Old answers* wait in a socket while a leader is stopped, and would keep it leading when it wakes.
-  Each answer repeats when its question was sent, and counts as of then (R8).
-- *Entries that agree* are cut and added again, though they may be acknowledged and applied, and a
-  late message that ends sooner cuts them off. What this log already holds is taken out of the
-  message; a message of the same term that ends before this log does is an old one.
-- *Durable first.* No vote, no request for one and no acknowledgement leaves before the journal is
-  on disk. A leader syncs its own entries right after it sent them, so the disks work in parallel; a
-  joining node that becomes leader first stores that it joined. While the disk is full none of these
-  messages leaves, a leader gives up the lead, and the node stands for no election (R53).
-- *Applied entries are never cut.* A leader whose log lacks an entry that this node applied proves
-  that disks were lost. This node ends, and the next start builds its state again.
+  Each answer repeats when its question was sent, and counts as of that time (R8).
+- *Entries that agree* would be cut and added again, though they may be acknowledged and applied;
+  and a late message that ends earlier would cut entries behind it. Entries that this log has
+  already are taken out of the message. A message of the same term that ends before this log is an
+  old one.
+- *Durable first.* No vote, no request for a vote and no acknowledgement leaves before the journal
+  is on disk. While the disk is full none of these messages leaves, a leader gives up the lead, and
+  the node does not become a candidate (R53).
+- *Applied entries are never cut.* If a leader's log lacks an entry that this node applied, disks
+  were lost. This node ends, and the next start builds its state again.
 
 Added:
-- *Pre-vote*, see `pre_vote`. A leader learns the term of a node with a higher one, since such a
-  node can no longer force an election.
-- *Joining nodes* (see `journal`) make no node leader: they could outvote the one that still holds
+- *Pre-vote*, see `pre_vote`. With it a node with a higher term cannot force an election, so it
+  sends its term to the leader.
+- *Joining nodes* (see `journal`) make no node leader: they could outvote the node that still has
   what they acknowledged before their folder was lost. Nodes that all begin empty may elect one of
   them.
-- *Handing over.* A leader that stops asks a follower with its whole log to stand at once.
+- *Handing over.* A leader that stops asks a follower with its whole log to become a candidate.
 - *Election order*, see `ElectionOrder`.
-- *Digests* of states travel between nodes, see `log.DigestWatch`.
-- *Reports* of what a follower hears go to its leader, see `liveness.hearing`. Earlier versions
-  ignore them.
+- *Digests* of states, see `log.DigestWatch`.
+- *Reports* of what a follower hears, see `liveness.hearing`. Earlier versions ignore them.
 
 Uses names of pysyncobj 0.3.17; `tests/controller/test_raft_node.py` pins both.
 """
@@ -53,8 +52,8 @@ from batonmq.controller.raft.election_messages import (
 from batonmq.controller.raft.journal import end_aside
 from batonmq.controller.raft.log import DigestWatch, Heard
 
-# Not `apply_command`, by which a node that just lost the lead sends its queue to the next leader:
-# commands enter the log only through a gate.
+# Not `apply_command`, by which a node that just lost the lead sends its queue to the next leader: a
+# command enters the log only at a node whose gate is open.
 _RAFT_MESSAGES: Final = frozenset(
     {
         "request_vote",
@@ -73,7 +72,8 @@ _NEEDS_DURABLE_LOG: Final = frozenset({"request_vote", "response_vote", "next_no
 __all__ = ["PAUSE_S", "STEP_S", "ElectionOrder", "MendedTransport", "election_window_ms"]
 
 COMPACT_AFTER_BYTES: Final = 8 << 20
-"""A journal of this size is compacted, however few its entries are: one batch must hold it all."""
+"""A journal of this size is compacted, however few entries it has: one message must hold the whole
+log."""
 
 
 class MendedTransport(ElectionTransport):
@@ -83,7 +83,7 @@ class MendedTransport(ElectionTransport):
     _handled: dict[str, Any] | None = None
     """The message being handled."""
     hearing: tuple[int, tuple[Heard, ...]] | None = None
-    """The newest report for the leader; set by any thread, sent once."""
+    """The newest report for the leader. Any thread may set it; it is sent once."""
     on_hearing: Callable[[str, int, frozenset[Heard]], None] | None = None
     """Gets (address, index, unheard) of another node's report, in the tick thread."""
     answered_s: Mapping[Node, float] = MappingProxyType({})
@@ -98,20 +98,22 @@ class MendedTransport(ElectionTransport):
     def _onTick(self) -> None:
         super()._onTick()
         journal = self._journal
+        # A joining node becomes no candidate once there is a log in the quorum: see `_may_vote`.
         if journal.joining and (self._log_seen or journal[-1][2]):
             self._syncObj._SyncObj__raftElectionDeadline = math.inf
+        # A leader syncs its own entries here, after it sent them: the disks work in parallel.
         self._sync()
         self._look_at_kept_requests()
         if self._hand_over_until and not self._syncObj._isLeader():
             self._hand_over_until = 0.0  # the lead moved; a later one of this node is not offered
         elif self._hand_over_until > pysyncobj.syncobj.monotonicTime():
-            # At every tick: it does nothing until a follower has acknowledged the whole log.
+            # At every tick: pysyncobj does nothing until a follower has acknowledged the whole log.
             self._syncObj.transferLeadership(self._hand_over_to)
         if self.snapshot_due:
             self.snapshot_due = False
             self._syncObj.forceLogCompaction()
         elif journal.size_bytes > self._compact_above:
-            # Next time when it has grown as much again: the entries that stay may be large.
+            # The entries that stay may be large: the next time it must have grown as much again.
             self._syncObj.forceLogCompaction()
             self._compact_above = journal.size_bytes + COMPACT_AFTER_BYTES
         elif journal.size_bytes < COMPACT_AFTER_BYTES:
@@ -159,7 +161,7 @@ class MendedTransport(ElectionTransport):
     def _raft_message_received(self, node: Node, message: dict[str, Any]) -> None:
         kind, term = message["type"], self._syncObj.raftCurrentTerm
         if kind == "next_node_idx" and (message.get("term") != term or not self._sync()):
-            return  # a leader that cannot store its own entries must not count itself
+            return  # a leader that cannot store its own entries must count no majority
         if kind == "request_vote" and not self._takes_request(node, message):
             return
         if kind == "timeout_now" and (self._journal.joining or self.disk_is_full):
@@ -178,7 +180,7 @@ class MendedTransport(ElectionTransport):
             self._count_as_of_question(node, message.get("sent"), answered_before)
 
     def _takes_entries(self, node: Node, message: dict[str, Any]) -> bool:
-        """Whether a leader's message reaches the core, mended."""
+        """Whether a leader's message is passed to the core; corrects it."""
         self._leadership.hear(node.id, pysyncobj.syncobj.monotonicTime())
         self._kept_requests.clear()
         if self._pre_vote is not None:
@@ -193,7 +195,7 @@ class MendedTransport(ElectionTransport):
         return True
 
     def _refuse_to_cut_applied(self, message: dict[str, Any]) -> None:
-        """Ends this node if the message makes it cut entries that it applied, see the module."""
+        """Ends this node if the message would make it cut entries that it applied."""
         previous_index, journal = message["prevLogIdx"], self._journal
         if previous_index is None:
             return
@@ -236,10 +238,12 @@ class MendedTransport(ElectionTransport):
                 )
 
     def _mend_snapshot_piece(self, message: dict[str, Any]) -> None:
+        # The follower's own log is not compared with the leader's while it gets a snapshot.
         message["commit_index"] = 0
 
     def _holds_all_of_leader(self, acknowledgement: dict[str, Any]) -> bool:
-        """Whether this log reached the end of the leader's, its no-op of this term included."""
+        """Whether this log has reached the end of the leader's, with its first entry of this
+        term."""
         message = self._handled
         if message is None or "prevLogIdx" not in message or not acknowledgement["success"]:
             return False
@@ -248,18 +252,20 @@ class MendedTransport(ElectionTransport):
         return bool(term == message["term"] == current and index >= message["commit_index"])
 
     def _keep_agreeing_entries(self, message: dict[str, Any]) -> bool:
-        """Moves prevLogIdx behind the entries that this log holds already. False: a stale message.
+        """Takes the entries that this log already has out of the message (it moves prevLogIdx).
+        False: the message is an old one.
 
-        Correct only because a message always reaches to the end of its sender's log: that is why
-        the batch has 64 MiB.
+        Correct only because a message always reaches to the end of its sender's log: that is why a
+        batch may have 64 MiB.
         """
         if "entries" not in message:
-            return False  # a piece of one entry above the batch's size: a member never sends it
+            return False  # a piece of an entry above the size of a batch: no member sends that
         journal = self._journal
         entries, previous_index = message["entries"], message["prevLogIdx"]
         _, last_index, last_term = journal[-1]
         if previous_index is None:
             return True  # the leader has no entry where this log ends
+        # Of this leader, and it ends earlier: it was sent before what this log has.
         if last_term == message["term"] and previous_index + len(entries) < last_index:
             return False
         position = previous_index - journal[0][1]
@@ -281,6 +287,8 @@ class MendedTransport(ElectionTransport):
         journal = self._journal
         if message["type"] == "append_entries":
             message["sent"] = float(pysyncobj.syncobj.monotonicTime())
+            # R53: a joining node that became leader stores that it has joined before it sends
+            # anything, or a kill would leave a quorum that never elects.
             if journal.joins and not self._sync():
                 return False
         if message["type"] == "request_vote":

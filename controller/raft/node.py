@@ -3,13 +3,12 @@
 Invariant: commands have one order on all nodes. A proposer gets `Applied` only after this node
 applied its command, `NotApplied` only if it can never be applied, else `Unknown`.
 
-pysyncobj ticks and applies commands in its own thread, which ends with the thread that built it: so
-call `start()` in the main thread. The tick thread touches no data of the event loop: `_commit` and
-every callback only post to the loop (`call_soon_threadsafe`).
+pysyncobj ticks and applies commands in its own thread. That thread uses no data of the event loop:
+`_commit` and every callback only post to the loop (`call_soon_threadsafe`). It ends with the thread
+that started it, so call `start()` in the main thread.
 
-What a node acknowledged is in its folder: `journal` and `meta` (see `journal`), `snapshot` (see
-`snapshot`). After a start the state is that of the snapshot; later entries are applied again once a
-leader is elected and reports how far they are committed.
+After a start the state is that of the snapshot. Later entries of the journal are applied again once
+a leader is elected and reports how far they are committed.
 """
 
 import asyncio
@@ -62,7 +61,9 @@ _LEADER: Final = 2
 """pysyncobj's _RAFT_STATE.LEADER."""
 
 _BARRIER: Final = b""
-"""The command of a read barrier: changes nothing, proves that the log was reached."""
+"""The command of a read barrier: it changes nothing. When it is applied, so is all that came
+before.
+"""
 
 _NEVER_APPLIED: Final = {
     FAIL_REASON.QUEUE_FULL: "queue full",
@@ -87,7 +88,7 @@ _JUST_AFTER_S: Final = 0.001
 SNAPSHOT_NAME: Final = "snapshot"
 COMPACT_AFTER_ENTRIES: Final = 2_000
 LOG_ALARM_BYTES: Final = 32 << 20
-"""Half of the one batch in which a follower must be able to receive a whole log."""
+"""Half of the size of a batch, in which a follower must be able to receive a whole log."""
 
 
 def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjConf:
@@ -99,11 +100,12 @@ def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjCon
         "appendEntriesPeriod": timings.heartbeat_ms / 1000,
         "autoTickPeriod": timings.tick_ms / 1000,
         "leaderFallbackTimeout": timings.election_min_ms / 1000,
-        # One batch of 64 MiB: batches that split lose acknowledged entries, never let a
-        # diverged follower catch up, and choke on commands near a multiple of the size.
+        # One batch of 64 MiB. Where pysyncobj splits batches it loses acknowledged entries, a
+        # diverged follower never catches up, and a command near a multiple of the size fails.
         "appendEntriesUseBatch": False,
         "appendEntriesBatchSizeBytes": 2**26,
-        # No idle time-out: it drops the first vote request between followers.
+        # No idle time-out: followers do not talk to each other, and their first request for a vote
+        # would be dropped with the idle connection.
         "connectionTimeout": 1e6,
         # Sooner than a node that just started and is not connected would stand for election.
         "connectionRetryTime": min(0.2, timings.election_min_ms / 4000),
@@ -125,8 +127,9 @@ def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjCon
 
 @dataclass(frozen=True, slots=True)
 class RaftSettings:
-    """One node's place in its group. `folder` holds its log and belongs to it alone; it is created
-    if missing. An empty `bind_host` means the host of `self_peer`, no `password_file` an open port.
+    """One node of a group. `folder` has its log, belongs to this node alone, and is created if
+    missing. An empty `bind_host` means the host of `self_peer`; without `password_file` the port is
+    open to all.
     """
 
     self_peer: Peer
@@ -141,7 +144,8 @@ class RaftSettings:
 
 
 class _Node(SyncObj):  # type: ignore[misc]
-    """The replicated object: one method, so its number in the log can never change."""
+    """The replicated object. It has one method: pysyncobj writes the number of the method into the
+    log, and that must never change."""
 
     def __init__(
         self,
@@ -172,8 +176,8 @@ class _Node(SyncObj):  # type: ignore[misc]
             owner._post(owner._role_changed, True)
 
     def _wait_s(self, tick_s: float) -> float:
-        """How long a turn of the tick thread waits: until this node's next deadline, if it is
-        connected to all others. Messages and commands wake it at once."""
+        """How long a turn of the tick thread waits: `tick_s`, or until this node's next deadline if
+        it is connected to all others. Messages and commands wake it at once."""
         if self.transport.is_apart or self.raft_state not in _DEADLINES:
             return tick_s
         left_s = float(getattr(self, _DEADLINES[self.raft_state])) - boot_s()
@@ -198,21 +202,23 @@ class _Node(SyncObj):  # type: ignore[misc]
             self._SyncObj__pipeNotifier.notify()
 
     def close_pipe(self) -> None:
-        """Closes both ends, which pysyncobj leaves open. Call it after the thread has ended."""
+        """Closes both ends of a pipe that pysyncobj leaves open. Call it after the thread has
+        ended.
+        """
         notifier = self._SyncObj__pipeNotifier
         os.close(notifier._PipeNotifier__pipeR)
         os.close(notifier._PipeNotifier__pipeW)
 
 
 def exit_process(what: str) -> NoReturn:
-    """Ends a node whose state could diverge from that of the others."""
+    """Ends the process of a node whose state could become another one than that of its peers."""
     log.critical("raft_fatal reason=%r", what)
     logging.shutdown()
     os._exit(_EXIT_FATAL)
 
 
 class RaftLog:
-    """See `raft.log.ReplicatedLog`. One object per node and start; not to be reused."""
+    """See `raft.log.ReplicatedLog`. One object for each start; it cannot be started again."""
 
     def __init__(
         self,
@@ -234,7 +240,8 @@ class RaftLog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leading = False
         self._first_lead = False
-        """Whether this node leads, and its first entry, which must be committed, is the first."""
+        """Whether this node leads in the first start of a quorum, and its first entry is not
+        committed yet."""
         self._not_leading = asyncio.Event()
         """Set while this node does not lead."""
         self._waiting: set[asyncio.Future[Outcome]] = set()
@@ -252,8 +259,8 @@ class RaftLog:
     async def start(self) -> None:
         """Opens the log, binds the Raft port and joins the others.
 
-        Raises CannotListenError, JournalDamage or OSError for a folder that cannot be used,
-        MembersChangedError for one of another quorum, PasswordFileError, ValueError under -O.
+        Raises CannotListenError; JournalDamage or OSError for a folder that cannot be used,
+        MembersChangedError for one of another quorum; PasswordFileError; ValueError under -O.
         """
         if not __debug__:
             raise ValueError("python -O removes checks that pysyncobj and this code rely on")
@@ -263,7 +270,7 @@ class RaftLog:
         # pysyncobj binds to an address only.
         host = look_up(name)
         password = read_password(settings.password_file) if settings.password_file else None
-        # At once: pysyncobj would retry the bind in its thread.
+        # Fails here if the port is taken: pysyncobj would retry the bind in its thread.
         with listening_as("Raft", port):
             check_port_free(host, port)
         journal, snapshots = self._open_folder()
@@ -342,7 +349,8 @@ class RaftLog:
         return journal, snapshots
 
     async def propose(self, command: AnyCommand, timeout_ms: int) -> Outcome:
-        # A new leader that does not hear all members may not know yet which rules are in force.
+        # BecomeController, by the rules in force: a new leader may not have applied all entries yet
+        # and not know which rules these are.
         rules = 0 if isinstance(command, BecomeController) else self._rules()
         return await self._propose(self._machine.encode(command, rules), timeout_ms)
 
@@ -350,7 +358,7 @@ class RaftLog:
         return self._rules() != self._state.rules
 
     def _rules(self) -> int:
-        """By which the next command is to be applied: every member must know them."""
+        """The version of the rules for the next command: every member must know it."""
         node, in_force = self._node, self._state.rules
         if node is None:
             return in_force
@@ -456,7 +464,7 @@ class RaftLog:
     async def _propose(self, raw: bytes, timeout_ms: int) -> Outcome:
         node, loop = self._node, self._loop
         if node is None or loop is None or not self._leading:
-            # pysyncobj would forward it to the leader, bypassing that node's gate.
+            # pysyncobj would forward it to the leader, where it would not pass the gate.
             return NotApplied("not the leader")
         future: asyncio.Future[Outcome] = loop.create_future()
         self._waiting.add(future)
@@ -521,7 +529,8 @@ class RaftLog:
             self._on_fatal(f"cannot apply entry {raft_index}: {error!r}")
             return None
         if commit.state.rules < rules_before and self._node is not None:
-            # An earlier version that starts in this folder cannot apply what is before this entry.
+            # On the way back to an earlier version: that version could not apply the entries before
+            # this one, so a snapshot must replace them.
             self._node.transport.snapshot_due = True
         self._digests.applied(raft_index, commit.state)
         self._post(self._committed, commit)
@@ -542,10 +551,10 @@ class RaftLog:
 
     def _on_state_changed(self, old: int, new: int) -> None:
         if new == _LEADER and self._journal is not None:
-            # Durable with its first entry: only nodes without a log elect a joining node.
+            # A joining node is elected only by nodes that have no log either: it lacks nothing.
             self._journal.join()
-        # In the first start of a quorum no command may enter the log before a majority holds it:
-        # a log without commands is then known to hold nothing that was acknowledged (`pre_vote`).
+        # In the first start of a quorum no command may enter the log before a majority has the
+        # first entry. So nothing in a log without commands was acknowledged, as `pre_vote` assumes.
         self._first_lead = (
             new == _LEADER and self._journal is not None and not has_commands(self._journal)
         )

@@ -1,15 +1,15 @@
 """Pre-vote: a node asks whether a majority would vote for it before it begins a new term. Pure.
 
-A node that cannot hear its leader would raise the term again and again, and each new term deposes
-the leader that all others hear (R51). So it asks first. A node agrees if it would vote: its log is
-not newer, and it has no leader (`Leadership`). Otherwise it keeps the request, and agrees as soon
-as it loses its leader, too.
+A node that cannot hear its leader would raise the term repeatedly, and each new term deposes the
+leader that all others hear (R51). So it asks first. A node agrees if it would vote: its log is not
+newer, and it has no leader (`Leadership`). Otherwise it keeps the request, and agrees as soon as it
+loses its own leader.
 
-A *joining* node (see `journal`) agrees with a candidate that has a log only in the first start of a
-quorum: no command is in that log, and all members agree, so nothing can have been acknowledged.
-Otherwise one kill in the first start would leave one node with a log and a majority that never
-votes for it. A member of an earlier version does not know these messages and counts as one that
-agrees: the vote itself decides.
+A *joining* node (see `journal`) gives its vote to a candidate with a log only in the first start of
+a quorum: no command is in that log, and all members agree, so nothing can have been acknowledged.
+Without this exception one kill in the first start would leave one node with a log, and a majority
+of joining nodes that never vote for it. A member of an earlier version does not know these messages
+and counts as one that agrees: the vote itself decides.
 
 Origin: Ongaro's thesis (2014), 9.6, and the check of a leader's lease in etcd's raft.
 """
@@ -24,13 +24,13 @@ class PreVote:
     """The rounds of one node, and what was answered in the newest one."""
 
     members: int
-    """Of the quorum, this node included."""
+    """The number of members, this node included."""
     round: int = 0
     term: int = 0
     """The highest term that an answer named."""
     agreed: set[str] = field(default_factory=set)
     joining: set[str] = field(default_factory=set)
-    """Members that agree only if all do."""
+    """Joining members, whose agreement counts only if all members agree."""
 
     def begin(self) -> int:
         """The number of the new round."""
@@ -41,7 +41,7 @@ class PreVote:
         return self.round
 
     def cancel(self) -> None:
-        """Answers to the round count no more."""
+        """A late answer to the last round must not begin a term."""
         self.begin()
 
     def add(self, member: str, term: int, *, joining: bool) -> None:
@@ -70,7 +70,7 @@ class Leadership:
         self.leader, self.heard_s = leader, now_s
 
     def disconnected(self, member: str) -> None:
-        """If that was the leader it counts as lost: a killed process closes its connections."""
+        """If that was the leader it counts as lost."""
         if member == self.leader:
             # A killed process closes its connections: no need to wait for silence.
             self.heard_s = -math.inf

@@ -4,11 +4,10 @@ Layout: `BATONSS1`, CRC32 of the rest as u32 big-endian, then canonical JSON `{"
 command, index, term], ...2], "state": {...}, "v": 1}`. The entries are the last applied one and the
 one before it, with which pysyncobj begins a shortened log.
 
-`FileSnapshots` replaces pysyncobj's `Serializer`. Invariant: a snapshot is durable under its name
-before the log is compacted by it, and before a follower answers that it has it. A received one that
-fails its checksum is refused, so the leader sends it again; one that holds nothing new is ignored,
-since loading it would cut entries that this node acknowledged. The stock class syncs nothing, and
-reports success for a load that failed.
+`FileSnapshots` replaces pysyncobj's `Serializer`, which syncs nothing, and reports success for a
+load that failed. Invariant: a snapshot is durable under its name before the log is compacted by it,
+and before a follower answers that it has the snapshot. If a received one fails its checksum it is
+refused, and the leader sends it again.
 """
 
 import base64
@@ -85,9 +84,9 @@ class _Transmission:
 
 
 class FileSnapshots:
-    """The newest snapshot of this node, in `path`, and those under way to and from others.
+    """The newest snapshot of this node, in `path`, and those that are being sent or received.
 
-    `capture()` returns the state as a JSON value, `restore(state, index)` replaces it,
+    `capture()` returns the state as a JSON value, `restore(state, index)` replaces the state,
     `holds(index, term)` is true for entries of the own log; all run on the thread that applies
     commands. `on_fatal` is called if the disk fails. Raises BadSnapshot, or OSError for a file that
     cannot be read.
@@ -132,7 +131,7 @@ class FileSnapshots:
         return len(self._data) if self._data is not None else 0
 
     def _store(self, data: bytes) -> bool:
-        """False if the disk is full; the older snapshot stays then."""
+        """False if the disk is full; then the older snapshot stays in use."""
         try:
             replace_file(self._path, data)
         except OSError as error:
@@ -148,7 +147,8 @@ class FileSnapshots:
 
     def checkSerializing(self) -> tuple[int, int | None]:
         if not self._finished:
-            # On a full disk pysyncobj would take a snapshot at every tick.
+            # "Serializing" makes pysyncobj wait: after a full disk it would try again at every
+            # tick.
             waits = boot_s() < self._again_s
             state = SERIALIZER_STATE.SERIALIZING if waits else SERIALIZER_STATE.NOT_SERIALIZING
             return state, None
@@ -157,8 +157,8 @@ class FileSnapshots:
         return SERIALIZER_STATE.SUCCESS, self._index
 
     def serialize(self, data: tuple[object, LogEntry, LogEntry, object], index: int) -> None:
-        """`data` is (None, last applied entry, the one before it, nodes); `index` is that of
-        the one before it."""
+        """`data` is (None, last applied entry, the entry before it, nodes); `index` is that of the
+        entry before it."""
         _, last, before_last, _ = data
         if self._store(encode_snapshot(self._capture(), (last, before_last))) is False:
             return
@@ -185,7 +185,7 @@ class FileSnapshots:
         return piece, first, not piece
 
     def setTransmissionData(self, data: tuple[bytes, bool, bool] | None) -> bool:
-        """Takes a piece; true when a whole, checked snapshot is stored and may be loaded."""
+        """Takes a piece. True when a whole snapshot was checked and stored, and is to be loaded."""
         if data is None:
             return False
         piece, first, last = data
@@ -202,7 +202,7 @@ class FileSnapshots:
         except BadSnapshot:
             return False
         if self._holds(index, term):
-            return False  # the leader sends the entries behind it
+            return False  # to load it would cut entries that this node acknowledged
         if self._store(whole) is False:
             return False
         self.last_index = index

@@ -1,24 +1,25 @@
 """Which nodes may connect to the Raft port, and what replaces parts of pysyncobj.
 
-- *Members only.* The stock transport takes utility commands that change the cluster, read-only
-  nodes, frames of any length and anything that unpickles. Here a connection begins with a greeting
-  (see `membership`): under the password if there is one, from a configured peer of the same cluster
-  with the same list of members. Both sides check, and both report why they refuse.
+- *Members only.* pysyncobj's transport accepts utility commands that change the cluster, read-only
+  nodes, frames of any length and any pickle. Here a connection begins with a greeting (see
+  `membership`): under the password if there is one, from a configured peer of the same cluster with
+  the same list of members. Both sides check, and both report why they refuse.
 - *Frames of bounded length, nothing unpickled from strangers* (`GuardedConnection`). A frame is a
-  native `i32` length, as pysyncobj writes it, and a sealed body. Until the other side is *admitted*
-  a body is one greeting in JSON, at most 8 KiB; anything else ends the connection before its bytes
-  are kept. Afterwards a body is `32-byte key, u64 number, zlib(pickle)`: the key is the random
-  number that this side sent, the number counts up from 0, so a repeated frame is refused. Pickles
-  hold plain values only (`restricted_loads`): unpickling one runs no code.
-- *Strangers* (not yet admitted) have two seconds and one short frame. At most `_STRANGERS_MAX` are
+  native `i32` length, as pysyncobj writes it, and a body, encrypted if there is a password. Until
+  the other side is *admitted* a body is one greeting in JSON, at most 8 KiB; anything else ends the
+  connection before its bytes are kept. Afterwards a body is `32-byte key, u64 number,
+  zlib(pickle)`. The key is the random number that this side sent in its greeting; the number counts
+  up from 0, so a repeated frame is refused. Pickles may have plain values only
+  (`restricted_loads`): unpickling one runs no code.
+- *Strangers* (not admitted yet) get two seconds and one short frame. At most `_STRANGERS_MAX` are
   open; a new one replaces the oldest.
-- *TLS*, if it is on, lies below all this: both sides show a certificate before the greeting.
-- *The side with the greater address dials*, as in pysyncobj; a dial is repeated after a second,
-  since TCP would retry ever more seldom while a link is cut.
-- *Names are looked up outside the Raft thread.* pysyncobj asks at each attempt to connect, in the
-  thread that also sends heartbeats: a silent name server would cost a leader its lead. It also
-  keeps an address for ten minutes, so a container that restarts with another one would not be
-  found. Here each question returns the last result and starts the next look-up.
+- *TLS*, if it is on: both sides show a certificate before the greeting.
+- *The side with the greater address dials*, as in pysyncobj. It dials again after a second, since
+  TCP would retry more and more rarely while a link is cut.
+- *Names are looked up outside the Raft thread* (`BackgroundResolver`). pysyncobj asks at each
+  attempt to connect, in the thread that also sends heartbeats: a name server that does not answer
+  would cost a leader its lead. pysyncobj also keeps an address for ten minutes, so a container that
+  restarts with another one would not be found.
 
 Uses names of pysyncobj 0.3.17, also private ones of `TcpConnection`;
 `tests/controller/test_raft_node.py` pins both.
@@ -62,27 +63,27 @@ log = logging.getLogger(__name__)
 
 GREETING_BYTES_MAX: Final = 8 << 10
 FRAME_BYTES_MAX: Final = 192 << 20
-"""A batch of 64 MiB that does not compress, half as long again when encrypted, and a margin."""
+"""A batch of 64 MiB that does not compress; encrypted it is half as long again; and a margin."""
 
 _STRANGER_S: Final = 2.0
 _DIAL_S: Final = 1.0
 _STRANGERS_MAX: Final = 64
 _BACKLOG: Final = 128
 _APART_S: Final = 2.0
-"""A member that is away for longer is reported as a problem."""
+"""A member that is not connected for longer is reported as a problem."""
 
 PLAIN_BYTES_MAX: Final = 128 << 20
 OTHER_PASSWORD: Final = b"batonmq raft: refused, this node has another password"
-"""Sent in the clear; all that it causes is a line in the other node's log."""
+"""Sent in the clear. Its only effect is a line in the other node's log."""
 _LENGTH: Final = struct.Struct("i")
 _HEAD: Final = struct.Struct(">32sQ")
 _UNANSWERED_MS: Final = 2_000
-"""A peer that acknowledges nothing for so long is dialled again: TCP would retry ever more seldom.
-"""
+"""A peer whose TCP acknowledges nothing for this long is dialled again: TCP itself would retry more
+and more rarely."""
 
 
 class GuardedConnection(TcpConnection):  # type: ignore[misc]
-    """Replaces pysyncobj's `TcpConnection`. `on_refused(why)` is called when it is refused."""
+    """Replaces pysyncobj's `TcpConnection`. `on_refused(why)` is called if this side refuses it."""
 
     admitted = False
     born_s = 0.0
@@ -93,7 +94,7 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
     _own_key = b""
     _other_key = b""
     tls: PortTls | None = None
-    """Of an accepted connection whose first bytes are not here yet."""
+    """Set on an accepted connection until its first bytes show whether it speaks TLS."""
     _session: TlsBytes | None = None
     _sent = 0
     _received = 0
@@ -114,7 +115,7 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         return bool(self.state == CONNECTION_STATE.CONNECTED)
 
     def admit(self, own_nonce: str, other_nonce: str) -> None:
-        """Lets messages pass from now on. The nonces are those of the two greetings."""
+        """From now on messages pass. The nonces are those of the two greetings."""
         self._own_key, self._other_key = bytes.fromhex(own_nonce), bytes.fromhex(other_nonce)
         self._sent = self._received = 0
         self.admitted = True
@@ -150,7 +151,7 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
     # Overrides of pysyncobj's methods.
 
     def _TcpConnection__processRead(self) -> bool:
-        """Reads only until a frame is whole, so that a flood cannot fill the memory."""
+        """Reads only until one frame is complete, so that a flood cannot fill the memory."""
         plain = b""
         if self._session is not None:
             plain, self._TcpConnection__readBuffer = self._TcpConnection__readBuffer, plain
@@ -167,8 +168,9 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         return more and len(self._TcpConnection__readBuffer) < _LENGTH.size + size
 
     def _has_begun(self, tls: PortTls) -> bool:
-        """Tells by its first bytes whether an accepted connection speaks TLS. A plain frame of that
-        beginning would be longer than a greeting may be."""
+        """Finds out by its first bytes whether an accepted connection speaks TLS. False until they
+        are here, or if it is refused."""
+        # A plain frame that begins like a TLS hello would be longer than a greeting may be.
         first: bytes = self._TcpConnection__readBuffer
         speaks_tls = is_hello(first)
         if speaks_tls is None:
@@ -182,7 +184,7 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         return True
 
     def _decrypt(self, session: TlsBytes, plain: bytes) -> bool:
-        """Puts what was read, in the clear, behind `plain`. False: the connection has ended."""
+        """Decrypts what was read and appends it to `plain`. False: the connection has ended."""
         raw: bytes = self._TcpConnection__readBuffer
         error = ""
         try:
@@ -211,7 +213,7 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         return message
 
     def _frame_size(self) -> int | None:
-        """Bytes of the frame that the buffer begins with; None if unknown yet, or just refused."""
+        """The size of the first frame in the buffer; None if it is not known yet, or refused."""
         buffer: bytes = self._TcpConnection__readBuffer
         if len(buffer) < _LENGTH.size:
             return None
@@ -329,7 +331,7 @@ def install() -> None:
     pysyncobj.syncobj.Serializer = _configured_snapshots
     pysyncobj.syncobj.getEncryptor = encryptor
     pysyncobj.syncobj.HAS_CRYPTO = True
-    # Asked for nothing else than whether an election whose time has come may begin.
+    # pysyncobj calls this only to decide whether an election whose time has come may begin.
     pysyncobj.syncobj.SyncObj._SyncObj__connectedToAnyone = _may_stand
     pysyncobj.transport.TcpConnection = GuardedConnection
     pysyncobj.tcp_server.TcpConnection = GuardedConnection
@@ -351,13 +353,13 @@ class BackgroundResolver:
         self._under_way: dict[str, threading.Thread] = {}
 
     def setTimeouts(self, cache_s: float, fail_cache_s: float) -> None:
-        """Ignored: results are not cached by time."""
+        """Has no effect: results are not cached by time."""
 
     def setPreferredAddrFamily(self, family: object) -> None:
         """IPv4 is preferred, as pysyncobj's default is."""
 
     def resolve(self, host: str) -> str | None:
-        """The address known so far, None for a name not yet looked up. Does not block."""
+        """The last address found, None before the first. Does not block; starts a look-up."""
         if _is_address(host):
             return host
         with self._lock:
@@ -426,7 +428,8 @@ class GuardedTransport(MendedTransport):
     def _maybeBind(self) -> None:
         was_ready = self.ready
         if was_ready and self._server._TcpServer__state == SERVER_STATE.UNBINDED:
-            # pysyncobj gives the port up for good if it cannot accept, as without a descriptor.
+            # pysyncobj closes the port for good if one accept fails, for example without a
+            # descriptor. It is bound again.
             log.warning("raft_port_lost reason='a connection could not be accepted'")
             self._ready, self._bindAttempts, was_ready = False, 0, False
         super()._maybeBind()
@@ -507,7 +510,8 @@ class GuardedTransport(MendedTransport):
             if node is not None and self._shouldConnect(node):
                 difference = "this node is the one to dial"
             self._greeted[conn] = message
-            self._greet(conn, echo=message.nonce)  # refused or not: the other side reports why, too
+            # Also before a refusal: the other side then finds the difference and reports it.
+            self._greet(conn, echo=message.nonce)
             if difference:
                 if node is not None:
                     self._problems.note(node.id, difference)
@@ -577,7 +581,7 @@ class GuardedTransport(MendedTransport):
 
     @property
     def is_apart(self) -> bool:
-        """Whether it is to be connected with another node."""
+        """Whether the connection to some member is missing."""
         return bool(self._apart_since)
 
     def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:
