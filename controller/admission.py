@@ -2,14 +2,15 @@
 
 Any host that reaches a controller can register groups, and each one costs every controller memory,
 a place in every snapshot and time in every tick (R58). So the leader refuses a *new* group or
-replica above the limits, or with a bad name (R46). What is registered is never refused for that.
+replica above the limits, or with a bad name (R46). Groups and replicas that are registered already
+are never refused for these reasons.
 
-An id belongs to the data folder whose owner registered it first (R59, `claimed`). A process that
-knows only the id gets it if its replica has been away for long and is no member, and loses it when
-the owner comes.
+An id belongs to the data folder that registered it first (R59, `claimed`). A process with another
+folder gets the id only if the replica has been away for long and is no member, and loses it when
+the owner returns.
 
-The replicated state does not check this: nodes with other settings or versions would disagree about
-an entry of the log.
+The replicated state does not check this: nodes with other settings or versions would come to
+different states from the same entry of the log.
 """
 
 from collections import Counter
@@ -28,14 +29,15 @@ from batonmq.protocol.topic_name import first_problem
 RegisterCommand = RegisterBroker | ApplyBrokerId
 
 RANDOM_ID_SIZE_MAX: Final = 64
-"""Of an incarnation and of a log id, in characters; this project's brokers use 32 at most."""
+"""Characters of an incarnation or a log id; this project's brokers use 32 at most."""
 LIVES_MAX: Final = 256
 UNHEARD_MS: Final = 5_000
-"""So long a replica must be away, and this node must lead, before another store has its id."""
+"""How long a replica must be away, and this node must lead, before another data folder may take the
+id of the replica."""
 
 
 class Admission:
-    """The limits, over the state and the registrations that are under way."""
+    """The limits. They count what the state has and the registrations that are under way."""
 
     def __init__(self) -> None:
         self._under_way: Counter[str] = Counter()
@@ -45,6 +47,7 @@ class Admission:
     ) -> str:
         """Why the leader does not propose `command`; empty if it does."""
         group = state.group(command.broker_name)
+        # Also of a known replica: these texts are in logs and answers of every node.
         if problem := _text_problem(command):
             return problem
         if group is not None and _is_known(group, command):
@@ -91,14 +94,15 @@ def claimed(
 ) -> RegisterBroker | str:
     """The command as the leader proposes it, or why it does not.
 
-    `unheard_ms`: for how long no controller has heard the registered process, at most since this
-    one leads.
+    `unheard_ms`: how long the registered process has been silent (`LivenessCore.unheard_ms`).
     """
     record = group.replica(command.broker_id) if group is not None else None
     if group is None or record is None or not record.owner:
         return command
     if command.owner == record.owner:
-        if record.is_stranger:  # it need not wait for the end of that one
+        # The owner is back and takes its id from a stranger, also while that one is alive: R18
+        # would refuse a second living process.
+        if record.is_stranger:
             living = tuple(x for x in command.live if x.broker_id != record.broker_id)
             return replace(command, live=living)
         return command
@@ -109,7 +113,7 @@ def claimed(
         elif unheard_ms < UNHEARD_MS:
             why = f"was heard {unheard_ms} ms ago, {UNHEARD_MS} are needed"
         elif (epoch := max(command.epoch, command.accepted_epoch)) > group.master_epoch:
-            # A volume of another cluster, say: its epochs would stop all elections (R19).
+            # R19: the epochs of a volume of another cluster, for example, would stop all elections.
             why = (
                 f"never knew masterEpoch {epoch}, as this one does ({group.master_epoch} is newest)"
             )
@@ -145,7 +149,8 @@ def _name_problem(command: RegisterCommand) -> str:
 
 
 def _text_problem(command: RegisterCommand) -> str:
-    """Of the texts that are shown to others: no text forges a line of a log, and none is large."""
+    """What is wrong with a text that logs and answers show: it could forge a log line, or it is too
+    long."""
     texts = {"registerCheckCode": command.register_check_code}
     if isinstance(command, RegisterBroker):
         texts |= {"address": command.address, "haAddress": command.ha_address}

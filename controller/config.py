@@ -21,7 +21,7 @@ from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.runtime.section import LogFormat, LogLevel, Ranges, Section
 
 PAUSE_ALLOWED_MS: Final = 300
-"""How long a broker or a controller may pause without losing a lease (R34)."""
+"""How long a broker or a controller may stand still without losing a lease (R34)."""
 LEASE_MARGIN_MS: Final = 100
 CLOCK_DRIFT_PERCENT: Final = 2
 FAILOVER_BUDGET_MS: Final = 1_000
@@ -43,8 +43,8 @@ RUNTIME_KEYS: Final = frozenset(
         "logLevel",
     }
 )
-"""Keys that may be changed while the node runs. The others name where it runs, or must be the same
-on all nodes: they belong into the file."""
+"""Keys that may be changed while the node runs. The others say where it runs, or must be the same
+on all nodes: they are read from the file at the start."""
 
 _INNER_HOST = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;:]+)")
 _PEER = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;]+):(?P<port>\d{1,5})")
@@ -54,7 +54,7 @@ _PEER = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;]+):(?P<port>\d{1,5})")
 class Peer:
     """One controller node: its id in the group and the addresses of its three ports.
 
-    `host` is what admin tools dial; `inner_host`, if it has one, what brokers and other nodes dial.
+    Admin tools dial `host`; brokers and other nodes dial `inner_host` if it is not empty.
     """
 
     node_id: str
@@ -203,8 +203,8 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     broker_replicas_max: int = 4_000
     """Replicas of all groups together."""
     controller_rules_max: int = 0
-    """The newest rules by which this node, leading, has commands applied; 0: the newest that all
-    controllers know. May be changed while running, before a way back to an earlier version."""
+    """The newest rules by which commands are applied while this node leads; 0: the newest that all
+    controllers know. May be changed while running, before a return to an earlier version."""
     log_level: LogLevel = ""
     log_format: LogFormat = "text"
 
@@ -218,8 +218,8 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     raft_election_timeout_max_ms: int = 600
     raft_heartbeat_ms: int = 90
     raft_tick_ms: int = 50
-    """How often pysyncobj looks at its deadlines while this node is not connected to all others, or
-    stands for election. Otherwise it waits for them; messages and commands wake it at once."""
+    """How often pysyncobj checks its deadlines while this node is not connected to all others, or
+    is a candidate. Otherwise it sleeps until a deadline; messages and commands wake it at once."""
     propose_timeout_ms: int = 3_000
 
     # Without effect here.

@@ -1,10 +1,10 @@
 """The gate: this node decides only while it is open.
 
-Being Raft's leader is no permission: pysyncobj calls a node leader before that node knows what its
-predecessor committed, and for a while after it was deposed. So a new leader proposes
+To be Raft's leader is not enough: pysyncobj calls a node leader before that node knows what the
+last leader committed, and for a while after it was deposed. So a new leader proposes
 `BecomeController`, and the gate opens when that command is applied here: everything older is
-applied then, too. The answer has the controller epoch. Commands carry it, and the state refuses
-older ones, so what a deposed leader has under way is fenced.
+applied by then. The answer has the controller epoch. Commands carry it, and the state refuses older
+ones, so commands of a deposed leader that are still under way have no effect.
 
 The gate closes when this node loses the lead, and when another node's `BecomeController` is applied
 here.
@@ -25,9 +25,9 @@ RETRY_S: Final = 0.05
 
 
 class LeaderGate:
-    """Open or closed; `on_change(open)` is called at each change, on the loop's thread.
+    """`on_change(is_open)` is called at each change, on the loop's thread.
 
-    `controller_epoch` is that of this node's leadership while open, 0 while closed.
+    `controller_epoch` is that of this node's leadership while the gate is open, else 0.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class LeaderGate:
     @property
     def open(self) -> bool:
         """Whether this node may decide now."""
-        # R8: a process that was stopped learns only later that it is deposed. So a majority
-        # must have answered a moment ago, by the clock as it is now.
+        # R8: a process that was stopped learns only later that it was deposed. So a majority must
+        # have answered a moment ago, by the clock as it is now.
         return self._is_open and self._log.in_touch()
 
     @property
@@ -69,12 +69,12 @@ class LeaderGate:
         return self._leader_seen_ms > 0
 
     def note_leader_seen(self) -> None:
-        """Keeps, for the history, when a node was last known to lead. Must be called regularly."""
+        """Notes for the history that some node leads now. Must be called regularly."""
         if self.open or self._log.leader_hint() not in (None, self._node_id):
             self._leader_seen_ms = self._wall_ms()
 
     def close(self) -> None:
-        """Closes it for good: the node is stopping."""
+        """Closes the gate: the node is stopping."""
         self._role_changed(False)
 
     def _role_changed(self, leading: bool) -> None:
@@ -95,14 +95,15 @@ class LeaderGate:
             controller_epoch = await self._next_controller_epoch()
             if self._log.state.controller_epoch == controller_epoch:
                 break
-            # A command of another node was applied after it: Raft's leader must come last.
+            # Another node's command was applied after it. This one is still Raft's leader, so its
+            # command must be the newest: it proposes again.
             await asyncio.sleep(RETRY_S)
         self._opening = None
         self._open(controller_epoch)
 
     async def _next_controller_epoch(self) -> int:
-        # The same command in each attempt: an attempt that failed may still be applied, and
-        # must not count as a second leadership.
+        # One nonce for all attempts: an attempt that seemed to fail may still be applied, and must
+        # not count as a second leadership.
         nonce = uuid.uuid4().hex
         while True:
             command = BecomeController(

@@ -1,10 +1,6 @@
 """The failover history of this node: the events that it applied, in its file, and its own notes.
 
-The history explains and decides nothing: a full disk must not stop elections.
-
-`HistoryNotes` are events about what this controller did itself. Nothing waits for a note: it is
-proposed a little after the event, so that it never precedes an election in the log's queue, and
-dropped if this node no longer leads.
+The history only explains, nothing is decided by it: a full disk must not stop elections.
 """
 
 import asyncio
@@ -62,8 +58,8 @@ class HistoryLog:
             self._reader.close()
 
     def write(self, commit: Commit) -> None:
-        """Appends the events of the commit. After a snapshot or a failed write it appends all that
-        the file lacks and the state still holds; a gap is marked."""
+        """Appends the events of the commit. After a snapshot or a failed write it appends what the
+        file lacks and the state still has, and marks a gap."""
         if self._file is None:
             return
         cut = False
@@ -97,8 +93,8 @@ class HistoryLog:
     ) -> list[HistoryEvent]:
         """The newest `limit` events (0: all) after `after_index`, oldest first.
 
-        With `after_index` above 0 only those in `state`; else also earlier ones from the files, at
-        most REPLY_EVENTS_MAX of REPLY_SIZE_MAX bytes.
+        With an `after_index` above 0 only those in `state`. Else also earlier ones from the files,
+        at most REPLY_EVENTS_MAX events and REPLY_SIZE_MAX bytes.
         """
         events = list(state.history)
         file = self._file
@@ -118,13 +114,13 @@ class HistoryLog:
         return events[-limit:] if limit > 0 else events
 
     async def page(self, state: ControllerState, after: EventKey | None, limit: int) -> Page:
-        """The oldest events behind `after` (None: of all), at most `limit` of PAGE_EVENTS_MAX.
+        """The oldest events behind `after` (None: from the beginning), at most `limit` of them.
 
         From `state` if it goes back that far, else from the files. Raises OSError.
         """
         limit = min(limit, PAGE_EVENTS_MAX) if limit > 0 else PAGE_EVENTS_MAX
         held = state.history
-        # Below its bound the state has dropped nothing.
+        # With fewer events than the limit the state has dropped none.
         whole = len(held) < HISTORY_EVENTS_MAX
         if after and after[0] == state.log_name and (whole or held[0].key <= after):
             return Page([event for event in held if event.key > after][:limit], True)
@@ -136,7 +132,7 @@ class HistoryLog:
 
 
 class HistoryNotes:
-    """`node` is this controller's id."""
+    """Records events about what this controller (`node`) did itself. Nothing waits for a note."""
 
     def __init__(self, requests: ControllerRequests, node: str) -> None:
         self._requests = requests
@@ -153,7 +149,7 @@ class HistoryNotes:
         reason: str = "",
         **fields: object,
     ) -> None:
-        """Records an event of NOTED_KINDS with the time of now. Returns at once."""
+        """Records an event of NOTED_KINDS with the present time. Returns at once."""
         command = NoteEvent(
             request_id=uuid.uuid4().hex,
             broker_name=broker_name,
@@ -175,6 +171,7 @@ class HistoryNotes:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _propose(self, command: NoteEvent) -> None:
+        # Later: a note must not be in the log's queue before an election.
         await asyncio.sleep(DELAY_S)
         for _ in range(ATTEMPTS_MAX):
             try:

@@ -29,7 +29,7 @@ class ControllerMetrics:
         return {"controller_group": config.controller_group, "node": config.controller_self_id}
 
     def applied(self, commit: Commit) -> None:
-        """A command of the log; a snapshot says nothing of what led to it."""
+        """Counts the effects of a command. A snapshot does not show which elections it contains."""
         for effect in commit.effects if commit.command is not None else ():
             match effect:
                 case RoleChanged(view):
@@ -97,7 +97,8 @@ class ControllerMetrics:
                 family.add(value, node_id=broker_name)
 
     def why_not_ready(self) -> list[str]:
-        """It can serve once it knows a leader: others name the leader."""
+        """It serves once it knows a leader: a node that does not lead names the leader to
+        callers."""
         if self._requests.metadata().leader is not None:
             return []
         return ["no leader of the controllers is known: is a majority of them running?"]

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class PlannedSwitches:
-    """Takes every ElectMaster of the endpoints; an operator's becomes a switch if possible."""
+    """Takes every ElectMaster of the endpoints; one of an operator becomes a switch if possible."""
 
     def __init__(
         self,
@@ -137,7 +137,8 @@ class PlannedSwitches:
         finally:
             timer.cancel()
             del self._waiting[began]
-            self._pending.failed(name, began, "")  # has an effect only if the caller was cancelled
+            # If the caller was cancelled: else the group could have no other switch.
+            self._pending.failed(name, began, "")
         if ended.code is ResponseCode.CONTROLLER_NOT_LEADER:
             raise OutcomeUnknownError("this controller lost its lead during the switch")
         if ended.code is not ResponseCode.SUCCESS:
@@ -146,7 +147,7 @@ class PlannedSwitches:
         return self._result(name, ended.code, ended.reason)
 
     def _timed_out(self, broker_name: str) -> None:
-        # The timer's clock and this one may differ by a rounded millisecond.
+        # The timer's clock and this one may differ by a millisecond of rounding.
         self._end(self._pending.expired(broker_name, self._clock_ms() + 1))
 
     def _end(self, outcomes: list[SwitchOutcome]) -> None:

@@ -1,8 +1,8 @@
 """The requests of both endpoints: commands go through the log, reads are answered from its state.
 
-Only the leader behind its open gate answers; others raise NotLeaderError with the leader's address.
-If the outcome is unknown OutcomeUnknownError is raised: an endpoint must not answer with a code
-that a broker would take for a refusal (R11).
+Only the leader answers, while its gate is open; other nodes raise NotLeaderError with the leader's
+address. If the outcome is unknown OutcomeUnknownError is raised: an endpoint must not answer with a
+code that a broker would take for a refusal (R11).
 """
 
 import asyncio
@@ -46,9 +46,10 @@ log = logging.getLogger(__name__)
 
 _EPOCH_STEP_MIN: Final = 1_000
 _EPOCH_STEPS: Final = 1_000_000
-"""Above what replicas report, and random: a replica that is away may know the next number (R47)."""
+"""How far a new epoch is above what replicas report. Random: a replica that is away may know the
+next numbers (R47)."""
 GROUPS_AT_ONCE: Final = 32
-"""Views of groups that one turn of the loop makes, of about 20 µs and more each."""
+"""Views that are made in one turn of the loop; each takes 20 µs or more."""
 _PROBLEMS_SHOWN: Final = 32
 _PROBLEM_SIZE_MAX: Final = 1_000
 
@@ -77,7 +78,7 @@ class OutcomeUnknownError(BatonError):
 
 
 class LivenessView(Protocol):
-    """The brokers that are alive, as far as this node saw first-hand."""
+    """What this node itself saw of brokers (`LivenessCore`)."""
 
     def live(self, broker_name: str, now_ms: int) -> tuple[LiveBroker, ...]: ...
 
@@ -100,7 +101,8 @@ class LivenessView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeMetadata:
-    """This node and its group. `leader` is a hint, None if unknown; `problems` are for people."""
+    """This node and its group. `leader` is a hint, None if unknown; `problems` are for
+    operators."""
 
     group: str
     self_peer: Peer
@@ -150,7 +152,7 @@ class ControllerRequests:
         return self._gate.controller_epoch
 
     def leader(self) -> Peer | None:
-        """The leader as far as this node knows; this node only while its gate is open."""
+        """The leader of Raft, as far as this node knows."""
         hint = self._log.leader_hint()
         return next((peer for peer in self._peers if peer.node_id == hint), None)
 
@@ -211,7 +213,7 @@ class ControllerRequests:
         match outcome:
             case Applied(result):
                 return result
-            # It never takes effect, so the next leader may be asked without a doubt.
+            # It never takes effect, so the caller may ask the next leader at once.
             case NotApplied():
                 raise self.not_leader()
         raise OutcomeUnknownError(outcome.reason)
@@ -223,8 +225,9 @@ class ControllerRequests:
     async def reading(self) -> ControllerState:
         """The state to answer a read from. Raises NotLeaderError, OutcomeUnknownError.
 
-        Reads may be as old as the gate allows. With `isProcessReadEvent` each one passes the log
-        first, and sees every change that was answered before it.
+        It may be up to raftElectionTimeoutMinMs old, since a deposed leader may not know it for as
+        long. With `isProcessReadEvent` each read passes the log first, and sees every change that
+        was answered before it.
         """
         if not self._gate.open:
             raise self.not_leader()
@@ -237,7 +240,7 @@ class ControllerRequests:
         return self._log.state
 
     def live(self, broker_name: str) -> tuple[LiveBroker, ...]:
-        """The live replicas of the group, as this node saw first-hand."""
+        """The living replicas of the group, as this node itself saw."""
         return self._liveness.live(broker_name, boot_ms())
 
     def lives_elsewhere(self, broker_name: str) -> int:
@@ -254,7 +257,8 @@ class ControllerRequests:
         return None if view is None else self.with_alive(view)
 
     def with_alive(self, view: RoleView) -> RoleView:
-        """`view` with `alive` as this node sees it: unknown is not shown as dead."""
+        """`view` with `alive` as this node sees it. A replica that it cannot judge yet is shown as
+        alive."""
         return fill_alive(view, self._liveness.presumed_alive(view.broker_name, boot_ms()))
 
     def not_leader(self) -> NotLeaderError:
@@ -264,19 +268,16 @@ class ControllerRequests:
         return NotLeaderError(leader.remoting_address)
 
     async def _after_lease(self, command: ElectMaster) -> ElectMaster:
-        """R7: waits until the last master's lease is over if the election is unclean.
-
-        With enableElectUncleanMaster an election of a designated replica outside the set is
-        unclean, too.
-        """
+        """R7: if the election is unclean, waits until the lease of the last master is over."""
         group = self._log.state.group(command.broker_name)
         if group is None:
             return command
+        # enableElectUncleanMaster allows it without --unclean, but only for a named replica (G5).
         by_setting = self.config.enable_elect_unclean_master and command.designate
         if by_setting and command.broker_id not in group.sync_state_set:
             command = replace(command, unclean=True)
-        # R49: where no election is recorded, the highest epoch that a replica reported may
-        # have a master.
+        # R49: if no election is recorded, the highest epoch that a replica reported may have a
+        # master.
         if command.unclean and members_of(group):
             wait_ms = self._liveness.unclean_wait_ms(command.broker_name, boot_ms())
             await asyncio.sleep(wait_ms / 1000)
@@ -300,7 +301,7 @@ class ControllerRequests:
         return CommandResult(code, why, view=self.view(command.broker_name))
 
     def _claimed(self, command: RegisterBroker) -> RegisterBroker | str:
-        """The command as it may be proposed now, or whose id that is (R59)."""
+        """The command as it may be proposed now, or why not: the id has another owner (R59)."""
         name = command.broker_name
         unheard_ms = self._liveness.unheard_ms(name, command.broker_id, boot_ms())
         claim = claimed(self._log.state.group(name), command, unheard_ms)
@@ -328,8 +329,8 @@ class ControllerRequests:
             case ElectMaster():
                 live = self.live(command.broker_name)
                 if is_switch_id(command.request_id):
-                    # R43: it is the chosen one's log end, and no confirmOffset. It never becomes
-                    # the floor, which is recorded: a complete member may end below it.
+                    # R43: as the log end of the chosen replica only. As a floor it would be
+                    # recorded, and after a failed switch a complete member may end below it.
                     live = with_drained(live, command.broker_id, command.drained_offset)
                 floor = self._liveness.confirm_floor(command.broker_name)
                 return replace(command, live=live, confirm_floor=floor)
@@ -341,8 +342,8 @@ class ControllerRequests:
                 )
             case AlterSyncStateSet():
                 live = self.live(command.broker_name)
-                # R59: what is confirmed is in the master's log. Of one that is not heard here, or
-                # has not said where its log ends, nothing becomes the floor.
+                # R59: what is confirmed is in the master's log. A floor above its end, or of a
+                # master whose log end is not known here (-1), is not believed.
                 master_id = command.master_broker_id
                 end = next((seen.max_offset for seen in live if seen.broker_id == master_id), -1)
                 return replace(command, live=live, confirm_offset=min(command.confirm_offset, end))

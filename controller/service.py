@@ -127,7 +127,7 @@ class ControllerService:
 
     async def start(self, answers: Callable[[], None] = lambda: None) -> None:
         """Opens the endpoints, the store and the Raft port. Calls `answers` when the endpoints are
-        open; on a full disk it then waits for disk space, and reports that (R45).
+        open. On a full disk it then waits for disk space, and reports that (R45).
 
         Raises CannotListenError for a port, OSError naming a path that cannot be written,
         ValueError for stored settings that cannot be used, FolderLockedError naming the process
@@ -136,7 +136,7 @@ class ControllerService:
         config = self.config
         try:
             peer = config.self_peer
-            # Ports before the store: a node that waits for disk space still says who leads.
+            # Ports before the store: a node that waits for disk space still reports that.
             await self._remoting_endpoint.listen(config.bind_address, peer.port)
             await self._grpc_endpoint.listen(f"{config.bind_address}:{peer.grpc_port}")
             self._watch.start()
@@ -156,7 +156,8 @@ class ControllerService:
         )
 
     async def close(self) -> None:
-        """Ends everything and decides nothing meanwhile, though its sessions all end."""
+        """Hands over the lead and closes everything."""
+        # All sessions end now, which must not look as if all brokers had died.
         self._closing = True
         self.gate.close()
         # First: while the endpoints close, brokers already use the next leader.
@@ -214,7 +215,7 @@ class ControllerService:
 
     async def _change_rules(self) -> None:
         """Puts other rules in force, also if nothing else is proposed for a long time."""
-        # Of no group, so it is refused: it changes nothing but the rules, in every version.
+        # It names no group, so every version refuses it: it changes nothing but the rules.
         command = NoteEvent(broker_name="", kind="", node=self.config.controller_self_id)
         try:
             await self.requests.submit(command)
@@ -225,7 +226,6 @@ class ControllerService:
             self._rules_change = None
 
     def _applied(self, commit: Commit) -> None:
-        # The end of its own sessions must not look like the end of all brokers.
         if self._closing:
             return
         self._inform_brokers(commit)
@@ -252,7 +252,7 @@ class ControllerService:
 
     def _push(self, broker_name: str) -> None:
         if not self.sessions.of_group(broker_name):
-            return  # without sessions there is nothing to push, and a view costs as much
+            return  # a view is expensive to make, and only sessions get it
         view = self.requests.view(broker_name)
         if view is not None:
             self.sessions.push_view(view)

@@ -1,9 +1,9 @@
 """The controllers' side of a planned switch (R33). Pure.
 
-An operator names a replica to be master while the old one is alive. `plan` decides whether that is
-a switch, which the master itself carries out, or an ordinary election. Each switch ends once: with
-the group's next masterEpoch, with the master's refusal, or with a time-out. The master asks for the
-election with the switch's id as request id (`is_switch_id`).
+An operator names a replica to be master while the old master is alive. `plan` decides whether that
+becomes a switch, which the old master carries out, or an ordinary election. Each switch ends once:
+with the group's next masterEpoch, with the old master's refusal, or with a time-out. The old master
+requests the election, with the id of the switch as request id (`is_switch_id`).
 """
 
 from collections.abc import Collection
@@ -20,7 +20,8 @@ from batonmq.protocol.codes import ResponseCode
 HOLD_MS: Final = 500
 """How long the old master may hold its sends."""
 OUTCOME_MS: Final = 1_500
-"""How long the leader waits: for catching up, holding and the election, with some margin."""
+"""How long the leader waits for the outcome: the replica catches up, the master holds its sends, a
+master is elected; with some margin."""
 _PREFIX: Final = "switch:"
 
 
@@ -68,12 +69,10 @@ def plan(
     live: Collection[LiveBroker],
     native: Collection[tuple[int, str]],
 ) -> Plan:
-    """What to do with an operator's election. `native`: (id, incarnation) of open sessions here.
-
-    A replica outside the set, a suspect, a learner or a dead one is left to the rules of elections:
-    they refuse it with a reason, or elect it uncleanly if that was requested.
-    """
-    # Only a named replica and a clean election can wait for the old master's last byte.
+    """What to do with an operator's election. `native`: (id, incarnation) of open sessions here."""
+    # Whatever cannot be a switch is left to the rules of elections. They refuse it with a reason,
+    # or elect uncleanly if that was requested. Only a named replica and a clean election can wait
+    # for the old master's last byte.
     if group is None or not command.designate or command.unclean:
         return OrdinaryElection()
     # No master has confirmed anything yet: there is nothing to drain.
@@ -86,12 +85,13 @@ def plan(
     master_id, target = group.master_broker_id, command.broker_id
     process = (master_id, group.master_incarnation)
     living = living_replicas(group, live)
+    # R19: the master's own request would be refused; that of an operator is not.
     if why_stale(group, living):
-        return OrdinaryElection()  # the master would be refused, whereas an operator decides (R19)
+        return OrdinaryElection()
     # A Java master has no session through which it could be asked.
     if master_id == NO_BROKER or target in (NO_BROKER, master_id) or process not in native:
         return OrdinaryElection()
-    # R3: a restarted master takes no writes before it is elected, so it has none to hold.
+    # R3: a restarted master takes no writes before it is elected: nothing is to be drained.
     if master_id not in living or living[master_id].incarnation != group.master_incarnation:
         return OrdinaryElection()
     record = group.replica(target)
@@ -105,8 +105,9 @@ def plan(
 def with_drained(
     live: Collection[LiveBroker], broker_id: int, drained_offset: int
 ) -> tuple[LiveBroker, ...]:
-    """`live` with `broker_id` at `drained_offset` at least: its fenced master confirmed those acks.
-    Its own last heartbeat is older, and by that alone R16 would refuse the one complete replica."""
+    """`live`, in which the log of `broker_id` ends at `drained_offset` at least."""
+    # Its last heartbeat is older than its last ack. By that heartbeat alone R16 would refuse the
+    # one replica that has every byte; the old master has seen the ack.
     return tuple(
         msgspec.structs.replace(seen, max_offset=max(seen.max_offset, drained_offset))
         if seen.broker_id == broker_id
@@ -127,8 +128,8 @@ class PendingSwitches:
     def begin(
         self, broker_name: str, asked: AskMaster, nonce: str, now_ms: int
     ) -> str | SwitchOutcome:
-        """The id of the new switch, or the reason why there is none. A `nonce` is random and used
-        once: its id proves that a request comes from the master that was asked."""
+        """The id of the new switch, or the reason why there is none. `nonce` is random and used
+        once: who knows the id is the master that was asked (R59)."""
         before = self._open.get(broker_name)
         # Two at once would hold the sends of one master for two successors.
         if before is not None:
@@ -142,8 +143,8 @@ class PendingSwitches:
         return switch_id
 
     def is_open(self, command: ElectMaster) -> bool:
-        """Whether `command` is the election of the switch under way (R59): only the session of the
-        master that was asked to hand over has carried its id."""
+        """Whether `command` is the election of the switch under way. Only the old master was sent
+        its id (R59)."""
         at = self._open.get(command.broker_name)
         return at is not None and (
             at.switch_id,

@@ -1,1 +1,1 @@
-"""The two servers of a controller: gRPC for BatonMQ's brokers, remoting for RocketMQ's."""
+"""The two servers of a controller: gRPC for our brokers, remoting for Java brokers and mqadmin."""

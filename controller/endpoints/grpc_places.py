@@ -1,9 +1,8 @@
-"""Who may stay connected to the gRPC port when strangers crowd it (R58).
+"""Which connections stay open when strangers crowd the gRPC port (R58).
 
-gRPC only bounds the number of connections and refuses the next one, which may be a broker's. So
-connections without a session of a registered broker share a quarter of the places; more of them are
-shut down. gRPC does not show its sockets: they are looked up among this process's descriptors, and
-only while many of these are in use.
+gRPC only limits the number of connections and refuses the next one, which may be a broker's. So
+connections without a session of a registered broker get at most a quarter of the places, and others
+of them are closed.
 """
 
 from __future__ import annotations
@@ -31,27 +30,29 @@ _LOOK_S: Final = 0.5
 
 
 def connections_max() -> int:
-    """Of the gRPC port. Files and the other ports need descriptors, too."""
+    """Of the gRPC port. Files and the other ports need descriptors as well."""
     return min(_CONNECTIONS_MAX, descriptors_allowed() // 4)
 
 
 class GrpcPlaces:
-    """`members` returns the peers that have a session of a registered broker, as gRPC calls them:
-    `ipv4:127.0.0.1:5`."""
+    """`members` returns the connections with a session of a registered broker, by gRPC's names for
+    them (`ipv4:127.0.0.1:5`)."""
 
     def __init__(self, members: Callable[[], Iterable[str]]) -> None:
         self.stranger_places = connections_max() // 4
         self._members = members
 
     async def watch(self, port: int) -> None:
-        """Looks until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
+            # gRPC does not show its sockets. Finding them among all descriptors takes time, so it
+            # is done only while many are open.
             if descriptors_in_use() >= self.stranger_places:
                 await self.look(port)
 
     async def look(self, port: int) -> None:
-        """Shuts down the connections of strangers that have no place."""
+        """Closes the connections of strangers that are too many."""
         found = await asyncio.to_thread(accepted_at, port)
         members = {_address(peer) for peer in self._members()}
         crowd: Crowd[tuple[str, int]] = Crowd(self.stranger_places)

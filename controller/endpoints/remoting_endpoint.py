@@ -56,12 +56,12 @@ T = TypeVar("T")
 _encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
 _ANSWER_SIZE_MAX: Final = FRAME_SIZE_MAX // 2
 _MEMBERS_MAX: Final = 1_024
-"""More than a group has. Each id costs a line before the rules look at it (R58)."""
+"""More than a group has. Each id is decoded and compared before the rules refuse it (R58)."""
 
 HEARTBEAT_TIMEOUT_DEFAULT_MS: Final = 10_000
 NOTICE_TIMEOUT_MS: Final = 3_000
 FIRST_HEARTBEAT_MS: Final = 1_000
-"""How long a first election waits for the heartbeat that a Java broker sends beside it."""
+"""How long a first election waits for the heartbeat of a Java broker (`_wait_for_heartbeat`)."""
 
 
 class _SetBody(msgspec.Struct, rename="camel"):
@@ -154,7 +154,8 @@ class RemotingEndpoint:
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
         if not request.get_bool("designateElect"):
-            await self._heard(request.require("brokerName"), request.get_int("brokerId", -1))
+            broker_id = request.get_int("brokerId", -1)
+            await self._wait_for_heartbeat(request.require("brokerName"), broker_id)
         result = await self._switches.elect(
             ElectMaster(
                 cluster_name=request.ext.get("clusterName", ""),
@@ -181,15 +182,15 @@ class RemotingEndpoint:
         return _answer(request, result, _master(view), msgspec.json.encode(body, order="sorted"))
 
     def _caller(self, request: RemotingCommand, connection: Connection) -> str:
-        """The caller, as the history shows it. The user only where signatures are checked: without
-        that a caller may give any name."""
+        """The caller, as the history shows it; with its user only if signatures are checked, since
+        otherwise a caller may give any name."""
         user = f" as {request.ext.get(ACCESS_KEY, '')}" if self._guarded else ""
         return f"asked by remoting from {connection.peer.rpartition(':')[0]}{user}"
 
-    async def _heard(self, broker_name: str, broker_id: int) -> None:
-        """Waits until the leader knows what the log holds of a broker that asks to be a group's
-        first master (R19). Java sends that in a heartbeat from another thread, which may come
-        later."""
+    async def _wait_for_heartbeat(self, broker_name: str, broker_id: int) -> None:
+        """Waits until a Java broker that wants to be the first master of its group has reported its
+        log (R19)."""
+        # Java reports it in a heartbeat from another thread, which may come after the request.
         group = self._requests.state.group(broker_name)
         record = group.replica(broker_id) if group is not None else None
         if group is None or group.master_epoch or record is None or record.incarnation:
@@ -369,8 +370,8 @@ class RemotingEndpoint:
 
 
 class RoleNotices:
-    """Sends NOTIFY_BROKER_ROLE_CHANGED (1008) to brokers that speak only remoting. They poll, so a
-    lost notice does no harm."""
+    """Sends NOTIFY_BROKER_ROLE_CHANGED (1008) to brokers that speak only remoting. A lost notice
+    does no harm: these brokers also poll."""
 
     def __init__(
         self, tls: Tls | None = None, sign: Callable[[RemotingCommand], None] | None = None
@@ -379,7 +380,7 @@ class RoleNotices:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def send(self, view: RoleView) -> None:
-        """To each such replica that is alive; a newer notice replaces one under way."""
+        """Sends it to each such replica that is alive; a newer notice replaces one under way."""
         if view.master_broker_id is None:
             return
         for replica in view.replicas:
@@ -412,8 +413,8 @@ class RoleNotices:
 
 
 def _role_notice(view: RoleView) -> RemotingCommand:
-    """The notice for the brokers of `view`, which must have a master. They act if its epoch is
-    newer."""
+    """The notice for the brokers of `view`, which must have a master. They ignore an older
+    epoch."""
     return RemotingCommand.request(
         RequestCode.NOTIFY_BROKER_ROLE_CHANGED, _master(view), _set_body(view)
     )
