@@ -1,7 +1,7 @@
 """Settings of the `namesrv:` section, spelled as RocketMQ spells them (`NamesrvConfig`).
 
-RocketMQ's keys for what is not built here (POP mappings, thread pools) are unknown keys: the start
-fails, so that no operator believes them to be in force.
+RocketMQ's keys for features that do not exist here (POP mappings, thread pools) are unknown keys:
+the start fails, so that no operator believes that they have an effect.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
     notify_min_broker_id_changed: bool = False
     delete_topic_with_broker_registration: bool = False
     replica_routes: bool = False
-    """Routes show producers a way to the master through each other member, too."""
+    """Routes also show producers a way to the master through each slave."""
     log_level: LogLevel = ""
     log_format: LogFormat = "text"
 
@@ -76,4 +76,4 @@ RUNTIME_KEYS = frozenset(
         "logLevel",
     }
 )
-"""Keys that take effect while running."""
+"""Keys that may be changed while running."""

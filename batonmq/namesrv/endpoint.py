@@ -1,8 +1,8 @@
 """The requests of the name server: fields and bodies in, routes out.
 
 Remarks are Java's where its clients show them. A route is standard JSON for peers of version 401
-and newer, or if the request asks for it; else, and in cluster infos always, it has fastjson's bare
-integer keys.
+(4.9.4) and newer, or if the request asks for it. For others it has fastjson's bare integer keys,
+and so has a cluster info unless the request asks for standard JSON.
 
 Origin: Java `DefaultRequestProcessor`, `ClientRequestProcessor`.
 """
@@ -53,7 +53,7 @@ from batonmq.runtime.turns import in_slices, in_turns, result_of, run_in_turns
 log = logging.getLogger(__name__)
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-"""Namespace of the queue layouts of globally ordered topics: `broker-a:4;broker-b:4`."""
+"""The namespace with the queues of globally ordered topics: `broker-a:4;broker-b:4`."""
 SCAN_SLICE = 64
 _NO_ATTRIBUTES: Final[dict[str, str]] = {}
 _FILTER_TYPES: Final = frozenset({"", "SINGLE_TAG", "MULTI_TAG"})
@@ -72,8 +72,8 @@ FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for furthe
 
 
 class NamesrvEndpoint:
-    """Handlers over one RouteInfoManager. `clock_ms` is monotonic. `notify` informs members of a
-    group of another lowest id (notifyMinBrokerIdChanged)."""
+    """Handlers over one RouteInfoManager. `clock_ms` is monotonic. `notify` tells the members of a
+    group that its lowest broker id has changed (notifyMinBrokerIdChanged)."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class NamesrvEndpoint:
         run_in_turns(some)
 
     def _after_change(self) -> None:
-        self._tell_min_ids()
+        self._notify_min_ids()
         if not self._forgets:
             self._forgets = True
             run_in_turns(self._forget)
@@ -155,14 +155,14 @@ class NamesrvEndpoint:
         self._forgets = self._routes.forget() or more_perms
         return self._forgets
 
-    def _tell_min_ids(self) -> None:
+    def _notify_min_ids(self) -> None:
         changes = self._routes.min_id_changes.taken()
         if self._config.current.notify_min_broker_id_changed:
             for change in changes:
                 self._notify(change)
 
     def scan(self) -> None:
-        """Removes brokers that were silent for too long, a slice in a turn."""
+        """Removes brokers that were silent for too long, SCAN_SLICE in a turn of the loop."""
         silent = self._routes.scan(self._clock_ms())
 
         def some() -> bool:
@@ -196,7 +196,7 @@ class NamesrvEndpoint:
             return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
         parts = Parts(is_new=self._is_new(request, body))
         for part in _parts(body, parts):
-            if connection.closed:  # meanwhile: what is registered now would never go
+            if connection.closed:  # its close was handled: what is registered now would stay
                 return _refused(request, ResponseCode.SYSTEM_ERROR, "the connection was closed")
             reply = self._register(request, connection, part, parts)
             if reply.code != ResponseCode.SUCCESS or not parts.under_way:
@@ -303,9 +303,9 @@ class NamesrvEndpoint:
         return RemotingCommand.response_to(request, ext={"addTopicCount": count})
 
     async def _change_perm(self, request: RemotingCommand, change: Callable[[str], int]) -> int:
-        """Of how many topics; routes show it then."""
+        """Returns the number of topics. Routes show the new permissions by then."""
         name = request.require("brokerName")
-        async with self._changes_perm:  # R58: what waits costs no copy of the group's topics
+        async with self._changes_perm:  # R58: a waiting request has no copy of the topics yet
             count = change(name)
             await in_slices(self._routes.set_perms)
         return count
@@ -316,7 +316,7 @@ class NamesrvEndpoint:
         route = self._routes.route(
             topic,
             support_acting_master=config.support_acting_master,
-            # This project's own clients go to a new master by themselves.
+            # Our own clients find a new master without them.
             replica_routes=config.replica_routes and request.language != LanguageCode.PYTHON,
         )
         if route is None:
@@ -450,7 +450,7 @@ def _header_of(
 
 
 def _check_names(registration: BrokerRegistration) -> None:
-    """Raises BrokerRefusal for a name or address that no broker has (R46)."""
+    """Raises BrokerRefusal for a name or address that is not allowed (R46)."""
     names = {"broker name": registration.broker_name, "cluster name": registration.cluster_name}
     texts = {"HA address": registration.ha_server_addr, "zone name": registration.zone_name}
     given = {what: text for what, text in texts.items() if text}
@@ -459,9 +459,10 @@ def _check_names(registration: BrokerRegistration) -> None:
 
 
 def _parts(body: RegisterBrokerBody, parts: Parts) -> Iterator[RegisterBrokerBody]:
-    """`body` as registrations of TOPICS_AT_ONCE topics each (R58). If they are new, only the last
-    has the broker's version of its topics, the others have versions of their own: if it does not
-    come, the broker is asked for all of them again."""
+    """`body` as registrations of TOPICS_AT_ONCE topics each (R58)."""
+    # If the topics are new only the last part has the broker's data version, the others have
+    # made-up ones: if the last part does not come, the version differs and the broker registers
+    # again.
     wrapper = body.topic_config_serialize_wrapper
     topics = iter(wrapper.topic_config_table.items())
     left = len(wrapper.topic_config_table)
@@ -481,7 +482,8 @@ def _parts(body: RegisterBrokerBody, parts: Parts) -> Iterator[RegisterBrokerBod
 
 
 def _drop_odd_topics(registration: BrokerRegistration, body: RegisterBrokerBody) -> None:
-    """A broker of an earlier version may have some; its other topics must be found (R46)."""
+    """Drops topics with bad names (R46). A broker of an earlier version may have some, and its
+    other topics must be found."""
     topics = body.topic_config_serialize_wrapper.topic_config_table
     odd = odd_topics(topics)
     for topic in odd:
@@ -503,7 +505,7 @@ def _log_crowded_out(routes: RouteInfoManager) -> None:
 
 
 def _drop_what_no_route_shows(body: RegisterBrokerBody) -> None:
-    """R58: of a topic only its name and a few numbers are kept, whatever else was sent."""
+    """R58: of a topic only the name and a few numbers are kept."""
     topics = body.topic_config_serialize_wrapper.topic_config_table
     if not _is_plain(topics):
         for name, topic in topics.items():
@@ -516,8 +518,7 @@ def _is_plain(topics: dict[str, TopicConfig]) -> bool:
     """Whether there is nothing to drop."""
     each = topics.values()
     return (
-        # R58: no Python loop, since a table of 10,000 topics is checked in one turn of the
-        # event loop.
+        # R58: no Python loop, since a table of 10,000 topics is checked in one turn.
         not any(map(attrgetter("attributes"), each))
         and _FILTER_TYPES.issuperset(map(attrgetter("topic_filter_type"), each))
         and all(map(eq, topics, map(attrgetter("topic_name"), each)))
@@ -525,13 +526,13 @@ def _is_plain(topics: dict[str, TopicConfig]) -> bool:
 
 
 async def _topic_list(request: RemotingCommand, lots: Iterable[list[str]]) -> RemotingCommand:
-    """A TopicList of all lots (R58: there may be a million topics)."""
+    """A TopicList of all `lots`, in many turns: there may be a million topics (R58)."""
     texts = [encode_json(some)[1:-1] async for some in in_turns(lots, 1) if some]
     return _done(request, b'{"topicList":[%b]}' % b",".join(texts))
 
 
 def _done(request: RemotingCommand, body: bytes = b"") -> RemotingCommand:
-    """Success without header fields: Java writes no extFields at all then."""
+    """Success without header fields. Java then leaves extFields out of the reply."""
     reply = RemotingCommand.response_to(request, body=body)
     reply.has_ext = False
     return reply
@@ -544,6 +545,7 @@ def _refused(request: RemotingCommand, code: ResponseCode, remark: str) -> Remot
 
 
 def _with_bare_ids(text: bytes) -> bytes:
-    """fastjson's form of the address maps in `text`: `{0:"ip:port"}`. No other member has a number
-    for a name and a string for a value, and in strings there are no bare quotes."""
+    """`text` with fastjson's form of address maps: `{0:"ip:port"}`."""
+    # Only these members have a number as their name and a string as their value, and quotes within
+    # strings are escaped.
     return _ADDRESS.sub(lambda found: found[1] + b':"', text)

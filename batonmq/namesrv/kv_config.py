@@ -1,8 +1,8 @@
-"""The key-values of a name server: namespaces of them, in one JSON file.
+"""The key-values of a name server, by namespace, in one JSON file.
 
 The file is Java's (`{"configTable":{namespace:{key:value}}}`). A value is shown, and its change
-answered, once it is on the disk. A thread writes the file, since a controller may run in the same
-loop; changes that arrive meanwhile share the next write. What a client may store is limited (R58).
+answered, once it is on the disk. Changes that arrive during a write share the next one. What a
+client may store is limited (R58).
 
 Origin: Java `KVConfigManager`.
 """
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 VALUE_SIZE_MAX: Final = 64 * 1024
 TABLE_SIZE_MAX: Final = 4 * 1024 * 1024
-"""All names and values, in bytes of UTF-8, and PAIR_SIZE for each pair."""
+"""Of all names and values together: bytes of UTF-8, and PAIR_SIZE for each pair."""
 PAIR_SIZE: Final = 64
 
 Table = dict[str, dict[str, str]]
@@ -35,7 +35,7 @@ Table = dict[str, dict[str, str]]
 
 @dataclass(slots=True)
 class _Change:
-    """`value` None: the key goes."""
+    """`value` None: the key is deleted."""
 
     namespace: str
     key: str
@@ -44,8 +44,8 @@ class _Change:
 
 
 class KVConfig:
-    """`path` None keeps the values in memory only. `put` and `delete` raise BrokerRefusal; the
-    table is then as it was."""
+    """`path` None keeps the values in memory only. If `put` or `delete` raise BrokerRefusal, the
+    table has not changed."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class KVConfig:
         self._writer: asyncio.Task[None] | None = None
 
     def load(self) -> None:
-        """Raises UnreadableFileError (a ValueError) if the file is there but unusable."""
+        """Raises UnreadableFileError (a ValueError) for a file that cannot be used."""
         if self._path is None:
             return
         loaded = load_with_backup(self._path, _parse)
@@ -90,11 +90,11 @@ class KVConfig:
         await self._change(namespace, key, value)
 
     async def delete(self, namespace: str, key: str) -> None:
-        """The same for its end. Does nothing for an unknown key."""
+        """The pair is gone from the disk on return. Does nothing for an unknown key."""
         await self._change(namespace, key, None)
 
     async def close(self) -> None:
-        """Ends the write that is under way."""
+        """Waits for the write that is under way."""
         if self._writer is not None:
             await asyncio.gather(self._writer, return_exceptions=True)
 
@@ -115,7 +115,7 @@ class KVConfig:
             self._writer = None
 
     async def _write(self, changes: list[_Change]) -> None:
-        """Carries out all of them, or those that fit, with one write."""
+        """Carries out the changes that fit into the limit, with one write."""
         table, size = dict(self._table), self._size
         for namespace in {change.namespace for change in changes}:
             table[namespace] = dict(table.get(namespace, {}))
@@ -136,7 +136,7 @@ class KVConfig:
                 table[change.namespace].pop(change.key, None)
             kept.append(change)
         for namespace in {change.namespace for change in changes}:
-            if not table[namespace]:  # it would stay for good
+            if not table[namespace]:  # an empty one would stay for good
                 del table[namespace]
         failure: BrokerRefusal | None = None
         if kept and table != self._table:
@@ -155,6 +155,7 @@ class KVConfig:
 
     async def _store(self, table: Table) -> None:
         if self._path is not None:
+            # In a thread: a controller may run in the same loop, and its heartbeats must not wait.
             text = msgspec.json.encode({"configTable": table})
             await asyncio.to_thread(replace_file, self._path, text, keep_previous=True)
 

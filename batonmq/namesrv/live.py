@@ -1,4 +1,4 @@
-"""The registered addresses, with the connection that registered each last. Pure."""
+"""The registered addresses, each with the connection that registered it last. Pure."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Live:
-    """A registered address."""
+class BrokerLiveInfo:
+    """A registered address. Java's name."""
 
     broker_name: str
     broker_id: int
     timeout_ms: int
     deadline_ms: int
-    """Of the next heartbeat."""
+    """When the next heartbeat must have arrived."""
     data_version: DataVersion
     connection: Hashable
     ha_server_addr: str
     relays: bool
     is_relayed: bool = False
-    """`connection` is that of a slave, which registered it as its master."""
+    """`connection` is that of a slave, which registered this address as its master."""
     earlier: tuple[Hashable, ...] = ()
     """The connections that registered it before, oldest first."""
     parts: object = None
-    """Of the registration that is under way; None: it has come as a whole."""
+    """The `Parts` of a registration that is not complete yet; None if it is."""
 
 
-class LiveTable:
-    """The registered addresses, by (cluster, address); of 10,000 none is looked at for another."""
+class BrokerLiveTable:
+    """The registered addresses, by (cluster, address), group and connection: with 10,000 of them no
+    request walks over all."""
 
     def __init__(self) -> None:
-        self._by_key: dict[Key, Live] = {}
+        self._by_key: dict[Key, BrokerLiveInfo] = {}
         self._keys: dict[Hashable, dict[Key, None]] = {}
 
-    def get(self, key: Key) -> Live | None:
+    def get(self, key: Key) -> BrokerLiveInfo | None:
         return self._by_key.get(key)
 
-    def put(self, key: Key, live: Live) -> None:
+    def put(self, key: Key, live: BrokerLiveInfo) -> None:
         self.remove(key)
         self._by_key[key] = live
         for index in _indices(live):
@@ -56,19 +57,19 @@ class LiveTable:
             if not self._keys[index]:
                 del self._keys[index]
 
-    def of_group(self, broker_name: str) -> list[tuple[Key, Live]]:
+    def of_group(self, broker_name: str) -> list[tuple[Key, BrokerLiveInfo]]:
         return self._of(("group", broker_name))
 
-    def of_connection(self, connection: Hashable, most: int) -> list[tuple[Key, Live]]:
+    def of_connection(self, connection: Hashable, most: int) -> list[tuple[Key, BrokerLiveInfo]]:
         return self._of(("connection", connection), most)
 
-    def _of(self, index: Hashable, most: int | None = None) -> list[tuple[Key, Live]]:
+    def _of(self, index: Hashable, most: int | None = None) -> list[tuple[Key, BrokerLiveInfo]]:
         return [(key, self._by_key[key]) for key in islice(self._keys.get(index, ()), most)]
 
-    def silent(self, now_ms: int) -> list[tuple[Key, Live]]:
-        """Those whose heartbeat is overdue."""
+    def silent(self, now_ms: int) -> list[tuple[Key, BrokerLiveInfo]]:
+        """The addresses whose heartbeat is overdue."""
         return [known for known in self._by_key.items() if known[1].deadline_ms < now_ms]
 
 
-def _indices(live: Live) -> tuple[Hashable, Hashable]:
+def _indices(live: BrokerLiveInfo) -> tuple[Hashable, Hashable]:
     return ("group", live.broker_name), ("connection", live.connection)

@@ -80,8 +80,8 @@ class NamesrvService:
         self._scan_timer: asyncio.TimerHandle | None = None
 
     async def start(self, answers: Callable[[], None] = lambda: None) -> None:
-        """Calls `answers` when routes are answered: the controller's start may wait for disk space
-        (R45)."""
+        """Calls `answers` once routes are answered; the controller's start may still wait for disk
+        space (R45)."""
         self._runtime.load()
         self._kv.load()
         address = self.config.bind_address
@@ -129,12 +129,12 @@ class NamesrvService:
 
     def _notify(self, change: MinIdChange) -> None:
         for address in change.to:
-            notice = asyncio.get_running_loop().create_task(self._tell(address, change))
+            notice = asyncio.get_running_loop().create_task(self._send_notice(address, change))
             self._notices.add(notice)
             notice.add_done_callback(self._notices.discard)
 
-    async def _tell(self, address: str, change: MinIdChange) -> None:
-        """Sends NOTIFY_MIN_BROKER_ID_CHANGE (905). A broker that misses it looks by itself."""
+    async def _send_notice(self, address: str, change: MinIdChange) -> None:
+        """Sends NOTIFY_MIN_BROKER_ID_CHANGE (905). A broker that misses it finds out by polling."""
         fields = {
             "brokerName": change.broker_name,
             "minBrokerId": str(change.min_id),
@@ -149,7 +149,7 @@ class NamesrvService:
         try:
             await self._client.oneway(address, request)
         except BatonError as error:
-            log.info("min_broker_id_not_told address=%s reason=%s", address, error)
+            log.info("min_broker_id_notice_lost address=%s reason=%s", address, error)
 
     def _scan_later(self) -> None:
         delay_s = self.config.scan_not_active_broker_interval / 1000

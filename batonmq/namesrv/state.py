@@ -1,13 +1,13 @@
 """Routes: which broker groups serve a topic, and which addresses a group has. Pure.
 
 Origin: Java `RouteInfoManager`. Invariants:
-- id 0 of a group goes only together with its address. Another address takes it only with a
-  stateVersion (the masterEpoch in controller mode) not below that of any other live broker of the
-  group (R32): neither the late close of a dead master nor a late registration of a deposed one may
-  remove the new master.
-- A broker is alive with the connection that registered it last: the close of an older one, or a
-  good-bye on it, removes nothing.
-- A group without addresses and a cluster without groups do not exist. A topic without queues has no
+- Id 0 (the master) of a group is removed only together with its address. Another address gets it
+  only with a stateVersion (the masterEpoch in controller mode) not below that of any other live
+  broker of the group (R32). So neither the late close of a dead master nor a late registration of a
+  deposed one removes the new master.
+- A broker is alive as long as the connection over which it registered last. The close of an older
+  connection, or a deregistration over it, removes nothing.
+- Groups without addresses and clusters without groups are removed. A topic without queues has no
   route; lists of topics show it for a few turns more (`forget`).
 """
 
@@ -21,8 +21,8 @@ from operator import not_
 
 from msgspec.structs import replace
 
-from batonmq.namesrv.live import Key, Live, LiveTable
-from batonmq.namesrv.topics import Parts, TopicTable, listed
+from batonmq.namesrv.live import BrokerLiveInfo, BrokerLiveTable, Key
+from batonmq.namesrv.topics import Parts, TopicQueueTable, listed
 from batonmq.protocol.bodies import (
     PERM_READ,
     PERM_WRITE,
@@ -41,12 +41,12 @@ EARLIER_MOST = 4
 ENTRIES_MAX = 1_000_000
 """Topics of all groups together, a topic of two groups counted twice (R58)."""
 GROUP_ENTRIES = 64
-"""A group itself counts as so many topics."""
+"""A group counts as this many topics."""
 GROUP_REPLICAS_MAX = 64
 FORGOTTEN_AT_ONCE = 2048
-"""So many topics of removed groups are forgotten in one turn of the loop, about 3 ms."""
+"""Topics of removed groups that are forgotten in one turn of the loop, in about 3 ms."""
 PERMS_AT_ONCE = 2048
-"""Topics that get other permissions in one turn, about 2 ms."""
+"""Topics whose permissions are changed in one turn, in about 2 ms."""
 LOST_AT_ONCE = 64
 """Brokers of one closed connection that are removed in one turn."""
 LIVENESS_DEFAULT_MS = 120_000
@@ -55,8 +55,8 @@ LIVENESS_DEFAULT_MS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """The header of one registration. `enable_acting_master` None: an old broker, which sends no
-    such field. `connection` is any value that stands for the socket it came on."""
+    """The header of one registration. `enable_acting_master` is None for an old broker, which does
+    not send that field. `connection` identifies the connection on which it came."""
 
     cluster_name: str
     broker_name: str
@@ -68,15 +68,15 @@ class BrokerRegistration:
     enable_acting_master: bool | None = None
     zone_name: str | None = None
     is_partial: bool = False
-    """It names only topics that changed; the others are as they were."""
+    """It names only topics that changed; the others stay as they are."""
     relays: bool = False
-    """It passes requests on to its master; a Java broker does not."""
+    """The broker passes requests on to its master; a Java broker does not."""
     is_relayed: bool = False
-    """A slave registers its master, which this name server does not answer."""
+    """A slave registers its master, which this name server's answers do not reach (R32)."""
     peer: str = ""
-    """Where the connection comes from, host:port."""
+    """The address of the other end of the connection, host:port."""
     parts: Parts | None = None
-    """The same object for each part; None: it comes as a whole."""
+    """The same object for each part; None: the registration comes as a whole."""
 
 
 class RegisterOutcome(enum.Enum):
@@ -88,7 +88,7 @@ class RegisterOutcome(enum.Enum):
     OVERTAKEN = "overtaken"
     """Between two of its parts the broker was removed, or registered all its topics again."""
     CROWDED = "crowded"
-    """Its group has too many members, or its host has taken too many entries (R58)."""
+    """Its group has too many members, or its host has too many entries (R58)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class MinIdChange:
-    """The lowest id of a group whose slaves may act for their master has changed: `to` get
-    NOTIFY_MIN_BROKER_ID_CHANGE (905). `offline_addr` was it, or `ha_addr` is the HA address of the
-    broker that is it now."""
+    """The lowest broker id of a group with acting masters has changed: the addresses `to` get
+    NOTIFY_MIN_BROKER_ID_CHANGE (905). Either the broker at `offline_addr` had that id and is gone,
+    or the one with the HA address `ha_addr` has it now."""
 
     broker_name: str
     min_id: int
@@ -121,23 +121,23 @@ class _Group:
     enable_acting_master: bool = False
     zone_name: str | None = None
     most_addrs: int = 0
-    """The most members at one time: a member that is gone for a while is still counted."""
+    """The most members at one time, so that the number stays while a member is away for a while."""
 
 
 class MinIdChanges:
-    """The changes since `taken` was called last, of groups whose slaves may act as master."""
+    """The changes since the last call of `taken`, of groups whose slaves may act as master."""
 
     def __init__(self) -> None:
         self._changes: list[MinIdChange] = []
 
-    def came(self, group: _Group, lower: BrokerRegistration) -> None:
-        """That broker is the lowest from now on; the group is as it was before."""
+    def joined(self, group: _Group, lower: BrokerRegistration) -> None:
+        """`lower` has the lowest id from now on; `group` does not have it yet."""
         name, least, addr = lower.broker_name, lower.broker_id, lower.broker_addr
         to, ha_addr = tuple(group.addrs.values()), lower.ha_server_addr
         self._add(group, MinIdChange(name, least, addr, to, ha_addr=ha_addr))
 
-    def went(self, group: _Group, broker_name: str, offline_addr: str) -> None:
-        """The lowest member has gone; the group is as it is without it."""
+    def left(self, group: _Group, broker_name: str, offline_addr: str) -> None:
+        """The member with the lowest id has left; `group` does not have it any more."""
         least, to = min(group.addrs), tuple(group.addrs.values())
         change = MinIdChange(broker_name, least, group.addrs[least], to, offline_addr=offline_addr)
         self._add(group, change)
@@ -152,10 +152,10 @@ class MinIdChanges:
 
 
 class RouteInfoManager:
-    """All routes of one name server. Times are the caller's monotonic milliseconds.
+    """All routes of one name server. Times are milliseconds of the caller's monotonic clock.
 
-    Any host can register groups and topics. If there are too many, groups of the host with the most
-    entries go, the oldest first (R58).
+    Any host can register groups and topics. If there are too many, the oldest groups of the host
+    with the most entries are removed (R58).
     """
 
     def __init__(
@@ -165,15 +165,15 @@ class RouteInfoManager:
         entries_max: int = ENTRIES_MAX,
     ) -> None:
         self.delete_topic_with_broker_registration = delete_topic_with_broker_registration
-        self._topics = TopicTable()
+        self._topics = TopicQueueTable()
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
-        self._live = LiveTable()
+        self._live = BrokerLiveTable()
         self._filter_servers: dict[Key, list[str]] = {}
         self.min_id_changes = MinIdChanges()
-        self._entries: Crowd[str] = Crowd(entries_max)  # held by groups
+        self._entries: Crowd[str] = Crowd(entries_max)  # of groups
         self.crowded_out: list[str] = []
-        """Groups that were dropped to make room, for the log; the caller empties it."""
+        """Groups that were removed because there were too many. The caller logs and empties it."""
 
     def check_invariants(self) -> None:
         self._topics.check_invariants()
@@ -186,11 +186,11 @@ class RouteInfoManager:
     def register(
         self, registration: BrokerRegistration, body: RegisterBrokerBody, now_ms: int
     ) -> Registered:
-        """Applies a registration to the routes, or one of its parts."""
+        """Applies a registration, or one of its parts, to the routes."""
         wrapper = body.topic_config_serialize_wrapper
-        # What comes and goes must not leave topics behind faster than they are forgotten.
+        # R58: repeated registrations must not leave topics behind faster than they are forgotten.
         self._topics.forget(len(wrapper.topic_config_table))
-        if registration.parts is not None and not self._comes_next(registration):
+        if registration.parts is not None and not self._continues(registration):
             return Registered(RegisterOutcome.OVERTAKEN)
         group = self._groups.get(registration.broker_name)
         topics = wrapper.topic_config_table
@@ -200,10 +200,10 @@ class RouteInfoManager:
         if group is not None and self._outranked(registration, wrapper.data_version):
             return Registered(RegisterOutcome.IGNORED)
         if registration.is_relayed and (
-            answer := self._known_better(registration, wrapper.data_version, now_ms)
+            answer := self._registered_itself(registration, wrapper.data_version, now_ms)
         ):
             return answer
-        # As Java: the change of one topic, of a broker that has not registered.
+        # As in Java: one topic is a change, and a broker that never registered has none.
         if fresh_id and len(topics) == 1:
             return Registered(RegisterOutcome.FAILED)
         # R58: any host may register members under the name of a group.
@@ -218,26 +218,26 @@ class RouteInfoManager:
         group.addrs = _without(group.addrs, registration.broker_addr, registration.broker_id)
         first = first or registration.broker_id not in group.addrs
         if group.addrs and registration.broker_id < min(group.addrs):
-            self.min_id_changes.came(group, registration)
+            self.min_id_changes.joined(group, registration)
         group.addrs[registration.broker_id] = registration.broker_addr
         group.most_addrs = max(group.most_addrs, len(group.addrs))
-        if _speaks_for_topics(registration, group):
+        if _sets_topics(registration, group):
             self._take_topics(registration, group, topics, wrapper.data_version, first)
         self._remember(registration, wrapper.data_version, body.filter_server_list, now_ms)
-        self._make_room(registration.broker_name, registration.peer)
+        self._limit_entries(registration.broker_name, registration.peer)
         if registration.broker_name not in self._groups:
             return Registered(RegisterOutcome.CROWDED)
         return _registered(registration, group, self._live)
 
-    def _comes_next(self, registration: BrokerRegistration) -> bool:
-        """Whether the part is the first, or the broker's registration is the same as before it."""
+    def _continues(self, registration: BrokerRegistration) -> bool:
+        """Whether this is the first part, or the last one is still the newest registration."""
         parts = registration.parts
         assert parts is not None
         was_under_way, parts.under_way = parts.under_way, False
         live = self._live.get((registration.cluster_name, registration.broker_addr))
         return not was_under_way or (live is not None and live.parts is parts)
 
-    def _make_room(self, broker_name: str, peer: str) -> None:
+    def _limit_entries(self, broker_name: str, peer: str) -> None:
         entries = GROUP_ENTRIES + self._topics.count(broker_name)
         self._entries.hold(broker_name, peer, entries)
         while self._entries.taken > self._entries.places:
@@ -248,8 +248,8 @@ class RouteInfoManager:
                 self.unregister(self._groups[loser].cluster_name, addr, loser)
 
     def _outranked(self, registration: BrokerRegistration, version: DataVersion) -> bool:
-        """R32. For id 0 the epochs of all other live brokers of the group count; for another id
-        only that of the address that has it, as in Java."""
+        """R32: whether a live broker with a higher epoch has that id (as in Java), or, if that is
+        id 0, any id of the group."""
         group = self._groups[registration.broker_name]
         for (cluster, addr), live in self._live.of_group(registration.broker_name):
             if addr == registration.broker_addr or cluster != group.cluster_name:
@@ -259,11 +259,11 @@ class RouteInfoManager:
                 return True
         return False
 
-    def _known_better(
+    def _registered_itself(
         self, registration: BrokerRegistration, version: DataVersion, now_ms: int
     ) -> Registered | None:
-        """R32: what a slave says of its master replaces no registration of that master itself, in
-        the same epoch or a later one. Its connection may still be open while nothing arrives."""
+        """R32: the answer to a slave that registers its master, if that master registered itself,
+        in this epoch or a later one; None if it did not."""
         live = self._live.get((registration.cluster_name, registration.broker_addr))
         if live is None or live.is_relayed:
             return None
@@ -271,6 +271,7 @@ class RouteInfoManager:
             return Registered(RegisterOutcome.IGNORED)
         if live.broker_id != MASTER_ID or live.data_version.state_version < version.state_version:
             return None
+        # Its connection may be open while nothing arrives on it: the slave shows that it is alive.
         live.deadline_ms = max(live.deadline_ms, now_ms + (registration.heartbeat_timeout_ms or 0))
         return Registered(RegisterOutcome.TAKEN)
 
@@ -312,7 +313,7 @@ class RouteInfoManager:
                 self._topics.keep_collected(name, parts)
 
     def _deletes(self, registration: BrokerRegistration) -> bool:
-        """Whether topics that it does not name are deleted."""
+        """Whether topics that the registration does not name are deleted."""
         return self.delete_topic_with_broker_registration and not registration.is_partial
 
     def _remember(
@@ -324,7 +325,7 @@ class RouteInfoManager:
     ) -> None:
         key = (registration.cluster_name, registration.broker_addr)
         timeout_ms = registration.heartbeat_timeout_ms or LIVENESS_DEFAULT_MS
-        live = Live(
+        live = BrokerLiveInfo(
             broker_name=registration.broker_name,
             broker_id=registration.broker_id,
             timeout_ms=timeout_ms,
@@ -343,7 +344,8 @@ class RouteInfoManager:
         if known is not None:
             before = (*known.earlier, known.connection)
             live.earlier = tuple(x for x in before if x != live.connection)[-EARLIER_MOST:]
-            # A Java broker that makes a topic names only that one, without a word.
+            # A Java broker that creates a topic sends only that one, and does not say so: it must
+            # not end a registration in parts.
             if parts is None and not self._deletes(registration):
                 live.parts = known.parts
         self._live.put(key, live)
@@ -355,11 +357,11 @@ class RouteInfoManager:
     def unregister(
         self, cluster_name: str, broker_addr: str, broker_name: str, asked_on: Hashable = None
     ) -> bool:
-        """Removes one address of a group, whatever id it had (R32). False if the broker asked on a
-        connection, `asked_on`, and has registered over a later one since."""
+        """Removes one address of a group, whatever id it had (R32). False if the request came on
+        the connection `asked_on`, and the broker has registered over a later one since."""
         live = self._live.get((cluster_name, broker_addr))
-        # The next process of that broker is there already: its predecessor's good-bye must
-        # not remove it.
+        # The next process of that broker has registered already: the late deregistration of the
+        # last one must not remove it.
         if live is not None and asked_on in live.earlier:
             return False
         self._live.remove((cluster_name, broker_addr))
@@ -372,7 +374,7 @@ class RouteInfoManager:
         group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
         if group.addrs:
             if lost_lowest:
-                self.min_id_changes.went(group, broker_name, broker_addr)
+                self.min_id_changes.left(group, broker_name, broker_addr)
             if lost_master and group.enable_acting_master:
                 self.wipe_write_perm(broker_name)
             return True
@@ -391,25 +393,26 @@ class RouteInfoManager:
         return [addr for (_, addr), _ in lost]
 
     def forget(self) -> bool:
-        """Forgets some topics that removed groups had; whether more are left. To be called once in
-        each turn of the loop after a change. No route depends on it."""
+        """Forgets some topics of removed groups; returns whether more are left. Call it once in
+        each turn of the loop after a change. Routes do not show these topics any more."""
         return self._topics.forget(FORGOTTEN_AT_ONCE)
 
     def set_perms(self) -> bool:
-        """Changes some of the permissions that are to change; whether more are left. To be called
-        as `forget`."""
+        """Changes some permissions; returns whether more are left. Call it like `forget`."""
         return self._topics.set_perms(PERMS_AT_ONCE)
 
     def scan(self, now_ms: int) -> Iterator[tuple[str, Hashable]]:
-        """Removes brokers that were silent too long, one a step; gives (address, its connection).
-        Some may be heard again between two steps."""
+        """Removes brokers that were silent too long, one in each step; yields (address,
+        connection).
+        """
         for (cluster, addr), live in self._live.silent(now_ms):
+            # It may have sent a heartbeat, or registered again, between two steps.
             if self._live.get((cluster, addr)) is live and live.deadline_ms < now_ms:
                 self.unregister(cluster, addr, live.broker_name)
                 yield addr, None if live.is_relayed else live.connection
 
     def refresh(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
-        """A registered address was heard: BROKER_HEARTBEAT (904), QUERY_DATA_VERSION (322)."""
+        """The broker at that address sent BROKER_HEARTBEAT (904) or QUERY_DATA_VERSION (322)."""
         live = self._live.get((cluster_name, broker_addr))
         if live is not None and not live.is_relayed:
             live.deadline_ms = now_ms + live.timeout_ms
@@ -426,7 +429,7 @@ class RouteInfoManager:
     def route(
         self, topic: str, *, support_acting_master: bool = False, replica_routes: bool = False
     ) -> TopicRouteData | None:
-        """The route of a topic, None if no group serves it. A copy: the caller may change it."""
+        """The route of a topic, None if no group has it. A copy: the caller may change it."""
         queues = self._topics.queues(topic)
         if not queues:
             return None
@@ -450,8 +453,7 @@ class RouteInfoManager:
         return list(self._topics.groups_of)
 
     def topics_of_cluster(self, cluster_name: str) -> Iterator[list[str]]:
-        """Parts of the list, LISTED_AT_ONCE topics looked at for each. Topics may come and go
-        between two steps."""
+        """The topics in parts. Topics may be added or removed between two steps."""
         names = self._clusters.get(cluster_name, {}).keys()
         for some in listed(self.all_topics()):
             groups = map(self._topics.groups_of.get, some, repeat(()))
@@ -459,7 +461,7 @@ class RouteInfoManager:
             yield list(compress(some, map(not_, shared)))
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
-        """Adds a topic by hand (217). False, without a change, if a group is unknown."""
+        """Adds a topic (REGISTER_TOPIC_IN_NAMESRV, 217); does nothing if a group is unknown."""
         wanted = list(queues)
         if any(queue.broker_name not in self._groups for queue in wanted):
             return False
@@ -474,7 +476,7 @@ class RouteInfoManager:
             self._topics.put(queue.broker_name, {topic: config})
         for name in {queue.broker_name for queue in wanted}:
             if name in self._groups:
-                self._make_room(name, "")
+                self._limit_entries(name, "")
         return True
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
@@ -484,16 +486,15 @@ class RouteInfoManager:
         )
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Takes the write bit from a group's topics, of many by `set_perms`; returns how many
-        topics it has."""
+        """Takes the write bit from a group's topics, if many in later turns; returns how many."""
         return self._topics.set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """The same, but sets them to read and write."""
+        """The same, but sets the permissions to read and write."""
         return self._topics.set_perm(broker_name, lambda perm: PERM_READ | PERM_WRITE)
 
     def brokers(self) -> Iterator[tuple[str, BrokerData]]:
-        """All groups by name; copies. Groups may come and go between two steps."""
+        """All groups by name; copies. Groups may be added or removed between two steps."""
         for name in list(self._groups):
             if name in self._groups:
                 yield name, self._broker_data(name)
@@ -503,7 +504,7 @@ class RouteInfoManager:
         return {cluster: list(names) for cluster, names in self._clusters.items()}
 
     def members(self, broker_name: str) -> dict[int, str]:
-        """Addresses of one group by role id (0 = master); empty if unknown."""
+        """The addresses of a group by broker id (0: the master); empty if it is unknown."""
         group = self._groups.get(broker_name)
         return dict(sorted(group.addrs.items())) if group is not None else {}
 
@@ -525,7 +526,9 @@ class RouteInfoManager:
                 del self._clusters[cluster_name]
 
 
-def _registered(registration: BrokerRegistration, group: _Group, live: LiveTable) -> Registered:
+def _registered(
+    registration: BrokerRegistration, group: _Group, live: BrokerLiveTable
+) -> Registered:
     if registration.broker_id != MASTER_ID and MASTER_ID in group.addrs:
         addr = group.addrs[MASTER_ID]
         master = live.get((registration.cluster_name, addr))
@@ -534,7 +537,8 @@ def _registered(registration: BrokerRegistration, group: _Group, live: LiveTable
     return Registered(RegisterOutcome.TAKEN)
 
 
-def _speaks_for_topics(registration: BrokerRegistration, group: _Group) -> bool:
+def _sets_topics(registration: BrokerRegistration, group: _Group) -> bool:
+    """Whether its topics become those of the group: of the master, or of the acting master."""
     if registration.broker_id == MASTER_ID:
         return True
     return registration.enable_acting_master is not None and (
@@ -543,12 +547,12 @@ def _speaks_for_topics(registration: BrokerRegistration, group: _Group) -> bool:
 
 
 def _without(addrs: Mapping[int, str], addr: str, broker_id: int) -> dict[int, str]:
-    """Without `addr` under another id: that is an earlier role of the same broker."""
+    """`addrs` without `addr` under another id, which was an earlier role of the same broker."""
     return {id_: held for id_, held in addrs.items() if held != addr or id_ == broker_id}
 
 
 def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
-    """A group without id 0 whose slaves may act as master shows its lowest id as 0."""
+    """If the group has no id 0 and its slaves may act as master, its lowest id is shown as 0."""
     addrs = data.broker_addrs
     if not data.enable_acting_master or not addrs or MASTER_ID in addrs:
         return
@@ -558,13 +562,13 @@ def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
 
 
 def _add_replica_routes(
-    route: TopicRouteData, groups: Mapping[str, _Group], live: LiveTable
+    route: TopicRouteData, groups: Mapping[str, _Group], live: BrokerLiveTable
 ) -> None:
     """Adds write-only queues that lead to a group's master through its other members.
 
-    A group of n members gets n - 1 of them, each under a broker name of its own (`NAME%1`, …) with
-    a living slave as its master, if one passes requests on. A stock producer retries a failed send
-    at another broker name, so it comes there when the master dies.
+    A stock producer retries a failed send at another broker name only. So a group of n members gets
+    n - 1 more names (`NAME%1`, …), each with a living slave as its master that passes requests on.
+    When the master dies, the producer retries there.
     """
     for data, queue in list(zip(route.broker_datas, route.queue_datas, strict=True)):
         if not queue.perm & PERM_WRITE:

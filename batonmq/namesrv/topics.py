@@ -12,30 +12,31 @@ from msgspec.structs import replace
 from batonmq.protocol.bodies import QueueData, TopicConfig
 
 SMALL = 256
-"""A group of at most so many topics is forgotten at once, or gets other permissions."""
+"""A group with at most this many topics is forgotten, or gets other permissions, in one turn."""
 LISTED_AT_ONCE = 2048
-"""Topics that one step of a list looks at, below 1 ms."""
+"""Topics that one step of a list looks at, in less than 1 ms."""
 
 
 @dataclass(eq=False, slots=True)
 class Parts:
-    """How far a registration is that comes in parts, as its topics are many (R58)."""
+    """How far a registration is that is applied in parts, because it has many topics (R58)."""
 
     is_new: bool
-    """The topics or the id of the broker are others than when it registered last."""
+    """The topics or the id of the broker differ from its last registration."""
     topics: dict[str, TopicConfig] = field(default_factory=dict)
-    """What the group has by them."""
+    """What the parts have added to the group so far."""
     under_way: bool = False
-    """The last part was taken."""
+    """The newest part was applied."""
     ends: bool = False
-    """The next part is the last."""
+    """The next part is the last one."""
 
 
-class TopicTable:
+class TopicQueueTable:
     """Which group has which topics, as it registered them, and the groups of each topic.
 
-    A group that is removed has no topic any more at once. `groups_of` may name it until its topics
-    are forgotten; a group that has the topic is always named.
+    A removed group has no topics from that moment on, but `groups_of` may name it until its topics
+    are forgotten: of many topics that takes several turns. It always names the groups that have the
+    topic.
     """
 
     def __init__(self) -> None:
@@ -54,12 +55,11 @@ class TopicTable:
         assert all(self.groups_of.values()), "a topic without groups"
 
     def groups(self) -> Set[str]:
-        """Those that have topics."""
+        """The groups that have topics."""
         return self._of_group.keys()
 
     def put(self, broker_name: str, topics: Mapping[str, TopicConfig]) -> None:
-        # R58: a registration of 10,000 known topics costs a few calls into C, no Python
-        # loop.
+        # R58: a registration of 10,000 known topics costs a few calls into C, no Python loop.
         names_of = list(map(self.groups_of.get, topics, repeat(())))
         more = {
             names: names if broker_name in names else (*names, broker_name)
@@ -107,20 +107,21 @@ class TopicTable:
         self._leave(broker_name, self._of_group.pop(broker_name, {}))
 
     def collect(self, broker_name: str, parts: Parts | None) -> None:
-        """`parts` gets what is put, until there are others; None: what is put is no part."""
+        """From now on `put` also adds to `parts`; None: what is put belongs to no parts."""
         if parts is None:
             self._coming.pop(broker_name, None)
         else:
             self._coming[broker_name] = parts
 
     def keep_collected(self, broker_name: str, parts: Parts) -> None:
-        """Removes a group's queues of all topics but those, unless other parts came between."""
+        """Removes a group's queues of all topics but those in `parts`, unless another registration
+        began since."""
         if self._coming.get(broker_name) is parts:
             del self._coming[broker_name]
             self.keep_only(broker_name, parts.topics)
 
     def keep_only(self, broker_name: str, topics: dict[str, TopicConfig]) -> None:
-        """Removes a group's queues of all topics but these, which were put."""
+        """Removes a group's queues of all topics but these, which `put` has added."""
         before = self._of_group.get(broker_name, {})
         self._of_group[broker_name] = topics
         self._leave(broker_name, before)
@@ -132,15 +133,15 @@ class TopicTable:
             self.forget(len(topics))
 
     def forget(self, count: int) -> bool:
-        """Forgets `count` topics of removed groups; whether more are left."""
+        """Forgets `count` topics of removed groups; returns whether more are left."""
         while self._gone and count > 0:
             broker_name, topics = self._gone[0]
-            # One by one, so that their memory is not freed in one turn, either.
+            # One by one: to free the memory of a whole table would also take too long for one turn.
             some = [topics.popitem()[0] for _ in range(min(count, len(topics)))]
             if not topics:
                 self._gone.popleft()
             count -= len(some)
-            has = self._of_group.get(broker_name, {})  # It may be there again.
+            has = self._of_group.get(broker_name, {})  # the group may have registered again
             self._forget([topic for topic in some if topic not in has], broker_name)
         return bool(self._gone)
 
@@ -155,8 +156,9 @@ class TopicTable:
                 del self.groups_of[topic]
 
     def set_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
-        """Changes a group's permissions, of many topics by `set_perms`; returns how many topics it
-        has. A topic that is registered again before its turn keeps what it is registered with."""
+        """Changes the permissions of a group's topics; if they are many, `set_perms` does so in
+        later turns. Returns how many topics the group has. A topic that is registered again before
+        its turn keeps the permissions of that registration."""
         topics = self._of_group.get(broker_name, {})
         self._perms.append(_PermChange(topics, iter(list(topics.values())), change))
         if len(topics) <= SMALL and len(self._perms) == 1:
@@ -164,8 +166,8 @@ class TopicTable:
         return len(topics)
 
     def set_perms(self, count: int) -> bool:
-        """Looks at `count` topics whose permissions are to change; whether more are left. The
-        changes are carried out in their order."""
+        """Changes the permissions of at most `count` topics, in the order of the requests; returns
+        whether more are left."""
         while self._perms and count > 0:
             wanted = self._perms[0]
             some = list(islice(wanted.left, count))
@@ -182,7 +184,7 @@ class TopicTable:
 
 @dataclass(frozen=True, slots=True)
 class _PermChange:
-    """`left`: what `topics` had when it was asked for, and was not looked at since."""
+    """`left`: what `topics` had at the request and is not changed yet."""
 
     topics: dict[str, TopicConfig]
     left: Iterator[TopicConfig]
@@ -190,7 +192,7 @@ class _PermChange:
 
 
 def listed(topics: list[str]) -> Iterator[list[str]]:
-    """Parts of the list of LISTED_AT_ONCE topics each."""
+    """The list in parts of LISTED_AT_ONCE topics."""
     return (topics[at : at + LISTED_AT_ONCE] for at in range(0, len(topics), LISTED_AT_ONCE))
 
 

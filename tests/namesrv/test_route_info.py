@@ -235,7 +235,7 @@ def test_topics_count_only_from_id_0(routes: Routes) -> None:
     assert route is not None and route.queue_datas[0].read_queue_nums == 4
 
 
-def test_the_lowest_id_speaks_for_topics_where_acting_masters_were_named_at_all(
+def test_the_lowest_id_sets_topics_where_acting_masters_were_named_at_all(
     routes: Routes,
 ) -> None:
     """With enableActingMaster=true its topics lose the write bit; an old broker, which sends no
