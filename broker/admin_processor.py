@@ -89,9 +89,9 @@ class AdminProcessor:
         processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Creates a topic, or changes the given fields of an existing one (request 17). Without
-        `force` it does not reduce the read queues below those that hold messages: no consumer could
-        read them."""
+        """Creates a topic, or changes the given fields of an existing one (UPDATE_AND_CREATE_TOPIC,
+        17). Without `force` it does not reduce the read queues below those that hold messages: no
+        consumer could read them."""
         self._require_writable()
         topic = text(request, "topic")
         check_topic(topic)
@@ -122,8 +122,9 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Creates or replaces several topics (request 18). If one is invalid, none is written. They
-        are written AT_ONCE at a time, so after a change of role the last ones may be missing."""
+        """Creates or replaces several topics (UPDATE_AND_CREATE_TOPIC_LIST, 18). If one is invalid,
+        none is written. They are written AT_ONCE at a time, so after a change of role the last ones
+        may be missing."""
         self._require_writable()
         mixed = self._settings.enable_mixed_message_type
         configs = []
@@ -178,8 +179,9 @@ class AdminProcessor:
             )
 
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Deletes the queues of topics that are no longer in the table (request 316). One record
-        each, so that all members delete them; if another request is deleting one, waits for that.
+        """Deletes the queues of topics that are no longer in the table (CLEAN_UNUSED_TOPIC, 316).
+        One record each, so that all members delete them; if another request is deleting one, waits
+        for that.
         """
         self._require_writable()
         store = self._path.store
@@ -195,7 +197,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     def topic_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The settings of one topic (request 351)."""
+        """The settings of one topic (GET_TOPIC_CONFIG, 351)."""
         topic = text(request, "topic")
         config = self._topics.get(topic)
         if config is None:
@@ -203,7 +205,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=config.encode())
 
     async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Deletes a topic and its queues; its records stay in the log (request 215)."""
+        """Deletes a topic and its queues; its records stay in the log (DELETE_TOPIC_IN_BROKER,
+        215)."""
         self._require_writable()
         topic = text(request, "topic")
         _refuse_system_topic(topic)
@@ -213,7 +216,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Creates or changes a subscription group (request 200)."""
+        """Creates or changes a subscription group (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200)."""
         self._require_writable()
         config = SubscriptionGroupConfig.decode_request(request.body)
         check_group(config.group_name)
@@ -223,8 +226,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The same for several groups (request 225); all or none, and in parts, as
-        `update_topics`."""
+        """The same for several groups (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, 225); all or none,
+        and in parts, as `update_topics`."""
         self._require_writable()
         configs = SubscriptionGroupList.decode_request(request.body).group_config_list
         async for config in in_turns(configs):
@@ -237,8 +240,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def delete_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Deletes a group, with `cleanOffset` also its offsets (request 207). The next heartbeat of
-        a member that is still connected creates it again."""
+        """Deletes a group, with `cleanOffset` also its offsets (DELETE_SUBSCRIPTIONGROUP, 207). The
+        next heartbeat of a member that is still connected creates it again."""
         self._require_writable()
         group = text(request, "groupName")
         if group in SYSTEM_GROUPS:
@@ -252,7 +255,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def group_forbidden(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Returns whether a group may read a topic; `readable` sets it (request 353)."""
+        """Returns whether a group may read a topic; `readable` sets it
+        (UPDATE_AND_GET_GROUP_FORBIDDEN, 353)."""
         group, topic = text(request, "group"), text(request, "topic")
         if request.ext.get("readable"):
             self._require_writable()
@@ -265,7 +269,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     def group_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The settings of one group (request 352)."""
+        """The settings of one group (GET_SUBSCRIPTIONGROUP_CONFIG, 352)."""
         group = text(request, "group")
         config = self._topics.groups.get(group)
         if config is None:
@@ -275,20 +279,22 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=config.encode())
 
     def system_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The broker's own topics (request 305)."""
+        """The broker's own topics (GET_SYSTEM_TOPIC_LIST_FROM_BROKER, 305)."""
         names = {*self._topics.topics.system, *OUR_TOPICS, *SYSTEM_TOPICS}
         return RemotingCommand.response_to(
             request, body=TopicList(topic_list=sorted(names)).encode()
         )
 
     def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The broker's status as key-value texts, for clusterList and brokerStatus (request 28)."""
+        """The broker's status as key-value texts, for clusterList and brokerStatus
+        (GET_BROKER_RUNTIME_INFO, 28)."""
         return RemotingCommand.response_to(
             request, body=KVTable(table=self._status.table()).encode()
         )
 
     def stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The counter `statsName` of `statsKey`, by minute, hour and day (request 315)."""
+        """The counter `statsName` of `statsKey`, by minute, hour and day (VIEW_BROKER_STATS_DATA,
+        315)."""
         name, key = text(request, "statsName"), text(request, "statsKey")
         stats = self._path.stats
         shown = stats.shown(name, key)
@@ -301,19 +307,21 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=shown.encode())
 
     def delete_expired(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Deletes expired segments now instead of at `deleteWhen` (requests 306, 329)."""
+        """Deletes expired segments now instead of at `deleteWhen` (CLEAN_EXPIRED_CONSUMEQUEUE, 306;
+        DELETE_EXPIRED_COMMITLOG, 329)."""
         self._path.store.expirer.clean_expired(manual=True)
         return RemotingCommand.response_to(request)
 
     def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """HA status (request 907). A slave in classic mode also names itself in this request."""
+        """HA status (GET_BROKER_HA_STATUS, 907). A slave in classic mode also names itself in this
+        request."""
         if link := request.ext.get(HA_LINK_FIELD):
             self._status.note_slave(link, request.ext.get(SLAVE_NAME_FIELD) or "")
         return RemotingCommand.response_to(request, body=self._status.ha().encode())
 
     def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The epoch list and the identity of this process (request 1007); refused in classic
-        mode."""
+        """The epoch list and the identity of this process (GET_BROKER_EPOCH_CACHE, 1007); refused
+        in classic mode."""
         answer = self._status.epoch_cache()
         if answer is None:
             raise BrokerRefusal(
@@ -323,9 +331,9 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, ext=process, body=cache.encode())
 
     def repair_replica(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Marks a suspect log as trusted, at an operator's request (our request 60001, R17). The
-        field `suspect` must repeat the reason from `brokerStatus`. The remark says what was
-        done."""
+        """Marks a suspect log as trusted, at an operator's request (BATON_REPAIR_REPLICA, 60001;
+        R17). The field `suspect` must repeat the reason from `brokerStatus`. The remark says what
+        was done."""
         try:
             done = self._path.store.repair(text(request, "suspect"))
         except StoreStateError as error:

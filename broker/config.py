@@ -215,7 +215,8 @@ RUNTIME_KEYS: Final = frozenset(
         "truncatedLogMaxSets",
     }
 )
-"""Keys that may change while running (request 25): the code reads them at each use."""
+"""Keys that may change while running (UPDATE_BROKER_CONFIG, 25): the code reads them at each
+use."""
 
 
 class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from batonmq.runtime.metrics import MetricsPage
 
 _RUNTIME: Final = "rocketmq_brokeruntime_"
-#: The name after `rocketmq_brokeruntime_` -> the key in the answer to request 28.
+#: The name after `rocketmq_brokeruntime_` -> the key in the answer to GET_BROKER_RUNTIME_INFO (28).
 _NUMBERS: Final = {
     "msg_put_total_today_now": "msgPutTotalTodayNow",
     "msg_gettotal_today_now": "msgGetTotalTodayNow",

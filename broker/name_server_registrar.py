@@ -66,7 +66,7 @@ class RouteRegistration:
     """A slave registers its master."""
     silence_ms: int | None = None
     """With enableSlaveActingMaster: the broker counts as dead after this time without a heartbeat
-    (904)."""
+    (BROKER_HEARTBEAT, 904)."""
 
     def request(self) -> RemotingCommand:
         acting = {"enableActingMaster": "true", "heartbeatTimeoutMillis": str(self.silence_ms)}

@@ -360,8 +360,8 @@ class BrokerService:
             self.registrar.topics_changed(topics)
 
     def _settings_changed(self, broker: BrokerConfig) -> None:
-        """Settings were changed by request 25. autoCreateTopicEnable needs the template topic,
-        which a start creates only if that is set."""
+        """Settings were changed by UPDATE_BROKER_CONFIG (25). autoCreateTopicEnable needs the
+        template topic, which a start creates only if that is set."""
         if broker.auto_create_topic_enable and self.topics.get(AUTO_CREATE_TOPIC) is None:
             queues, perm = broker.default_topic_queue_nums, PERM_INHERIT | PERM_READ | PERM_WRITE
             self.tables.topics.put(topic_config(AUTO_CREATE_TOPIC, queues, perm))

@@ -1,4 +1,4 @@
-"""Shows the settings of a running broker (request 26), and changes those in RUNTIME_KEYS (25).
+"""Shows the settings of a running broker, and changes those in RUNTIME_KEYS.
 
 Changes are kept in `config/broker.properties` under the store's root, and override the file's
 values at the next start; RocketMQ writes them into the configuration file itself.
@@ -67,8 +67,8 @@ class SettingsProcessor:
         processors.register(RequestCode.BATON_GET_TLS, answer_tls(self._config.tls))
 
     def show(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """All settings as a property text, sorted by name (request 26). As in Java, a role given by
-        controllers is the current one."""
+        """All settings as a property text, sorted by name (GET_BROKER_CONFIG, 26). As in Java, a
+        role given by controllers is the current one."""
         config = self._config
         found = dict(_FOR_TOOLS)
         for section in (config.broker, config.replicas, config.store, config.ha):
@@ -82,8 +82,8 @@ class SettingsProcessor:
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     async def update(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Applies the settings of a property text and keeps them on disk, all or none (request 25).
-        The remark names Java's keys that have no effect here."""
+        """Applies the settings of a property text and keeps them on disk, all or none
+        (UPDATE_BROKER_CONFIG, 25). The remark names Java's keys that have no effect here."""
         change = await self._settings.update(request.body)
         if change.kept:
             self._version = self._version.next(wall_ms())

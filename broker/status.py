@@ -166,11 +166,12 @@ class BrokerStatus:
         self._days.tick(date.today())
 
     def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
-        """Body and extFields of request 1007: epoch list and identity; None in classic mode."""
+        """Body and extFields of GET_BROKER_EPOCH_CACHE (1007): epoch list and identity; None in
+        classic mode."""
         return self._replication.epoch_cache()
 
     def ha(self) -> HARuntimeInfo:
-        """HA status (request 907)."""
+        """HA status (GET_BROKER_HA_STATUS, 907)."""
         return self._replication.service.runtime_info()
 
     def note_slave(self, link: str, name: str) -> None:
@@ -229,7 +230,8 @@ class BrokerStatus:
         return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper).encode()
 
     def table(self) -> dict[str, str]:
-        """The status as texts, for `clusterList` and `brokerStatus` (request 28)."""
+        """The status as texts, for `clusterList` and `brokerStatus` (GET_BROKER_RUNTIME_INFO,
+        28)."""
         path, totals, rates = self._path, self._totals(), self._throughput.rates
         log, transferred = path.store.log, rates(lambda each: each.gets)
         info = {

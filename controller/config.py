@@ -187,7 +187,7 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     history_files: int = FILES_DEFAULT
     """How many are kept, the growing one among them; the oldest goes."""
 
-    # Elections, as RocketMQ names them. These may be changed while running (code 1009).
+    # Elections, as RocketMQ names them. RUNTIME_KEYS may be changed while running.
     enable_elect_unclean_master: bool = False
     notify_broker_role_changed: bool = True
     is_process_read_event: bool = False

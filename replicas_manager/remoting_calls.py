@@ -2,8 +2,8 @@
 decisions.
 
 RocketMQ's controllers know only ids and addresses. Incarnation, log id and HA address, which our
-controllers record, are asked of the brokers each time the group is read (1007). Java brokers do not
-report them.
+controllers record, are asked of the brokers each time the group is read (GET_BROKER_EPOCH_CACHE,
+1007). Java brokers do not report them.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class RemotingCalls:
         return reply
 
     async def metadata(self, target: str, timeout_ms: int) -> LeaderInfo:
-        """Asks that controller for the leader (1005)."""
+        """Asks that controller for the leader (CONTROLLER_GET_METADATA_INFO, 1005)."""
         reply = await self._client.call(target, self.requests.metadata(), timeout_ms)
         return LeaderInfo.of(reply)
 

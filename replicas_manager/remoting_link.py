@@ -1,11 +1,10 @@
 """The link with RocketMQ's controllers: heartbeats, polls and requests over remoting.
 
-They push only the hint NOTIFY_BROKER_ROLE_CHANGED (1008). So the group is read from the leader
-(1005 names it, 1006 has the group) at every heartbeat, and after each request that may have changed
-it. A broker that must not be elected sends no heartbeats: a learner, a replica with a suspect log
-(R17), and a process that they take for an earlier master (R3) or that has refused (R17). They may
-still elect it until they declare it dead; until then `state` refuses the mastership. A master
-always sends heartbeats.
+They push only the hint NOTIFY_BROKER_ROLE_CHANGED (1008). So the group is read from the leader at
+every heartbeat, and after each request that may have changed it. A broker that must not be elected
+sends no heartbeats: a learner, a replica with a suspect log (R17), and a process that they take for
+an earlier master (R3) or that has refused (R17). They may still elect it until they declare it
+dead; until then `state` refuses the mastership. A master always sends heartbeats.
 
 Origin: ReplicasManager, BrokerOuterAPI in Java.
 """

@@ -32,7 +32,7 @@ Fields = dict[str, str | int | bool | None]
 
 @dataclass(frozen=True, slots=True)
 class LeaderInfo:
-    """The answer to request 1005. `leader`: "" while none is known."""
+    """The answer to CONTROLLER_GET_METADATA_INFO (1005). `leader`: "" while none is known."""
 
     is_leader: bool
     leader: str
@@ -53,7 +53,7 @@ class PeerName:
 
     @classmethod
     def of(cls, reply: RemotingCommand, replica: Replica, group: tuple[str, str]) -> PeerName:
-        """The name in an answer to 1007; empty if that is another replica. Raises
+        """The name in an answer to GET_BROKER_EPOCH_CACHE; empty if that is another replica. Raises
         RemoteProtocolError."""
         said = EpochEntryCache.decode(reply.body)
         # Another broker may have this address now, and its acks must not count (R41).
@@ -145,8 +145,8 @@ class Requests:
 
 
 def group_view(reply: RemotingCommand, cluster_name: str, broker_name: str) -> RoleView | None:
-    """The view in an answer to 1006, without names; None if the controllers do not know the group.
-    Raises RemoteProtocolError."""
+    """The view in an answer to CONTROLLER_GET_SYNC_STATE_DATA, without names; None if the
+    controllers do not know the group. Raises RemoteProtocolError."""
     info = BrokerReplicasInfo.decode(reply.body).replicas_info_table.get(broker_name)
     if info is None:
         return None

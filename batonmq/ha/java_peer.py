@@ -1,7 +1,8 @@
 """The differences if the peer of an HA connection is a Java broker. Pure. A Java broker does not
 name itself on the connection. As a slave it counts by its registered id. As a master it is asked at
-its remoting address for its HA port (request 906) and its identity (1007). If an epoch begins at
-the same offset as the one before, its epoch list lacks it."""
+its remoting address for its HA port (EXCHANGE_BROKER_HA_INFO, 906) and its identity
+(GET_BROKER_EPOCH_CACHE, 1007). If an epoch begins at the same offset as the one before, its epoch
+list lacks it."""
 
 from __future__ import annotations
 
@@ -44,8 +45,9 @@ class JavaMaster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The reply to GET_EPOCH_CACHE (1007): who a broker is, and its last epoch. `table_epoch`: the
-    masterEpoch in its topic table (GET_ALL_TOPIC_CONFIG, 21), -1 if that was not asked."""
+    """The reply to GET_BROKER_EPOCH_CACHE (1007): who a broker is, and its last epoch.
+    `table_epoch`: the masterEpoch in its topic table (GET_ALL_TOPIC_CONFIG, 21), -1 if that was not
+    asked."""
 
     cluster_name: str
     broker_name: str

@@ -33,7 +33,7 @@ class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
     server_channel_max_idle_time_seconds: int = 120
     route_entries_max: int = ENTRIES_MAX
     """Topics of all groups together, and 64 for each group."""
-    # These may be changed while running (code 318).
+    # These may be changed while running (UPDATE_NAMESRV_CONFIG, 318).
     order_message_enable: bool = False
     return_order_topic_config_to_broker: bool = True
     enable_all_topic_list: bool = True

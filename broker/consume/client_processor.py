@@ -1,13 +1,14 @@
-"""Clients: heartbeat (request 34), unregister (35), members of a group (38), check of a
-subscription (46), and the notice to members that their group changed (40).
+"""Clients: heartbeats, the members of a group, the check of a subscription, and the notice to
+members that their group changed.
 
 Stock clients send a heartbeat every 30 s. So for SIGHTING_MS after a start, and after it became
-master, a broker asks the other replicas (request 60003) before it lists a group's members. A list
-that is too short gives a queue two readers, and a client that is missing from it stops all its
-queues. There is one query a group at a time, and a request that arrives while it runs waits for the
-next, so no reply is older than its request. A replica that does not answer in ASK_MS is left out.
-After a start each replica is also asked once for all that it knows, because it may restart before
-the next heartbeat, too. Replicas answer from their own knowledge only, so queries never cascade.
+master, a broker asks the other replicas (BATON_GET_CONSUMER_SIGHTINGS, 60003) before it lists a
+group's members. With a list that is too short a queue gets two readers, and a client that is
+missing from it stops all its queues. There is one query a group at a time, and a request that
+arrives while it runs waits for the next, so no reply is older than its request. A replica that does
+not answer in ASK_MS is left out. After a start each replica is also asked once for all that it
+knows, because it may restart before the next heartbeat, too. Replicas answer from their own
+knowledge only, so queries never cascade.
 
 A client whose own heartbeat changes its group gets the notice OWN_NOTICE_MS later. A stock consumer
 that starts sends that heartbeat to one broker after the other. An earlier notice makes it rebalance
@@ -115,8 +116,9 @@ class ClientProcessor:
     def heartbeat(
         self, request: RemotingCommand, channel: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """Notes the client's groups and subscriptions (request 34). A master creates missing groups
-        and retry topics; groups that it cannot create are skipped and named in the answer."""
+        """Notes the client's groups and subscriptions (HEART_BEAT, 34). A master creates missing
+        groups and retry topics; groups that it cannot create are skipped and named in the
+        answer."""
         data = HeartbeatData.decode_request(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
@@ -204,7 +206,7 @@ class ClientProcessor:
         return True
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
-        """Removes the client from the groups that it names (request 35)."""
+        """Removes the client from the groups that it names (UNREGISTER_CLIENT, 35)."""
         producer, consumer = request.ext.get("producerGroup"), request.ext.get("consumerGroup")
         changes = self._clients.unregister(channel, producer, consumer)
         for left in self._left_since.get(channel, ()):
@@ -217,9 +219,9 @@ class ClientProcessor:
         return RemotingCommand.response_to(request)
 
     async def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Checks a subscription when a consumer starts (request 46). Refuses an expression that
-        does not compile with SUBSCRIPTION_PARSE_FAILED (23), SQL92 where it is disabled with
-        SYSTEM_ERROR (1)."""
+        """Checks a subscription when a consumer starts (CHECK_CLIENT_CONFIG, 46). Refuses an
+        expression that does not compile with SUBSCRIPTION_PARSE_FAILED (23), SQL92 where it is
+        disabled with SYSTEM_ERROR (1)."""
         asked = CheckClientRequestBody.decode_request(request.body).subscription_data
         kind = asked.expression_type or TAG
         sql92 = self._config.enable_property_filter
@@ -249,9 +251,9 @@ class ClientProcessor:
         return bool(changes)
 
     def notify(self, changes: list[GroupChanged], sender: Connection | None = None) -> None:
-        """Sends each member of a changed group a notice (request 40), so that it rebalances now.
-        Large groups get one notice at the next tick for all changes until then. The `sender` of the
-        heartbeat that caused the change gets its notice OWN_NOTICE_MS later."""
+        """Sends each member of a changed group a notice (NOTIFY_CONSUMER_IDS_CHANGED, 40), so that
+        it rebalances now. Large groups get one notice at the next tick for all changes until then.
+        The `sender` of the heartbeat that caused the change gets its notice OWN_NOTICE_MS later."""
         waiting: dict[str, tuple[Hashable, ...]] = {}
         for change in changes:
             if not change.channels:
@@ -377,8 +379,8 @@ class ConsumerLists:
     def consumer_list(
         self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """The members of a group, for a rebalance (request 38). Raises BrokerRefusal if there are
-        none."""
+        """The members of a group, for a rebalance (GET_CONSUMER_LIST_BY_GROUP, 38). Raises
+        BrokerRefusal if there are none."""
         group = text(request, "consumerGroup")
         if self._clock_ms() < self._unsure_until_ms:
             return self._asked_list(request, group)
@@ -394,8 +396,8 @@ class ConsumerLists:
         return _list_reply(request, group, await self._asked(group))
 
     async def answer_sightings(self, request: RemotingCommand, _: Connection) -> Response:
-        """What this replica knows of the members of one group or of all (our request 60003), as one
-        JSON object per line."""
+        """What this replica knows of the members of one group or of all
+        (BATON_GET_CONSUMER_SIGHTINGS, 60003), as one JSON object per line."""
         lines = []
         sent = 0
         pieces = self._sightings.pieces(request.ext.get("consumerGroup", ""), self._clock_ms())

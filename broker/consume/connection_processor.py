@@ -1,5 +1,4 @@
-"""Connected clients: members of a consumer group (request 203), its subscription of a topic (345),
-producers of a group (204) and of all groups (328).
+"""Connected clients: members of a consumer group, its subscription of a topic, and producers.
 
 Origin: AdminBrokerProcessor, ConsumerManageProcessor in Java.
 """
@@ -41,7 +40,8 @@ class ConnectionProcessor:
         processors.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
 
     async def consumers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Members and subscriptions (request 203). Raises BrokerRefusal CONSUMER_NOT_ONLINE."""
+        """Members and subscriptions (GET_CONSUMER_CONNECTION_LIST, 203). Raises BrokerRefusal
+        CONSUMER_NOT_ONLINE."""
         group = text(request, "consumerGroup")
         known = self._clients.groups.get(group)
         if known is None:
@@ -58,7 +58,8 @@ class ConnectionProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     async def producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The producers of a group (request 204). Raises BrokerRefusal if there are none."""
+        """The producers of a group (GET_PRODUCER_CONNECTION_LIST, 204). Raises BrokerRefusal if
+        there are none."""
         group = text(request, "producerGroup")
         members = self._clients.producers.get(group)
         if not members:
@@ -67,7 +68,7 @@ class ConnectionProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     async def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The producers of every group, with their last heartbeats (request 328)."""
+        """The producers of every group, with their last heartbeats (GET_ALL_PRODUCER_INFO, 328)."""
         # Heartbeats are timed by a monotonic clock; tools expect wall clock times.
         behind_ms = wall_ms() - self._clock_ms()
         table, pace = ProducerTableInfo(), Pace()
@@ -85,7 +86,8 @@ class ConnectionProcessor:
         return RemotingCommand.response_to(request, body=table.encode())
 
     def subscription(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A connected group's subscription of a topic, if any (request 345)."""
+        """A connected group's subscription of a topic, if any (QUERY_SUBSCRIPTION_BY_CONSUMER,
+        345)."""
         group, topic = text(request, "group"), text(request, "topic")
         body = QuerySubscriptionResponseBody(
             group=group, subscription_data=self._clients.subscription(group, topic), topic=topic

@@ -1,10 +1,7 @@
 """Administration of consumer groups: progress, offsets, and requests to members.
 
-Requests: positions of a topic (202), progress of a group (208), in time (303), of all groups (317);
-groups of a topic (300), topics of a group (343); reset (222) and clone offsets (314); offsets that
-members hold (223); running info of a member (307), one message consumed again (309). Members are
-called over the connections that they have opened. Walks over many queues yield to the loop.
-Origin: AdminBrokerProcessor and Broker2Client in Java.
+Members are called over the connections that they have opened. Walks over many queues yield to the
+loop. Origin: AdminBrokerProcessor and Broker2Client in Java.
 """
 
 from __future__ import annotations
@@ -100,7 +97,8 @@ class GroupAdminProcessor:
     # Positions.
 
     async def topic_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The range of each queue, and the store time of its last message (request 202)."""
+        """The range of each queue, and the store time of its last message (GET_TOPIC_STATS_INFO,
+        202)."""
         topic, config = self._topic(request)
         table = TopicStatsTable(topic_put_tps=self._path.stats.put_tps(topic))
         queues = max(config.read_queue_nums, config.write_queue_nums)
@@ -114,8 +112,8 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=table.encode())
 
     async def consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The progress of a group (request 208) in the named topics. Without names: in all topics
-        where it has an offset and, if it is connected here, a subscription."""
+        """The progress of a group (GET_CONSUME_STATS, 208) in the named topics. Without names: in
+        all topics where it has an offset and, if it is connected here, a subscription."""
         group = text(request, "consumerGroup")
         named = [name for name in request.ext.get("topicList", "").split(";") if name]
         named += [name for name in (request.ext.get("topic"),) if name]
@@ -128,8 +126,8 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=stats.encode())
 
     async def all_consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The progress of all groups in all topics (request 317); with `isOrder` only in ordered
-        topics."""
+        """The progress of all groups in all topics (GET_BROKER_CONSUME_STATS, 317); with `isOrder`
+        only in ordered topics."""
         only_ordered = flag(request, "isOrder")
         topics: dict[str, list[str]] = {}
         pace = Pace()
@@ -185,8 +183,8 @@ class GroupAdminProcessor:
         )
 
     async def time_span(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """For each writable queue (request 303): store times of the first, the last and the last
-        consumed message (-1: none), and how long the next one has waited."""
+        """For each writable queue (QUERY_CONSUME_TIME_SPAN, 303): store times of the first, the
+        last and the last consumed message (-1: none), and how long the next one has waited."""
         topic, config = self._topic(request)
         group = text(request, "group")
         body = QueryConsumeTimeSpanBody()
@@ -212,7 +210,8 @@ class GroupAdminProcessor:
         )
 
     async def groups_of_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The groups that subscribe to a topic now, or have an offset in it (request 300)."""
+        """The groups that subscribe to a topic now, or have an offset in it
+        (QUERY_TOPIC_CONSUME_BY_WHO, 300)."""
         topic = text(request, "topic")
         groups = {
             name for name, known in self._clients.groups.items() if topic in known.subscriptions
@@ -227,7 +226,7 @@ class GroupAdminProcessor:
         )
 
     async def topics_of_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The topics in which a group has an offset (request 343)."""
+        """The topics in which a group has an offset (QUERY_TOPICS_BY_CONSUMER, 343)."""
         topics = await self._topics_of(text(request, "group"))
         body = TopicList(broker_addr=self._address, topic_list=topics)
         return RemotingCommand.response_to(request, body=body.encode())
@@ -246,10 +245,11 @@ class GroupAdminProcessor:
     # Changes of offsets.
 
     async def reset_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Resets a group to a time (-1: to the end), or one queue to an offset (request 222). The
-        reply's body has the new offsets. With useServerSideResetOffset the broker moves the next
-        pulls, and replies once the reset is confirmed (R56). Otherwise members must be connected,
-        and get RESET_CONSUMER_CLIENT_OFFSET (220)."""
+        """Resets a group to a time (-1: to the end), or one queue to an offset
+        (INVOKE_BROKER_TO_RESET_OFFSET, 222). The reply's body has the new offsets. With
+        useServerSideResetOffset the broker moves the next pulls, and replies once the reset is
+        confirmed (R56). Otherwise members must be connected, and get RESET_CONSUMER_CLIENT_OFFSET
+        (220)."""
         self._path.gate.require_open()
         topic, config = self._topic(request)
         group = text(request, "group")
@@ -292,9 +292,9 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=body)
 
     async def clone_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Copies the offsets of `srcGroup` to `destGroup` (request 314), in `topic` or in all; if
-        `srcGroup` is connected, without `offline` only in its subscribed topics. Java copies
-        nothing if no topic is named."""
+        """Copies the offsets of `srcGroup` to `destGroup` (CLONE_GROUP_OFFSET, 314), in `topic` or
+        in all; if `srcGroup` is connected, without `offline` only in its subscribed topics. Java
+        copies nothing if no topic is named."""
         source, target = text(request, "srcGroup"), text(request, "destGroup")
         if problem := group_problem(target):
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"destGroup: {problem}")
@@ -332,8 +332,8 @@ class GroupAdminProcessor:
     async def _send_to_members(
         self, group: str, topic: str, wanted: dict[int, int], when: int, *, is_forced: bool
     ) -> dict[int, int]:
-        """Sends the offsets to the members (request 220); without force only offsets that move them
-        back."""
+        """Sends the offsets to the members (RESET_CONSUMER_CLIENT_OFFSET, 220); without force only
+        offsets that move them back."""
         targets = {}
         for queue_id, offset in wanted.items():
             consumed = self._offsets.query(group, topic, queue_id)
@@ -368,8 +368,8 @@ class GroupAdminProcessor:
     # Requests to members.
 
     async def consumer_status(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Asks the members, or the one named in `clientAddr`, for their offsets (request 223; sent
-        on as 221)."""
+        """Asks the members, or the one named in `clientAddr`, for their offsets
+        (INVOKE_BROKER_TO_GET_CONSUMER_STATUS, 223; sent on as 221)."""
         topic, group = text(request, "topic"), text(request, "group")
         wanted = request.ext.get("clientAddr", "")
         members = [
@@ -401,11 +401,12 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=body)
 
     async def running_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """What a member reports of itself (request 307)."""
+        """What a member reports of itself (GET_CONSUMER_RUNNING_INFO, 307)."""
         return await self._passed_on(request, request.ext, b"")
 
     async def consume_directly(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Makes a member consume one message again, named by its offsetMsgId (request 309)."""
+        """Makes a member consume one message again, named by its offsetMsgId
+        (CONSUME_MESSAGE_DIRECTLY, 309)."""
         message_id = text(request, "msgId")
         record = self._store.queries.look_message_by_offset(stored_at(message_id))
         if record is None:

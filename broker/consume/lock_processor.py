@@ -1,4 +1,4 @@
-"""Queue locks of orderly groups: lock (request 41) and unlock (42).
+"""Queue locks of orderly groups: lock (LOCK_BATCH_MQ, 41) and unlock (UNLOCK_BATCH_MQ, 42).
 
 A lock is answered when its record is on every required member (R30); a renewal once this broker has
 proved that it is still the master, since a deposed one would give a queue a second owner. Releases
@@ -41,7 +41,7 @@ class LockProcessor:
         processors.register(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
 
     async def lock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Locks the queues that no other client holds, for 60 s (request 41)."""
+        """Locks the queues that no other client holds, for 60 s (LOCK_BATCH_MQ, 41)."""
         asked = self._asked(request)
         group, client_id, now_ms = asked.consumer_group, asked.client_id, self._path.clock_ms()
         granted: list[MessageQueue] = []
@@ -58,7 +58,7 @@ class LockProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     async def unlock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Releases queues (request 42)."""
+        """Releases queues (UNLOCK_BATCH_MQ, 42)."""
         asked = self._asked(request)
         async for queues in in_turns(_parts(asked.mq_set), 1):
             self._require_open()

@@ -1,4 +1,5 @@
-"""Pull (request 11) and lite pull (361): read a queue, or wait for its next matching message.
+"""Pull (PULL_MESSAGE, 11) and lite pull (LITE_PULL_MESSAGE, 361): read a queue, or wait for its
+next matching message.
 
 Reads end at confirmOffset (G4), so a consumer never sees a message that may be cut. A pull that
 finds nothing is held; dispatch wakes it in the same loop turn as the message. A new master, whose
@@ -130,7 +131,7 @@ class PullProcessor:
         return len(self._hold)
 
     def pull(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
-        """Requests 11 and 361."""
+        """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
         request = decode_pull(kind, header)
         if not (self._gate.is_master or self._gate.is_acting):
             self._pull_elsewhere(request, channel, kind, header, body)
@@ -159,7 +160,8 @@ class PullProcessor:
     ) -> None:
         """A pull at a replica that is not master. A slave serves offsets below its confirmOffset
         (R28), and holds a pull at the end of its queue; it passes others on to the master. The
-        pull's commit offset is ignored: clients also send it to the master (request 15)."""
+        pull's commit offset is ignored: clients also send it to the master (UPDATE_CONSUMER_OFFSET,
+        15)."""
         marked = self._config.slave_read_enable and bool(request.ext.read_replica)
         taken = False
         # Without a role the pull waits for one. Our own client marks a read from a slave: without

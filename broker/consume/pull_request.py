@@ -1,4 +1,4 @@
-"""The checks of a pull (requests 11 and 361), in Java's order.
+"""The checks of a pull (PULL_MESSAGE, 11; LITE_PULL_MESSAGE, 361), in Java's order.
 
 The result is a `Pull`: what to read, and with which filter. The subscription comes from the pull
 itself, or from the group's heartbeats. Origin: PullMessageProcessor in Java.

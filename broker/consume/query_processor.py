@@ -1,8 +1,7 @@
-"""A group's offsets (requests 14, 15), the range of a queue (29 to 32), single messages (12, 33),
-units of a queue (321).
+"""A group's offsets, the range of a queue, single messages, and units of a queue.
 
-Offsets in answers come from the consume queues, which end at confirmOffset (R28); only request 30
-with `committed` false may go beyond. All records lie below it (G4). Origin:
+Offsets in answers come from the consume queues, which end at confirmOffset (R28); only
+GET_MAX_OFFSET (30) with `committed` false may go beyond. All records lie below it (G4). Origin:
 ConsumerManageProcessor, AdminBrokerProcessor and QueryMessageProcessor in Java.
 """
 
@@ -43,9 +42,9 @@ class OffsetProcessor:
         processors.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_time)
 
     def query_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Where a group begins to read a queue (request 14). For a group without an offset: 0 if
-        the client allows it and the queue's first message is still in memory; else QUERY_NOT_FOUND
-        (22), and the client decides.
+        """Where a group begins to read a queue (QUERY_CONSUMER_OFFSET, 14). For a group without an
+        offset: 0 if the client allows it and the queue's first message is still in memory; else
+        QUERY_NOT_FOUND (22), and the client decides.
         """
         group = text(request, "consumerGroup")
         topic, queue_id = _queue(request)
@@ -62,9 +61,9 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Commits a group's offset (request 15), on the master or the slave that acts for it;
-        slaves copy offsets (R31). Refused if the topic does not exist, because a consumer may keep
-        running for a while after the deletion (R39)."""
+        """Commits a group's offset (UPDATE_CONSUMER_OFFSET, 15), on the master or the slave that
+        acts for it; slaves copy offsets (R31). Refused if the topic does not exist, because a
+        consumer may keep running for a while after the deletion (R39)."""
         if not self._gate.is_acting:
             self._require_master()
         group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
@@ -88,8 +87,8 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request)
 
     def search_by_time(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The first offset at or after the time (`lower`), or the last at or before it (request
-        29)."""
+        """The first offset at or after the time (`lower`), or the last at or before it
+        (SEARCH_OFFSET_BY_TIMESTAMP, 29)."""
         boundary = request.ext.get("boundaryType", "lower").lower()
         if boundary not in ("lower", "upper"):
             raise BrokerRefusal(
@@ -104,8 +103,9 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def max_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """One past the last confirmed message of the queue (request 30). With `committed=false`, on
-        a master: one past the last message in its log, where a reader may wait."""
+        """One past the last confirmed message of the queue (GET_MAX_OFFSET, 30). With
+        `committed=false`, on a master: one past the last message in its log, where a reader may
+        wait."""
         topic, queue_id = _queue(request)
         if flag(request, "committed", default=True):
             offset = self._store.queries.max_offset_in_queue(topic, queue_id)
@@ -115,12 +115,13 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def min_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The first offset of the queue (request 31)."""
+        """The first offset of the queue (GET_MIN_OFFSET, 31)."""
         offset = self._store.queries.min_offset_in_queue(*_queue(request))
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def earliest_time(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Store time of the queue's first message, ms; -1 if it has none (request 32)."""
+        """Store time of the queue's first message, ms; -1 if it has none
+        (GET_EARLIEST_MSG_STORETIME, 32)."""
         when = self._store.queries.earliest_message_time(*_queue(request))
         return RemotingCommand.response_to(request, ext={"timestamp": str(when)})
 
@@ -151,8 +152,8 @@ class QueryProcessor:
         processors.register(RequestCode.QUERY_CONSUME_QUEUE, self.units)
 
     def by_key(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Messages whose key has this hash (request 12). Hashes may collide, so callers check the
-        key, as with Java."""
+        """Messages whose key has this hash (QUERY_MESSAGE, 12). Hashes may collide, so callers
+        check the key, as with Java."""
         unique = request.ext.get("_UNIQUE_KEY_QUERY", "false").lower() == "true"
         maximum = UNIQUE_QUERY_MAX if unique else number(request, "maxNum")
         found = self._store.queries.query_message(
@@ -178,7 +179,7 @@ class QueryProcessor:
         )
 
     def by_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The record that begins at a physical offset (request 33)."""
+        """The record that begins at a physical offset (VIEW_MESSAGE_BY_ID, 33)."""
         offset = number(request, "offset")
         record = self._store.queries.look_message_by_offset(offset)
         if record is None:
@@ -188,8 +189,8 @@ class QueryProcessor:
         return RemotingCommand.response_to(request, body=without_crc(record))
 
     def units(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Up to `count` units of a queue from `index` on (request 321); SYSTEM_ERROR (1) if it has
-        no messages. With `consumerGroup` also that group's subscription."""
+        """Up to `count` units of a queue from `index` on (QUERY_CONSUME_QUEUE, 321); SYSTEM_ERROR
+        (1) if it has no messages. With `consumerGroup` also that group's subscription."""
         topic, queue_id = _queue(request)
         index, count = number(request, "index"), number(request, "count")
         if not 1 <= count <= UNITS_MAX:

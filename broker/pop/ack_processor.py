@@ -1,4 +1,5 @@
-"""Acks of popped messages (requests 200051, 200151), and changes of the invisible time (200053).
+"""Acks of popped messages (ACK_MESSAGE, 200051; BATCH_ACK_MESSAGE, 200151), and changes of the
+invisible time (CHANGE_MESSAGE_INVISIBLETIME, 200053).
 
 The reply waits until the record of the ack is confirmed, so an acknowledged message does not come
 again. An ack for a message that is no longer in flight succeeds and changes nothing, as in Java; a
@@ -60,7 +61,7 @@ class AckProcessor:
         processors.register(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self.change_time)
 
     def ack(self, request: RemotingCommand, connection: Connection) -> None:
-        """Acknowledges one message (request 200051)."""
+        """Acknowledges one message (ACK_MESSAGE, 200051)."""
         self._service.require_master()
         named = self._named(request)
         maximum = self._store.queries.max_offset_in_queue(*named.key[1:])
@@ -77,7 +78,7 @@ class AckProcessor:
         self._settle([named.acked], request, connection)
 
     def batch_ack(self, request: RemotingCommand, connection: Connection) -> None:
-        """Acknowledges many messages, given as bit sets (request 200151)."""
+        """Acknowledges many messages, given as bit sets (BATCH_ACK_MESSAGE, 200151)."""
         self._service.require_master()
         entries = BatchAckMessageRequestBody.decode_request(request.body).acks
         if len(entries) > ENTRIES_MAX:
@@ -107,7 +108,8 @@ class AckProcessor:
         self._settle(acked, request, connection)
 
     def change_time(self, request: RemotingCommand, connection: Connection) -> None:
-        """Makes the message visible again after `invisibleTime` (request 200053)."""
+        """Makes the message visible again after `invisibleTime` (CHANGE_MESSAGE_INVISIBLETIME,
+        200053)."""
         self._service.require_master()
         named, time_ms = self._named(request), invisible_time(request, least_ms=0)
         self._check_offset(named, self._store.queries.max_offset_in_queue(*named.key[1:]))

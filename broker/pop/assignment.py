@@ -1,4 +1,5 @@
-"""Which queues a member consumes (request 400), and whether a group pulls or pops (401).
+"""Which queues a member consumes (QUERY_ASSIGNMENT, 400), and whether a group pulls or pops
+(SET_MESSAGE_REQUEST_MODE, 401).
 
 A stock push consumer with `clientRebalance=false` asks for its assignment; on an error it keeps
 what it has. With POP all members may share a queue: each gets queueId -1 of each broker group.
@@ -93,7 +94,7 @@ class AssignmentProcessor:
         processors.register(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
 
     async def set_mode(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Sets PULL or POP for a group in a topic (request 401)."""
+        """Sets PULL or POP for a group in a topic (SET_MESSAGE_REQUEST_MODE, 401)."""
         self._path.gate.require_open()
         mode = SetMessageRequestModeRequestBody.decode_request(request.body)
         topic, group = mode.topic, mode.consumer_group
@@ -111,7 +112,7 @@ class AssignmentProcessor:
         return RemotingCommand.response_to(request)
 
     async def assignment(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The queues of a member (request 400). A null list means: keep your queues."""
+        """The queues of a member (QUERY_ASSIGNMENT, 400). A null list means: keep your queues."""
         asked = QueryAssignmentRequestBody.decode_request(request.body)
         mode = self._mode(asked.topic, asked.consumer_group)
         queues = await self._queues(asked.topic)

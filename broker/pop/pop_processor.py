@@ -1,4 +1,4 @@
-"""POP (request 200050), peek (200052), notification (200054) and polling info (200055).
+"""Requests for popped messages: POP, peek, notification and polling info.
 
 A pop puts a record that names the messages in flight, and they are sent when that record is
 confirmed. A request that finds nothing is held (`PopHold`). Origin: PopMessageProcessor,
@@ -72,19 +72,19 @@ class PopProcessor:
     # Requests.
 
     def pop(self, request: RemotingCommand, connection: Connection) -> None:
-        """Pops messages (request 200050)."""
+        """Pops messages (POP_MESSAGE, 200050)."""
         self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.pop(request, connection, now_ms, clock_ms))
 
     def notification(self, request: RemotingCommand, connection: Connection) -> None:
-        """Answers `hasMsg`, at once or when a message arrives (request 200054)."""
+        """Answers `hasMsg`, at once or when a message arrives (NOTIFICATION, 200054)."""
         self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.notification(request, connection, now_ms, clock_ms))
 
     def peek(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        """Shows the next messages of the group without popping them (request 200052)."""
+        """Shows the next messages of the group without popping them (PEEK_MESSAGE, 200052)."""
         self._path.gate.require_open()
         pop = self._checks.peek(request, connection)
         walk = self._reader.walk(pop)
@@ -99,7 +99,7 @@ class PopProcessor:
         )
 
     def polling_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """How many requests of the group wait for a queue, or for any queue (-1) (request
+        """How many requests of the group wait for a queue, or for any queue (-1) (POLLING_INFO,
         200055)."""
         self._path.gate.require_open()
         count = self._hold.count_of(

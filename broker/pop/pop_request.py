@@ -64,7 +64,7 @@ class PopChecks:
     def pop(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
     ) -> PopRequest:
-        """Request 200050. `now_ms` is wall clock, `clock_ms` the clock of deadlines."""
+        """POP_MESSAGE (200050). `now_ms` is wall clock, `clock_ms` the clock of deadlines."""
         pop = self.notification(request, connection, now_ms, clock_ms)
         pop.max_num = self._max_num(request)
         pop.invisible_ms = invisible_time(request, least_ms=1)
@@ -75,7 +75,7 @@ class PopChecks:
     def notification(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
     ) -> PopRequest:
-        """Request 200054; also the first checks of a POP."""
+        """NOTIFICATION (200054); also the first checks of a POP."""
         poll_ms = number(request, "pollTime")
         born_ms = number(request, "bornTime") or now_ms
         left_ms = born_ms + poll_ms - now_ms
@@ -91,7 +91,7 @@ class PopChecks:
         return pop
 
     def peek(self, request: RemotingCommand, connection: Connection) -> PopRequest:
-        """Request 200052; also the first checks of the others."""
+        """PEEK_MESSAGE (200052); also the first checks of the others."""
         name, topic = text(request, "consumerGroup"), text(request, "topic")
         queue_id = number(request, "queueId")
         config = readable_topic(self._topics, topic)

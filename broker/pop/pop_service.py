@@ -255,7 +255,7 @@ def left_topic(group: str, topic: str) -> str:
 
 
 def pulls(topics: TopicService, group: str, topic: str) -> bool:
-    """Whether an operator has set the group to PULL (request 401)."""
+    """Whether an operator has set the group to PULL (SET_MESSAGE_REQUEST_MODE, 401)."""
     mode = topics.request_modes.get(topic, group)
     return mode is not None and mode.mode == "PULL"
 

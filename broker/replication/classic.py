@@ -8,11 +8,11 @@ act for an absent master.
 
 `PreOnline` is what a master does with each slave before it registers. While it was absent, a slave
 may have acted for it (`enableSlaveActingMaster`) and taken offsets of groups. The master announces
-its HA address to that slave (request 906), waits for its connection, and takes back offsets that
-are ahead of its own (43, 45). If the slave has a longer log, the master takes no role: it has lost
-messages that the slave holds, and must not write another history over them.
-Origin: Java BrokerController and DefaultHAService without controllers, and BrokerPreOnlineService,
-which takes whole tables by their versions, and does not look at the log.
+its HA address to that slave (EXCHANGE_BROKER_HA_INFO, 906), waits for its connection, and takes
+back offsets that are ahead of its own. If the slave has a longer log, the master takes no role: it
+has lost messages that the slave holds, and must not write another history over them. Origin: Java
+BrokerController and DefaultHAService without controllers, and BrokerPreOnlineService, which takes
+whole tables by their versions, and does not look at the log.
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ class ClassicReplication(Replication):
         }
 
     def _exchange_ha_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A returning master gives its HA address, or, without one, asks for ours (request 906)."""
+        """A returning master gives its HA address, or, without one, asks for ours
+        (EXCHANGE_BROKER_HA_INFO, 906)."""
         ha_address = request.ext.get("masterHaAddress")
         if ha_address and self._config.is_classic_slave:
             self.group.master_announced()
@@ -258,7 +259,8 @@ class ClassicReplication(Replication):
         return RemotingCommand.response_to(request, ext=self._ha_info() if is_asked else {})
 
     def _reset_flush_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Takes the master's flush offset, for the HA status only (request 908)."""
+        """Takes the master's flush offset, for the HA status only (RESET_MASTER_FLUSH_OFFSET,
+        908)."""
         if self._config.is_classic_slave:
             self.ha.master_flush_offset = number(request, "masterFlushOffset")
         return RemotingCommand.response_to(request)

@@ -138,12 +138,14 @@ class ClassicGroupCore:
 
     @records_event
     def hinted(self, now_ms: int) -> None:
-        """Something changed in the group (905, or the connection to the master ended)."""
+        """Something changed in the group: NOTIFY_MIN_BROKER_ID_CHANGE (905) came, or the connection
+        to the master ended."""
         self._due_ms = now_ms
 
     @records_event
     def master_announced(self, now_ms: int) -> None:
-        """The master is about to return, and fetches the offsets of groups (request 906)."""
+        """The master is about to return, and fetches the offsets of groups
+        (EXCHANGE_BROKER_HA_INFO, 906)."""
         self._handing_back_until_ms = now_ms + HANDING_BACK_MS
 
     @records_event

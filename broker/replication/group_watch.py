@@ -1,8 +1,8 @@
 """The shell around `group_core`: the other brokers of the group, in classic mode.
 
-It asks name servers for the group (request 901) and a broker of the same id for its status (28,
-60004), sends heartbeats (904) if slaves may act for the master, and takes the notices of others
-(905, 60004). Origin: BrokerController, BrokerPreOnlineService, AdminBrokerProcessor.
+It asks name servers for the members of the group and a broker of the same id for its status, sends
+heartbeats if slaves may act for the master, and takes the notices of others.
+Origin: BrokerController, BrokerPreOnlineService, AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -123,13 +123,14 @@ class GroupWatch:
         return self.core.takes_offsets(self._clock_ms())
 
     def _min_id_changed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A hint (request 905). The look that follows asks every name server, this one too."""
+        """A hint (NOTIFY_MIN_BROKER_ID_CHANGE, 905). The look that follows asks every name server,
+        this one too."""
         log.info("min_broker_id_changed to=%s", request.ext.get("minBrokerId"))
         self.hint()
         return RemotingCommand.response_to(request)
 
     def _claimed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A broker has found that this one has the same id (our request 60004)."""
+        """A broker has found that this one has the same id (BATON_SAME_BROKER_ID, 60004)."""
         self.core.claimed(text(request, "brokerAddr"), self._clock_ms())
         self._hinted.set()
         return RemotingCommand.response_to(request)
@@ -227,8 +228,8 @@ class GroupWatch:
         return Rival.LIVES, int(started) if started.isdigit() else 0
 
     async def _beat_forever(self) -> None:
-        """Name servers take a broker that is silent for brokerNotActiveTimeoutMillis away (request
-        904)."""
+        """Name servers take a broker that is silent for brokerNotActiveTimeoutMillis away
+        (BROKER_HEARTBEAT, 904)."""
         broker = self._broker
         while True:
             await asyncio.sleep(self._beat_s)

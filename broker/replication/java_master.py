@@ -1,10 +1,10 @@
 """What is special about a Java master: all that this broker has to ask one.
 
-Controllers of Java know a broker by its remoting address only, so a slave asks the master itself:
-for its HA address (request 906), and who it is and its epochs (1007). An epoch that begins where
-the one before began, by an election without a write in between, is refused by Java's own list. So a
-Java master may act in an epoch that its list lacks; the version of its topic table (21) has it.
-Origin: AdminBrokerProcessor, EpochFileCache.appendEntry and ReplicasManager.changeToMaster in Java.
+Java's controllers know a broker by its remoting address only, so a slave asks the master itself for
+its HA address, its identity and its epochs. Java's epoch list refuses an epoch that begins where
+the one before began, as after an election without a write in between. So a Java master may act in
+an epoch that its list lacks; the version of its topic table has it. Origin: AdminBrokerProcessor,
+EpochFileCache.appendEntry and ReplicasManager.changeToMaster in Java.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Replication(ABC):
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_changed)
 
     def _role_changed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A hint of a controller (request 1008)."""
+        """A hint of a controller (NOTIFY_BROKER_ROLE_CHANGED, 1008)."""
         return RemotingCommand.response_to(request)
 
     @abstractmethod
@@ -101,12 +101,12 @@ class Replication(ABC):
         return True
 
     def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
-        """The epoch list (request 1007), and in extFields which process this is (R41); None in
-        classic mode."""
+        """The epoch list (GET_BROKER_EPOCH_CACHE, 1007), and in extFields which process this is
+        (R41); None in classic mode."""
         return None
 
     def status(self) -> dict[str, str]:
-        """The keys of the broker's status (request 28) that only this mode has."""
+        """The keys of the broker's status (GET_BROKER_RUNTIME_INFO, 28) that only this mode has."""
         return {}
 
     def collect(self, page: MetricsPage) -> None:  # noqa: B027  classic mode has none

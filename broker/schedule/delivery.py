@@ -2,8 +2,8 @@
 
 The shell around `due_queues`. `ScheduleMessageService` and `TimerService` read the units that their
 core asks for, put due messages into the log again, and after them, in the same turn, a progress
-record. A recall (370) is a message of the timers' queue that names another one by its unique key.
-Origin: org.apache.rocketmq.broker.schedule.ScheduleMessageService,
+record. A recall (RECALL_MESSAGE, 370) is a message of the timers' queue that names another one by
+its unique key. Origin: org.apache.rocketmq.broker.schedule.ScheduleMessageService,
 org.apache.rocketmq.store.timer.TimerMessageStore.
 """
 
@@ -297,8 +297,9 @@ class TimerService(_DueMessages):
     # Numbers of waiting messages.
 
     async def metrics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The number of waiting messages by topic, without those that are due (request 61). The
-        first request reads the whole queue, a slice per turn, later ones only new units."""
+        """The number of waiting messages by topic, without those that are due (GET_TIMER_METRICS,
+        61). The first request reads the whole queue, a slice per turn, later ones only new
+        units."""
         while self._is_running and self._count_slice():  # noqa: ASYNC110  it does a slice
             await asyncio.sleep(0)
         body = self._counts.encode(self._path.gate.master_epoch)

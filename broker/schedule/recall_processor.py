@@ -1,4 +1,4 @@
-"""Recall of a timer message (request 370).
+"""Recall of a timer message (RECALL_MESSAGE, 370).
 
 The reply waits until the recall is confirmed. From then on the message is not delivered, unless it
 became due at the same moment. Origin: org.apache.rocketmq.broker.processor.RecallMessageProcessor.
@@ -46,7 +46,7 @@ class RecallProcessor:
         processors.register(RequestCode.RECALL_MESSAGE, self.recall)
 
     async def recall(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The reply's msgId is the unique key of the recalled message (request 370)."""
+        """The reply's msgId is the unique key of the recalled message (RECALL_MESSAGE, 370)."""
         if not self._config.broker.recall_message_enable:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION, "recall is off: set recallMessageEnable to true"

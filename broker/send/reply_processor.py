@@ -1,10 +1,12 @@
-"""Request-reply: a consumer's reply to a message that asked for one (requests 324 and 325).
+"""Request-reply: a consumer's reply to a message that asked for one (SEND_REPLY_MESSAGE, 324;
+SEND_REPLY_MESSAGE_V2, 325).
 
 The reply is a message of `<cluster>_REPLY_TOPIC`. Its property REPLY_TO_CLIENT names the producer
-that waits. This broker pushes it to that producer (326) over the connection that the producer has
-opened, and stores it (storeReplyMessageEnable). Success means that the stored message is confirmed,
-as for every send (R1), and that the push arrived; if the requester does not answer, the result is
-SYSTEM_ERROR, although the message is stored. Origin: ReplyMessageProcessor in Java.
+that waits. This broker pushes it to that producer (PUSH_REPLY_MESSAGE_TO_CLIENT, 326) over the
+connection that the producer has opened, and stores it (storeReplyMessageEnable). Success means that
+the stored message is confirmed, as for every send (R1), and that the push arrived; if the requester
+does not answer, the result is SYSTEM_ERROR, although the message is stored. Origin:
+ReplyMessageProcessor in Java.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class ReplyProcessor:
         processors.register(RequestCode.SEND_REPLY_MESSAGE_V2, self.reply)
 
     async def reply(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
-        """Fields as in a send, with long names (324) or short ones (325)."""
+        """Fields as in a send, with long names (SEND_REPLY_MESSAGE, 324) or short ones
+        (SEND_REPLY_MESSAGE_V2, 325)."""
         self._path.gate.require_open()
         fields = send_fields(request.code, request.ext)
         # Before the push: the requester must not get a reply that is refused.

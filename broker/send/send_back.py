@@ -1,4 +1,4 @@
-"""Send-back (request 36): a consumer returns a message that it could not consume.
+"""Send-back (CONSUMER_SEND_MSG_BACK, 36): a consumer returns a message that it could not consume.
 
 The message is stored again: as a retry, delivered to the group after a delay (`put_hooks`), or as a
 dead letter after too many retries. The reply waits until the new record is confirmed; only then the
@@ -56,7 +56,7 @@ class SendBackProcessor:
         processors.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
     def send_back(self, request: RemotingCommand, connection: Connection) -> RemotingCommand | None:
-        """Stores a message again (request 36); the answer has only a code."""
+        """Stores a message again (CONSUMER_SEND_MSG_BACK, 36); the answer has only a code."""
         self._path.gate.require_open()
         if self._path.hold.active:
             raise BrokerRefusal(

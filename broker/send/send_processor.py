@@ -1,4 +1,5 @@
-"""Send: one message (requests 310 and 10) or a batch (320). The hot path of the whole cluster.
+"""Send: one message (SEND_MESSAGE_V2, 310; SEND_MESSAGE, 10) or a batch (SEND_BATCH_MESSAGE, 320).
+The hot path of the whole cluster.
 
 A request is checked and put as a record into the store's turn buffer. Its finished reply waits in
 `PendingAcks` until confirmOffset reaches the end of the record. Nothing else releases a success
@@ -129,7 +130,7 @@ class SendProcessor:
             self._made.discard(topic)
 
     def send_v2(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
-        """One message (request 310)."""
+        """One message (SEND_MESSAGE_V2, 310)."""
         if self._hold.active and self._held(self.send_v2, channel, kind, header, body):
             return None
         request = decode_send_v2(kind, header)
@@ -142,7 +143,7 @@ class SendProcessor:
         return None
 
     def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
-        """One message, with long field names (request 10)."""
+        """One message, with long field names (SEND_MESSAGE, 10)."""
         if self._hold.active and self._held(self.send_v1, channel, kind, header, body):
             return None
         request = decode_send_v1(kind, header)
@@ -155,7 +156,7 @@ class SendProcessor:
         return None
 
     def send_batch(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
-        """Messages with consecutive queue offsets, all stored or none (request 320)."""
+        """Messages with consecutive queue offsets, all stored or none (SEND_BATCH_MESSAGE, 320)."""
         if self._hold.active and self._held(self.send_batch, channel, kind, header, body):
             return None
         request = decode_send_v2(kind, header)

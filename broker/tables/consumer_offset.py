@@ -404,9 +404,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         version: DataVersion | None = None,
         resets: Mapping[str, Mapping[int, int]] = {},
     ) -> bool:
-        """Merges the offset table that the master of `master_epoch` sent (43), and the `resets`
-        that ran there, when it had carried out the log up to `carried_out` (None: a Java master,
-        whose deletions and resets are no records).
+        """Merges the offset table that the master of `master_epoch` sent (GET_ALL_CONSUMER_OFFSET,
+        43), and the `resets` that ran there, when it had carried out the log up to `carried_out`
+        (None: a Java master, whose deletions and resets are no records).
 
         False, and nothing changed, if the table of a later master was applied before, or if the
         master still had a topic that is deleted here: ask again. Offsets of queues that the

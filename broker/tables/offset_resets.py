@@ -1,14 +1,15 @@
 """Resets of consumer groups that no member has taken up yet (SAFETY R56). Pure.
 
-An operator's reset (222) runs until a member pulls from its offset. Until then pulls from elsewhere
-are sent there, and older progress is not taken. It also ends when POP or an operator sets the
-offset. The held pull of a member that has lost the queue does not end it, as it does in Java.
-Origin: `ConsumerOffsetManager.resetOffsetTable`.
+An operator's reset (INVOKE_BROKER_TO_RESET_OFFSET, 222) runs until a member pulls from its offset.
+Until then pulls from elsewhere are sent there, and older progress is not taken. It also ends when
+POP or an operator sets the offset. The held pull of a member that has lost the queue does not end
+it, as it does in Java. Origin: `ConsumerOffsetManager.resetOffsetTable`.
 
 A reset begins with a record of the log, which every member carries out. Its end is not in the log:
-it travels with the offsets (43), and a master's answer counts for the resets whose records it had
-carried out. So a new master never forgets a reset that was answered. It may repeat one that a group
-took up in the last half second, and the group's progress since then is lost.
+it travels with the offsets (GET_ALL_CONSUMER_OFFSET, 43), and a master's answer counts for the
+resets whose records it had carried out. So a new master never forgets a reset that was answered. It
+may repeat one that a group took up in the last half second, and the group's progress since then is
+lost.
 """
 
 from __future__ import annotations

@@ -5,12 +5,11 @@ Changes of topics and groups, and the progress of delays, are records of the log
 fetched once it follows a master, and again when a version differs. Consumer offsets are not in the
 log. They are fetched twice a second, with the masterEpoch; lower epochs are ignored (SAFETY R31).
 
-The requests are 21, 43, 45, 201 and 402, to a Java master also 60. They go to the master's port -
-2, as a Java slave sends them, or to its main port where that fails. Until all of them are answered
-for the followed epoch the replica does not join (R42); `failure` says why. Offsets and progress
-rest on records of POP and of deliveries, so they are taken only once the log here has these
-records. Else a replica that is behind, elected uncleanly, would skip messages that its own log
-shows neither in flight nor delivered (R30).
+The requests go to the master's port - 2, as a Java slave sends them, or to its main port where that
+fails. Until all of them are answered for the followed epoch the replica does not join (R42);
+`failure` says why. Offsets and progress rest on records of POP and of deliveries, so they are taken
+only once the log here has these records. Else a replica that is behind, elected uncleanly, would
+skip messages that its own log shows neither in flight nor delivered (R30).
 
 Our own fields are extFields that Java ignores. A table is one answer with its total, so a Java
 slave that reads pages stops after the first. Slaves of ours say that they take pages: an answer
@@ -543,7 +542,7 @@ class SlaveSourceProcessor:
         )
 
     async def all_locks(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """60002, our own: who has which queue."""
+        """BATON_GET_QUEUE_LOCKS (60002): who has which queue."""
         return RemotingCommand.response_to(
             request, body=await _encoded(self._tables.locks.wrapper())
         )

@@ -227,7 +227,7 @@ class TransactionService(LogFeature):
     async def end_transaction(
         self, request: RemotingCommand, channel: Connection
     ) -> RemotingCommand:
-        """Commits or rolls back (request 37); answered when the op is confirmed."""
+        """Commits or rolls back (END_TRANSACTION, 37); answered when the op is confirmed."""
         gate = self._path.gate
         gate.require_open()
         group = text(request, "producerGroup")
@@ -292,9 +292,9 @@ class TransactionService(LogFeature):
         return queue_offset in self._owed or place in self._store.recent_commits
 
     async def resume_check(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Starts the checks of an open or given-up half message from the beginning (request 323);
-        `msgId` is its offsetMsgId. Answered when that is confirmed. Java accepts any message, and
-        so could commit a transaction twice."""
+        """Starts the checks of an open or given-up half message from the beginning
+        (RESUME_CHECK_HALF_MESSAGE, 323); `msgId` is its offsetMsgId. Answered when that is
+        confirmed. Java accepts any message, and so could commit a transaction twice."""
         self._path.gate.require_open()
         await self._until_loaded()
         message_id = text(request, "msgId")

@@ -1,4 +1,4 @@
-"""Traffic by minute, hour and day: the counters of VIEW_BROKER_STATS_DATA (request 315).
+"""Traffic by minute, hour and day: the counters of VIEW_BROKER_STATS_DATA (315).
 
 A counter costs the hot path one look-up and three additions. All counters of a table are sampled as
 one copy of its arrays (80 KB for 10,000 keys), every 10 s, 10 min and 1 h. A key without traffic
@@ -168,7 +168,7 @@ class BrokerStats:
         return 0.0 if shown is None else shown.stats_minute.tps
 
     def totals(self, name: str) -> Iterator[tuple[str, int, int]]:
-        """(key, messages, bytes) of each counter of a table that 315 names."""
+        """(key, messages, bytes) of each counter of the table `name`."""
         return self._shown[name][0].totals()
 
     def shown(self, name: str, key: str) -> BrokerStatsData | None:

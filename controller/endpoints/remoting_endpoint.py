@@ -1,12 +1,11 @@
-"""The endpoint for Java brokers and mqadmin: requests 1001-1006, 1009-1013 and BROKER_HEARTBEAT
-(904).
+"""The endpoint for Java brokers and mqadmin: RocketMQ's requests to a controller.
 
 Codes, header fields and bodies are Java's (`ControllerRequestProcessor`, RocketMQ 5.3.3), with one
-correction: the reply to CONTROLLER_ELECT_MASTER (1002) holds the member group both inside
+correction: the reply to CONTROLLER_ELECT_MASTER holds the member group both inside
 `brokerMemberGroup`, where Java brokers expect it, and at top level, where mqadmin does.
 
-Every node answers CONTROLLER_GET_METADATA_INFO (1005), heartbeats and the configuration of a node
-(1009, 1010). Only the leader answers the others; other nodes say CONTROLLER_NOT_LEADER (2007).
+Every node answers CONTROLLER_GET_METADATA_INFO, heartbeats and the configuration of a node. Only
+the leader answers the others; other nodes say CONTROLLER_NOT_LEADER (2007).
 """
 
 import asyncio
