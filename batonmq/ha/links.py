@@ -22,11 +22,12 @@ WAIT_S: Final = 0.5
 
 
 class OpenLinks:
-    """Counts open connections, since a transport needs the loop until it is closed. `tls`: for
-    outgoing connections; None: without TLS."""
+    """The listener, and the number of open connections: a transport needs the loop until it is
+    closed. `tls`: for outgoing connections; None: without TLS."""
 
     def __init__(self) -> None:
         self.tls: PortTls | None = None
+        self._server: Listening | None = None
         self._open = 0
         self._none = asyncio.Event()
         self._none.set()
@@ -51,20 +52,25 @@ class OpenLinks:
         if self._open == 0:
             self._none.set()
 
-    async def wait_none(self) -> None:
-        await self._none.wait()
-
     async def listen(
         self, new_link: Callable[[], asyncio.Protocol], host: str, port: int, tls: PortTls | None
-    ) -> tuple[Listening, int]:
-        """Opens haListenPort (0: any free one); returns the listener and the port. `tls`: for this
-        port, and for connections to a master."""
+    ) -> int:
+        """Opens haListenPort (0: any free one); returns the port. `tls`: for this port, and for
+        connections to a master."""
         self.tls = tls
         with listening_as("HA", port):
-            server = await listen(
+            self._server = await listen(
                 new_link, tls, name="ha", host=host, port=port, unproven_max=STRANGERS_MAX
             )
-        return server, int(server.sockets[0].getsockname()[1])
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stops listening, and waits until the connections that were ended are closed."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+            await server.wait_closed()
+        await self._none.wait()
 
 
 class Link(Protocol):

@@ -20,16 +20,16 @@ from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
 from batonmq.ha.ports import HAListener
 from batonmq.ha.proof import Registrations
+from batonmq.ha.shells import slave_info
 from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
 from batonmq.ha.wire import SLAVE_OPENING_SIZE_MAX, HAIdentity, SlaveFrameReader
-from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
+from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.errors import FencedError
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.tls import PortTls
-from batonmq.runtime.tls_listener import Listening
 from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ class AutoSwitchHAService:
         self._now_ms = clock_ms
         self._samples = StoreSamples(store, store_config.mapped_file_size_commit_log)
         self._lock = asyncio.Lock()
-        self._server: Listening | None = None
         self._master: MasterShell | None = None
         self._slave: SlaveShell | None = None
         self._dead: frozenset[int] = frozenset()
@@ -77,7 +76,7 @@ class AutoSwitchHAService:
 
     async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
         """Listens on haListenPort (see `OpenLinks.listen`); returns the port."""
-        self._server, self.port = await self._open_links.listen(
+        self.port = await self._open_links.listen(
             self._new_link, bind_host, self._store_config.ha_listen_port, tls
         )
         log.info("ha_listening host=%s port=%d", bind_host, self.port)
@@ -87,11 +86,7 @@ class AutoSwitchHAService:
         async with self._lock:
             self._end(slave=True, master=True)
             self._waiting_links.end_all()
-            if self._server is not None:
-                self._server.close()
-                await self._server.wait_closed()
-                self._server = None
-            await self._open_links.wait_none()
+            await self._open_links.close()
 
     # -- role
 
@@ -283,14 +278,8 @@ class AutoSwitchHAService:
         """The body of the reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
         if self._master is not None:
             return self._master.runtime_info()
-        slave = self._slave
-        return HARuntimeInfo(
-            master=False,
-            master_commit_log_max_offset=self._store.max_phy_offset,
-            in_sync_slave_nums=0,
-            ha_connection_info=[],
-            ha_client_runtime_info=HAClientRuntimeInfo() if slave is None else slave.runtime_info(),
-        )
+        client = self._slave.runtime_info() if self._slave is not None else None
+        return slave_info(self._store.max_phy_offset, client)
 
     # -- inside
 

@@ -150,6 +150,17 @@ def master_info(log_end: int, slaves: list[HAConnectionRuntimeInfo]) -> HARuntim
     )
 
 
+def slave_info(log_end: int, client: HAClientRuntimeInfo | None) -> HARuntimeInfo:
+    """`client`: of the connection to the master; None on a replica that follows none."""
+    return HARuntimeInfo(
+        master=False,
+        master_commit_log_max_offset=log_end,
+        in_sync_slave_nums=0,
+        ha_connection_info=[],
+        ha_client_runtime_info=client or HAClientRuntimeInfo(),
+    )
+
+
 class ReceivedPieces:
     """Received pieces that are not in the log yet; one write stores them."""
 

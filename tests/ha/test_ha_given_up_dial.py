@@ -65,7 +65,7 @@ def test_a_dial_cancelled_after_its_connection_was_made_is_counted_as_closed():
             async with asyncio.timeout(10):
                 await made.wait()
                 shell.close()
-                await links.wait_none()
+                await links.close()
         finally:
             server.close()
 

@@ -17,11 +17,11 @@ from batonmq.ha.classic.wire import BODY_SIZE_MAX, ReportReader
 from batonmq.ha.config import HAConfig
 from batonmq.ha.links import OpenLinks, SlaveLink
 from batonmq.ha.ports import ClassicListener
-from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
+from batonmq.ha.shells import slave_info
+from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.topic_name import text_problem
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.tls import PortTls
-from batonmq.runtime.tls_listener import Listening
 from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class ClassicHAService:
         self._needed_slaves = needed_slaves
         self._log_end_of = log_end_of
         self._now_ms = clock_ms
-        self._server: Listening | None = None
         self._master: ClassicMasterShell | None = None
         self._slave: ClassicSlaveShell | None = None
         self.master_flush_offset = 0
@@ -63,7 +62,7 @@ class ClassicHAService:
 
     async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
         """Listens on haListenPort (see `OpenLinks.listen`); returns the port."""
-        self._server, port = await self._open_links.listen(
+        port = await self._open_links.listen(
             self._new_link, bind_host, self._store_config.ha_listen_port, tls
         )
         log.info("ha_listening host=%s port=%d mode=classic", bind_host, port)
@@ -118,11 +117,7 @@ class ClassicHAService:
             self._slave.close()
         if self._master is not None:
             self._master.close()
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-            self._server = None
-        await self._open_links.wait_none()
+        await self._open_links.close()
 
     # -- events of the broker
 
@@ -175,15 +170,7 @@ class ClassicHAService:
         if self._master is not None:
             return self._master.runtime_info()
         slave = self._slave
-        return HARuntimeInfo(
-            master=False,
-            master_commit_log_max_offset=0,
-            in_sync_slave_nums=0,
-            ha_connection_info=[],
-            ha_client_runtime_info=HAClientRuntimeInfo()
-            if slave is None
-            else slave.runtime_info(self.master_flush_offset),
-        )
+        return slave_info(0, slave.runtime_info(self.master_flush_offset) if slave else None)
 
     def _new_link(self) -> ReportLink:
         self._links_made += 1
