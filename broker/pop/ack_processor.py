@@ -134,6 +134,7 @@ class AckProcessor:
             )
             answer = pop_time, now_ms + time_ms - pop_time
         else:
+            # As a new pop: the old handle acknowledges nothing from now on.
             record = PopRecord(popped=[self._popped_again(named, now_ms, time_ms)])
             answer = now_ms, time_ms
         fields = {
@@ -196,6 +197,7 @@ class AckProcessor:
         end = service.put(PopRecord(acked=acked))
         taken: list[tuple[Key, Taken, int]] = []
         pops = {(one.key, one.pop_time) for one in acked}
+        # An orderly group continues only after the first message that is not settled.
         for order in orders:
             if (order.key, order.pop_time) in pops:
                 first = order.first_open

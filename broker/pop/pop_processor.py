@@ -110,6 +110,7 @@ class PopProcessor:
     # Reading and holding.
 
     def _begin(self, pop: PopRequest) -> None:
+        # Held, not refused: the client would only ask again, and this ends in a moment.
         if self._may_look():
             self._continue(pop, self._reader.walk(pop), woken=False)
         else:
@@ -202,6 +203,7 @@ class PopProcessor:
             else:
                 pop.channel.reply(pop.request, answer)
 
+        # R30: if a failover cut the record, the new master would give them to a second consumer.
         self._service.when_confirmed(end, outcome)
         if walk.rest:
             self._hold.more(pop.topic, pop.group)
@@ -260,6 +262,7 @@ class PopProcessor:
 
     def _run_slice(self) -> None:
         self._next_slice = None
+        # R58: one message may wake thousands of requests.
         for _ in range(SLICE):
             one = self._hold.next_ready()
             if one is None:

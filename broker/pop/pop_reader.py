@@ -105,6 +105,8 @@ class PopReader:
                 if (config := self._topics.get(real_topic(flag, pop.topic, pop.group)))
                 for queue_id in range(config.read_queue_nums)
             ]
+        # Always first, failing messages would starve new ones; always last, they would wait as long
+        # as new ones arrive.
         retry_first = self._random.randrange(100) < _RETRY_FIRST_PERCENT
         if retry_first:
             yield from retries
@@ -189,6 +191,7 @@ class PopReader:
             if found.next_begin_offset <= begin:
                 return cost
             begin = found.next_begin_offset
+            # Messages that do not match are never read again for this group.
             if not peek:
                 self._service.positions.skip(key, begin)
             cost += _READ_COST

@@ -5,17 +5,7 @@ The shell around `pop_table`. Each change is a record of rmq_sys_BATON_POP, appl
 and answered when it is confirmed. A new master first reads the records from the offset of
 CID_RMQ_SYS_REVIVE_GROUP on. Slaves fetch this offset together with those of the groups, so these
 records contain all pops that the groups' offsets do not. The oldest check points are written again
-from time to time, so that a new master has few records to read.
-
-`PopPositions` has the next offset of each group. It is committed when the pop is confirmed, not
-before (R30); until then only this master knows it. If a reset or a pulling consumer sets the
-offset, that one counts at once.
-
-`Reviver` delivers messages again that were not acknowledged in time. It puts a copy with a higher
-reconsume count into the POP retry topic, and after it, in the same turn, the record that settles
-the original. So a master that dies in between delivers a message twice, and loses none. After
-`retryMaxTimes` the message becomes a dead letter; Java leaves that to its clients, some of which
-drop the message. Origin: Java `PopReviveService`.
+from time to time, so that a new master has few records to read. Origin: Java `PopReviveService`.
 """
 
 from __future__ import annotations
@@ -94,7 +84,8 @@ class Taken:
 
 
 class PopPositions:
-    """Where each group pops next, ahead of its committed offset."""
+    """Where each group pops next, ahead of its committed offset. That is committed when the pop is
+    confirmed, not before (R30); until then only this master knows the position."""
 
     def __init__(self, offsets: ConsumerOffsetManager) -> None:
         self._offsets = offsets
@@ -151,10 +142,13 @@ class PopPositions:
 
 
 class Reviver:
-    """Puts messages into retry topics. With enableRetryTopicV2 that is `%RETRY%group+topic`, else
-    `%RETRY%group_topic`, unless another (group, topic) could have the same name (R46). For a group
-    that was set to PULL it is `%RETRY%group`, since stock consumers do not read names with `+`.
-    `carried_out` sets aside messages that can never be put (R54)."""
+    """Delivers messages again that were not acknowledged in time: puts them into retry topics.
+
+    With enableRetryTopicV2 that is `%RETRY%group+topic`, else `%RETRY%group_topic`, unless another
+    (group, topic) could have the same name (R46). For a group that was set to PULL it is
+    `%RETRY%group`, since stock consumers do not read names with `+`. `carried_out` sets aside
+    messages that can never be put (R54).
+    """
 
     def __init__(
         self, path: WritePath, topics: TopicService, config: BrokerConfig, carried_out: CarriedOut
@@ -170,6 +164,8 @@ class Reviver:
     def revive(self, point: CheckPoint, done: list[int]) -> None:
         """Delivers the messages of a due pop again. Appends the settled offsets to `done`; the
         others wait. Raises PutRefused, CorruptLogError."""
+        # The caller puts the record that settles them after these copies, in the same turn: a
+        # master that dies in between delivers a message twice, and loses none.
         group, topic, _ = point.key
         # An unconfirmed deletion may be cut, so the messages must wait (R39).
         if topic in self._store.deleting_topics:
@@ -220,7 +216,8 @@ class Reviver:
         failed = point.due > 0  # 0: moved by `LeftMessages`, not failed by a consumer
         try:
             limit = self._topics.group(group, writable=True).retry_max_times
-            # A retried message also carries a handle: without space for it, a dead letter.
+            # A retried message also carries a handle: without space for it, a dead letter. Java
+            # leaves dead letters to its clients, some of which drop the message.
             fits = len(message.properties) <= self._properties_max
             if (failed and message.reconsume_times >= limit) or not fits:
                 message.topic = dlq_topic(group)
@@ -232,7 +229,7 @@ class Reviver:
                     message.properties = with_properties(message.properties, known)
             self._topics.of_group(message.topic, 1)
         except BrokerRefusal as error:
-            if error.code == ResponseCode.INVALID_PARAMETER:  # can never succeed: set it aside
+            if error.code == ResponseCode.INVALID_PARAMETER:  # R54: it never succeeds: set it aside
                 raise
             log.warning("popped_message_waits group=%s topic=%s reason=%s", group, topic, error)
             return False
@@ -369,6 +366,7 @@ class PopService(LogFeature):
             NewMessage(POP_TOPIC, QUEUE, record.encode(), b"", 0, None, None, 0, bytes(8))
         )
         self._path.schedule_flush()
+        # At once, not when confirmed: an orderly pop must block its queue for the next request.
         self.table.apply(record, result.queue_offset)
         wake_ms = self.table.wake_ms
         if wake_ms < self._wakes_at:
@@ -528,8 +526,9 @@ class PopService(LogFeature):
         )
 
     def _keep_progress(self) -> None:
-        """Moves the offset from which a new master reads, once all records before it are confirmed
-        and the groups' offsets are committed (R30)."""
+        """Moves the offset from which a new master reads (R30)."""
+        # Only once all records before it are confirmed and the groups' offsets are committed: a new
+        # master knows pops before it by these offsets alone.
         if self._mark is not None:
             oldest, end = self._mark
             # The mark is from an earlier slice: all that the log had then must be confirmed.

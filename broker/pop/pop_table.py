@@ -139,11 +139,11 @@ class PopTable:
     """`next_record` is the queue offset of the record to read next."""
 
     def __init__(self, next_record: int = 0) -> None:
-        # Queue -> offset -> its newest pop; orderly pops are in `_orders` only.
+        # Queue to offset to its newest pop; orderly pops are in `_orders` only.
         self._in_flight: dict[Key, dict[int, CheckPoint]] = {}
         self._orders: dict[Key, CheckPoint] = {}
-        # Queue offset of a record -> its open check points, oldest record first: it must not
-        # expire. The inner dicts serve as ordered sets.
+        # Queue offset of a record to its open check points. The oldest record comes first: the log
+        # must keep it. The inner dicts serve as ordered sets.
         self._records: OrderedDict[int, dict[CheckPoint, None]] = OrderedDict()
         self._buckets: dict[int, dict[CheckPoint, None]] = {}
         self._heap: list[int] = []  # the numbers of `_buckets`
@@ -220,6 +220,7 @@ class PopTable:
 
     def _ack(self, acked: Acked) -> None:
         order = self._orders.get(acked.key)
+        # The pop time is the handle: an ack with an older one changes nothing.
         if order is not None and order.pop_time == acked.pop_time:
             self._close(order, acked.offsets)
             # The acknowledged offset may have been the last one to become visible.

@@ -114,16 +114,20 @@ class _DueMessages(LogFeature):
         self._deliverer = deliverer
         self._progress = progress
         self._levels = levels
+        self._make_core()
+
+    def _make_core(self) -> None:
+        raise NotImplementedError
 
     def _note(self) -> None:
-        """Puts the progress record after the messages of this turn. Without disk space it stays
-        owed: a later slice puts it, even if nothing more becomes due."""
+        """Puts the progress record after the messages of this turn (R30)."""
         record = self._progress.owed
         if record is None:
             return
         try:
             end = self._path.put_system_record(PROGRESS_TOPIC, record.encode())
         except PutRefused as error:
+            # Without disk space it stays owed: a later slice puts it, even if nothing more is due.
             log.info("progress_waits reason=%s", error)
             return
         self._progress.noted(record, end)
@@ -132,11 +136,8 @@ class _DueMessages(LogFeature):
 class ScheduleMessageService(_DueMessages):
     TOPICS = (SCHEDULE_TOPIC,)
 
-    def __init__(
-        self, path: WritePath, deliverer: Delivery, progress: DeliveryProgress, levels: DelayLevels
-    ) -> None:
-        super().__init__(path, deliverer, progress, levels)
-        self._queues = DelayQueues(lambda queue_id: levels.delay_ms(queue_id + 1))
+    def _make_core(self) -> None:
+        self._queues = DelayQueues(lambda queue_id: self._levels.delay_ms(queue_id + 1))
 
     def _continue(self) -> None:
         table, queries = self._progress.delays, self._store.queries
@@ -212,10 +213,7 @@ class ScheduleMessageService(_DueMessages):
 class TimerService(_DueMessages):
     TOPICS = (TIMER_TOPIC,)
 
-    def __init__(
-        self, path: WritePath, deliverer: Delivery, progress: DeliveryProgress, levels: DelayLevels
-    ) -> None:
-        super().__init__(path, deliverer, progress, levels)
+    def _make_core(self) -> None:
         self._queue = TimerQueue()
         self._counts = TimerCounts()
 
@@ -257,7 +255,7 @@ class TimerService(_DueMessages):
         more = self._read_units()
         if more:
             self._wake_in(0)
-        if not self._queue.is_caught_up:  # recalls may be among the unread units
+        if not self._queue.is_caught_up:  # a recall may be among the unread units (R30)
             return 0 if more else BLOCKED_MS
         before = self._queue.progress()
         try:
@@ -274,6 +272,7 @@ class TimerService(_DueMessages):
         queue.skip_to(queries.min_offset_in_queue(TIMER_TOPIC, QUEUE))
         units = queries.raw_units(TIMER_TOPIC, QUEUE, queue.next_offset, READ_UNITS)
         for phy_offset, size, due_ms in UNIT.struct.iter_unpack(units):
+            # A Java broker wrote this unit: it has a hash, and the time is only in the record.
             if due_ms >> _HASH_BITS in (0, -1):
                 due_ms = self._due_of_record(phy_offset, size)
             # A negative time marks a recall.

@@ -11,8 +11,8 @@ master fills it from the units of rmq_sys_wheel_timer. `TimerCounts` is for GET_
 Progress (R30): a master that delivers messages puts copies into the log, and after them, in the
 same turn, a record of PROGRESS_TOPIC with its progress. So progress is confirmed, cut and inherited
 together with the messages. A new master delivers a message twice only if its log was cut between
-the two. A Java replica stores these records as ordinary messages, and gets the offsets with request
-45.
+the two. A Java replica stores these records as ordinary messages, and gets the offsets by
+GET_ALL_DELAY_OFFSET (45).
 
 Times are wall clock ms. Origin: Java `ScheduleMessageService`, `TimerMessageStore`, `TimerMetrics`.
 """
@@ -122,16 +122,13 @@ class DelayQueues:
     def due_of(self, queue_id: int, due: Sequence[int], end_offset: int, now: Now) -> int:
         """How many messages from the level's offset on are due now. `due`: their due times; the
         queue ends at `end_offset`. If the first one is not due, or `due` is empty, the level waits.
-
-        A due time further ahead than the level's delay was stored by a clock ahead of this one:
-        another broker's, or this one before it was set back. Such a message is due at that time or
-        once it has waited here for its whole delay, whichever is first: never early (R56), and not
-        a year late.
         """
         level, delay_ms = self._levels[queue_id], self._delay_ms(queue_id)
         for index, due_ms in enumerate(due):
             wait_ms = due_ms - now.wall_ms
-            # Stored by a clock ahead of this one.
+            # Stored by a clock ahead of this one: another broker's, or this one before it was set
+            # back. It is due when it has waited here for its whole delay, if that is before its
+            # time: never early (R56), and not a year late.
             if wait_ms > delay_ms:
                 offset = level.offset + index
                 wait_ms = level.left_ms(offset, end_offset, delay_ms, now.steady_ms)
@@ -299,9 +296,9 @@ class TimerQueue:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether everything was read that the log had when the mastership began. The last record
-        may be a recall that the former master has answered, and that becomes visible only once it
-        is confirmed here (R30)."""
+        """Whether everything was read that the log had when the mastership began."""
+        # Also what is not confirmed here yet: the last record may be a recall that the former
+        # master has answered (R30).
         return self.next_offset >= self._seen_all_at
 
 

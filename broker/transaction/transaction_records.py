@@ -234,7 +234,7 @@ class TransactionTable:
         waited = self._without_producer.pop(group, None)
         for offset in waited or ():
             if offset in self._open:
-                heapq.heappush(self._due, (0, offset))  # before all others
+                heapq.heappush(self._due, (0, offset))  # first: its check was due already
         return waited is not None
 
     def progress(self) -> tuple[int, int]:

@@ -4,9 +4,8 @@ broker asks the producer.
 Half messages are in RMQ_SYS_TRANS_HALF_TOPIC. END_TRANSACTION (37) with a commit puts the message
 into its own topic. Each end puts the half's queue offset into an op record of
 RMQ_SYS_TRANS_OP_HALF_TOPIC; all ends of a loop turn share one op. The reply waits until the op is
-confirmed, so an answered end is never checked or committed again (R30). If the log of a new master
-has a commit without its op, it first writes the op (`store.recent_commits`). A half that stays open
-is checked: it is written again with a higher count, and a producer of its group gets
+confirmed, so an answered end is never checked or committed again (R30). A half that stays open is
+checked: it is written again with a higher count, and a producer of its group gets
 CHECK_TRANSACTION_STATE (39). After too many checks it is moved to TRANS_CHECK_MAX_TIME_TOPIC.
 
 The shell around `transaction_records`. Origin: EndTransactionProcessor,
@@ -125,6 +124,7 @@ class TransactionService(LogFeature):
             for topic, least in zip(self.TOPICS, self._first_offsets(), strict=True)
         ]
         ends = [queue_end(self._store, topic, QUEUE) for topic in self.TOPICS]
+        # The recorded progress may be above the end: what it counted was cut by a failover.
         self._table.begin(min(starts[0], ends[0]), min(starts[1], ends[1]))
         self._load_to = ends[0], ends[1]
 
@@ -152,6 +152,7 @@ class TransactionService(LogFeature):
         more = self._read_slice()
         halves, ops = self._load_to
         is_caught_up = self._table.next_half >= halves and self._table.next_op >= ops
+        # Not before: until all ops are read, a half that has ended looks open.
         if not self._loaded.is_set() and is_caught_up:
             self._loaded.set()
             self._end_torn()
@@ -194,6 +195,8 @@ class TransactionService(LogFeature):
             replaced = table.half_seen(half)
             if replaced is not None:
                 self._torn.append(replaced)
+            # The last master's log ended between the commit and its op: without the op the half
+            # would be checked, and could be committed a second time.
             if phy_offset in commits:
                 self._torn.append(table.next_half - 1)
         if halves and table.next_half < queries.max_offset_in_queue(TRANS_HALF_TOPIC, QUEUE):
@@ -241,7 +244,7 @@ class TransactionService(LogFeature):
             )  # the producer does not know yet: a check will ask again
         await self._until_loaded()
         while self._table.next_half <= queue_offset and self._read_slice():
-            pass  # the half may have been confirmed just now
+            pass  # the half may have been confirmed just now, and not been read yet
         record = self._store.queries.look_message_by_offset(phy_offset)
         half = decode_record(record) if record is not None else None
         if record is None or half is None or half.topic != TRANS_HALF_TOPIC:
@@ -252,6 +255,7 @@ class TransactionService(LogFeature):
             _check_immunity(half, wall_ms())
         key = transaction_key(raw_properties(record))
         offsets = self._table.to_end(queue_offset, key)
+        # The check or end that was under way is over: begin again with what it left.
         if not offsets and await self._no_more_ending(queue_offset, key):
             return await self.end_transaction(request, channel)
         if not offsets:
@@ -262,10 +266,12 @@ class TransactionService(LogFeature):
             if outcome == TRANSACTION_COMMIT and not committed_before:
                 self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
-        # Otherwise the transaction would count as being ended forever and never be checked.
+        # Also if the request is cancelled: else it would count as being ended, and never be
+        # checked.
         except BaseException:
             self._table.not_ended(offsets, wall_ms())
             raise
+        # Shielded: other requests of this turn wait for the same op.
         await asyncio.shield(done)
         if committed_before and outcome != TRANSACTION_COMMIT:
             raise _refused(f"the transaction of half message {queue_offset} was committed before")
@@ -329,8 +335,9 @@ class TransactionService(LogFeature):
         await asyncio.shield(done)
 
     async def _take_back(self, half: MessageExt, copy: NewMessage) -> None:
-        """Makes a given-up half message open again, at most once: a later record with its UNIQ_KEY
-        shows that it was resumed before, or committed."""
+        """Makes a given-up half message open again, at most once."""
+        # A later record with its UNIQ_KEY shows that it was resumed before, or committed. Without a
+        # key or an index that cannot be known, and a second copy could be committed twice.
         name, place = f"half message {half.msg_id}", half.physical_offset
         key = half.properties.get(UNIQ_KEY, "")
         if not key:
@@ -375,6 +382,7 @@ class TransactionService(LogFeature):
             )
         place = place[0], readable_queue(config, place[1])
         put = self._path.put_stored(committed(record, latest_offset, place))
+        # Until its op is put: an end that fails in between must not commit it again.
         self._store.recent_commits.append(latest_offset, put.physical_offset)
         self._path.schedule_flush()
 
@@ -410,6 +418,7 @@ class TransactionService(LogFeature):
                 )
         except PutRefused as error:
             self._table.not_ended(offsets, wall_ms())
+            # Committed ones must get their op, whatever their producers do now.
             is_open = self._table.is_open
             self._owed = [one for one in offsets if is_open(one) and self._is_committed(one)]
             outcome(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
@@ -425,7 +434,7 @@ class TransactionService(LogFeature):
         table = self._table
         table.rules = check_rules(self._config)
         for _ in range(SLICE):
-            # Age by the monotonic clock: halves must not be given up because the wall clock leaps.
+            # The age by the monotonic clock too: no half is given up because the wall clock leaps.
             believed_ms = min(now_ms, self._wall_at_zero_ms + boot_ms())
             due = table.next_due(now_ms, believed_ms)
             if due is None:
