@@ -63,7 +63,7 @@ class ServerMain:
         if self.tls is None:
             log.info("nothing_to_reload reason='this process has no TLS'")
         else:
-            self.tls.reload()
+            self.tls.reload_soon()
 
     def fail(self, exc: BaseException) -> None:
         """Stops the process as on SIGTERM, with exit code 1."""

@@ -34,6 +34,8 @@ Mode = Literal["disabled", "permissive", "enforcing"]
 MODES: Final[tuple[Mode, ...]] = ("disabled", "permissive", "enforcing")
 
 POLL_S: Final = 2.0
+SIGNALLED_S: Final = 0.05
+"""From a SIGHUP until the files are read: many signals together cost one reading."""
 PEERS_SHOWN: Final = 20
 _SUITES: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """For TLS 1.2: only forward secrecy and authenticated encryption, as always in TLS 1.3."""
@@ -297,69 +299,6 @@ class PortTls:
         return self.dial()
 
 
-_PIECE: Final = 1 << 16
-_HELLO: Final = b"\x16\x03"
-
-
-def is_hello(first: bytes) -> bool | None:
-    """Whether a connection begins with a TLS handshake; None: more bytes are needed."""
-    if len(first) < 3 and _HELLO.startswith(first[:2]):
-        return None
-    return first.startswith(_HELLO) and 1 <= first[2] <= 4
-
-
-class TlsBytes:
-    """TLS for a connection whose socket a library owns: bytes in, bytes out. Not thread-safe."""
-
-    def __init__(
-        self,
-        context: ssl.SSLContext,
-        *,
-        server_side: bool,
-        server_hostname: str | None = None,
-        admits: Callable[[Names], bool] = lambda names: True,
-    ) -> None:
-        self._admits = admits
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._session = context.wrap_bio(
-            self._incoming, self._outgoing, server_side, server_hostname
-        )
-        self._ready = False
-        self._early = b""
-        if not server_side:
-            self.feed(b"")
-
-    def feed(self, data: bytes) -> bytes:
-        """Takes received bytes; returns decrypted ones. Raises ssl.SSLError; then `to_send` must
-        still be sent."""
-        self._incoming.write(data)
-        plain = []
-        try:
-            if not self._ready:
-                self._session.do_handshake()
-                names = node_names(self._session.getpeercert())
-                if not self._admits(names):
-                    raise ssl.SSLError(1, refused_names(names))
-                self._ready = True
-                early, self._early = self._early, b""
-                self.write(early)
-            while piece := self._session.read(_PIECE):
-                plain.append(piece)
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-            pass
-        return b"".join(plain)
-
-    def write(self, plain: bytes) -> None:
-        """Encrypts `data`; before the end of the handshake it is kept until then."""
-        if not self._ready:
-            self._early += plain
-        elif plain:
-            self._session.write(plain)
-
-    def to_send(self) -> bytes:
-        return self._outgoing.read()
-
-
 def pem_of(client: ClientTls) -> tuple[bytes, bytes, bytes]:
     """Trust, key and certificate as gRPC takes them. Raises TlsError."""
     # gRPC takes no password: a key under one serves remoting only.
@@ -432,6 +371,7 @@ class Tls:
         self._loaded = self._load()
         self._stamp = self._stamp_now()
         self._timer: asyncio.TimerHandle | None = None
+        self._signalled: asyncio.TimerHandle | None = None
         self.version = 1
         """Grows with each reload."""
         self.refusal = ""
@@ -500,8 +440,19 @@ class Tls:
         self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll)
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._signalled):
+            if timer is not None:
+                timer.cancel()
+
+    def reload_soon(self) -> None:
+        """As `reload`, within SIGNALLED_S."""
+        if self._signalled is None:
+            loop = asyncio.get_running_loop()
+            self._signalled = loop.call_later(SIGNALLED_S, self._reload_signalled)
+
+    def _reload_signalled(self) -> None:
+        self._signalled = None
+        self.reload()
 
     def _poll(self) -> None:
         if self._stamp_now() != self._stamp:
@@ -512,7 +463,13 @@ class Tls:
         """Reloads the files. Returns False if they are unusable; then the former ones stay."""
         self._stamp = self._stamp_now()
         try:
-            self._loaded = self._load()
+            loaded = self._load()
+            # The files are read several times; of two versions none is whole.
+            if self._stamp_now() != self._stamp:
+                raise TlsError(
+                    "the files", "they changed while they were read; the next try follows"
+                )
+            self._loaded = loaded
         except TlsError as error:
             self.refusal = str(error)
             log.error("tls_not_reloaded reason=%s", error)

@@ -4,6 +4,7 @@ socket, so a plain connection has no extra layer.
 
 Until a peer has sent its first byte and ended its handshake it is unproven: it has PROVE_S for
 that, and there are UNPROVEN_MAX places (R58). Origin: Java HandshakeHandler of NettyRemotingServer.
+For Raft, whose sockets a library owns, `TlsBytes` takes and gives bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.sockets import BACKLOG, listening_sockets, plain_address, without_delay
-from batonmq.runtime.tls import PortTls, tls_reason
+from batonmq.runtime.tls import Names, PortTls, node_names, refused_names, tls_reason
 
 log = logging.getLogger(__name__)
 
@@ -209,3 +211,66 @@ class _Arrival:
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+_PIECE: Final = 1 << 16
+_HELLO: Final = b"\x16\x03"
+
+
+def is_hello(first: bytes) -> bool | None:
+    """Whether a connection begins with a TLS handshake; None: more bytes are needed."""
+    if len(first) < 3 and _HELLO.startswith(first[:2]):
+        return None
+    return first.startswith(_HELLO) and 1 <= first[2] <= 4
+
+
+class TlsBytes:
+    """TLS for a connection whose socket a library owns: bytes in, bytes out. Not thread-safe."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool,
+        server_hostname: str | None = None,
+        admits: Callable[[Names], bool] = lambda names: True,
+    ) -> None:
+        self._admits = admits
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._session = context.wrap_bio(
+            self._incoming, self._outgoing, server_side, server_hostname
+        )
+        self._ready = False
+        self._early = b""
+        if not server_side:
+            self.feed(b"")
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes received bytes; returns decrypted ones. Raises ssl.SSLError; then `to_send` must
+        still be sent."""
+        self._incoming.write(data)
+        plain = []
+        try:
+            if not self._ready:
+                self._session.do_handshake()
+                names = node_names(self._session.getpeercert())
+                if not self._admits(names):
+                    raise ssl.SSLError(1, refused_names(names))
+                self._ready = True
+                early, self._early = self._early, b""
+                self.write(early)
+            while piece := self._session.read(_PIECE):
+                plain.append(piece)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            pass
+        return b"".join(plain)
+
+    def write(self, plain: bytes) -> None:
+        """Encrypts `data`; before the end of the handshake it is kept until then."""
+        if not self._ready:
+            self._early += plain
+        elif plain:
+            self._session.write(plain)
+
+    def to_send(self) -> bytes:
+        return self._outgoing.read()

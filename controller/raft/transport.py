@@ -57,7 +57,8 @@ from batonmq.controller.raft.membership import Greeting, Membership, decode_gree
 from batonmq.controller.raft.messages import MendedTransport
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.sockets import keep_alive, limit_unacknowledged, look_up
-from batonmq.runtime.tls import PortTls, TlsBytes, is_hello, tls_reason
+from batonmq.runtime.tls import PortTls, tls_reason
+from batonmq.runtime.tls_listener import TlsBytes, is_hello
 
 log = logging.getLogger(__name__)
 

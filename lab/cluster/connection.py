@@ -24,8 +24,11 @@ class BlockingConnection:
 
     def __init__(self, address: str, *, timeout_s: float = 5.0) -> None:
         self.address = address
-        self._socket = socket.create_connection(frames.split_address(address), timeout_s)
+        host, port = frames.split_address(address)
+        self._socket = socket.create_connection((host, port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if folder := frames.locks():
+            self._socket = frames.tls_of(folder).wrap_socket(self._socket, server_hostname=host)
         self._frames = frames.Frames()
         self._ready: list[Reply] = []
         self._opaque = itertools.count(1)

@@ -6,11 +6,17 @@ Independent of batonmq.
 
 from __future__ import annotations
 
+import base64
+import functools
+import hmac
 import json
+import os
+import ssl
 import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 VERSION: Final = 479
@@ -45,6 +51,32 @@ _RECORD: Final = struct.Struct(">iiiiiqqi")
 _MAGIC_V2: Final = -626843477
 _BORN_V6: Final = 0x10
 _STORED_V6: Final = 0x20
+LOCKS_VARIABLE: Final = "BATONMQ_LAB_LOCKS"
+"""Names the folder of certificates while the lab's cluster has TLS and users on: a variable of the
+environment, so that the probes, which are processes of their own, follow."""
+USER: Final = "admin"
+SECRET: Final = "secret-of-the-lab"
+
+
+def locks() -> Path | None:
+    """The folder with `ca.pem` and `admin.pem`; None: connections are plain, requests unsigned."""
+    folder = os.environ.get(LOCKS_VARIABLE)
+    return Path(folder) if folder else None
+
+
+@functools.cache
+def tls_of(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.load_cert_chain(folder / "admin.pem")
+    return context
+
+
+def _signed(fields: dict[str, str], body: bytes) -> dict[str, str]:
+    """As AclClientRPCHook signs: the values in the order of their names, then the body."""
+    fields = fields | {"AccessKey": USER}
+    text = "".join(value for _, value in sorted(fields.items())).encode() + body
+    signature = hmac.digest(SECRET.encode(), text, "sha1")
+    return fields | {"Signature": base64.b64encode(signature).decode()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +108,11 @@ def encode(
     It calls itself Python by default: a slave passes the sends of other clients on to
     the master, and who answered would not be who acknowledged.
     """
+    fields = {key: str(value) for key, value in ext.items()}
     header = json.dumps(
         {
             "code": code,
-            "extFields": {key: str(value) for key, value in ext.items()},
+            "extFields": _signed(fields, body) if locks() else fields,
             "flag": flag,
             "language": language,
             "opaque": opaque,

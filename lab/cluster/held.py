@@ -33,12 +33,28 @@ HOSTS: Final = (
     *(f"broker-a-{j}" for j in range(REPLICAS)),
     PROBE_HOST,
 )
+USERS: Final[Sections] = {
+    "auth": {
+        "authenticationEnabled": True,
+        "authorizationEnabled": True,
+        "initAuthenticationUser": f'{{"username":"{frames.USER}","password":"{frames.SECRET}"}}',
+        "innerClientAuthenticationCredentials": '{"accessKey":"node","secretKey":"of the nodes"}',
+    }
+}
 
 
 class HeldCluster(Cluster):
     """See the module. Brokers and controllers are named by their index, 0 to 2."""
 
-    def __init__(self, folder: Path, network: Network, overrides: Sections | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        network: Network,
+        overrides: Sections | None = None,
+        *,
+        locks: bool = False,
+    ) -> None:
+        """`locks`: TLS and users on, at every port."""
         self.folder = folder
         self.network = network
         layout = plan(
@@ -48,7 +64,8 @@ class HeldCluster(Cluster):
             # On the loopback others may have the usual ports.
             base_port=network.base_port
             or (DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS)),
-            overrides=merged(SMALL_STORE, overrides),
+            overrides=merged(SMALL_STORE, USERS if locks else None, overrides),
+            secure="enforcing" if locks else "disabled",
         )
         # Without metrics: a process may run an earlier version.
         self.layout: Layout = replace(placed(layout, network), metrics=False)

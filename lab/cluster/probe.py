@@ -158,12 +158,14 @@ class Probe:
         """Keeps one connection to a broker, a new one whenever the old is gone or silent."""
         loop = asyncio.get_running_loop()
         host, port = frames.split_address(self.options.brokers[broker])
+        folder = frames.locks()
+        tls = frames.tls_of(folder) if folder else None
         replaced: list[_Line] = []
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     _, line = await loop.create_connection(
-                        lambda: _Line(self, broker, sender), host, port
+                        lambda: _Line(self, broker, sender), host, port, ssl=tls
                     )
             except (OSError, TimeoutError):
                 await asyncio.sleep(RETRY_S)

@@ -15,10 +15,12 @@ from typing import Final
 
 import uvloop
 
+from batonmq import ClientOptions, ClientTls, Credentials
 from batonmq.client.errors import ClientError
 from batonmq.client.producer.producer import Producer
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message
+from lab.cluster import frames
 from lab.cluster.processes import input_ended
 
 TOPIC: Final = "FaultsClient"
@@ -53,8 +55,17 @@ class SendTotals:
             await asyncio.sleep(PAUSE_S)
 
 
+def _options() -> ClientOptions:
+    if not (folder := frames.locks()):
+        return ClientOptions()
+    user = Credentials(access_key=frames.USER, secret_key=frames.SECRET)
+    return ClientOptions(tls=ClientTls(trust_cert_path=str(folder / "ca.pem")), credentials=user)
+
+
 async def _run(name_servers: str) -> None:
-    async with Producer("faults_client", name_servers=name_servers) as producer:
+    async with Producer(
+        "faults_client", name_servers=name_servers, client_options=_options()
+    ) as producer:
         await producer.send(Message(TOPIC, b"first"))
         print("ready", flush=True)
         sending = SendTotals(producer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 from lab.cluster import checks
 from lab.cluster.checks import BrokenPromise, Epoch
 from lab.cluster.cluster_view import GroupState
+from lab.cluster.frames import LOCKS_VARIABLE
 from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
 from lab.cluster.load import Load, longest_gap
 from lab.cluster.many_queues import ManyQueuesWriter
@@ -63,6 +65,8 @@ class Fault:
     watch_s: ClassVar[float] = 0.0
     elections: ClassVar[tuple[int, int] | None] = None
     in_soak: ClassVar[bool] = True
+    locks: ClassVar[bool] = False
+    """TLS and users are on."""
     trials_at_most: ClassVar[int | None] = None
 
     def prepare(self, lab: Lab, rng: random.Random) -> None:
@@ -78,6 +82,18 @@ class Fault:
     def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         """What else must hold, once the cluster is whole again and everything was read back."""
         return []
+
+
+def with_locks(fault: type[Fault]) -> type[Fault]:
+    """The same in a cluster with TLS and users."""
+    changed = {
+        "name": f"{fault.name}-locked",
+        "title": f"{fault.title}; TLS and users on",
+        "peer": "",
+        "in_soak": False,
+        "locks": True,
+    }
+    return type(f"{fault.__name__}WithLocks", (fault,), changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +168,21 @@ class Lab:
         network: Network,
         *,
         load: Sequence[str] = (),
-        overrides: dict[str, dict[str, object]] | None = None,
         fresh: bool = False,
         consumed: bool = False,
         queues: int = 0,
+        locks: bool = False,
     ) -> None:
         """`consumed`: consumer groups read along, and each must be given every acknowledged write.
         `queues`: so many more are written in turn, and read back at the end.
         `fresh`: a broker that was declared dead while it ran is restarted after the trial, since
-        a process is not declared dead a second time within 10 s (R6)."""
+        a process is not declared dead a second time within 10 s (R6). `locks`: of the cluster, and
+        of whatever this process and its children dial meanwhile."""
         self.folder = folder
         self._fresh = fresh
         self.network = network
-        self.cluster = HeldCluster(folder, network, overrides)
+        self.cluster = HeldCluster(folder, network, locks=locks)
+        self._locks = locks
         self._load_options = list(load)
         self._reader = ReadBack()
         self._checked = 0
@@ -181,6 +199,9 @@ class Lab:
             self.network.open()
             undo.callback(self.network.close)
             undo.enter_context(self.network.inside(PROBE_HOST))
+            if self._locks:
+                os.environ[LOCKS_VARIABLE] = str(self.cluster.layout.tls_folder)
+                undo.callback(os.environ.pop, LOCKS_VARIABLE)
             undo.callback(self.cluster.stop)
             self.cluster.start()
             self.load = Load(

@@ -13,7 +13,8 @@ from raft_cluster import Cluster, apply_id, with_cluster
 
 from batonmq.controller.raft.log import Applied
 from batonmq.runtime.authority import Authority
-from batonmq.runtime.tls import PortTls, TlsBytes, client_context, is_hello
+from batonmq.runtime.tls import PortTls, client_context
+from batonmq.runtime.tls_listener import TlsBytes, is_hello
 from tests.shared.certificates import authority, client_tls, node_tls
 from tests.shared.waiting import until
 

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ import pytest
 import uvloop
 
 from batonmq.protocol.errors import ConnectError
-from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.command import RemotingCommand, encode_frame
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime import authority as authority_module
+from batonmq.runtime import tls as tls_module
 from batonmq.runtime import tls_listener
 from batonmq.runtime.authority import Authority, check_certificate
 from batonmq.runtime.durable_file import replace_file
-from batonmq.runtime.tls import ClientTls, DialTls, Tls
+from batonmq.runtime.tls import ClientTls, DialTls, Tls, TlsError
 from tests.shared.certificates import HOSTS, authority, client_tls, node_tls
 from tests.shared.waiting import until
 
@@ -408,3 +410,232 @@ def test_a_change_of_the_authority_continues_after_a_crash_in_each_step(
     monkeypatch.undo()
     made.drop_former()
     assert made.rotation() == "none" and len(made.issued()) == 3
+
+
+def test_r58_a_crowd_that_begins_handshakes_and_stops(made: Authority) -> None:
+    """2,000 of them: the server keeps UNPROVEN_MAX sockets, the oldest goes first. A client that
+    was there is answered meanwhile on its connection, and one that comes last gets in."""
+    hello = _client_hello()
+
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (server, address):
+            living = RemotingClient(tls=DialTls(client_tls(made)))
+            before = (await living.connection(address)).local
+            host, _, port = address.rpartition(":")
+            loop = asyncio.get_running_loop()
+            descriptors = len(os.listdir("/proc/self/fd"))
+            crowd: list[socket.socket] = []
+            try:
+                for number in range(2_000):
+                    crowd.append(socket.socket())
+                    crowd[-1].setblocking(False)
+                    await loop.sock_connect(crowd[-1], (host, int(port)))
+                    crowd[-1].send(hello[: 1 + number % (len(hello) - 1)])
+                    if number % 100 == 0:
+                        reply = await living.invoke(address, RemotingCommand.request(10, body=b"y"))
+                        assert reply.body == b"y"
+                assert await ask(address, client_tls(made)) == b"x"
+                ours = len(os.listdir("/proc/self/fd")) - descriptors - len(crowd)
+                assert ours <= tls_listener.UNPROVEN_MAX + 16
+                assert (await living.connection(address)).local == before
+            finally:
+                for sock in crowd:
+                    sock.close()
+            async with asyncio.timeout(20):
+                await until(lambda: len(server.connections) == 1)
+            await living.close()
+
+    uvloop.run(scenario())
+
+
+class _Talk:
+    """A TLS client whose bytes the test sends itself."""
+
+    def __init__(self, made: Authority, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        context = ssl.create_default_context(cafile=str(made.trust))
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._session = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._where = host, int(port)
+
+    async def __aenter__(self) -> _Talk:
+        self._reader, self._writer = await asyncio.open_connection(*self._where)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._writer.close()
+
+    async def until_done(self, step: Any) -> Any:
+        """Sends what the session has to send, a byte at a time."""
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                for byte in self._outgoing.read():
+                    self._writer.write(bytes([byte]))
+                    await self._writer.drain()
+                    await asyncio.sleep(0)
+                data = await self._reader.read(1 << 16)
+                assert data, "the server closed"
+                self._incoming.write(data)
+
+    async def exchange(self, request: bytes) -> bytes:
+        await self.until_done(self._session.do_handshake)
+        self._session.write(request)
+        return bytes(await self.until_done(lambda: self._session.read(1 << 16)))
+
+
+def test_r58_a_client_that_sends_byte_by_byte_is_served(made: Authority) -> None:
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (_, address), _Talk(made, address) as slow:
+            request = encode_frame(RemotingCommand.request(10, body=b"slow"))
+            assert (await slow.exchange(request)).endswith(b"slow")
+
+    uvloop.run(scenario())
+
+
+def test_r58_hellos_beyond_every_limit_end_only_their_connection(made: Authority) -> None:
+    """A hello that names 16 MiB, in records of the full length; one of as many records as the
+    peer likes, without an end."""
+    record = b"\x16\x03\x01\x40\x00"
+    pieces = [
+        record + b"\x01\xff\xff\xff\x03\x03" + b"x" * (0x4000 - 6) + (record + b"x" * 0x4000) * 40,
+        (b"\x16\x03\x01\x00\x01\x01") + b"\x16\x03\x01\x00\x01\x00" * 5_000,
+    ]
+
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (server, address):
+            for piece in pieces:
+                async with asyncio.timeout(20):
+                    await answer_to(address, piece)
+                assert await ask(address, client_tls(made)) == b"x"
+            async with asyncio.timeout(20):
+                await until(lambda: not server.connections)
+
+    uvloop.run(scenario())
+
+
+def test_r58_a_port_without_tls_closes_what_begins_with_a_handshake(made: Authority) -> None:
+    async def scenario() -> None:
+        async with serving(None) as (_, address):
+            living = RemotingClient()
+            await living.invoke(address, RemotingCommand.request(10))
+            async with asyncio.timeout(20):
+                assert await answer_to(address, _client_hello()) == b""
+                with pytest.raises(ConnectError):
+                    await ask(address, client_tls(made))
+            await living.invoke(address, RemotingCommand.request(10))
+            assert len(living.connections) == 1
+            await living.close()
+
+    uvloop.run(scenario())
+
+
+def test_r58_a_client_cannot_renegotiate(made: Authority) -> None:
+    """`R` asks s_client for it: TLS 1.2 has it, and a server that takes part pays for it."""
+
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (_, address):
+            living = RemotingClient(tls=DialTls(client_tls(made)))
+            await living.invoke(address, RemotingCommand.request(10))
+            stranger = await asyncio.create_subprocess_exec(
+                "openssl", "s_client", "-connect", address, "-tls1_2",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            assert stranger.stdin is not None and stranger.stdout is not None
+            said = b""
+            async with asyncio.timeout(30):
+                while b"Verify return code" not in said:
+                    said += await stranger.stdout.read(4096)
+                stranger.stdin.write(b"R\n")
+                said, _ = await stranger.communicate()
+            assert b"RENEGOTIATING" in said and b"no renegotiation" in said
+            await living.invoke(address, RemotingCommand.request(10))
+            assert len(living.connections) == 1
+            await living.close()
+
+    uvloop.run(scenario())
+
+
+def test_no_half_of_a_certificate_is_ever_in_use(
+    made: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are written in place between two readings of a reload: as `cp` does it, without a
+    rename."""
+    tls = node_tls(made)
+    path = Path(tls.config.server_cert_path)
+    before = path.read_bytes()
+    renewed = made.renew()[0].path.read_bytes()
+    path.write_bytes(before)
+    read = tls_module.pem_of
+    for cut in (0, 100, len(renewed) // 2, len(renewed) - 30, len(renewed)):
+        path.write_bytes(before)
+
+        def meanwhile(client: ClientTls, cut: int = cut) -> tuple[bytes, bytes, bytes]:
+            path.write_bytes(renewed[:cut])
+            return read(client)
+
+        with monkeypatch.context() as writing:
+            writing.setattr(tls_module, "pem_of", meanwhile)
+            assert not tls.reload() and tls.refusal
+        assert tls.pem == (made.trust.read_bytes(), before, before)
+    assert tls.reload() and tls.pem[1:] == (renewed, renewed)
+
+
+def test_hundreds_of_signals_cost_one_reading_of_the_files(
+    made: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        tls = node_tls(made)
+        monkeypatch.setattr(tls_module, "SIGNALLED_S", 0.0)
+        for _ in range(200):
+            tls.reload_soon()
+        assert tls.version == 1
+        async with asyncio.timeout(20):
+            await until(lambda: tls.version > 1)
+        assert tls.version == 2
+        tls.reload_soon()
+        async with asyncio.timeout(20):
+            await until(lambda: tls.version > 2)
+        tls.reload_soon()
+        tls.close()
+
+    asyncio.run(scenario())
+
+
+def test_certificates_that_are_not_valid_yet_and_empty_trust(
+    made: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither serves, at a start or a reload; and none of a client opens a port."""
+    tls = node_tls(made, server_need_client_auth="require")
+    good = made.issue("admin.pem", ["admin"], []).path
+    with monkeypatch.context() as later:
+        later.setattr(authority_module, "_EARLIER", -timedelta(days=1))
+        early = made.issue("early.pem", ["admin"], HOSTS).path
+    config = tls.config
+    served, unripe = Path(config.server_cert_path), early.read_bytes()
+    kept, trusted = served.read_bytes(), made.trust.read_bytes()
+
+    async def scenario() -> None:
+        async with serving(tls) as (_, address):
+            with pytest.raises(ConnectError):
+                await ask(address, client_tls(made, cert_path=str(early)))
+            shown = client_tls(made, cert_path=str(good))
+            assert await ask(address, shown) == b"x"
+            replace_file(served, unripe)
+            assert not tls.reload() and "valid from" in tls.refusal
+            with pytest.raises(TlsError, match="valid from"):
+                Tls(config, check_certificate)
+            replace_file(served, kept)
+            for bad in (b"", b"\n", trusted[:200]):
+                replace_file(made.trust, bad)
+                assert not tls.reload() and tls.refusal
+                with pytest.raises(TlsError):
+                    Tls(config, check_certificate)
+                with pytest.raises(TlsError):
+                    DialTls(shown)
+            replace_file(made.trust, trusted)
+            assert tls.reload() and await ask(address, shown) == b"x"
+
+    uvloop.run(scenario())
