@@ -12,18 +12,33 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.policy import NAME_MAX, SUPER, KnownUser, Need, Rulebook, User, UserInfo
 from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of
-from batonmq.auth.signature import ACCESS_KEY, SIGNATURE, Signer, SigningKey, signed_send
+from batonmq.auth.signature import (
+    ACCESS_KEY,
+    SIGNATURE,
+    Signer,
+    SigningKey,
+    signed_send,
+    signed_text,
+)
 from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.protocol.topic_name import NAME_BYTES_MAX
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
-from batonmq.remoting.connection import Connection, Handler, Later, Processors, RawHandler, Response
+from batonmq.remoting.connection import (
+    Connection,
+    Handler,
+    Later,
+    Processors,
+    RawHandler,
+    Response,
+    SendHandler,
+)
 from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
@@ -32,7 +47,8 @@ NODE: Final = "auth.node"
 USER: Final = "auth.user"
 _DECIDED: Final = "auth.decided"
 _SENDERS: Final = "auth.senders"
-_SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+_Senders: TypeAlias = tuple[int, dict[tuple[str, int, str], SigningKey]]
+"""The guard's version, and by (user, code, topic) what it allowed under that version."""
 SUBJECTS_MAX: Final = 8
 DECIDED_MAX: Final = 1024
 """Kept decisions of one connection."""
@@ -101,8 +117,9 @@ class Guard:
         for code, handler in processors.handlers.items():
             processors.handlers[code] = self.before(code, handler)
         for code, raw in processors.raw_handlers.items():
-            check = self._send if code in _SENDS else self._raw
-            processors.raw_handlers[code] = partial(check, code, raw)
+            processors.raw_handlers[code] = partial(self._raw, code, raw)
+        for code, send in processors.send_handlers.items():
+            processors.raw_handlers[code] = partial(self._send, code, send)
         default = processors.default_handler
 
         def unknown(request: RemotingCommand, connection: Connection) -> object:
@@ -162,7 +179,7 @@ class Guard:
     def _send(
         self,
         code: int,
-        handler: RawHandler,
+        handler: SendHandler,
         connection: Connection,
         kind: int,
         header: bytes,
@@ -170,13 +187,20 @@ class Guard:
     ) -> Later:
         """What the same user was allowed on this connection needs its signature only. Everything
         else, and every refusal, goes the way of all requests."""
-        signed = signed_send(header) if kind == TYPE_JSON else None
-        if signed is None:
-            return self._raw(code, handler, connection, kind, header, body)
-        name, topic, signature, text = signed
-        key = self._senders(connection).get((name, code, topic))
-        if key is not None and key.proves_text(text, body, signature):
-            return handler(connection, kind, header, body)
+        request = signed_send(header) if kind == TYPE_JSON else None
+        if request is not None:
+            ext = request.ext
+            kept: _Senders | None = connection.attachments.get(_SENDERS)  # type: ignore[assignment]
+            key = None
+            if kept is not None and kept[0] == self.version:
+                key = kept[1].get((ext.access_key, code, ext.topic))
+            if (
+                key is not None
+                and ext.relayed is None  # which is not signed, and believed of nodes only
+                and key.proves_text(signed_text(ext), body, ext.signature)
+            ):
+                # Fields that are not in `request` are no part of the signed text, nor read.
+                return handler(connection, kind, header, body, request)
         self._check_send(code, decode_frame(header, body, kind), connection)
         return handler(connection, kind, header, body)
 
@@ -189,18 +213,11 @@ class Guard:
             return
         if len(request.ext["b"]) > KEPT_MAX:
             return
-        senders = self._senders(connection)
-        if not senders or len(senders) >= DECIDED_MAX:
-            senders = {}
-            connection.attachments[_SENDERS] = (self.version, senders)
+        kept: _Senders | None = connection.attachments.get(_SENDERS)  # type: ignore[assignment]
+        if kept is None or kept[0] != self.version or len(kept[1]) >= DECIDED_MAX:
+            connection.attachments[_SENDERS] = kept = (self.version, {})
         # Of two secrets the new one: a use of the old one is to be seen each time.
-        senders[name, code, request.ext["b"]] = known[0][1].key
-
-    def _senders(self, connection: Connection) -> dict[tuple[str, int, str], SigningKey]:
-        """By (user, code, topic): what the present rulebook allowed on this connection."""
-        kept: tuple[int, dict[tuple[str, int, str], SigningKey]] | None
-        kept = connection.attachments.get(_SENDERS)  # type: ignore[assignment]
-        return kept[1] if kept is not None and kept[0] == self.version else {}
+        kept[1][name, code, request.ext["b"]] = known[0][1].key
 
     def check(self, code: int, request: RemotingCommand, connection: Connection) -> str:
         """The user of the request. Raises BrokerRefusal(NO_PERMISSION)."""

@@ -63,15 +63,10 @@ def group_need(group: str, *actions: str) -> Need:
     return Need(((GROUP, group.removeprefix(RETRY_PREFIX)),), actions)
 
 
-def topic_needs(topic: str, group: str, *actions: str) -> Needs:
-    """What reading or managing a topic needs, for a request that also names `group`."""
+def topic_needs(topic: str, *actions: str) -> Needs:
+    """What reading or managing a topic needs."""
     if topic.startswith(RETRY_PREFIX):
-        name, plus, _ = topic.removeprefix(RETRY_PREFIX).partition("+")
-        resources: tuple[tuple[str, str], ...] = ((GROUP, name),)
-        if group and not plus and name.startswith(f"{group}_"):
-            # POP's older name of a group's retry topic, or the retry topic of another group.
-            resources += ((TOPIC, name.removeprefix(f"{group}_")),)
-        yield Need(resources, actions)
+        yield group_need(topic.partition("+")[0], *actions)
     elif topic.startswith(DLQ_PREFIX):
         yield Need(((TOPIC, topic), (GROUP, topic.removeprefix(DLQ_PREFIX))), actions)
     elif SUB in actions and topic != TRACE_TOPIC and is_system_topic(topic):
@@ -85,7 +80,19 @@ def pop_topic_needs(topic: str, group: str) -> Needs:
     """The same for one that the group itself reads: its own retry topic needs nothing more."""
     own = RETRY_PREFIX + group
     if topic != own and not topic.startswith(f"{own}+"):
-        yield from topic_needs(topic, group, SUB)
+        yield from topic_needs(topic, SUB)
+
+
+def ack_topic_needs(topic: str, group: str) -> Needs:
+    """The same for what the group was given by POP, and names by the topic where it lies."""
+    older = f"{RETRY_PREFIX}{group}_"
+    if topic.startswith(older):
+        # POP's older name for the group's retries of a topic, or the retry topic of another group.
+        # Clients acknowledge by that name and never read by it, so only here the topic is enough.
+        other = topic.removeprefix(RETRY_PREFIX)
+        yield Need(((GROUP, other), (TOPIC, topic.removeprefix(older))), (SUB,))
+    else:
+        yield from pop_topic_needs(topic, group)
 
 
 def publish_needs(topic: str) -> Needs:
@@ -94,20 +101,19 @@ def publish_needs(topic: str) -> Needs:
     if topic == TRACE_TOPIC:
         return
     if topic.startswith(RETRY_PREFIX):
-        yield from topic_needs(topic, "", SUB)
+        yield from topic_needs(topic, SUB)
     elif is_system_topic(topic):
         yield Need(((NODES, topic),), (PUB,))
     else:
         yield Need(((TOPIC, topic),), (PUB,))
 
 
-def _field(request: RemotingCommand, *names: str) -> str:
-    """The first of the fields that is there. Raises BrokerRefusal: without it nothing can be
-    decided."""
-    for name in names:
-        if value := request.ext.get(name):
-            return value
-    raise BrokerRefusal(ResponseCode.NO_PERMISSION, f"the request has no field {names[0]}")
+def _field(request: RemotingCommand, name: str) -> str:
+    """The field that the handler will read: another one that a stranger adds says nothing. Raises
+    BrokerRefusal: without it nothing can be decided."""
+    if value := request.ext.get(name):
+        return value
+    raise BrokerRefusal(ResponseCode.NO_PERMISSION, f"the request has no field {name}")
 
 
 def _publish(name: str) -> Right:
@@ -117,7 +123,7 @@ def _publish(name: str) -> Right:
 def _topic(*actions: str, name: str = "topic", changes: bool = False) -> Right:
     text = f"Topic {'/'.join(actions)}"
     return Right(
-        text, lambda request: topic_needs(_field(request, name), "", *actions), changes=changes
+        text, lambda request: topic_needs(_field(request, name), *actions), changes=changes
     )
 
 
@@ -135,17 +141,17 @@ def _reads(*actions: str) -> Right:
         group, topic = _field(request, "consumerGroup"), _field(request, "topic")
         yield group_need(group, *actions)
         if topic != RETRY_PREFIX + group:
-            yield from topic_needs(topic, group, *actions)
+            yield from topic_needs(topic, *actions)
 
     actions_text = "/".join(actions)
     return Right(f"Group {actions_text}, Topic {actions_text}", needs, fields=_READ)
 
 
-def _pops() -> Right:
+def _pops(of_topic: Callable[[str, str], Needs] = pop_topic_needs) -> Right:
     def needs(request: RemotingCommand) -> Needs:
         group = _field(request, "consumerGroup")
         yield group_need(group, SUB)
-        yield from pop_topic_needs(_field(request, "topic"), group)
+        yield from of_topic(_field(request, "topic"), group)
 
     return Right("Group Sub, Topic Sub", needs, fields=_READ)
 
@@ -168,14 +174,14 @@ def _nodes(*, changes: bool = False) -> Right:
     return Right("super users, nodes", needs, changes)
 
 
-def _group_and_topic(*actions: str, changes: bool = False) -> Right:
-    """Fields `group` and, if it is given, `topic`."""
+def _group_and_topic(*actions: str, name: str = "group", changes: bool = False) -> Right:
+    """A group, and the topics that are given: `topic`, and with semicolons `topicList`."""
 
     def needs(request: RemotingCommand) -> Needs:
-        group = _field(request, "group", "consumerGroup")
-        yield group_need(group, *actions)
-        if topic := request.ext.get("topic"):
-            yield from topic_needs(topic, group, *actions)
+        yield group_need(_field(request, name), *actions)
+        get = request.ext.get
+        for topic in {get("topic", ""), *get("topicList", "").split(";")} - {""}:
+            yield from topic_needs(topic, *actions)
 
     text = "/".join(actions)
     return Right(f"Group {text}, Topic {text}", needs, changes)
@@ -185,7 +191,7 @@ def _route(request: RemotingCommand) -> Needs:
     topic = _field(request, "topic")
     # Clients ask for the template of new topics, and for the topic of traces.
     if not is_system_topic(topic):
-        yield from topic_needs(topic, "", PUB, SUB, GET)
+        yield from topic_needs(topic, PUB, SUB, GET)
 
 
 def _heartbeat(request: RemotingCommand) -> Needs:
@@ -217,13 +223,13 @@ def _batch_ack(request: RemotingCommand) -> Needs:
     acks = BatchAckMessageRequestBody.decode_request(request.body).acks
     for group, topic in {(ack.consumer_group, ack.topic) for ack in acks}:
         yield group_need(group, SUB)
-        yield from pop_topic_needs(topic, group)
+        yield from ack_topic_needs(topic, group)
 
 
 def _request_mode(request: RemotingCommand) -> Needs:
     body = SetMessageRequestModeRequestBody.decode_request(request.body)
     yield group_need(body.consumer_group, UPDATE)
-    yield from topic_needs(body.topic, "", UPDATE)
+    yield from topic_needs(body.topic, UPDATE)
 
 
 def _topics_made(request: RemotingCommand) -> Needs:
@@ -245,11 +251,7 @@ def _clone(request: RemotingCommand) -> Needs:
     yield group_need(_field(request, "srcGroup"), GET)
     yield group_need(_field(request, "destGroup"), UPDATE)
     if topic := request.ext.get("topic"):
-        yield from topic_needs(topic, "", SUB, UPDATE)
-
-
-def _reply(request: RemotingCommand) -> Needs:
-    yield from publish_needs(_field(request, "topic", "b"))
+        yield from topic_needs(topic, SUB, UPDATE)
 
 
 RIGHTS: Final[dict[int, Right]] = {
@@ -257,8 +259,8 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.SEND_MESSAGE: _publish("topic"),
     Code.SEND_MESSAGE_V2: _publish("b"),
     Code.SEND_BATCH_MESSAGE: _publish("b"),
-    Code.SEND_REPLY_MESSAGE: Right("Topic Pub", _reply),
-    Code.SEND_REPLY_MESSAGE_V2: Right("Topic Pub", _reply),
+    Code.SEND_REPLY_MESSAGE: _publish("topic"),
+    Code.SEND_REPLY_MESSAGE_V2: _publish("b"),
     Code.END_TRANSACTION: Right("Topic Pub, of the half message", lambda request: iter(())),
     Code.RECALL_MESSAGE: _publish("topic"),
     # Consumers.
@@ -272,8 +274,8 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.PEEK_MESSAGE: _pops(),
     Code.NOTIFICATION: _pops(),
     Code.POLLING_INFO: _pops(),
-    Code.ACK_MESSAGE: _pops(),
-    Code.CHANGE_MESSAGE_INVISIBLETIME: _pops(),
+    Code.ACK_MESSAGE: _pops(ack_topic_needs),
+    Code.CHANGE_MESSAGE_INVISIBLETIME: _pops(ack_topic_needs),
     Code.BATCH_ACK_MESSAGE: Right("Group Sub, Topic Sub", _batch_ack),
     Code.QUERY_ASSIGNMENT: Right("Group Sub, Topic Sub", _assignment),
     Code.LOCK_BATCH_MQ: Right("Group Sub, Topic Sub", _locks),
@@ -310,7 +312,7 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.DELETE_SUBSCRIPTIONGROUP: _group(DELETE, name="groupName", changes=True),
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: _group(GET),
     Code.UPDATE_AND_GET_GROUP_FORBIDDEN: _group_and_topic(UPDATE, changes=True),
-    Code.GET_CONSUME_STATS: _group_and_topic(GET),
+    Code.GET_CONSUME_STATS: _group_and_topic(GET, name="consumerGroup"),
     Code.GET_CONSUMER_CONNECTION_LIST: _group(GET, name="consumerGroup"),
     Code.GET_CONSUMER_RUNNING_INFO: _group(GET, name="consumerGroup"),
     Code.QUERY_TOPICS_BY_CONSUMER: _group(GET),

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import (
@@ -35,6 +35,7 @@ from batonmq.remoting.command import (
     peek_is_response,
     receive_buffer,
 )
+from batonmq.remoting.headers import SendFrame
 from batonmq.remoting.intake import Intake
 from batonmq.remoting.pending_requests import PendingRequests
 from batonmq.runtime.clock import boot_ms, boot_s
@@ -59,12 +60,28 @@ Later: TypeAlias = Coroutine[Any, Any, None] | None
 RawHandler: TypeAlias = "Callable[[Connection, int, bytes, bytes], Later]"
 
 
+class SendHandler(Protocol):
+    """A raw handler that takes the decoded header, too, if the guard has decoded it already."""
+
+    def __call__(
+        self,
+        connection: "Connection",
+        kind: int,
+        header: bytes,
+        body: bytes,
+        request: SendFrame | None = None,
+        /,
+    ) -> Later: ...
+
+
 class Processors:
     """Handlers by request code; the default one answers REQUEST_CODE_NOT_SUPPORTED (3)."""
 
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
         self.raw_handlers: dict[int, RawHandler] = {}
+        self.send_handlers: dict[int, SendHandler] = {}
+        """Those of `raw_handlers` that take a decoded header."""
         self.default_handler: Handler = answer_not_supported
 
     def register(self, code: int, handler: Handler) -> None:
@@ -76,6 +93,11 @@ class Processors:
         """Sets the hot-path handler of a code."""
         self._assert_free(code)
         self.raw_handlers[int(code)] = handler
+
+    def register_send(self, code: int, handler: SendHandler) -> None:
+        """Sets the handler of a code of sends."""
+        self.register_raw(code, handler)
+        self.send_handlers[int(code)] = handler
 
     def default(self, handler: Handler) -> None:
         """Sets the handler of all other codes."""

@@ -116,9 +116,9 @@ class SendProcessor:
         self.stored_total = 0
 
     def register(self, processors: Processors) -> None:
-        processors.register_raw(RequestCode.SEND_MESSAGE_V2, self.send_v2)
+        processors.register_send(RequestCode.SEND_MESSAGE_V2, self.send_v2)
         processors.register_raw(RequestCode.SEND_MESSAGE, self.send_v1)
-        processors.register_raw(RequestCode.SEND_BATCH_MESSAGE, self.send_batch)
+        processors.register_send(RequestCode.SEND_BATCH_MESSAGE, self.send_batch)
 
     def topics_changed(self, topics: Collection[str] | None) -> None:
         """Drops the cached facts of these topics, or of all."""
@@ -129,11 +129,19 @@ class SendProcessor:
             self._known.pop(topic, None)
             self._made.discard(topic)
 
-    def send_v2(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
+    def send_v2(
+        self,
+        channel: Connection,
+        kind: int,
+        header: bytes,
+        body: bytes,
+        request: SendFrame | None = None,
+    ) -> Later:
         """One message (SEND_MESSAGE_V2, 310)."""
         if self._hold.active and self._held(self.send_v2, channel, kind, header, body):
             return None
-        request = decode_send_v2(kind, header)
+        if request is None:
+            request = decode_send_v2(kind, header)
         if request.ext.batch:
             return self._batch(self.send_v2, channel, request, kind, header, body)
         try:
@@ -155,11 +163,19 @@ class SendProcessor:
             self._not_put(exc, request, self.send_v1, channel, kind, header, body)
         return None
 
-    def send_batch(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
+    def send_batch(
+        self,
+        channel: Connection,
+        kind: int,
+        header: bytes,
+        body: bytes,
+        request: SendFrame | None = None,
+    ) -> Later:
         """Messages with consecutive queue offsets, all stored or none (SEND_BATCH_MESSAGE, 320)."""
         if self._hold.active and self._held(self.send_batch, channel, kind, header, body):
             return None
-        request = decode_send_v2(kind, header)
+        if request is None:
+            request = decode_send_v2(kind, header)
         return self._batch(self.send_batch, channel, request, kind, header, body)
 
     def _batch(

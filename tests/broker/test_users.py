@@ -385,6 +385,10 @@ def test_an_allowed_send_is_decided_once_for_a_connection_and_topic(tmp_path: Pa
             assert await send(USER, "B") == 0 and len(decided) == 2
             assert await send(USER, "A", b"y") == DENIED and await send(USER, "C") == DENIED
             assert await send(OTHER, "A") == DENIED and len(decided) == 5
+            relayed = RemotingCommand.request(310, send_header("A", 0, {}), b"x")
+            Signer(USER)(relayed)
+            relayed.ext["batonRelay"] = "1@10.0.0.1:1"  # not covered by the signature
+            assert (await client.invoke(server.address, relayed, 5000)).code == DENIED
             assert (await server.grant(OTHER, ("Topic:C", "Pub"))).code == 0
             decided.clear()
             assert await send(USER, "A") == 0 and decided == [310], "rights have changed"

@@ -317,7 +317,7 @@ async def _explain(context: CommandContext, names: tuple[str, ...], source: str 
     if kind == "Topic" and action == "Pub":
         needs = list(publish_needs(asked))
     elif kind == "Topic" and is_retry_or_dlq(asked):
-        needs = list(topic_needs(asked, "", action))
+        needs = list(topic_needs(asked, action))
     async with context.admin() as admin:
         address = await _one_master(admin)
         found = _user(name, await admin.users.users(address), await admin.users.acls(address))
