@@ -210,11 +210,11 @@ class NameServerRegistrar:
         period_ms: int,
         current: Current,
         master_named: Callable[[str, str], bool] = lambda address, ha_address: True,
-        users: Callable[[], tuple[int, UserWrapper]] | None = None,
+        users: Callable[[], UserWrapper] | None = None,
         by_members: RegistrationByMembers | None = None,
     ) -> None:
-        """`users`: returns version and content of the table of users, which a master gives to name
-        servers; None: users are not checked."""
+        """`users`: returns the table of users, which a master gives to name servers; None: this
+        broker does not check users."""
         self._users = users
         self._by_members = by_members
         self._client = client
@@ -368,7 +368,8 @@ class NameServerRegistrar:
     ) -> str | None:
         """Sends the users; returns what is wrong, None if the name server has them."""
         assert self._users is not None
-        version, table = self._users()
+        table = self._users()
+        version = table.data_version
         if connection.attachments.get("users") == version:
             return None
         names = {

@@ -15,6 +15,9 @@ import sys
 from collections.abc import Callable, Collection
 from functools import partial
 
+from msgspec import structs
+
+from batonmq.auth.policy import UserWrapper
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerConfig, BrokerSections
@@ -153,11 +156,15 @@ class BrokerService:
             broker.register_name_server_period,
             self.status.registration,
             self.replication.master_named,
-            (lambda: (self.tables.users.data_version.counter, self.tables.users.wrapper()))
-            if self.endpoint.guard is not None
-            else None,
+            self._users_of_master if self.endpoint.guard is not None else None,
             self._by_members,
         )
+
+    def _users_of_master(self) -> UserWrapper:
+        """The table, with the masterEpoch with which this broker registers."""
+        wrapper, epoch = self.tables.users.wrapper(), self.tables.topics.data_version.state_version
+        wrapper.data_version = structs.replace(wrapper.data_version, state_version=epoch)
+        return wrapper
 
     def _build_processors(self, clients: ConsumerManager) -> Processors:
         """The table in `batonmq/broker/__init__.py` says which processor answers which codes."""
@@ -232,7 +239,8 @@ class BrokerService:
     def _register_pop(self, processors: Processors) -> None:
         path, topics, popped = self.path, self.topics, self.waiting.pop
         broker = self.config.broker
-        self.pop = PopProcessor(path, topics, popped, broker)
+        has_users = self.endpoint.guard is not None
+        self.pop = PopProcessor(path, topics, popped, broker, has_users=has_users)
         self.pull.on_reset = popped.reset
         self.pop.register(processors)
         AckProcessor(path, topics, popped).register(processors)

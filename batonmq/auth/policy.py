@@ -36,7 +36,8 @@ DEFAULT: Final = "Default"
 ALLOW: Final = "Allow"
 DENY: Final = "Deny"
 ACTIONS: Final = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
-RESOURCES: Final = ("Topic", "Group", "Cluster", "Namespace")
+CLUSTER: Final = "Cluster"
+RESOURCES: Final = ("Topic", "Group", CLUSTER, "Namespace")
 NODES: Final = "Node"
 """A type that no policy can name, and no star matches."""
 ANY: Final = "*"
@@ -287,7 +288,9 @@ class KnownUser:
         if self.is_super:
             return Decision(True, f"{self.name} is a super user")
         decided = [
-            self._of_one(kind, name or cluster, need.actions, source)
+            # Requests leave out the name of the cluster only: a group without a name must not
+            # count as one that is named like the cluster.
+            self._of_one(kind, name or cluster * (kind == CLUSTER), need.actions, source)
             for kind, name in need.resources
         ]
         # One of several is enough, as for a dead-letter topic or its group.

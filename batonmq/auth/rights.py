@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from batonmq.auth.policy import NODES, Need
+from batonmq.auth.policy import CLUSTER, NODES, Need
 from batonmq.protocol.bodies import (
     BatchAckMessageRequestBody,
     HeartbeatData,
@@ -37,7 +37,6 @@ from batonmq.remoting.command import RemotingCommand
 
 TOPIC: Final = "Topic"
 GROUP: Final = "Group"
-CLUSTER: Final = "Cluster"
 PUB, SUB, GET, LIST = "Pub", "Sub", "Get", "List"
 CREATE, UPDATE, DELETE = "Create", "Update", "Delete"
 

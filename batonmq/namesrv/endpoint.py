@@ -124,12 +124,20 @@ class NamesrvEndpoint:
             self._guard.stand_before(processors)
 
     def put_users(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        """The users of a broker group, from its master."""
+        """The users of a broker group, from its master (BATON_PUT_USERS, 60007)."""
         assert self._guard is not None
         name, cluster = request.require("brokerName"), request.require("clusterName")
         if problem := first_problem({"broker name": name, "cluster name": cluster}, {}):
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, problem)
-        self._guard.book(name, cluster).replace(UserWrapper.decode(request.body).users)
+        wrapper = UserWrapper.decode(request.body)
+        # A master that was replaced while it was stopped must not bring back a removed user.
+        epoch = wrapper.data_version.state_version
+        known = (self._routes.data_version(cluster, a) for a in self._routes.members(name).values())
+        if any(each is not None and each.state_version > epoch for each in known):
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, "a newer master of the group is registered"
+            )
+        self._guard.book(name, cluster).replace(wrapper.users)
         return _done(request)
 
     def connection_lost(self, connection: Connection) -> None:

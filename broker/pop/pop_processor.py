@@ -47,12 +47,14 @@ class PopProcessor:
         topics: TopicService,
         service: PopService,
         config: BrokerConfig,
+        *,
+        has_users: bool,
     ) -> None:
         self._path = path
         self._service = service
         self._topics = topics
         self._checks = PopChecks(topics, config)
-        self._reader = PopReader(path.store, topics, service, config)
+        self._reader = PopReader(path.store, topics, service, config, has_users=has_users)
         self._hold = PopHold()
         self._next_slice: asyncio.Handle | None = None
         self.messages_total = 0

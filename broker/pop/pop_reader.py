@@ -82,8 +82,15 @@ class PopReader:
     match."""
 
     def __init__(
-        self, store: MessageStore, topics: TopicService, service: PopService, config: BrokerConfig
+        self,
+        store: MessageStore,
+        topics: TopicService,
+        service: PopService,
+        config: BrokerConfig,
+        *,
+        has_users: bool,
     ) -> None:
+        self._has_users = has_users
         self._store = store
         self._topics = topics
         self._service = service
@@ -99,9 +106,12 @@ class PopReader:
         orderly POP reads none."""
         retries: list[tuple[str, int]] = []
         if not pop.order and not is_retry_or_dlq(pop.topic):
+            # `%RETRY%a_b` is also the retry topic of a group `a_b`, whose messages group `a` need
+            # not be allowed to see. This broker writes there for `a` only while there is no `a_b`.
+            is_anothers = self._has_users and f"{pop.group}_{pop.topic}" in self._topics.groups
             retries = [
                 (flag, queue_id)
-                for flag in (RETRY_V1, RETRY_V2)
+                for flag in ((RETRY_V2,) if is_anothers else (RETRY_V1, RETRY_V2))
                 if (config := self._topics.get(real_topic(flag, pop.topic, pop.group)))
                 for queue_id in range(config.read_queue_nums)
             ]

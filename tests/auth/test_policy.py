@@ -240,11 +240,52 @@ def test_retry_and_dead_letter_topics_follow_their_group() -> None:
     assert ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%g") == ["Pub/Sub/Get on Group:g"]
 
 
-@pytest.mark.parametrize("code", [11, 361, 200050, 200051, 200053])
+@pytest.mark.parametrize("code", [11, 361, 200050, 200052, 200054, 200055])
 def test_a_group_whose_name_begins_like_another_does_not_read_its_retries(code: int) -> None:
-    """`%RETRY%bar_vip` is the topic of group bar_vip, and POP's of group bar in topic vip."""
+    """`%RETRY%bar_vip` is the topic of group bar_vip, and POP's of group bar in topic vip. Clients
+    of POP acknowledge by that name, and never read by it: only there the topic is enough."""
     needs = ask(code, consumerGroup="bar", topic="%RETRY%bar_vip")
-    assert needs == ["Sub on Group:bar", "Sub on Group:bar_vip or Topic:vip"]
+    assert needs == ["Sub on Group:bar", "Sub on Group:bar_vip"]
+    for ack in (200051, 200053):
+        needs = ask(ack, consumerGroup="bar", topic="%RETRY%bar_vip")
+        assert needs == ["Sub on Group:bar", "Sub on Group:bar_vip or Topic:vip"]
+
+
+DECOYS = dict.fromkeys(["topic", "b", "group", "consumerGroup", "groupName", "srcGroup"], "mine")
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "needs"),
+    [
+        (10, {"topic": "T"}, ["Pub on Topic:T"]),
+        (310, {"b": "T"}, ["Pub on Topic:T"]),
+        (324, {"topic": "T"}, ["Pub on Topic:T"]),
+        (325, {"b": "T"}, ["Pub on Topic:T"]),
+        (208, {"consumerGroup": "g", "topic": "T"}, ["Get on Group:g", "Get on Topic:T"]),
+        (303, {"group": "g", "topic": "T"}, ["Get on Group:g", "Get on Topic:T"]),
+        (345, {"group": "g", "topic": "T"}, ["Get on Group:g", "Get on Topic:T"]),
+        (222, {"group": "g", "topic": "T"}, ["Update on Group:g", "Update on Topic:T"]),
+        (207, {"groupName": "g"}, ["Delete on Group:g"]),
+        (38, {"consumerGroup": "g"}, ["Sub/Get on Group:g"]),
+    ],
+)
+def test_a_field_that_the_handler_does_not_read_gives_no_right(
+    code: int, fields: dict[str, str], needs: list[str]
+) -> None:
+    """A stranger adds the fields of other codes, with names on which it has rights."""
+    assert ask(code, **(DECOYS | fields)) == needs
+    assert ask(code, **fields) == needs
+
+
+def test_each_topic_of_a_list_is_asked_for() -> None:
+    needs = ask(208, consumerGroup="g", topicList="A;;B")
+    assert sorted(needs) == ["Get on Group:g", "Get on Topic:A", "Get on Topic:B"]
+
+
+def test_a_group_without_a_name_is_not_named_like_the_cluster() -> None:
+    user = user_with(entry("Group:C", "Sub"), entry("Cluster:C", "Get"))
+    assert not decide(user, "Group:", "Sub").allowed
+    assert decide(user, "Cluster:", "Get").allowed
 
 
 def test_internal_topics_are_read_by_nodes_only() -> None:

@@ -35,6 +35,7 @@ from batonmq.auth.policy import PolicyEntry, User, UserInfo, UserWrapper
 from batonmq.auth.rights import RIGHTS, needs_of
 from batonmq.auth.signature import Credentials, Signer
 from batonmq.broker.config import BrokerSections
+from batonmq.broker.name_server_registrar import RouteRegistration
 from batonmq.broker.service import BrokerService
 from batonmq.broker.tables.users import UserTable
 from batonmq.client.admin.admin import Admin
@@ -45,8 +46,14 @@ from batonmq.controller.service import ControllerService
 from batonmq.mqctl.main import cli
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
+from batonmq.protocol.bodies import (
+    DataVersion,
+    SubscriptionGroupConfig,
+    TopicConfigAndMappingSerializeWrapper,
+)
 from batonmq.protocol.codes import RELAY_FIELD, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
+from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from tests.shared.ports import free_ports
@@ -715,6 +722,71 @@ def test_name_servers_learn_users_from_the_master_of_each_group(tmp_path: Path) 
             await server.ask(ADMIN, 3003, {"username": "shop"})
             await until(lambda: guard.user("shop") is None)
             assert await route(USER) == DENIED
+
+    play(test)
+
+
+def test_a_master_that_was_replaced_does_not_bring_back_a_user() -> None:
+    """It was stopped, and gives name servers its table when it runs again."""
+
+    async def test() -> None:
+        async with name_server_with_users() as names:
+
+            async def put(epoch: int, *users: Credentials) -> int:
+                table = UserWrapper(
+                    data_version=DataVersion(state_version=epoch),
+                    users={
+                        each.access_key: User(username=each.access_key, password=each.secret_key)
+                        for each in users
+                    },
+                )
+                name = {"brokerName": "broker-a", "clusterName": "C"}
+                return (await names.ask(NODE, 60007, name, table.encode())).code
+
+            topics = TopicConfigAndMappingSerializeWrapper(
+                data_version=DataVersion(state_version=2)
+            )
+            body = RegisterBrokerBody(topic_config_serialize_wrapper=topics).encode()
+            newer = RouteRegistration("C", "broker-a", 0, "127.0.0.1:2", "127.0.0.1:3", body)
+            client = RemotingClient(sign=Signer(NODE))
+            try:
+                assert await put(1, USER, OTHER) == 0
+                assert (await client.invoke(names.address, newer.request(), 5000)).code == 0
+                assert await put(2, OTHER) == 0
+                assert await put(1, USER, OTHER) == ResponseCode.SYSTEM_ERROR
+                assert names.guard.user("shop") is None and names.guard.user("other") is not None
+            finally:
+                await client.close()
+
+    play(test)
+
+
+def test_pop_gives_no_retries_of_a_group_whose_name_begins_alike(tmp_path: Path) -> None:
+    """`%RETRY%bar_vip` is the retry topic of group bar_vip, and POP's of group bar in topic vip."""
+
+    async def test() -> None:
+        async with (
+            name_server_with_users() as names,
+            broker_with_users(tmp_path, namesrv_addr=names.address) as server,
+        ):
+            assert isinstance(server.service, BrokerService)
+            await server.create(USER)
+            await server.grant(USER, ("Topic:vip", "Sub"), ("Group:bar", "Sub"))
+            groups = server.service.topics
+            for name in ("bar", "bar_vip"):
+                groups.put_group(SubscriptionGroupConfig(group_name=name))
+            groups.of_group("%RETRY%bar_vip", 1)
+            for topic in ("%RETRY%bar_vip", "vip"):
+                sent = await server.ask(ADMIN, 310, send_header(topic, 0, {}), topic.encode())
+                assert sent.code == 0, sent
+            await until(lambda: names.guard.user("shop") is not None)
+            user = ClientOptions(credentials=USER)
+            async with PopConsumer(
+                "bar", name_servers=names.address, client_options=user
+            ) as consumer:
+                await consumer.subscribe("vip")
+                found = await consumer.receive("vip")
+                assert [each.body for each in found] == [b"vip"]
 
     play(test)
 
