@@ -101,6 +101,7 @@ class Controllers:
             session.behind_since_ms = None
         elif session.behind_since_ms is None:
             session.behind_since_ms = now_ms
+        # A lower epoch is that of a deposed leader that does not know it yet.
         if event.leader and event.controller_epoch >= self.controller_epoch:
             changed = self.leader != event.controller
             self.leader = event.controller
@@ -183,6 +184,8 @@ class Controllers:
         timings = self._timings
         # Only a master renews a lease.
         pace_ms = timings.heartbeat_ms if master else 2 * timings.heartbeat_ms
+        # After three heartbeats without an answer all controllers get them at the full rate: a new
+        # leader is then found within one period, long before this session counts as silent.
         if self.leader is not None:
             silent_ms = self._sessions[self.leader].answered_ms + 3 * pace_ms
             if now_ms >= silent_ms:

@@ -2,10 +2,7 @@
 
 Invariants: the masterEpoch of a role change is durable before it has any effect outside (R2), and
 no action begins while another is awaited. Storing the epoch begins as soon as the role change
-arrives. A slave waits for it before the broker acts. A master writes the epoch file at the same
-time, and opens only when both are durable, which saves one wait for the disk in every failover. The
-epoch file alone is not enough: its last entry is dropped if the log is shorter after a restart
-(R25). A newer role change replaces what waits: older role changes, sets to adopt, outcomes of
+arrives. A newer role change replaces what waits: older role changes, sets to adopt, outcomes of
 earlier proposals.
 
 `SwitchRunner` is the shell around `PlannedSwitch`: timer, election, held sends. Its calls do not
@@ -171,6 +168,9 @@ class RoleRunner:
                 # Before the broker acts, because HA may propose at once, and a proposal names its
                 # view.
                 self._deliver(view)
+                # The broker writes its epoch file at the same time and opens only when both are
+                # durable: one wait for the disk less in each failover. That file alone is not
+                # enough: its last entry is dropped if the log is shorter after a restart (R25).
                 durable = asyncio.ensure_future(self._epochs.stored(view.master_epoch))
                 try:
                     await self._actions.become_master(view, durable)

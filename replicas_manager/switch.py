@@ -139,6 +139,7 @@ class PlannedSwitch:
             return [
                 SwitchFailed(task, f"masterEpoch is {master_epoch} here, not {task.master_epoch}")
             ]
+        # Without a lease another replica may be master already.
         if not lease:
             return [SwitchFailed(task, "this master holds no lease")]
         self.task = task
@@ -213,7 +214,8 @@ class PlannedSwitch:
         if not progress.member:
             return self._fail(task, f"broker {task.broker_id} is not in the SyncStateSet")
         lag = progress.log_end - progress.ack
-        # Only acks after the request: earlier ones do not prove that the replica is not hung.
+        # R42: without the tables the new master would bring old consumer offsets back. Only acks
+        # after the request: earlier ones do not prove that the replica is not hung.
         awake = progress.ack >= 0 and progress.ack_ms > self._requested_ms
         if awake and lag <= NEAR_BYTES and progress.tables:
             return [HoldSends()]
@@ -251,6 +253,7 @@ class PlannedSwitch:
                 self.stage = SwitchStage.ELECTING
                 self._repeat_ms = self._hold_ends_ms(task)
                 self.next_ms = self._repeat_ms
+                # The election first: the report for the history must not delay it.
                 return [
                     ElectTarget(task, self._drained_offset),
                     Drained(task, self._drained_offset, now_ms - self._held_since_ms),
@@ -270,6 +273,8 @@ class PlannedSwitch:
         if now_ms >= ends_ms:
             held_ms = now_ms - self._held_since_ms
             return self._fail(task, f"no controller answered the election in {held_ms} ms")
+        # The first request may have reached a controller that lost the lead. The same request id
+        # makes a second one harmless (R11).
         if now_ms >= self._repeat_ms:
             self._repeat_ms = ends_ms
             self.next_ms = ends_ms
@@ -283,6 +288,7 @@ class PlannedSwitch:
     def _fail(self, task: SwitchTask, reason: str) -> list[SwitchEffect]:
         held = self.holding
         self._end()
+        # Sends before the report: they have waited long enough.
         failed = SwitchFailed(task, f"{reason}; the old master stays")
         return [ReleaseSends(), failed] if held else [failed]
 

@@ -191,10 +191,11 @@ class MasterCore:
 
     @records_event
     def epochs_changed(self, entries: Sequence[EpochEntry], now_ms: int) -> list[MasterEffect]:
-        """An epoch was appended, or old ones dropped. Every connection uses the new list at once,
-        or it would continue in an epoch that has ended (RocketMQ issues 9689, 6505)."""
+        """An epoch was appended, or old ones dropped."""
         self._entries = with_ends(entries)
         effects: list[MasterEffect] = []
+        # At once: a connection with the old list would continue in an epoch that has ended
+        # (RocketMQ issues 9689, 6505).
         for connection in list(self._following.values()):
             current = connection.entry
             found = entry_of(self._entries, current.epoch) if current is not None else None
@@ -303,6 +304,7 @@ class MasterCore:
         if connection.stage is not LinkStage.TRANSFER:  # refused, or a late read
             return effects
         for offset in offsets:
+            # An ack outside of this range cannot be about this log.
             if not connection.acked <= offset <= max(connection.next_offset, connection.verified):
                 return effects + self._close(
                     connection,
@@ -311,11 +313,12 @@ class MasterCore:
                     now_ms,
                 )
             connection.acked = offset
-        # after the first ack, only sent bytes can be acked
+        # After the first ack only sent bytes can be acked.
         connection.verified = 0
         if connection.epoch != self.sync.master_epoch and connection.acked > connection.earlier_end:
             # It acked bytes sent since the election, so it has entered this epoch.
-            connection.epoch = self.sync.master_epoch  # bytes of this epoch: it followed into it
+            connection.epoch = self.sync.master_epoch
+        # Before that an ack may be about bytes that the slave has cut since, under another master.
         if connection.epoch == self.sync.master_epoch:
             effects += self.sync.acked(
                 connection.broker_id, connection_id, connection.acked, now_ms
@@ -351,9 +354,9 @@ class MasterCore:
 
     @records_event
     def replicas_changed(self, replicas: Sequence[Replica], now_ms: int) -> list[MasterEffect]:
-        """A newer role view. Only acks of the registered process count (R41): what an earlier
-        process acked may be lost (R12). A process may connect before the view that registers it.
-        """
+        """A newer role view. Only acks of the registered process count (R41)."""
+        # What an earlier process acked may be lost (R12). A process may connect before the view
+        # that registers it comes: it waits for that (WAIT_RECORD).
         self._registrations.renew(replicas)
         effects: list[MasterEffect] = []
         for connection in list(self.connections.values()):
@@ -377,10 +380,10 @@ class MasterCore:
         self, master_epoch: int, recorded: RecordedSet, entries: Sequence[EpochEntry], now_ms: int
     ) -> list[MasterEffect]:
         """This master was elected again; `entries` end with the new, durable epoch. Connections
-        stay, but earlier acks do not count: a slave may have followed another master in between and
-        cut its log. Acks count again after the slave's mark of this epoch, or for bytes sent since.
-        If there was an epoch in between, only the mark counts: the slave may still hear of that
-        master."""
+        stay. Acks count again after the slave's mark of this epoch, or for bytes sent since."""
+        # Earlier acks do not count: a slave may have followed another master in between and cut its
+        # log. If there was an epoch in between only the mark counts: the slave may still hear of
+        # that master.
         start, skips = entries[-1].start_offset, master_epoch > self.sync.master_epoch + 1
         for connection in self.connections.values():
             sent = max(connection.next_offset, connection.verified)

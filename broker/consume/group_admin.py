@@ -274,6 +274,8 @@ class GroupAdminProcessor:
             async for each in in_turns(queues):
                 wanted[each] = self._offset_at(topic, each, when)
         if self._config.use_server_side_reset_offset:
+            # In parts: one record for a topic of thousands of queues would fill a turn on each
+            # member (R58).
             what, left = f"reset of group {group} in {topic}", iter(wanted.items())
             # The role may change at each await, so it is checked for every record.
             while some := dict(islice(left, RESET_AT_ONCE)):
@@ -382,6 +384,7 @@ class GroupAdminProcessor:
             )
         asked = {"topic": topic, "group": group}
         answers = []
+        # A few at a time: a group may have thousands of members (R58).
         for begin in range(0, len(members), ASKED_AT_ONCE):
             asks = (
                 self._ask(member, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked)

@@ -1,9 +1,7 @@
 """Queue locks of orderly groups: lock (LOCK_BATCH_MQ, 41) and unlock (UNLOCK_BATCH_MQ, 42).
 
-A lock is answered when its record is on every required member (R30); a renewal once this broker has
-proved that it is still the master, since a deposed one would give a queue a second owner. Releases
-and expiries of locks are records, too. Origin: `AdminBrokerProcessor.lockBatchMQ`,
-`RebalanceLockManager` in Java.
+A lock is answered when its record is on every required member (R30). Releases and expiries of locks
+are records as well. Origin: `AdminBrokerProcessor.lockBatchMQ`, `RebalanceLockManager` in Java.
 """
 
 from __future__ import annotations
@@ -51,7 +49,8 @@ class LockProcessor:
             granted += [queues[queue] for queue in got]
             if change is not None:
                 self._topics.put_locks(change)
-        # A slave that acts for its master has no SyncStateSet to confirm a lock.
+        # Also for a renewal, which needs no record: a deposed master would give the queue a second
+        # owner. A slave that acts for its master has no SyncStateSet to confirm a lock.
         if granted and not self._path.gate.is_acting:
             await self._path.still_master(f"queue locks of group {group}")
         body = LockBatchResponseBody(lock_ok_mq_set=granted)
@@ -74,6 +73,7 @@ class LockProcessor:
         """Releases some expired locks."""
         if self._path.gate.refusal is not None:
             return
+        # By records: a new master that still had such a lock would refuse the next owner.
         over: dict[tuple[str, str], list[Queue]] = {}
         for group, client_id, queue in self._locks.over(now_ms):
             over.setdefault((group, client_id), []).append(queue)

@@ -216,6 +216,7 @@ class PullProcessor:
             running = self._waking[queue]
             running.then_to = max(max_offset, running.then_to)
             return
+        # R58: thousands of consumers may wait for one queue: the rest is answered in later turns.
         woken = self._hold.arrived(topic, queue_id, max_offset, _SLICE)
         self._look_again(woken, may_hold=True)
         if len(woken) == _SLICE < waiting:
@@ -241,6 +242,8 @@ class PullProcessor:
         running.left -= limit
         woken = self._hold.arrived(*queue, running.max_offset, limit)
         self._look_again(woken, may_hold=True)
+        # At most as many as waited when the round began: pulls that are held again, since nothing
+        # matched, must not keep it running.
         if len(woken) < limit or not running.left:
             del self._waking[queue]
             if running.then_to:
@@ -276,6 +279,7 @@ class PullProcessor:
         """Refuses held pulls of clients that find the master by themselves; keeps the others, which
         a slave can serve."""
         self.pulled.clear()
+        # A new hold: pulls that arrive meanwhile belong to the new role.
         before, self._hold = self._hold, PullHold()
         self._answer_held(before)
 

@@ -130,6 +130,8 @@ class PullChecks:
                 Forbidden.BROADCASTING,
                 f"group {name} may not broadcast: consumeBroadcastEnable is false",
             )
+        # The heartbeat with the newer subscription is on its way: filtered by the older one, the
+        # group would skip messages.
         if subscription.sub_version < ext.sub_version:
             raise BrokerRefusal(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,

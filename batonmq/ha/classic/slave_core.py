@@ -151,6 +151,8 @@ class ClassicSlaveCore:
         self._next = max(self._next, log_end)
         if head.offset == self._next:
             return [] if head.size == 0 else self._progressed()
+        # An empty log begins where the master's log begins. A file of the log has its first offset
+        # as its name, so that must be a multiple of the segment size.
         if self._next == 0 and head.size and head.offset % self._segment_size == 0:
             self._next = head.offset
             return [fx.BeginAt(head.offset, "the master begins there"), *self._progressed()]
@@ -194,7 +196,7 @@ class ClassicSlaveCore:
     @records_event
     def disconnected(self, now_ms: int) -> list[ClassicSlaveEffect]:
         """The connection ended, or could not be made."""
-        # our own hang-up has already set the next attempt
+        # Our own hang-up has already set the next attempt.
         if self.stage not in (ClassicPhase.IDLE, ClassicPhase.WAIT, ClassicPhase.STOPPED):
             self._enter(ClassicPhase.WAIT, now_ms)
             self._redial.later(now_ms)
@@ -248,6 +250,8 @@ class ClassicSlaveCore:
         return fx.SendToMaster(encode_report(offset))
 
     def _progressed(self) -> list[ClassicSlaveEffect]:
+        # Not when the connection is made: a master that refuses each one would be dialled without a
+        # pause.
         self._redial.progress()
         if not self._is_new:
             return []
