@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
-from batonmq.broker.tables.topics import TopicService, require_room_for_groups
+from batonmq.broker.tables.topics import TopicService, refuse_too_many_groups
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.attributes import altered, parse_attributes
 from batonmq.protocol.bodies import (
@@ -232,7 +232,7 @@ class AdminProcessor:
         configs = SubscriptionGroupList.decode_request(request.body).group_config_list
         async for config in in_turns(configs):
             check_group(config.group_name)
-        require_room_for_groups(self._topics, configs)
+        refuse_too_many_groups(self._topics, configs)
         for begin in range(0, len(configs), AT_ONCE):
             self._require_writable()
             end = self._topics.put_groups(configs[begin : begin + AT_ONCE])

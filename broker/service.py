@@ -351,8 +351,8 @@ class BrokerService:
         self.store.close()
 
     def _new_beginning(self) -> None:
-        self.tables.offsets.begin_anew()
-        self.tables.delays.begin_anew()
+        self.tables.offsets.clear_for_new_log()
+        self.tables.delays.clear_for_new_log()
         self.slave_sync.fetch_offsets_again()
 
     def _topic_deleted(self, topic: str) -> None:

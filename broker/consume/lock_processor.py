@@ -75,7 +75,7 @@ class LockProcessor:
             return
         # By records: a new master that still had such a lock would refuse the next owner.
         over: dict[tuple[str, str], list[Queue]] = {}
-        for group, client_id, queue in self._locks.over(now_ms):
+        for group, client_id, queue in self._locks.expired(now_ms):
             over.setdefault((group, client_id), []).append(queue)
         for (group, client_id), queues in over.items():
             self._release(group, client_id, queues)

@@ -25,8 +25,8 @@ from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import (
     PositionReport,
     commit_refusal,
+    next_pull_offset,
     where_reset,
-    where_to_go_on,
 )
 from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.broker.write.write_path import WritePath
@@ -402,7 +402,7 @@ class PullProcessor:
         elif code == ResponseCode.PULL_OFFSET_MOVED and offset > next_offset:
             group = pull.group.group_name
             committed = self._offsets.query(group, pull.topic, pull.queue_id)
-            next_offset = where_to_go_on(self._gate, next_offset, committed)
+            next_offset = next_pull_offset(self._gate, next_offset, committed)
         header = pull_header(
             pull.opaque,
             code,

@@ -206,7 +206,7 @@ class ClassicReplication(Replication):
             # Without controllers this broker's own disk decides: all that its start has found
             # counts as confirmed.
             path.store.advance_confirm_offset(path.store.max_phy_offset)
-            self._tables.locks.lead(path.clock_ms())
+            self._tables.locks.renew_all(path.clock_ms())
             path.gate.opening(CLASSIC_EPOCH)
             path.rule = self._confirms
             path.gate.open()
@@ -221,7 +221,7 @@ class ClassicReplication(Replication):
             # Groups commit here from now on: offsets of the absent master must not replace theirs.
             self._slave_sync.follow(None)
             self._tables.offsets.act_for_master()
-            self._tables.locks.lead(self._path.clock_ms())
+            self._tables.locks.renew_all(self._path.clock_ms())
         elif self._master.remoting:
             self._slave_sync.follow(Followed(self._master.remoting, CLASSIC_EPOCH))
 

@@ -86,7 +86,7 @@ class RoleActions:
         self._tables.topics.set_state_version(view.master_epoch)
         self._tables.offsets.set_state_version(view.master_epoch)
         self._lease_lost_ms = None
-        self._tables.locks.lead(self._path.clock_ms())
+        self._tables.locks.renew_all(self._path.clock_ms())
         self._gate.after_unclean = view.unclean_epoch > 0
         # The gate first: the held sends are handled within `release`, and a closed gate refuses
         # them.

@@ -1,8 +1,7 @@
-"""One of the broker's `config/*.json` files: read with `.bak` fall-back, written durably.
+"""One of the broker's `config/*.json` files. If the file cannot be read its `.bak` is used.
 
-Read: fastjson's dialect, as Java writes it (`{0:12}`). Written: standard JSON, indented for people,
-which Java reads as well. What was there before becomes `.bak`, as in Java. A file that holds the
-same bytes already is not written again. Origin: Java `ConfigManager`.
+It reads fastjson's dialect, as Java writes it (`{0:12}`), and writes standard JSON, indented, which
+Java reads as well. The content before becomes `.bak`, as in Java. Origin: Java `ConfigManager`.
 """
 
 import functools
@@ -43,21 +42,19 @@ class ConfigFile(Generic[B]):
         self._order = SnapshotOrder()
 
     def load(self) -> B | None:
-        """The body, or None if neither the file nor its `.bak` exists.
-
-        Raises CorruptLogError, with the reasons, if something is there but none of it is usable:
-        starting without it would quietly forget topics, groups or offsets.
-        """
+        """The body, or None if neither the file nor its `.bak` exists. Raises CorruptLogError, with
+        the reasons, if neither of those that exist can be used."""
         try:
             loaded = load_with_backup(self.path, self._parse)
         except UnreadableFileError as error:
+            # To start without the file would silently forget topics, groups or offsets.
             raise CorruptLogError(str(self.path), 0, "; ".join(error.reasons)) from error
         if loaded is None:
             return None
         if loaded.from_backup:
             log.warning("config_file_from_backup file=%s reason=%s", self.path, loaded.reason)
             if self.path.exists():
-                # As Java does: it must not become the `.bak` of the next write.
+                # As Java does: the bad file must not become the `.bak` of the next write.
                 disk.unlink(self.path)
         return loaded.value
 
@@ -68,43 +65,41 @@ class ConfigFile(Generic[B]):
             raise ValueError(str(error)) from error
 
     def write_of(self, body: B) -> Callable[[], None]:
-        """The write that makes `body`, which must not change any more, the durable content; for any
-        thread. It writes nothing over a later body, or if the file has this content.
-
-        It holds the interpreter for at most a millisecond at a time, so the loop continues
-        meanwhile.
-        """
+        """A function that writes `body` durably; any thread may call it. `body` must not change any
+        more. It writes nothing if a later body was written, or the file has this content."""
         return self.write_of_made(lambda: body)
 
     def write_of_made(self, make: Callable[[], B]) -> Callable[[], None]:
-        """The same for a body that the writing thread makes."""
+        """The same for a body that is made in the writing thread."""
         return self._order.ordered(functools.partial(self._write, make))
 
     def _write(self, make: Callable[[], B]) -> None:
-        text = b"".join(_each_by_itself(_formatted(make())))
+        text = b"".join(_yielding(_formatted(make())))
         if text == self._written:
             return
         replace_file(self.path, text, keep_previous=True, mode=self._mode)
-        # Only now: what could not be written must not count as the file's content.
+        # Only now: after a failed write the file has another content.
         self._written = text
 
 
 def _formatted(body: Body) -> Iterator[bytes]:
-    """Its JSON with an indent of one space, in pieces."""
-    before, goes_on = b"{", False
+    """The JSON of `body` with an indent of one space, in pieces."""
+    before, is_continued = b"{", False
     for member, text, more in encoded_parts(body):
         head, tail = b'\n "%b": {' % member.encode(), b"\n }"
         whole = msgspec.json.format(b'{"%b":%b}' % (member.encode(), text), indent=1)
         piece = whole.removeprefix(b"{").removesuffix(b"\n}")
-        if goes_on:
+        if is_continued:
             piece = piece.removeprefix(head)
         yield before + (piece.removesuffix(tail) if more else piece)
-        before, goes_on = b",", more
+        before, is_continued = b",", more
     yield b"\n}" if before == b"," else b"{}"
 
 
-def _each_by_itself(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Lets other threads run between two pieces."""
+def _yielding(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """`pieces`; between two of them other threads may run."""
+    # A piece takes at most a millisecond. Without a break the encoder of a large table would keep
+    # the interpreter lock, and heartbeats of the loop would wait.
     for number, piece in enumerate(pieces):
         if number:
             time.sleep(0)
@@ -115,25 +110,25 @@ class ConfigManager(Generic[B]):
     """A table with a data version in a file; the base of the broker's config managers.
 
     Invariant: each change of the table moves `data_version` and will be in the next snapshot. One
-    thread owns the table; `writes_due` gives what another one writes.
+    thread owns the table; another one may write its snapshots (`writes_due`).
     """
 
     MODE: ClassVar[int] = 0o644
-    """Of the file."""
+    """The file's mode."""
 
     def __init__(self, path: Path, kind: type[B], clock_ms: Callable[[], int]) -> None:
         self._file = ConfigFile(path, kind, self.MODE)
         self._clock_ms = clock_ms
         self._dirty = True
-        #: Counts changes; its state version is the masterEpoch, its timestamp wall time in ms.
+        #: Counts changes. Its state version is the masterEpoch, its timestamp wall time in ms.
         self.data_version = DataVersion(timestamp=clock_ms())
 
     def wrapper(self) -> B:
-        """The whole table with its version, for slaves, tools and the file; a copy."""
+        """A copy of the whole table with its version, for slaves, tools and the file."""
         raise NotImplementedError
 
     def set_state_version(self, master_epoch: int) -> None:
-        """Stamp the table with a new masterEpoch (a role change)."""
+        """A role change: the table gets the new masterEpoch as its state version."""
         self._new_version(master_epoch)
 
     def _new_version(self, state_version: int | None = None) -> None:
@@ -141,12 +136,10 @@ class ConfigManager(Generic[B]):
         self._dirty = True
 
     def writes_due(self) -> list[Callable[[], None]]:
-        """The write of a snapshot, for any thread; none if nothing changed.
-
-        Only the snapshot is taken here: no fsync, which on a busy disk takes tenths of a second,
-        and no encoder stops the owner's thread. The write raises OSError; the process must end
-        then, for it is not repeated.
-        """
+        """The write of a snapshot, for any thread; none if nothing changed. After an OSError of the
+        write the process must end, since it is not repeated."""
+        # Only the snapshot is taken here. Encoding and fsync, which on a busy disk takes tenths of
+        # a second, must not stop the loop.
         if not self._dirty:
             return []
         self._dirty = False
@@ -154,10 +147,8 @@ class ConfigManager(Generic[B]):
 
 
 class NamedTable(ConfigManager[B], Generic[B, C]):
-    """Name -> config. Entries are values: they are replaced, never changed in place.
-
-    System entries are always there.
-    """
+    """Name to config. Entries are values: they are replaced, never changed in place. System entries
+    are always there."""
 
     def __init__(
         self, path: Path, kind: type[B], clock_ms: Callable[[], int], system: Mapping[str, C]
@@ -190,11 +181,11 @@ class NamedTable(ConfigManager[B], Generic[B, C]):
         return self._table
 
     def put(self, config: C) -> bool:
-        """Add or replace an entry; False, and no new version, if it is as it was."""
+        """Adds or replaces an entry; False, and no new version, if it has not changed."""
         return self.put_all((config,))
 
     def put_all(self, configs: Iterable[C]) -> bool:
-        """Add or replace several entries as one change."""
+        """Adds or replaces several entries as one change."""
         changed = {
             name: config
             for config in configs
@@ -206,29 +197,27 @@ class NamedTable(ConfigManager[B], Generic[B, C]):
         return bool(changed)
 
     def delete(self, name: str) -> bool:
-        """Remove an entry; a system entry stays."""
+        """Removes an entry; a system entry stays."""
         if name in self._system or self._table.pop(name, None) is None:
             return False
         self._new_version()
         return True
 
     def _adopt(self, table: Mapping[str, C], data_version: DataVersion) -> bool:
-        """Take over another table; system entries that it lacks stay. False if it was the same.
-        Names that no topic and no group can have are left out (R46): earlier versions let them in.
-
-        Versions and contents are compared: replicas count their own changes, so equal versions
-        prove nothing.
-        """
+        """Replaces the table by `table`; system entries that it lacks stay. False if it was the
+        same."""
+        # R46: earlier versions accepted names that no topic and no group can have.
         after = self._system | {name: table[name] for name in table if is_file_name(name)}
         if after != self._table and len(after) < len(self._system | dict(table)):
             bad = [name for name in table if not is_file_name(name)]
             log.error("names_skipped file=%s names=%r", self._file.path, bad[:10])
+        # The contents too: each replica counts its own changes, so equal versions prove nothing.
         if after == self._table and data_version == self.data_version:
             return False
         self._table, self.data_version, self._dirty = after, data_version, True
         return True
 
     def _adopt_loaded(self, table: Mapping[str, C], data_version: DataVersion) -> None:
-        """The same for what was on disk: it is written again only if it lacked system entries."""
+        """The same for the table on disk; it is written again only if it lacked system entries."""
         self._adopt(table, data_version)
         self._dirty = self._table.keys() != table.keys()

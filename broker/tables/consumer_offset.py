@@ -1,25 +1,20 @@
 """Consumer offsets, and the progress of delay levels and timers: two tables and their files.
 
-`config/consumerOffset.json`: `topic@group` -> queue id -> offset, as in Java. An offset is the next
+`config/consumerOffset.json`: `topic@group` to queue id to offset, as in Java. An offset is the next
 message that the group has not consumed.
 
 Invariant (R31): a master's table is accepted only if its masterEpoch is not below the last one
 accepted, so late offsets of a deposed master overwrite nothing. That epoch is in the file, as the
-data version's state version.
+state version of the data version.
 
 The deletion of a topic is a record of the log and deletes the topic's offsets (R39).
-`deletions.end` is where the last deletion that was carried out here ends in the log. A master's
-table is refused if the master had not carried out as many: it may have offsets of a deleted topic.
-A start may read deletions again that the file already counts; these delete nothing that was created
-since.
 
-`config/delayOffset.json`: delay level -> offset of the next message to deliver in its queue of
-SCHEDULE_TOPIC_XXXX, and the progress of the timers. The progress records of the log decide
-(`broker.schedule.due_queues`). The file holds their result up to the checkpoint, and what a master
-sent about the time before this replica's log. `config/timercheck` (7 i64 in 4096 bytes) is Java's
-file for timers: written for a Java broker that starts on this folder, read if the folder is from
-one. Java reads the timers' queue from the first waiting message on, and repeats deliveries behind
-it.
+`config/delayOffset.json`: delay level to the offset of the next message to deliver in its queue of
+SCHEDULE_TOPIC_XXXX, and the progress of the timers. Progress records of the log change them
+(`broker.schedule.due_queues`); the file has the result up to the checkpoint, and what a master sent
+about the time before this replica's log. `config/timercheck` (7 i64 in 4096 bytes) is Java's file
+for timers. It is written for a Java broker that starts in this folder, and read if the folder is
+from one.
 
 Origin: Java `ConsumerOffsetManager`, `SlaveSynchronize`, which compares no epochs, and
 `ScheduleMessageService`, whose slaves poll the file.
@@ -52,7 +47,7 @@ log = logging.getLogger(__name__)
 
 SEPARATOR = "@"
 NO_OFFSET = -1
-# Java moves the data version once per so many commits, not at each.
+# As in Java the data version moves once in so many commits, not at each.
 _COMMITS_PER_VERSION = 500
 _SORTED_AT_ONCE: Final = 512
 _VERSIONS_AHEAD = 1000
@@ -74,7 +69,7 @@ class Lowered:
 
 class _Keys:
     """The keys `topic@group` of a table by topic and by group, so that a look-up does not walk over
-    all of them. Keys that come with a whole table are indexed later, some at each look-up."""
+    all of them (R58). The keys of a whole table are indexed later, some at each look-up."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._of_topic: dict[str, set[str]] = {}
@@ -82,11 +77,11 @@ class _Keys:
         self._unsorted = set(keys)
 
     def add_all(self, keys: Iterable[str]) -> None:
-        """Keys that were not there."""
+        """Adds keys that were not there."""
         self._unsorted.update(keys)
 
     def add(self, key: str) -> None:
-        """A key that was not there."""
+        """Adds a key that was not there."""
         topic, _, group = key.partition(SEPARATOR)
         self._of_topic.setdefault(topic, set()).add(key)
         self._of_group.setdefault(group, set()).add(key)
@@ -109,7 +104,7 @@ class _Keys:
         return sorted([*self._of_topic.get(topic, ()), *rest])
 
     def of_group(self, group: str) -> list[str]:
-        """Without broadcast marks (`topic@group@...`)."""
+        """The keys of a group, without those of broadcast consumers (`topic@group@...`)."""
         if SEPARATOR in group:
             return []
         self._sort_some()
@@ -123,7 +118,7 @@ class _Keys:
 
 
 class OffsetTable(ConsumerOffsetSerializeWrapper):
-    """With members that Java leaves out: `topics` and `end` of `Deletions`, `OffsetResets`, and
+    """With members that Java does not have: `topics` and `end` of `Deletions`, `OffsetResets`, and
     `end` and `lacks` of `Received`."""
 
     baton_deleted: dict[str, int] = msgspec.field(default_factory=dict)
@@ -135,7 +130,7 @@ class OffsetTable(ConsumerOffsetSerializeWrapper):
 
 
 class ConsumerOffsetManager(ConfigManager[OffsetTable]):
-    """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.writes_due`."""
+    """`topic@group` to queue id to offset. One thread only; see `ConfigManager.writes_due`."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/consumerOffset.json`; call `load` next."""
@@ -150,14 +145,14 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self.resets = OffsetResets(self.commit, self._new_version)
 
     def load(self) -> None:
-        """Take over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
         body = self._file.load()
         if body is None:
             return
         self._table = body.offset_table
         self._keys = _Keys(self._table)
-        # Consumers may have kept running through this restart, with positions in queues that are
-        # gone (R39).
+        # Consumers may have kept running during this restart, with offsets in queues that are gone
+        # (R39).
         for topic in body.baton_deleted:
             self._old.deleted(topic)
         self.resets.loaded(body.baton_resets, body.baton_resets_end)
@@ -173,17 +168,17 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     # Reading.
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
-        """The committed offset, -1 if there is none."""
+        """The committed offset, NO_OFFSET (-1) if there is none."""
         offsets = self._table.get(f"{topic}@{group}")
         return NO_OFFSET if offsets is None else offsets.get(queue_id, NO_OFFSET)
 
     def begins(self, group: str, topic: str, queue_id: int) -> int:
-        """`query` for a consumer that asks where to begin; then its positions count (R39)."""
+        """`query` for a consumer that asks where to begin. Its offsets count from now on (R39)."""
         self._old.begins(group, topic, queue_id)
         return self.query(group, topic, queue_id)
 
     def was_deleted(self, topic: str) -> bool:
-        """Whether consumers may hold positions in queues of this name that are gone."""
+        """Whether consumers may have offsets in queues of this topic that are gone."""
         return topic in self._old
 
     def is_old(
@@ -194,24 +189,24 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         offset: int,
         first_offset_of: Callable[[str, int], int],
     ) -> bool:
-        """Whether a consumer's position may be of a deleted queue of this name. With it the group
-        would skip new messages. `first_offset_of`(topic, queue id) is of the present queue."""
+        """Whether a consumer's offset may be one of a deleted queue (R39). `first_offset_of(topic,
+        queue_id)`: of the present queue."""
         if not self._old.is_old(group, topic, queue_id):
             return False
         first_offset = first_offset_of(topic, queue_id)
-        # From the first message on nothing can be skipped, and a committed offset is of the new
-        # queue: the deletion removed those of the old one.
+        # A group at the first message skips nothing, and a committed offset is of the new queue,
+        # since the deletion removed the old ones.
         if offset > first_offset and self.query(group, topic, queue_id) == NO_OFFSET:
             return True
         self._old.begins(group, topic, queue_id)
         return False
 
     def offsets_of(self, group: str, topic: str) -> dict[int, int]:
-        """Queue id -> offset of a group in a topic (a copy)."""
+        """Queue id to offset of a group in a topic (a copy)."""
         return dict(self._table.get(f"{topic}@{group}", ()))
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that have committed in a topic, sorted; without broadcast marks
+        """Groups that have committed in a topic, sorted; without broadcast consumers
         (`topic@group@...`), as in Java."""
         prefix = topic + SEPARATOR
         groups = [key.removeprefix(prefix) for key in self._keys.of_topic(topic)]
@@ -229,12 +224,12 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
     @property
     def change_count(self) -> int:
-        """Grows with every commit, and as resets begin and end; a slave compares it to decide
-        whether to fetch again."""
+        """Grows with every commit, and when resets begin and end. A slave compares it to decide
+        whether to fetch the table again."""
         return self._commits + self.resets.changes
 
     def wrapper(self) -> OffsetTable:
-        """Without Java's `groupTopicMap`, which is derived and never read."""
+        """The whole table, without Java's `groupTopicMap`, which is derived and never read."""
         table = dict(zip(self._table, map(dict, self._table.values()), strict=True))
         return OffsetTable(
             data_version=self.data_version,
@@ -253,7 +248,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self, group: str, topic: str, queue_id: int, offset: int, *, client: str = ""
     ) -> None:
         """Sets an offset. A lower one is accepted, as in Java, and logged. This ends a reset of the
-        queue, so who commits a group's progress checks `resets.runs` first."""
+        queue: before committing a group's progress check `resets.runs`."""
         key = f"{topic}@{group}"
         if self.resets.running:
             self.resets.finish(key, queue_id)
@@ -262,7 +257,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             offsets = self._table[key] = {}
             self._keys.add(key)
         before = offsets.get(queue_id, NO_OFFSET)
-        # Stock clients commit every 5 s, with progress or without: that alone writes no file.
+        # Stock clients commit every 5 s, also without progress: then no file needs to be written.
         if offset == before:
             return
         if offset < before:
@@ -287,7 +282,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """
         for key in list(self._table):
             topic, _, group = key.partition(SEPARATOR)
-            # Deleted since an earlier step.
+            # It may have been deleted since the last step.
             offsets = self._table.get(key, {})
             ends = {
                 queue_id: end
@@ -299,7 +294,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
                 continue
             messages = sum(offsets[queue_id] - end for queue_id, end in ends.items())
             offsets.update(ends)
-            # Slaves compare this count: they fetch the lowered offsets.
+            # Slaves compare this count: they must fetch the lowered offsets.
             self._commits += 1
             self._new_version()
             yield Lowered(group, topic, len(ends), messages)
@@ -311,7 +306,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._forget(self._keys.of_topic(topic), record_end)
 
     def log_ends(self, end: int) -> None:
-        """The log was cut there: a deletion behind it has not happened (R44)."""
+        """The log was cut at `end`: deletions and resets after it have not happened (R44)."""
         self.deletions.log_ends(end)
         self.resets.log_ends(end)
         self._dirty = True
@@ -322,15 +317,16 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
     def _forget(self, keys: list[str], record_end: int) -> None:
         self.deletions.end = max(self.deletions.end, record_end)
-        # A start reads this record again, and the file has newer commits than the record.
+        # A start has read a record again whose effect is in the file: since then the topic may have
+        # been created again, with commits that must stay.
         if self.deletions.in_loaded_file(record_end):
             return
         received = self._received
         is_received = self.deletions.counts(record_end, received.end, received.epoch)
         for key in keys:
             self.resets.forget(key, record_end)
-            # The master had carried out this deletion before it sent these: they are of the new
-            # topic (R39).
+            # The master had carried out this deletion before it sent these offsets: they are of the
+            # new topic (R39).
             if is_received and key in received.table:
                 self._table[key] = dict(received.table[key])
             else:
@@ -342,9 +338,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._deletion_due = True
         self._new_version()
 
-    def begin_anew(self) -> None:
-        """The log of this replica starts again and may skip deletions: only what the master sends
-        counts from now on. Durable on return; raises OSError."""
+    def clear_for_new_log(self) -> None:
+        """This replica begins an empty log. Durable on return; raises OSError."""
+        # The new log may begin after deletions: only offsets that the master sends count.
         self._table.clear()
         self._keys = _Keys()
         self._received = Received()
@@ -356,8 +352,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             write()
 
     def deletions_due(self) -> list[Callable[[], None]]:
-        """`writes_due` if offsets were deleted or reset since the last call: the log below a
-        checkpoint does not show that again."""
+        """`writes_due` if offsets were deleted or reset since the last call: below a checkpoint the
+        log is not read again."""
         return self.writes_due() if self._deletion_due or self.resets.is_due else []
 
     def writes_due(self) -> list[Callable[[], None]]:
@@ -367,9 +363,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     # Where a slave acts for its master, outside controller mode.
 
     def act_for_master(self) -> None:
-        """Groups commit here from now on. A Java master that comes back refuses a table with a
-        lower version than its own, which may have grown since it was fetched: so the version jumps.
-        """
+        """Groups commit here from now on."""
+        # A Java master that returns refuses a table with a lower version than its own, and that may
+        # have grown since it was fetched here: so the version jumps.
         version = self.data_version
         self.data_version = replace(version, counter=version.counter + _VERSIONS_AHEAD)
         self._dirty = True
@@ -377,17 +373,17 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     def taken_back(
         self, incoming: Mapping[str, Mapping[int, int]], end_of: Callable[[str, int], int]
     ) -> Iterator[int]:
-        """For a master that comes back: takes offsets that groups committed elsewhere, if they are
-        above its own and not above `end_of(topic, queue id)`. One `topic@group` a step; yields how
-        many offsets it took."""
+        """For a master that returns: takes offsets that groups committed at a slave, if they are
+        above its own and not above `end_of(topic, queue_id)`. One `topic@group` in each step;
+        yields how many offsets it took."""
         for key, offsets in incoming.items():
             topic, _, group = key.partition(SEPARATOR)
             own = self._table.get(key, {})
             further = {
                 queue_id: offset
                 for queue_id, offset in offsets.items()
-                # Above the end: of a message that this log lacks. The group would skip the one that
-                # gets this offset later.
+                # One above the end points to a message that this log lacks. The group would skip
+                # the message that gets this offset later.
                 if own.get(queue_id, NO_OFFSET) < offset <= end_of(topic, queue_id)
             }
             for queue_id, offset in further.items():
@@ -410,16 +406,16 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
         False, and nothing changed, if the table of a later master was applied before, or if the
         master still had a topic that is deleted here: ask again. Offsets of queues that the
-        master's table lacks stay, and those of resets whose records it had not carried out. The own
-        version does not fall below `version`, the master's (`act_for_master`).
+        master's table lacks stay, and so do those of resets whose records it had not carried out.
+        The own version does not fall below `version`, the master's (`act_for_master`).
         """
         if master_epoch < self.master_epoch:
             return False
-        # Its table may have offsets of a topic that is deleted here.
+        # R39: its table may have offsets of a topic that is deleted here.
         if carried_out is not None and carried_out < self.deletions.end:
             return False
         if self._received.end != (carried_out or 0):
-            self._dirty = True  # a start reads deletions by it, whether or not the offsets differ
+            self._dirty = True  # also without new offsets: a start compares deletions with this end
         changed, kept = self.resets.from_master(resets, carried_out)
         changed = changed or master_epoch > self.master_epoch
         own = self._table
@@ -447,9 +443,12 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
 class TimerProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Which messages of the timers' queue are delivered, in the order of (due time, queue offset):
-    all below `from_offset`; of those below `next_offset` all up to (`done_ms`, `done_offset`),
-    inclusive; of those below `early_to` also all up to (`early_ms`, `early_offset`), because a
-    clock was ahead, and the present one has not reached that time."""
+
+    - all below `from_offset`;
+    - of those below `next_offset` all up to (`done_ms`, `done_offset`), inclusive;
+    - of those below `early_to` also all up to (`early_ms`, `early_offset`): they were delivered by
+      a clock that was ahead, and the present clock has not reached that time.
+    """
 
     done_ms: int = 0
     done_offset: int = 0
@@ -465,7 +464,7 @@ class _DelayFile(DelayOffsetSerializeWrapper):
 
 
 class DelayOffsetManager(ConfigManager[_DelayFile]):
-    """Delay level (from 1) -> offset. One thread only; see `ConfigManager.writes_due`."""
+    """Delay level (from 1) to offset. One thread only; see `ConfigManager.writes_due`."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/delayOffset.json`; call `load` next."""
@@ -477,7 +476,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         self._dirty = False
 
     def load(self) -> None:
-        """Take over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
         body = self._file.load()
         if body is not None:
             self._table, self.data_version = dict(body.offset_table), body.data_version
@@ -503,11 +502,12 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         )
 
     def timer_check(self, delivered_until_ms: int = 0) -> bytes:
-        """The reply to 60 and the head of `timercheck`: the time and queue offset from which a Java
-        broker reads. From time 0 it would walk through three days of slots, for minutes: a master
-        may know that all that was due up to `delivered_until_ms` is delivered."""
+        """The reply to GET_TIMER_CHECK_POINT (60) and the head of `timercheck`: the time and queue
+        offset from which a Java broker reads. `delivered_until_ms`: on a master, the time up to
+        which all that was due is delivered."""
         timer, version = self.timer, self.data_version
-        # Not above now: a Java broker skips all that is due before this time.
+        # From time 0 a Java broker would walk through three days of slots, for minutes. Not above
+        # now: a Java broker skips all that is due before this time.
         read_ms = min(max(timer.done_ms, delivered_until_ms), self._clock_ms())
         return _TIMER_CHECK.pack(
             read_ms,
@@ -540,8 +540,8 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
             self._new_version()
 
     def apply_from_master(self, data: bytes) -> None:
-        """Takes from a 45 body what is above the own progress, as far as the log has shown it.
-        Raises RemoteProtocolError for another body."""
+        """Takes from a reply to GET_ALL_DELAY_OFFSET (45) what is above the own progress, which the
+        log has shown. Raises RemoteProtocolError for another body."""
         body = _DelayFile.decode(data)
         fetched = body.offset_table
         if body.baton_timer is not None and body.baton_timer.next_offset > self.timer.next_offset:
@@ -555,7 +555,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         )
 
     def apply_timer_check(self, data: bytes) -> None:
-        """The same from a 60 body, of a Java master."""
+        """The same from a Java master's reply to GET_TIMER_CHECK_POINT (60)."""
         found, own = _timer_of_check(data), self.timer
         if found is not None and (
             (found.next_offset, found.done_ms) > (own.next_offset, own.done_ms)
@@ -579,9 +579,9 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
             {level: end for level, offset in self._table.items() if offset > (end := end_of(level))}
         )
 
-    def begin_anew(self) -> None:
-        """The log of this replica starts again: only what the master sends counts. Durable on
-        return; raises OSError."""
+    def clear_for_new_log(self) -> None:
+        """This replica begins an empty log: only what the master sends counts. Durable on return;
+        raises OSError."""
         self._table.clear()
         self._timer = TimerProgress()  # which replaces what `timercheck` says, too
         self._new_version()
@@ -590,7 +590,8 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
 
 
 def _timer_of_check(data: bytes) -> TimerProgress | None:
-    """What a Java broker says, in `timercheck` or by 60; None if that is no check point."""
+    """The progress in a Java broker's `timercheck` or GET_TIMER_CHECK_POINT (60) reply; None if
+    that is no check point."""
     if len(data) < _TIMER_CHECK.size:
         return None
     read_ms, _, queue_offset, *_ = _TIMER_CHECK.unpack_from(data)

@@ -1,14 +1,12 @@
-"""Corrects positions of consumer groups that are of messages which are gone.
+"""Corrects offsets of consumer groups that point to messages which are gone.
 
-An unclean election cuts acknowledged messages (SAFETY R44). Groups may have consumed what the new
+An unclean election cuts acknowledged messages (R44). Groups may have consumed messages that the new
 master lacks, and would skip the new messages that get those offsets. So a new master lowers each
 such offset to the end of its queue before it takes a write, and a replica that cuts its log does so
-with its own table (`OffsetClamp`). The progress of delay levels and timers is lowered as well. Half
-messages and ops are read again from the first one on, because the op of an ended transaction may
-have been cut.
+with its own table (`OffsetClamp`). The progress of delay levels and timers is lowered as well.
 
 A topic that is deleted and created again has new queues, and its offsets are deleted with it (R39).
-Consumers may still hold a position of either kind: they may not commit it, and a pull from there
+In both cases consumers may still have an old offset: they may not commit it, and a pull from there
 continues at the group's offset.
 """
 
@@ -49,21 +47,22 @@ class OffsetClamp:
 
     async def for_view(self, view: RoleView) -> int:
         """Before a role is taken: how many offsets were lowered; 0 unless the table is older than
-        the last unclean election. Table and epoch are in one file, so a crash leaves nothing out.
-        """
+        the last unclean election."""
+        # Table and epoch are in one file, so after a crash this is either done or repeated.
         if not view.unclean_epoch or self._offsets.master_epoch >= view.unclean_epoch:
             return 0
         self._read_transactions_again()
         return await self.run()
 
     def _read_transactions_again(self) -> None:
-        """Else a half message below the progress would never be checked if its op was cut."""
+        # The op of an ended transaction may have been cut: its half message, which is below the
+        # progress, would never be checked.
         for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
             if self._offsets.query(TRANS_GROUP, topic, 0) > 0:
                 self._offsets.commit(TRANS_GROUP, topic, 0, 0)
 
     async def run(self) -> int:
-        """Lowers what lies above the end of its queue, some of the table in each turn."""
+        """Lowers every offset above the end of its queue, some of the table in each turn."""
         self._delays.clamp(
             lambda level: queue_end(self._store, SCHEDULE_TOPIC, level - 1),
             queue_end(self._store, TIMER_TOPIC, 0),
@@ -85,7 +84,7 @@ class OffsetClamp:
 
 
 class PositionReport(NamedTuple):
-    """What a consumer says: its group continues at `offset` in this queue."""
+    """A consumer's report: its group continues at `offset` in this queue."""
 
     group: str
     topic: str
@@ -96,15 +95,14 @@ class PositionReport(NamedTuple):
 def commit_refusal(
     gate: RoleGate, store: MessageStore, offsets: ConsumerOffsetManager, progress: PositionReport
 ) -> BrokerRefusal | None:
-    """Why a master does not take this progress of a group, None if it does.
-
-    A master that is cut off or stops would lose it: no slave fetches it, and a successor's offsets
-    replace it (R31). An offset above the queue's end is of a message that is gone, after an unclean
-    election or a deletion; with it the group would skip the one that comes in its place (R44, R39).
-    """
+    """Why a master does not accept this progress of a group, None if it does."""
+    # A master that is cut off, or stops, would lose it: no slave fetches it, and the offsets of the
+    # next master replace it (R31).
     if gate.refusal is not None and not gate.takes_offsets:
         return GateClosedError(gate.refusal)
     group, topic, queue_id, offset = progress
+    # After an unclean election or a deletion an offset above the end points to a message that is
+    # gone. With it the group would skip the message that gets this offset next (R44, R39).
     may_be_gone = gate.after_unclean or offsets.was_deleted(topic)
     if may_be_gone and offset > (end := queue_end(store, topic, queue_id)):
         why = f"above its end, {end}: it is of messages that are gone"
@@ -117,8 +115,8 @@ def commit_refusal(
 
 
 def where_reset(gate: RoleGate, offsets: ConsumerOffsetManager, pull: PositionReport) -> int | None:
-    """Where a pull must continue while a reset runs; None: where it asks. A pull from the reset's
-    offset at the master ends the reset (R56)."""
+    """Where a pull must continue while a reset runs; None: at its own offset. A pull from the
+    reset's offset, at the master, ends the reset (R56)."""
     group, topic, queue_id, offset = pull
     if not offsets.resets.runs(group, topic, queue_id):
         return None
@@ -130,9 +128,9 @@ def where_reset(gate: RoleGate, offsets: ConsumerOffsetManager, pull: PositionRe
     return target
 
 
-def where_to_go_on(gate: RoleGate, corrected: int, committed: int) -> int:
-    """The next offset for a pull from above the queue's end: that end; after an unclean election
-    the group's committed offset, so that it gets what came after the cut (R44)."""
+def next_pull_offset(gate: RoleGate, corrected: int, committed: int) -> int:
+    """The next offset for a pull from above the queue's end: that end. After an unclean election it
+    is the group's committed offset, so that the group gets what came after the cut (R44)."""
     return min(corrected, committed) if gate.after_unclean and committed >= 0 else corrected
 
 

@@ -1,4 +1,4 @@
-"""Resets of consumer groups that no member has taken up yet (SAFETY R56). Pure.
+"""Resets of consumer groups that are not finished (R56). Pure.
 
 An operator's reset (INVOKE_BROKER_TO_RESET_OFFSET, 222) runs until a member pulls from its offset.
 Until then pulls from elsewhere are sent there, and older progress is not taken. It also ends when
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 Running = dict[str, dict[int, int]]
-"""`topic@group` -> queue id -> where the record of its reset ends in the log."""
+"""`topic@group` to queue id to the log offset at which the record of the reset ends."""
 
 
 class OffsetReset(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -31,22 +31,23 @@ class OffsetReset(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class OffsetResets:
-    """Of one broker. While a reset runs, the group's offset in that queue is the one it set."""
+    """The resets of one broker. While one runs, the group's offset in that queue is the one that it
+    set."""
 
     def __init__(
         self, set_offset: Callable[[str, str, int, int], None], changed: Callable[[], None]
     ) -> None:
-        """`set_offset`(group, topic, queue id, offset); `changed` is called with each change."""
+        """`set_offset(group, topic, queue_id, offset)`; `changed` is called at each change."""
         self._set_offset = set_offset
         self._changed = changed
         self.running: Running = {}
         self.end = 0
-        """Resets whose records end up to here have begun here; no record begins one twice."""
+        """Records that end up to here have begun their resets; no record does so twice."""
         self._taken_over = 0
         self.on_begin: Callable[[OffsetReset], object] = lambda reset: None
         self.changes = 0
         self.is_due = False
-        """A reset began that is on no disk: below a checkpoint the log does not show it again."""
+        """A reset is not in the file yet, and below a checkpoint the log is not read again."""
 
     def runs(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether progress of the group in this queue is from before a reset."""
@@ -75,7 +76,7 @@ class OffsetResets:
             self.on_begin(reset)
 
     def finish(self, key: str, queue_id: int) -> None:
-        """A member has taken the reset up, or the offset was set in another way."""
+        """A member has pulled from the new offset, or the offset was set in another way."""
         queues = self.running.get(key, {})
         if queues.pop(queue_id, None) is None:
             return

@@ -1,4 +1,4 @@
-"""Deletions of topics and groups, and positions of consumers in queues that are gone (R39)."""
+"""Deletions of topics and groups, and offsets of consumers in queues that are gone (R39)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _DELETIONS_MAX: Final = 1 << 16
 
 @dataclass(slots=True)
 class Deletions:
-    """Deletions that this replica has carried out. `end`: where the last one ends in the log;
-    `topics`: the same of each topic.
+    """Deletions that this replica has carried out. `end`: the log offset at which the record of the
+    last one ends; `topics`: the same for each topic.
 
-    A start may read deletions again that the loaded file counts: `loaded_end` is the `end` in it,
-    `loaded_epoch` the highest masterEpoch that it knows, and `epochs` gives those of the log.
+    A start may read the record of a deletion again that is in the loaded file already. `loaded_end`
+    is the `end` in the file, `loaded_epoch` the highest masterEpoch in it; `epochs` returns those
+    of the log.
     """
 
     end: int = 0
@@ -36,29 +37,29 @@ class Deletions:
             del self.topics[next(iter(self.topics))]
 
     def since(self, topic: str, offset: int) -> bool:
-        """Whether the topic was deleted by a record that ends behind this place of the log."""
+        """Whether the topic was deleted by a record that ends after this offset of the log."""
         return bool(self.topics) and offset < self.topics.get(topic, 0)
 
     def in_loaded_file(self, record_end: int) -> bool:
-        """Whether the loaded file has the effect of that record, and what came after it. Not if a
-        master newer than the file wrote it: another record may have been cut from that place."""
+        """Whether the loaded file has the effect of that record."""
         return self.counts(record_end, self.loaded_end, self.loaded_epoch)
 
     def counts(self, record_end: int, end: int, epoch: int) -> bool:
-        """Whether a table that counts the log up to `end`, as masters up to `epoch` wrote it, has
-        the effect of that record."""
+        """Whether a table that has the effects of the log up to `end`, as masters up to `epoch`
+        wrote it, has the effect of the record that ends at `record_end`."""
+        # Not if a newer master wrote that record: another one may have been cut from its place.
         newer = (each.start_offset for each in self.epochs() if each.epoch > epoch)
         return record_end <= min([end, *newer])
 
     def opened(self, confirmed: int, log_end: int) -> None:
-        """The log was read. Any confirmed record may have been a deletion, even if it has expired.
-        What comes behind `log_end` is new, whatever the file counts: a power failure may have taken
-        bytes from the log that the file has seen."""
+        """The log was read: it is confirmed up to `confirmed` and ends at `log_end`."""
+        # Any confirmed record may have been a deletion, even if it has expired. What comes after
+        # `log_end` is new: a power failure may have taken bytes of which the file has the effects.
         self.end = confirmed
         self.loaded_end = min(self.loaded_end, log_end)
 
     def log_ends(self, end: int) -> None:
-        """The log was cut there: a deletion behind it has not happened (R44)."""
+        """The log was cut at `end`: a deletion after it has not happened (R44)."""
         self.topics = {topic: at for topic, at in self.topics.items() if at <= end}
         self.end = min(self.end, end)
         self.loaded_end = min(self.loaded_end, end)
@@ -66,8 +67,9 @@ class Deletions:
 
 @dataclass(slots=True)
 class Received:
-    """The offsets that the master sent last. It had carried out the log up to `end`, as masters up
-    to `epoch` wrote it. `lacks`: queues, by key, that only the table of this replica has."""
+    """The offsets that the master sent last. They have the effects of the log up to `end`, as
+    masters up to `epoch` wrote it. `lacks`: the queues, by key, that only this replica's table
+    has."""
 
     table: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     end: int = 0
@@ -78,8 +80,8 @@ class Received:
     def loaded(
         cls, table: Mapping[str, dict[int, int]], end: int, epoch: int, lacks: dict[str, list[int]]
     ) -> Received:
-        """As a file has it: the log may show a deletion only now that the master had carried out
-        before it sent its table."""
+        """From a file: the log may now show a deletion that the master had carried out before it
+        sent its table."""
         sent = dict(zip(table, map(dict, table.values()), strict=True))
         for key, queue_ids in lacks.items():
             offsets = sent.pop(key, {})
@@ -89,12 +91,12 @@ class Received:
 
 
 class OldPositions:
-    """Consumers that keep running while their topic is deleted and created again hold positions in
-    queues that are gone (R39).
+    """Deleted topics whose consumers may still have offsets in queues that are gone (R39): they
+    keep running while the topic is deleted and created again.
 
-    Remembers the newest 4096 deleted topics, also after a restart. In such a queue a group's
-    position does not count until the group has begun there again: it asked where to begin, is at
-    the first message, or has committed. This ends `KEPT_MS` after the first use of the new topic.
+    In the new queues a group's offset does not count until the group has begun there: it asked
+    where to begin, is at the first message, or has committed. This ends `KEPT_MS` after the first
+    use of the new topic. The newest 4096 topics are kept, also over a restart.
     """
 
     KEPT_MS = 3_600_000
@@ -114,12 +116,12 @@ class OldPositions:
         return topic in self._topics
 
     def begins(self, group: str, topic: str, queue_id: int) -> None:
-        """The group asks, or knows, where it begins in the queue."""
+        """The group asks where it begins in the queue, or knows it."""
         if (renewed := self._topics.get(topic)) is not None:
             renewed.begun.add((group, queue_id))
 
     def is_old(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether a position of the group in this queue may be of a deleted one."""
+        """Whether an offset of the group in this queue may be one of a deleted queue."""
         renewed = self._topics.get(topic)
         if renewed is None or (group, queue_id) in renewed.begun:
             return False

@@ -2,9 +2,7 @@
 
 A lock is a lease: it ends LEASE_MS after its owner last asked for it. A change of the owner is a
 record of the log (`broker.tables.topics`), so it is on every member of the SyncStateSet before the
-owner is answered. Only the master knows when a lock was last renewed. A new master counts every
-lock as renewed at its election, so a failover gives no queue a second owner. A client gives up a
-lock 30 s after the last answer, half a lease.
+owner is answered. A client gives up a lock 30 s after the last answer, half a lease.
 
 Java keeps locks in the master's memory, and after a failover all are free. With `lockInStrictMode`
 a majority grants them; here every required member does, always. Origin: Java
@@ -33,8 +31,8 @@ Queue = tuple[str, int]
 
 
 class LockChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Queues that a client of a group gets, or gives back. Giving back a queue that another client
-    has by now does nothing."""
+    """Queues that a client of a group gets, or with `released` gives back; unless another client
+    has them by then."""
 
     group: str
     client_id: str
@@ -43,7 +41,7 @@ class LockChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class QueueLockTable(Body):
-    """group -> client id -> its queues."""
+    """Group to client id to its queues."""
 
     data_version: DataVersion = DataVersion()
     locks: dict[str, dict[str, list[Queue]]] = msgspec.field(default_factory=dict)
@@ -62,13 +60,13 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         """`path` is `config/queueLocks.json`; call `load` next. `clock_ms` stamps its version."""
         super().__init__(path, QueueLockTable, clock_ms)
         self._groups: dict[str, dict[Queue, _Lock]] = {}
-        self._lead_ms = 0
+        self._renewed_all_ms = 0
         self._looking: Iterator[tuple[str, Queue]] = iter(())
         self.change_count = 0
-        """Grows with every change of an owner."""
+        """Grows with each change of an owner."""
 
     def load(self) -> None:
-        """Takes over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
         body = self._file.load()
         if body is not None:
             self._take(body)
@@ -88,7 +86,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._changed()
 
     def _take(self, table: QueueLockTable) -> None:
-        # The master does not send when it renewed a lock; `lead` counts all as renewed.
+        # Only the master knows when a lock was renewed: see `renew_all`.
         self._groups = {
             group: {
                 queue: _Lock(client, 0) for client, queues in clients.items() for queue in queues
@@ -96,15 +94,17 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
             for group, clients in table.locks.items()
         }
 
-    def lead(self, now_ms: int) -> None:
+    def renew_all(self, now_ms: int) -> None:
         """This replica is master from now on: every lock counts as renewed just now."""
-        self._lead_ms = now_ms
+        # An owner may have renewed at the last master a moment ago: a failover must give no queue a
+        # second owner (R30).
+        self._renewed_all_ms = now_ms
 
     def grant(
         self, group: str, client_id: str, queues: Iterable[Queue], now_ms: int
     ) -> tuple[list[Queue], LockChange | None]:
-        """Which of `queues` the client has, with their locks renewed, and the change to put into
-        the log, if any; it is applied here already."""
+        """Which of `queues` the client has now, their locks renewed, and the change to put into the
+        log, if there is one; it is applied here already."""
         locks = self._groups.get(group, {})
         granted, new = [], []
         for queue in queues:
@@ -112,7 +112,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
             if lock is not None and lock.client_id == client_id:
                 lock.renewed_ms = now_ms
                 granted.append(queue)
-            elif lock is None or self._is_over(lock, now_ms):
+            elif lock is None or self._is_expired(lock, now_ms):
                 new.append(queue)
                 granted.append(queue)
         if not new:
@@ -132,7 +132,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         return change
 
     def apply(self, change: LockChange, now_ms: int = 0) -> None:
-        """A change of this master, or one that the log shows. Idempotent."""
+        """Applies a change of this master, or one that the log shows. Idempotent."""
         locks = self._groups.setdefault(change.group, {})
         for queue in change.queues:
             if not change.released:
@@ -143,9 +143,9 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
             del self._groups[change.group]
         self._changed()
 
-    def over(self, now_ms: int) -> list[tuple[str, str, Queue]]:
-        """Some of the locks whose lease is over, as (group, client id, queue). A call looks at a
-        thousand, and the next one continues there."""
+    def expired(self, now_ms: int) -> list[tuple[str, str, Queue]]:
+        """Some of the expired locks, as (group, client id, queue). A call looks at LOOKED_AT_MAX
+        locks, and the next one continues there (R58)."""
         found = []
         for _ in range(LOOKED_AT_MAX):
             group, queue = next(self._looking, ("", None))
@@ -153,12 +153,12 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
                 self._looking = self._places()
                 break
             lock = self._groups.get(group, {}).get(queue)
-            if lock is not None and self._is_over(lock, now_ms):
+            if lock is not None and self._is_expired(lock, now_ms):
                 found.append((group, lock.client_id, queue))
         return found
 
     def _places(self) -> Iterator[tuple[str, Queue]]:
-        # Copies: locks come and go between two calls.
+        # Copies: locks change between two calls.
         for group in list(self._groups):
             for queue in list(self._groups.get(group, ())):
                 yield group, queue
@@ -166,10 +166,12 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
     def has_locks(self, group: str, now_ms: int) -> bool:
         """Whether a member of the group holds any queue: the group consumes in order."""
         locks = self._groups.get(group)
-        return locks is not None and not all(self._is_over(lock, now_ms) for lock in locks.values())
+        return locks is not None and not all(
+            self._is_expired(lock, now_ms) for lock in locks.values()
+        )
 
-    def _is_over(self, lock: _Lock, now_ms: int) -> bool:
-        return now_ms - max(lock.renewed_ms, self._lead_ms) > LEASE_MS
+    def _is_expired(self, lock: _Lock, now_ms: int) -> bool:
+        return now_ms - max(lock.renewed_ms, self._renewed_all_ms) > LEASE_MS
 
     def _changed(self) -> None:
         self.change_count += 1

@@ -12,8 +12,8 @@ only once the log here has these records. Else a replica that is behind, elected
 skip messages that its own log shows neither in flight nor delivered (R30).
 
 Our own fields are extFields that Java ignores. A table is one answer with its total, so a Java
-slave that reads pages stops after the first. Slaves of ours say that they take pages: an answer
-that would not fit into a frame then comes in pages of its bytes (SAFETY R58). Origin:
+slave that reads pages stops after the first. Our slaves accept pages: an answer that would not fit
+into a frame then comes in pages of its bytes (R58). Origin:
 org.apache.rocketmq.broker.slave.SlaveSynchronize.
 """
 
@@ -62,36 +62,37 @@ log = logging.getLogger(__name__)
 
 RPC_TIMEOUT_MS = 1000
 RPC_TIMEOUT_MAX_MS = 10_000
-"""Big tables need longer than a second: the limit doubles when both ways failed."""
+"""Big tables need longer than a second: the limit doubles each time both ports have failed."""
 JAVA_PAUSE_MS = 1000
 """A Java master has no versions for us: each answer brings whole tables."""
 RETRY_FIRST_MS = 100
-"""A winner that has not opened yet is not asked for tables while it opens."""
+"""A new master that has not opened yet has no time for tables."""
 LOG_WAIT_S = 1.0
-"""How long progress waits for the log here to hold what it rests on; then it is asked for again."""
+"""How long fetched progress waits for this log to have the records that it counts; then it is
+fetched again."""
 LOG_POLL_S = 0.01
 STALE_AFTER_S = 5.0
-"""A slave whose tables were not those of its master for so long reports it: in `failure`, and to
-the master, which then hands over to it in no planned switch (R42)."""
+"""If a slave's tables were not those of its master for this long, it reports that: in `failure`,
+and to the master, which then chooses it in no planned switch (R42)."""
 PIECES_AT_ONCE = 2
-"""Of an answer's JSON, in one turn: two of 256 entries each."""
+"""Pieces of an answer's JSON that are made in one turn; each has 256 entries."""
 EXT_MASTER_EPOCH = "batonMasterEpoch"
 NO_MASTER_EPOCH = -1
-"""In the answer of a broker that is no master: no slave takes its tables over."""
+"""In the answer of a broker that is not master: no slave accepts its tables."""
 EXT_TABLE_VERSION = "batonTableVersion"
 EXT_OFFSET_VERSION = "batonOffsetVersion"
 EXT_CARRIED_OUT = "batonCarriedOut"
-"""The log offset up to which the master had carried out deletions when it answered (R39), and on
-which the progress that it sends rests (R30)."""
+"""The log offset up to which the master had carried out deletions when it answered (R39), and up to
+which the progress that it sends counts records (R30)."""
 
 EXT_LOG_BEGIN = "batonLogBegin"
-"""Where the master's log begins: no slave lets go of what lies behind (R27)."""
+"""Where the master's log begins: a slave keeps everything from there on (R27)."""
 
 EXT_PAGES = "batonPages"
 """In a request: its answer may come in pages, and this is the size of a page in bytes."""
 EXT_BODY_ID, EXT_BODY_SIZE, EXT_BODY_FROM = "batonBodyId", "batonBodySize", "batonBodyFrom"
-"""In an answer: the name and size of a body of which this is the first page. In a request: the
-name, and where the page begins that is wanted."""
+"""In an answer: the name and size of a body, of which this is the first page. In a request: the
+name, and the offset of the wanted page."""
 PAGE_SIZE = 8 * 1024 * 1024
 BODIES_KEPT = 4
 
@@ -118,9 +119,9 @@ class BrokerTables:
         self.users.load()
 
     def shown_by_the_log(self) -> list[Callable[[], None]]:
-        """The due writes of tables that records of the log change; of offsets, if a deletion or a
-        reset did. The log below a checkpoint is not read again, so they come first (R30, R31, R39,
-        R56)."""
+        """The due writes of tables that records of the log change; of offsets only if a deletion or
+        a reset changed them."""
+        # Before a checkpoint: the log below it is not read again (R30, R31, R39, R56).
         return [
             *self.topics.writes_due(),
             *self.groups.writes_due(),
@@ -136,14 +137,14 @@ class BrokerTables:
 
     @property
     def version(self) -> str:
-        """One text that differs whenever the table of topics, of groups or of users differs."""
+        """A text that changes whenever the table of topics, of groups or of users changes."""
         tables = (self.topics, self.groups, self.users)
         versions = (table.data_version for table in tables)
         return "/".join(f"{v.state_version}.{v.timestamp}.{v.counter}" for v in versions)
 
 
 def vip_address(address: str) -> str:
-    """The same broker's port - 2, which serves the same handlers."""
+    """The address with the broker's port - 2, which serves the same handlers."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) - 2}"
 
@@ -164,7 +165,7 @@ class LogEnd(Protocol):
 
 
 class SlaveSynchronize:
-    """One task that follows the current master. `followed` is None on a master."""
+    """A task that fetches the tables of the current master. `followed` is None on a master."""
 
     def __init__(
         self,
@@ -189,15 +190,15 @@ class SlaveSynchronize:
         self._retry = Backoff(RETRY_FIRST_MS, interval_ms)
         self._failures = 0
         self.on_tables: Callable[[int], None] = lambda master_epoch: None
-        """Called when all tables of the master of that epoch are here; with NO_MASTER_EPOCH once
-        they have not been followed for STALE_AFTER_S."""
+        """Called when all tables of the master of that epoch are here; with NO_MASTER_EPOCH when
+        they are stale for STALE_AFTER_S."""
         self.held_epoch = NO_MASTER_EPOCH
         """The masterEpoch of the tables that were fetched last."""
         self.failure = ""
-        """Why they cannot be fetched or are stale, "" while they are followed."""
-        self._level_s: float | None = None  # loop time when they were followed last; None: not yet
+        """Why they cannot be fetched, or are stale; "" while they are up to date."""
+        self._caught_up_s: float | None = None  # loop time when they were up to date; None: not yet
         self.on_log_begin: Callable[[int | None], None] = lambda offset: None
-        """Called with where the master's log begins; None: a Java master does not say."""
+        """Called with the begin of the master's log; None: a Java master does not send it."""
         self._by_main_port = False
 
     def start(self) -> None:
@@ -209,19 +210,19 @@ class SlaveSynchronize:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def follow(self, followed: Followed | None) -> None:
-        """Take the tables of this master from now on; None: of no broker."""
+        """From now on fetches the tables of this master; None: of no broker."""
         self.followed = followed
         self._table_version = self._offset_version = ""
         self.held_epoch = NO_MASTER_EPOCH
         self.failure = ""
-        self._level_s = None
+        self._caught_up_s = None
         self._failures = 0
         self._by_main_port = False
         self._retry.reset()
         self._wake.set()
 
     def fetch_offsets_again(self) -> None:
-        """The own offsets changed here: the master's count again, though unchanged."""
+        """Offsets were changed here: fetches the master's again, though these did not change."""
         self._offset_version = self._table_version = ""
         self._wake.set()
 
@@ -234,17 +235,17 @@ class SlaveSynchronize:
                 await self._wake.wait()
                 continue
             try:
-                is_level = await self.synchronize(followed)
+                is_caught_up = await self.synchronize(followed)
                 self._failures = 0
             except (BatonError, OSError, ValueError) as exc:
-                is_level = False
+                is_caught_up = False
                 self._note_failure(followed, exc)
-            if is_level:
+            if is_caught_up:
                 self._retry.reset()
             # Another master may be followed by now: this failure says nothing about that one.
             elif followed is self.followed:
                 self._note_stale(followed)
-            pause_s = self._pause_s() if is_level else self._retry.next_ms() / 1000
+            pause_s = self._pause_s() if is_caught_up else self._retry.next_ms() / 1000
             try:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -260,17 +261,17 @@ class SlaveSynchronize:
         if self._failures == 0:
             log.warning("slave_sync_failed master=%s reason=%s", followed.address, exc)
         self._failures += 1
-        # A firewall may block one of the two ports; that the log comes proves nothing, as HA has a
-        # third (R42).
+        # A firewall may block one of the two ports. That the log arrives proves nothing, since HA
+        # has a port of its own (R42).
         self._by_main_port = not self._by_main_port
         if self._failures > 1:  # both ports
             self.failure = f"tables of {followed.address}: {exc} ({self._failures} times in a row)"
 
     def _note_stale(self, followed: Followed) -> None:
         now_s = asyncio.get_running_loop().time()
-        if self._level_s is None:
-            self._level_s = now_s
-        stale_s = now_s - self._level_s
+        if self._caught_up_s is None:
+            self._caught_up_s = now_s
+        stale_s = now_s - self._caught_up_s
         if stale_s < STALE_AFTER_S:
             return
         if not self.failure:
@@ -286,18 +287,19 @@ class SlaveSynchronize:
         return address, pause_ms(RPC_TIMEOUT_MS, RPC_TIMEOUT_MAX_MS, 1 + self._failures // 2)
 
     async def synchronize(self, followed: Followed) -> bool:
-        """Whether all tables are here as the master has them. Raises BatonError, ValueError."""
+        """Fetches the tables once; returns whether all are as the master has them. Raises
+        BatonError, ValueError."""
         way = self._way(followed)
         reply = await self._ask(
             way,
             RequestCode.GET_ALL_CONSUMER_OFFSET,
             {EXT_OFFSET_VERSION: self._offset_version},
         )
-        # A Java master sends no epoch: then the one that this replica follows is meant.
+        # A Java master sends no epoch: it is taken for that of the followed master.
         epoch = int(reply.ext.get(EXT_MASTER_EPOCH, followed.master_epoch))
         if followed is not self.followed or epoch < followed.master_epoch:
-            # It is not master, or not yet again after a restart: its tables may lack what the log
-            # has shown here.
+            # It is not master, or not yet again after a restart: its tables may be older than what
+            # the log has shown here.
             return False
         begin = reply.ext.get(EXT_LOG_BEGIN)
         self.on_log_begin(None if begin is None else int(begin))
@@ -320,9 +322,8 @@ class SlaveSynchronize:
             )
         ):
             if carried_out is not None and carried_out < self._tables.offsets.deletions.end:
-                # It has not carried out a deletion that this replica has, and may need this
-                # replica's acks to do so. The offsets here are newer: they count as held, and the
-                # next round asks again.
+                # The master may need this replica's acks to carry that deletion out, so it must be
+                # able to join. The newer offsets here are replaced in a next round.
                 self._note_held(epoch)
             return False
         if has_log:
@@ -337,9 +338,9 @@ class SlaveSynchronize:
         return has_log
 
     async def _log_reaches(self, offset: int | None, followed: Followed) -> bool:
-        """Whether this log reaches `offset`; waits for it for a while. A member's log does, because
-        the offset was confirmed when the master answered. None: a Java master, which does not say.
-        """
+        """Whether this log reaches `offset`; waits for that for LOG_WAIT_S. None: of a Java master,
+        which does not send it."""
+        # A member's log does at once: the offset was confirmed when the master answered.
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + LOG_WAIT_S
         while offset is not None and self._log_end.max_phy_offset < offset:
@@ -350,15 +351,15 @@ class SlaveSynchronize:
 
     def _note_held(self, epoch: int) -> None:
         self.failure = ""
-        self._level_s = asyncio.get_running_loop().time()
+        self._caught_up_s = asyncio.get_running_loop().time()
         if self.held_epoch != epoch:
             self.held_epoch = epoch
             self.on_tables(epoch)
 
     async def _fetch_tables(self, way: tuple[str, int], followed: Followed, *, ours: bool) -> bool:
-        """False, to be fetched again: the answers may be older than the tables here, or this log
-        lacks what their progress rests on. A master that is not `ours` keeps queue locks in memory
-        only."""
+        """Fetches the tables other than offsets. False, to be fetched again: the answers may be
+        older than the tables here, or this log lacks records that their progress counts. `ours`:
+        the master is no Java broker."""
         tables = self._tables
         locks, modes = tables.locks, tables.request_modes
         before = self._tables.version, locks.change_count, modes.change_count
@@ -373,9 +374,11 @@ class SlaveSynchronize:
         users = None
         if ours and tables.users.rulebook is not None:  # it checks users
             users = await self._if_known(way, RequestCode.BATON_GET_USERS)
+        # A Java master keeps queue locks in memory only, and has the progress of timers in a reply
+        # of its own.
         if ours:
             held, timers = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}), None
-        else:  # ours has it in 45
+        else:
             held, timers = None, await self._if_known(way, RequestCode.GET_TIMER_CHECK_POINT)
         has_log = await self._log_reaches(_carried_out(delays), followed)
         now = self._tables.version, locks.change_count, modes.change_count
@@ -405,7 +408,8 @@ class SlaveSynchronize:
         return has_log
 
     async def _if_known(self, way: tuple[str, int], code: int) -> RemotingCommand | None:
-        """None from a master that does not have it: an older one, or one without timers."""
+        """The reply; None from a master that does not know the request: an earlier version, or one
+        without timers."""
         try:
             return await self._ask(way, code, {})
         except ResponseError as refused:
@@ -421,7 +425,7 @@ class SlaveSynchronize:
         while got < int(reply.ext.get(EXT_BODY_SIZE, 0)):
             wanted = {EXT_BODY_ID: reply.ext[EXT_BODY_ID], EXT_BODY_FROM: str(got)}
             page = (await self._ask_once(way, code, wanted)).body
-            # Without progress this would ask for the rest without an end.
+            # Else this would ask for the rest without an end.
             if not page:
                 raise RemoteProtocolError(f"{way[0]} sent an empty page of a table at {got}")
             pages.append(page)
@@ -447,7 +451,7 @@ class Pages:
         self._count = 0
 
     def paged(self, handler: Handler) -> Handler:
-        """The same handler for requests that take pages."""
+        """`handler`, with answers in pages for requests that accept them."""
 
         async def answer(request: RemotingCommand, connection: Connection) -> Response:
             name = request.ext.get(EXT_BODY_ID)
@@ -457,7 +461,7 @@ class Pages:
             if not isinstance(reply, RemotingCommand):
                 reply = None if reply is None else await reply
             if reply is not None and EXT_PAGES in request.ext:
-                # The size comes from outside: neither empty pages nor one that fits into no frame.
+                # R58: the size comes from outside. No page is empty, or too large for a frame.
                 self._cut(reply, max(1, min(request.require_int(EXT_PAGES), PAGE_SIZE)))
             return reply
 
@@ -467,7 +471,7 @@ class Pages:
         body = reply.body
         if len(body) <= size:
             return
-        # A slave that still reads the oldest is refused, and asks again.
+        # A slave that still reads the oldest body is refused, and fetches the table again.
         while len(self._bodies) >= BODIES_KEPT:
             del self._bodies[next(iter(self._bodies))]
         self._count += 1
@@ -483,15 +487,15 @@ class Pages:
                 ResponseCode.SYSTEM_ERROR, f"no page of table {name} at {begin} is kept: ask again"
             )
         page = body[begin : begin + PAGE_SIZE]
-        # The last page: a slave that has lost it asks for the whole table again.
+        # The last page: if it gets lost the slave fetches the whole table again.
         if begin + len(page) == len(body):
             del self._bodies[name]
         return RemotingCommand.response_to(request, body=page)
 
 
 class SlaveSourceProcessor:
-    """Tables as they are now, stamped with the masterEpoch of the answering broker, which is
-    NO_MASTER_EPOCH while it is no master."""
+    """Answers with the present tables and the masterEpoch of this broker, which is NO_MASTER_EPOCH
+    while it is not master."""
 
     def __init__(
         self,
@@ -501,8 +505,8 @@ class SlaveSourceProcessor:
         confirm_offset: Callable[[], int],
         timers_until_ms: Callable[[], int],
     ) -> None:
-        """`confirm_offset`: up to where the log is carried out. `timers_until_ms`: up to when all
-        timed messages are delivered."""
+        """`confirm_offset`: up to it the records of the log are carried out. `timers_until_ms`: the
+        time up to which all timed messages are delivered."""
         self._tables = tables
         self._gate = gate
         self._log_begin = log_begin
@@ -521,7 +525,7 @@ class SlaveSourceProcessor:
         processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, paged(self.all_request_modes))
 
     async def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """21."""
+        """GET_ALL_TOPIC_CONFIG (21)."""
         wrapper = TopicConfigAndMappingSerializeWrapper(
             data_version=self._tables.topics.data_version,
             topic_config_table=dict(self._tables.topics.table),
@@ -533,7 +537,7 @@ class SlaveSourceProcessor:
         )
 
     async def all_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """201."""
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
         wrapper: SubscriptionGroupWrapper = self._tables.groups.wrapper()
         return RemotingCommand.response_to(
             request,
@@ -550,8 +554,8 @@ class SlaveSourceProcessor:
     async def all_consumer_offsets(
         self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand:
-        """43. Without a body if the slave already has this version. All of it is as it was when
-        the request came."""
+        """GET_ALL_CONSUMER_OFFSET (43). Without a body if the slave has this version already. All
+        values are of the moment at which the request came."""
         master_epoch = self._gate.master_epoch if self._gate.is_master else NO_MASTER_EPOCH
         version = f"{master_epoch}.{self._tables.offsets.change_count}"
         ext = {
@@ -566,18 +570,18 @@ class SlaveSourceProcessor:
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """60."""
+        """GET_TIMER_CHECK_POINT (60)."""
         check = self._tables.delays.timer_check(self._timers_until_ms())
         return RemotingCommand.response_to(request, body=check)
 
     def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """45."""
+        """GET_ALL_DELAY_OFFSET (45)."""
         ext = {EXT_CARRIED_OUT: str(self._confirm_offset())}
         body = self._tables.delays.wrapper().encode()
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     async def all_request_modes(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """402. Who is not in it has the default mode."""
+        """GET_ALL_MESSAGE_REQUEST_MODE (402). A group that is not in it has the default mode."""
         body = await _encoded(self._tables.request_modes.wrapper())
         return RemotingCommand.response_to(request, body=body)
 
@@ -588,5 +592,5 @@ def _carried_out(reply: RemotingCommand) -> int | None:
 
 
 async def _encoded(body: Body) -> bytes:
-    """Its JSON. Its tables must stay as they are meanwhile."""
+    """The JSON of `body`, whose tables must not change meanwhile."""
     return b"".join([piece async for piece in in_turns(encoded_pieces(body), PIECES_AT_ONCE)])

@@ -1,7 +1,7 @@
 """The consumer groups of a broker, and which of them consume by POP: tables and their files.
 
-`config/subscriptionGroup.json`, and `config/messageRequestMode.json`: what is not in that is
-pulled. Invariants and the way of changes to other replicas as in `topic_config` (R31).
+`config/subscriptionGroup.json` and `config/messageRequestMode.json`; a group that is not in the
+second one pulls. Invariants and replication as in `topic_config` (R31).
 Origin: Java `SubscriptionGroupManager`, `MessageRequestModeManager`.
 """
 
@@ -23,7 +23,7 @@ _READ_BIT = 1 << 2
 
 
 class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, SubscriptionGroupConfig]):
-    """Group name -> SubscriptionGroupConfig. One thread only."""
+    """Group name to SubscriptionGroupConfig. One thread only."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/subscriptionGroup.json`; call `load` next."""
@@ -36,7 +36,7 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         return config.group_name
 
     def load(self) -> None:
-        """Take over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
         body = self._file.load()
         if body is not None:
             self._adopt_loaded(body.subscription_group_table, body.data_version)
@@ -51,18 +51,18 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         )
 
     def is_forbidden(self, group: str, topic: str) -> bool:
-        """Whether an operator has taken from a group the right to read a topic."""
+        """Whether an operator has forbidden the group to read the topic."""
         return bool(self._forbidden and self._forbidden.get(group, {}).get(topic, 0) & _READ_BIT)
 
     def forbid(self, group: str, topic: str, *, reading: bool) -> int:
-        """Takes from a group the right to read a topic, or gives it back; the bits from now on."""
+        """Forbids a group to read a topic, or allows it again; returns the new bits."""
         before = self._forbidden.get(group, {}).get(topic, 0)
         bits = before | _READ_BIT if reading else before & ~_READ_BIT
         self.set_forbidden(group, topic, bits)
         return bits
 
     def set_forbidden(self, group: str, topic: str, bits: int) -> None:
-        """What is forbidden to a group in a topic; 0 is nothing."""
+        """Sets the bits of what a group may not do in a topic; 0: nothing is forbidden."""
         topics = self._forbidden.get(group, {})
         if topics.get(topic, 0) == bits:
             return
@@ -75,15 +75,15 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         self._new_version()
 
     def delete(self, name: str) -> bool:
-        """Remove a group with what was forbidden to it; a system group stays."""
+        """Removes a group and its forbidden topics; a system group stays."""
         was_there = super().delete(name)
         if was_there:
             self._forbidden.pop(name, None)
         return was_there
 
     def replace_all(self, wrapper: SubscriptionGroupWrapper) -> bool:
-        """Takes over the master's table (a slave's sync); False if it was the same already. System
-        groups that the master does not list stay."""
+        """Replaces the table by the master's; False if it was the same. System groups that the
+        master does not list stay."""
         changed = self._adopt(wrapper.subscription_group_table, wrapper.data_version)
         if wrapper.forbidden_table != self._forbidden:
             self._forbidden = wrapper.forbidden_table
@@ -102,7 +102,7 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
         self.change_count = 0
 
     def load(self) -> None:
-        """Takes over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
         body = self._file.load()
         if body is not None:
             self._table = body.message_request_mode_map
@@ -121,7 +121,7 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
                 self._changed()
 
     def replace_all(self, table: MessageRequestModeSerializeWrapper) -> None:
-        """Takes over the master's table."""
+        """Replaces the table by the master's."""
         if table.message_request_mode_map != self._table:
             self._table = table.message_request_mode_map
             self._changed()

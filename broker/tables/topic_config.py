@@ -1,11 +1,8 @@
 """The topics of a broker: table, data version and `config/topics.json`.
 
 Invariant: every change of the table moves `data_version`, whose state version is the masterEpoch:
-name servers and slaves compare it. System topics are always there. Topic configs are values: they
-are replaced, never changed in place. Origin: Java `TopicConfigManager`.
-
-How changes reach the other replicas (R31) is the broker's business: it writes them to the log
-first and calls `put` and `delete` when the record is dispatched, on every replica alike.
+name servers and slaves compare it. System topics are always there. `topics` replicates the changes
+(R31). Origin: Java `TopicConfigManager`.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,8 +44,8 @@ def system_topics(
     default_queue_nums: int,
     trace_topic: str = "",
 ) -> list[TopicConfig]:
-    """What a broker owns from the start, as a fresh Java broker makes it, and those of
-    ours. `trace_topic`: where clients send their message traces, "" for none."""
+    """The topics that a broker always has: those of a new Java broker, and ours. `trace_topic`:
+    where clients send their message traces, "" for none."""
     topics = [
         topic_config(names.SELF_TEST_TOPIC, 1),
         topic_config(names.BENCHMARK_TOPIC, _BENCHMARK_QUEUES),
@@ -75,7 +72,7 @@ def system_topics(
 
 
 class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
-    """Topic name -> TopicConfig. One thread only."""
+    """Topic name to TopicConfig. One thread only."""
 
     def __init__(
         self,
@@ -104,10 +101,8 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
         return config.topic_name
 
     def load(self) -> None:
-        """Take over what is on disk, system topics of other sizes included.
-
-        Raises CorruptLogError if neither the file nor its `.bak` can be used.
-        """
+        """Reads the file; system topics may have other sizes there. Raises CorruptLogError if it
+        cannot be used, nor its `.bak`."""
         body = self._file.load()
         if body is not None:
             self._adopt_loaded(body.topic_config_table, body.data_version)
@@ -121,9 +116,9 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
     def derived(
         self, topic: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int = 0
     ) -> TopicConfig | None:
-        """What an unknown topic becomes when a message for it comes; not stored. It has the default
-        topic's perm without the inherit bit, and the smaller number of queues. None if the default
-        topic does not exist or may not be inherited."""
+        """The config that an unknown topic gets when a message for it arrives; it is not stored. It
+        has the default topic's perm without the inherit bit, and the smaller number of queues. None
+        if the default topic does not exist or may not be inherited."""
         default = self._table.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT:
             return None
@@ -137,19 +132,17 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
         )
 
     def create_by_message(self, topic: str, queue_ids: int) -> bool:
-        """Make sure that a topic which the log shows can be read from queues 0 ... queue_ids-1.
-
-        An unknown topic is created for reading and writing. A known one only becomes readable
-        in more queues: it may have been made smaller on purpose, and its old messages stay.
-        """
+        """Makes queues 0 to `queue_ids` - 1 of a topic in the log readable. An unknown topic is
+        created, for reading and writing."""
         known = self._table.get(topic)
         if known is None:
             return self.put(topic_config(topic, queue_ids))
+        # Only readable: an operator may have reduced the queues, and the old messages stay.
         if known.read_queue_nums >= queue_ids:
             return False
         return self.put(msgspec.structs.replace(known, read_queue_nums=queue_ids))
 
     def replace_all(self, table: Mapping[str, TopicConfig], data_version: DataVersion) -> bool:
-        """Takes over the master's table (a slave's sync); False if it was the same already. System
-        topics that the master does not list stay."""
+        """Replaces the table by the master's; False if it was the same. System topics that the
+        master does not list stay."""
         return self._adopt(table, data_version)

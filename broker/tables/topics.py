@@ -5,10 +5,10 @@ confirmed, truncated and recovered like any message, before the messages that ne
 every member of the set once it is confirmed. A Java replica stores such a record and ignores it.
 
 A master applies a change at once, appends the record, and answers when the record is confirmed; a
-slave applies it when the record is dispatched. A deletion destroys data, and its record may still
-be cut. So a master, too, carries it out only when the record is confirmed, and takes no write for
-the topic until then. The offsets of groups in the topic are deleted as well: with them the groups
-would skip messages of a new topic of that name (R39).
+slave applies it when the record is dispatched. But a deletion destroys data, and its record may
+still be cut. So a master also deletes only when the record is confirmed, and takes no write for the
+topic until then. The offsets of groups in the topic are deleted with it: with them the groups would
+skip messages of a new topic of that name (R39).
 
 Origin: TopicConfigManager and AdminBrokerProcessor in Java, whose slaves poll the tables every ten
 seconds instead.
@@ -59,8 +59,8 @@ METADATA_VERSION: Final = 1
 class MetadataChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What one record changes. Names that are absent are untouched.
 
-    `deleted_groups`: whether the offsets of the group go with it. `forbidden`: group -> topic ->
-    bits, as in `config/subscriptionGroup.json`.
+    `deleted_groups`: whether the offsets of the group are deleted too. `forbidden`: group to topic
+    to bits, as in `config/subscriptionGroup.json`.
     """
 
     v: int = METADATA_VERSION
@@ -89,10 +89,10 @@ class TopicService:
     """The broker's view of its topics and groups.
 
     `append` puts a metadata record into the log and returns its end offset. `changed` is called
-    after every change of the topic table, with the topics that changed, or None where more may have
-    changed. `dropped` removes the queues of a topic, and raises OSError; `deleted` is called when
-    it is gone. `deleting` counts, by topic, the deletions in this master's log that are not
-    confirmed; it is kept here.
+    after every change of the topic table, with the topics that changed, or None if others may have
+    changed too. `dropped` removes the queues of a topic, and raises OSError; `deleted` is called
+    when the topic is gone. `deleting` counts, by topic, the deletions in this master's log that are
+    not confirmed; only this class changes it.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class TopicService:
     def for_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
         """The topic of a send, created from `default_topic` if that is allowed.
 
-        Queues: as many as the client wants, at most those of the template. Raises BrokerRefusal 17
-        if there is no such topic and none may be made, 16 if it may not be written.
+        Queues: as many as the client wants, at most those of the template. Raises BrokerRefusal:
+        TOPIC_NOT_EXIST if the topic may not be created, NO_PERMISSION if it may not be written.
         """
         self._refuse_while_deleting(topic)
         config = self.topics.get(topic)
@@ -155,13 +155,13 @@ class TopicService:
 
     def of_group(self, topic: str, queue_nums: int) -> int:
         """How many queues the retry or dead-letter topic of a group has for new messages, at most
-        `queue_nums`; created with so many if it does not exist. Raises BrokerRefusal 16 if it may
-        not be written, 29 where its name would be too long."""
+        `queue_nums`; it is created with that many if it does not exist. Raises BrokerRefusal:
+        NO_PERMISSION if it may not be written, INVALID_PARAMETER if its name would be too long."""
         self._refuse_while_deleting(topic)
         config = self.topics.get(topic)
         if config is None:
             config = topic_config(topic, queue_nums)
-            self._put_all([config])  # beyond topicsMax, too: what the group failed on goes there
+            self._put_all([config])  # also above topicsMax: else failed messages would be lost
         _require_writable(config)
         return max(1, min(queue_nums, config.write_queue_nums))
 
@@ -170,8 +170,8 @@ class TopicService:
         return self.put_topics([config])
 
     def put_topics(self, configs: Sequence[TopicConfig]) -> int:
-        """The same for several, as one change. Raises BrokerRefusal 29 for a new one whose name
-        cannot be that of a topic, 16 for more than `topicsMax`."""
+        """The same for several, as one change. Raises BrokerRefusal: INVALID_PARAMETER for a new
+        one with a bad name, NO_PERMISSION for more than `topicsMax`."""
         made = sum(config.topic_name not in self.topics for config in configs)
         _refuse_above("topics", len(self.topics), made, "topicsMax", self._settings.topics_max)
         return self._put_all(configs)
@@ -182,11 +182,11 @@ class TopicService:
             self._refuse_while_deleting(name)
             if name not in self.topics:
                 check_made_topic(name)
-        # First: where no record can be put this raises, and the table stays as it is.
+        # First: if no record can be put this raises, and the table must not have changed.
         end = self._append(MetadataChange(topics=dict(zip(names, configs, strict=True))).encode())
         before = {name: self.topics.get(name) for name in names}
-        # A full disk may keep the record from the log until the role ends: the change goes with it
-        # (R55).
+        # R55: a full disk may keep the record from the log until the role ends: then the change is
+        # undone.
         self.unwritten.note(end, partial(_put_back, self.topics, self._changed, before))
         for config in configs:
             self.topics.put(config)
@@ -201,10 +201,10 @@ class TopicService:
         return end
 
     def delete_topic(self, topic: str) -> int:
-        """Removes a topic, its queues, and the offsets of groups in it, once the returned offset is
-        confirmed. The topics in which POP keeps its failed messages go too, as in Java; a group's
-        topics (`%RETRY%group`, `%DLQ%group`) serve several topics and stay. Raises BrokerRefusal 29
-        for what cannot be the name of a topic."""
+        """Deletes a topic, its queues, and the offsets of groups in it, once the returned offset is
+        confirmed. POP's retry topics of it are deleted too, as in Java. A group's topics
+        (`%RETRY%group`, `%DLQ%group`) stay: they serve several topics. Raises BrokerRefusal
+        INVALID_PARAMETER for a bad name."""
         if topic not in self.topics:
             check_made_topic(topic)
         topics = [topic]
@@ -215,16 +215,16 @@ class TopicService:
             if shared in topics and self._is_shared(shared, group, topic):
                 topics.remove(shared)
         end = self._append(MetadataChange(deleted_topics=topics).encode())
-        # Until the record is confirmed the topic neither takes nor gives messages: after a failover
-        # it may be there still, or be gone (R39).
+        # R39: until the record is confirmed the topic neither takes nor gives messages: after a
+        # failover it may still exist, or be gone.
         self._deleting.update(topics)
-        self._changed(topics)  # a sender that remembers the topic as writable looks it up again
+        self._changed(topics)  # the send path has cached it as writable
         return end
 
     def _is_shared(self, retry_topic: str, group: str, topic: str) -> bool:
-        """Whether a retry topic in the first spelling holds messages of another group, too."""
+        """Whether a retry topic of the form `%RETRY%group_topic` also has messages of others."""
         if retry_topic.removeprefix(RETRY_PREFIX) in self._offsets.groups_of(retry_topic):
-            return True  # it is the own retry topic of a group of that name
+            return True  # it is the retry topic of a group named `group_topic`
         return any(
             pair != (group, topic) and pair[1] in self.topics and pair[0] in self.groups
             for pair in pop_topic_pairs(retry_topic)
@@ -241,9 +241,9 @@ class TopicService:
         return self.put_groups([config])
 
     def put_groups(self, configs: Sequence[SubscriptionGroupConfig]) -> int:
-        """The same for several, as one change. Raises BrokerRefusal 16 for more than
+        """The same for several, as one change. Raises BrokerRefusal NO_PERMISSION for more than
         `subscriptionGroupsMax`."""
-        require_room_for_groups(self, configs)
+        refuse_too_many_groups(self, configs)
         end = self._append(
             MetadataChange(groups={config.group_name: config for config in configs}).encode()
         )
@@ -255,12 +255,12 @@ class TopicService:
         return end
 
     def delete_group(self, group: str, *, with_offsets: bool) -> int:
-        """Removes a group, and on request its offsets, once the returned offset is confirmed. Its
+        """Deletes a group, and on request its offsets, once the returned offset is confirmed. Its
         topics (`%RETRY%group`, `%DLQ%group`) stay until they are deleted as topics."""
         return self._append(MetadataChange(deleted_groups={group: with_offsets}).encode())
 
     def forbid(self, group: str, topic: str, *, reading: bool) -> int:
-        """Takes from a group the right to read a topic, or gives it back; as `put_topic`."""
+        """Forbids a group to read a topic, or allows it again; same safety as `put_topic`."""
         before = not self.groups.is_forbidden(group, topic)
         bits = self.groups.forbid(group, topic, reading=reading)
         end = self._append(MetadataChange(forbidden={group: {topic: bits}}).encode())
@@ -275,7 +275,7 @@ class TopicService:
         return end
 
     def put_request_mode(self, mode: SetMessageRequestModeRequestBody) -> int:
-        """How a group gets a topic from now on; same safety as `put_topic`."""
+        """Sets whether a group pulls or pops a topic; same safety as `put_topic`."""
         # A group that is not in the table pulls.
         before = self.request_modes.get(mode.topic, mode.consumer_group) or msgspec.structs.replace(
             mode, mode="PULL", pop_share_queue_num=0
@@ -286,16 +286,15 @@ class TopicService:
         return end
 
     def reset_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> int:
-        """The group continues at these offsets (by queue id) once the returned offset is confirmed:
-        a next master will send it there, too (R56)."""
+        """The group continues at these offsets (by queue id) once the returned offset is confirmed,
+        also at the next master (R56)."""
         reset = OffsetReset(group=group, topic=topic, offsets=offsets)
         return self._append(MetadataChange(resets=[reset]).encode())
 
     def group(self, name: str, *, writable: bool) -> SubscriptionGroupConfig:
-        """The group's configuration, created with defaults on a master that allows it.
-
-        Raises BrokerRefusal 26 if it is unknown and not created, 29 for an illegal name.
-        """
+        """The group's configuration, created with defaults if that is allowed. Raises
+        BrokerRefusal: SUBSCRIPTION_GROUP_NOT_EXIST if it is not, INVALID_PARAMETER for a bad
+        name."""
         config = self.groups.get(name)
         if config is None:
             check_group(name)
@@ -305,15 +304,15 @@ class TopicService:
                     f"subscription group {name} does not exist: create it on the broker",
                 )
             config = SubscriptionGroupConfig(group_name=name)
-            # A slave puts no records: there the defaults serve this one request.
+            # A slave puts no records: there the defaults are used for this request only.
             if writable:
                 self.put_group(config)
         return config
 
     def apply_record(self, body: bytes, end_offset: int) -> None:
         """Applies a confirmed metadata record, which ends at `end_offset`, on a replica.
-        Idempotent. Raises OSError if a topic's files cannot be taken away."""
-        # It is in the log: no full disk can take it back any more (R55).
+        Idempotent. Raises OSError if a topic's files cannot be removed."""
+        # R55: it is in the log, so it is not undone any more.
         self.unwritten.written(end_offset)
         change = _readable(body)
         if change is not None:
@@ -322,8 +321,8 @@ class TopicService:
             self._offsets.resets.begin(change.resets, end_offset)
 
     def take_over_record(self, body: bytes, end_offset: int) -> None:
-        """A new master finds this record in its log, not confirmed yet. Its creations and resets
-        count at once, its deletions when it is confirmed."""
+        """A new master finds this record in its log, not confirmed yet. What it creates and resets
+        counts at once, what it deletes when it is confirmed."""
         change = _readable(body)
         if change is not None:
             self._put(change)
@@ -411,17 +410,17 @@ def _require_writable(config: TopicConfig) -> None:
         )
 
 
-def require_room_for_groups(
+def refuse_too_many_groups(
     service: TopicService, configs: Sequence[SubscriptionGroupConfig]
 ) -> None:
-    """Raises BrokerRefusal 16 for more than `subscriptionGroupsMax`."""
+    """Raises BrokerRefusal NO_PERMISSION for more than `subscriptionGroupsMax`."""
     made = sum(config.group_name not in service.groups for config in configs)
     most = service._settings.subscription_groups_max
     _refuse_above("groups", len(service.groups), made, "subscriptionGroupsMax", most)
 
 
 def _refuse_above(what: str, there: int, made: int, key: str, most: int) -> None:
-    """Raises BrokerRefusal 16 if `made` new ones would be too many; existing ones stay."""
+    """Raises BrokerRefusal NO_PERMISSION if `made` new ones would be too many; others stay."""
     if made and there + made > most:
         raise BrokerRefusal(
             ResponseCode.NO_PERMISSION,
@@ -443,25 +442,25 @@ def _put_back(
 
 
 def readable_queue(config: TopicConfig, queue_id: int) -> int:
-    """The queue for a message that waited for `queue_id`: one that readers see, even if its topic
-    has fewer queues by now (R56)."""
+    """A queue that readers see, for a message that waited for `queue_id`: its topic may have fewer
+    queues by now (R56)."""
     reads = config.read_queue_nums
     return queue_id % reads if 0 < reads <= queue_id else queue_id
 
 
 def _readable(body: bytes) -> MetadataChange | None:
-    """A record of a newer version than this broker reads is logged and skipped: the messages
-    behind it matter more than the setting in it."""
+    """The change in a record; None, logged, for one of a version that this broker cannot read."""
     try:
         return _without_bad_names(decode_metadata(body))
     except RemoteProtocolError as exc:
+        # Skipped: the messages after it matter more than the setting in it (R54).
         log.error("metadata_record_skipped topic=%s reason=%s", METADATA_TOPIC, exc)
         return None
 
 
 def _without_bad_names(change: MetadataChange) -> MetadataChange:
-    """What a record changes, without the names that no file can have (R46). Every member leaves out
-    the same: earlier versions let such names into the log, and the log stays as it is."""
+    """The change without names that no file can have (R46)."""
+    # Earlier versions accepted such names, so they may be in the log. Every member skips the same.
     named = [*change.topics, *change.deleted_topics, *change.groups, *change.deleted_groups]
     bad = {name for name in named if not is_file_name(name)}
     if not bad:

@@ -1,7 +1,7 @@
 """Changes of tables whose records may not be in the log yet (SAFETY R55). Pure.
 
-A master changes a table when it puts the record of the change. Where a full disk keeps the record
-from the log, and the broker leaves its role, the record is dropped: the change goes with it.
+A master changes a table when it puts the record of the change. If a full disk keeps the record from
+the log, and the broker leaves its role, the record is dropped, and the change must be undone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 class Unwritten:
-    """Of one mastership, in the order of the log."""
+    """The changes of one mastership, in the order of the log."""
 
     def __init__(self) -> None:
         self._undo: deque[tuple[int, Callable[[], object]]] = deque()
@@ -26,8 +26,8 @@ class Unwritten:
             self._undo.popleft()
 
     def dropped(self, end: int) -> bool:
-        """What was put behind `end` never reached the log: takes the changes back, the last one
-        first. Whether there were any."""
+        """What was put after `end` never reached the log: undoes the changes, the last one first.
+        Returns whether there were any."""
         self.written(end)
         found = bool(self._undo)
         while self._undo:

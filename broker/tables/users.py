@@ -57,7 +57,7 @@ class UserTable(NamedTable[UserWrapper, User]):
         return config.username
 
     def load(self) -> None:
-        """Takes over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
         body = self._file.load()
         if body is not None:
             self._adopt_loaded(body.users, body.data_version)

@@ -197,7 +197,7 @@ def test_r8_r30_a_renewed_lock_is_answered_by_who_is_shown_to_be_master(tmp_path
         assert (await renewal).code == (await sent).code == 0
         locks, now_ms = rig.service.tables.locks, rig.service.path.clock_ms()
         rig.service.path.gate.follow(2, "other:1")
-        locks.lead(now_ms - 3_600_000)
+        locks.renew_all(now_ms - 3_600_000)
         for _ in range(3):
             rig.service.locks.tick(now_ms + 61_000)
         assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}, "the log says who has it"

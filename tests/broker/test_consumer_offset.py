@@ -152,7 +152,7 @@ def test_r39_an_emptied_replica_keeps_no_offsets_of_its_own(tmp_path: Path) -> N
     manager.commit("g", "T", 0, 5)
     manager.delete_topic("another", 100)
     persist(manager)
-    manager.begin_anew()
+    manager.clear_for_new_log()
     assert not offsets_at(tmp_path).table
     assert manager.apply_from_master(1, {"T@g": {0: 2}}, 10)
     assert manager.query("g", "T", 0) == 2
@@ -179,7 +179,7 @@ def test_r27_a_snapshot_that_waited_does_not_replace_a_later_one(tmp_path: Path)
     offsets = offsets_at(tmp_path)
     offsets.commit("g", "T", 0, 7)
     (waiting,) = offsets.writes_due()
-    offsets.begin_anew()
+    offsets.clear_for_new_log()
     waiting()
     assert not offsets_at(tmp_path).table
 
@@ -276,7 +276,7 @@ def test_r39_what_was_deleted_once_is_not_looked_for_again(tmp_path: Path) -> No
         made.delete_group("g", 130 + again)
         assert made.table == {}
     made.commit("g", "T", 0, 5)
-    made.begin_anew()
+    made.clear_for_new_log()
     made.delete_topic("T", 200)
     assert made.table == {} and made.deletions.end == 200
 

@@ -23,7 +23,7 @@ def test_r30_nothing_goes_back_by_what_a_master_sends(tmp_path: Path) -> None:
 
 def test_r27_an_emptied_log_knows_of_no_deliveries(tmp_path: Path) -> None:
     own = manager(tmp_path / "own.json", 5, {1: 7})
-    own.begin_anew()
+    own.clear_for_new_log()
     again = DelayOffsetManager(tmp_path / "own.json")
     again.load()
     for one in (own, again):
@@ -33,7 +33,7 @@ def test_r27_an_emptied_log_knows_of_no_deliveries(tmp_path: Path) -> None:
 def test_r27_writes_that_waited_do_not_bring_deliveries_back(tmp_path: Path) -> None:
     own = manager(tmp_path / "own.json", 5, {1: 7})
     waiting = own.writes_due()
-    own.begin_anew()
+    own.clear_for_new_log()
     for write in waiting:
         write()
     again = DelayOffsetManager(tmp_path / "own.json")

@@ -111,7 +111,7 @@ def test_locks_survive_a_restart_and_run_out(tmp_path: Path) -> None:
     async def second(rig: Rig) -> None:
         assert owned(await rig.ask(41, body=lock_body("b"))) == []
         locks, now = rig.service.tables.locks, rig.service.path.clock_ms()
-        locks.lead(now - 3_600_000)
+        locks.renew_all(now - 3_600_000)
         while locks.has_locks("g", now) or locks.change_count == 0:
             rig.service.locks.tick(now)
         rig.service.locks.tick(now)

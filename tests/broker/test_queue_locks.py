@@ -44,7 +44,7 @@ def test_a_new_master_takes_every_lock_for_renewed(tmp_path: Path) -> None:
     _, change = master.grant("g", "a", [Q0], 1000)
     assert change is not None
     slave.apply(change)
-    slave.lead(900_000)
+    slave.renew_all(900_000)
     assert slave.grant("g", "b", [Q0], 900_000 + LEASE_MS)[0] == []
     assert slave.grant("g", "a", [Q0], 900_000 + LEASE_MS)[0] == [Q0]
     assert slave.grant("g", "b", [Q0], 900_001 + 2 * LEASE_MS)[0] == [Q0]
@@ -61,7 +61,7 @@ def test_the_file_and_the_answer_for_slaves_bring_the_owners_back(tmp_path: Path
     again.load()
     slave.replace_all(type(locks.wrapper()).decode(locks.wrapper().encode()))
     for other in (again, slave):
-        other.lead(0)
+        other.renew_all(0)
         assert other.grant("g", "b", [Q0, ("T%", 3)], 1)[0] == []
         assert other.grant("h", "b", [Q1], 1) == ([Q1], None)
 
@@ -74,7 +74,7 @@ def test_what_ran_out_is_found_a_part_at_a_time(tmp_path: Path) -> None:
     found = []
     calls = 0
     while len(found) < 2500:
-        found += locks.over(LEASE_MS + 1)
+        found += locks.expired(LEASE_MS + 1)
         calls += 1
     assert {queue for _, _, queue in found} == set(queues) and calls > 2
     assert {group for group, _, _ in found} == {"g"}

@@ -213,7 +213,7 @@ def test_r56_what_deletes_or_cuts_a_queues_offsets_ends_its_reset(pair: Pair) ->
     pair.slave.offsets.log_ends(end)
     assert place(pair.slave) == (1, False)
     pair.reset(pair.slave)
-    pair.slave.offsets.begin_anew()
+    pair.slave.offsets.clear_for_new_log()
     assert place(pair.slave) == (-1, False)
 
 

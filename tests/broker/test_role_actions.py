@@ -318,7 +318,7 @@ def test_r30_locks_count_from_the_moment_of_the_election() -> None:
         await rig.actions.become_master(OTHER, durable)
 
     asyncio.run(play())
-    rig.tables.locks.lead.assert_called_once_with(10_000)
+    rig.tables.locks.renew_all.assert_called_once_with(10_000)
 
 
 def sync_flush_path() -> tuple[WritePath, list[int]]:
