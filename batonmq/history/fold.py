@@ -34,6 +34,7 @@ from batonmq.history.event import EventDetail, HistoryEvent, refused_ms_of
 from batonmq.history.members import GroupTimeline, set_text
 from batonmq.history.merge import in_order
 from batonmq.history.story import Story
+from batonmq.runtime.words import counted
 
 
 def stories(events: Iterable[HistoryEvent]) -> list[Story]:
@@ -230,7 +231,7 @@ def _pushed(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> N
         return
     text = "in the log of a majority, applied here"
     story.add("committed", detail.applied_ms, event.clock, text)
-    text = f"the new view left for {detail.sessions} brokers"
+    text = f"the new view left for {counted(detail.sessions, 'broker')}"
     story.add("pushed", event.time_ms, event.clock, text)
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import Story
+from batonmq.runtime.words import counted, named
 
 ELECTIONS_KEPT: Final = 16
 """Elections of a group to which an event may still belong; older ones are finished."""
@@ -145,7 +146,9 @@ def truncated(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) ->
         return
     story.truncations.append((event.broker_id, before, after, event.time_ms))
     story.brokers |= {event.broker_id} - {0}
-    text = f"broker {event.broker_id} cut {before - after} bytes, from {before} to {after}"
+    text = (
+        f"broker {event.broker_id} cut {counted(before - after, 'byte')}, from {before} to {after}"
+    )
     story.add("truncated", event.time_ms, event.clock, text, event.broker_id)
 
 
@@ -202,5 +205,4 @@ def _why(event: HistoryEvent) -> str:
 
 
 def _brokers(broker_ids: set[int]) -> str:
-    many = "s" if len(broker_ids) > 1 else ""
-    return f"broker{many} {', '.join(map(str, sorted(broker_ids)))}"
+    return named("broker", sorted(broker_ids))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from batonmq.history.event import EventKey, HistoryEvent
+from batonmq.runtime.words import counted
 
 
 def in_order(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
@@ -48,7 +49,7 @@ def merged(sources: Mapping[str, Iterable[HistoryEvent]]) -> Merged:
             elif _without_gap(known) != _without_gap(event):
                 differ.setdefault((other, source), []).append(event.key)
     problems = [
-        f"{one} and {other} disagree about {len(keys)} events, the first of them at index "
+        f"{one} and {other} disagree about {counted(len(keys), 'event')}, the first at index "
         f"{keys[0][1]} part {keys[0][2]} of log {keys[0][0] or '?'}; shown as in {one}"
         for (one, other), keys in differ.items()
     ]

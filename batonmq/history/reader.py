@@ -11,6 +11,7 @@ import msgspec
 
 from batonmq.history.event import EventKey, HistoryEvent, lenient_event
 from batonmq.history.file import controller_of, files_of, lines_newest_first
+from batonmq.runtime.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +47,14 @@ def _events_in(file: Path, problems: list[str]) -> Iterator[HistoryEvent]:
     with file.open("rb") as lines:
         for line in lines:
             if not line.endswith(b"\n"):
-                problems.append(f"{file}: the last line is torn ({len(line)} bytes left out)")
+                left = counted(len(line), "byte")
+                problems.append(f"{file}: the last line is torn ({left} left out)")
             elif (event := lenient_event(line)) is not None:
                 yield event
             else:
                 unreadable += 1
     if unreadable:
-        problems.append(f"{file}: {unreadable} lines are no events")
+        problems.append(f"{file}: {counted(unreadable, 'line')} without a readable event")
 
 
 class Page(NamedTuple):

@@ -43,11 +43,12 @@ from batonmq.launcher.preparation import (
     write_config,
     write_configs,
 )
-from batonmq.launcher.watch import ClusterSnapshot, poll
+from batonmq.launcher.watch import ClusterSnapshot, GroupView, poll
 from batonmq.runtime.clock import boot_s, wall_ms
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.sockets import listens
 from batonmq.runtime.tls import TlsError
+from batonmq.runtime.words import counted
 
 POLL_STARTING_S = 0.05
 POLL_S = 0.5
@@ -373,8 +374,7 @@ class LocalCluster:
                 self._reporter.report(
                     ClusterEvent(
                         "master_changed",
-                        f"{name}: master is {group.master_address or 'nobody'}"
-                        f" (epoch {group.master_epoch})",
+                        f"{name}: {_mastership(group)}",
                         {
                             "group": name,
                             "master": group.master_address,
@@ -387,7 +387,8 @@ class LocalCluster:
                 self._reporter.report(
                     ClusterEvent(
                         "set_changed",
-                        f"{name}: {group.in_sync} of {len(group.replicas)} replicas in sync",
+                        f"{name}: {group.in_sync} of"
+                        f" {counted(len(group.replicas), 'replica')} in sync",
                         {
                             "group": name,
                             "inSync": group.in_sync,
@@ -432,3 +433,9 @@ def stop_event() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, event.set)
     return event
+
+
+def _mastership(group: GroupView) -> str:
+    if not group.master_address:
+        return "no master"
+    return f"master is {group.master_address} (epoch {group.master_epoch})"

@@ -214,6 +214,7 @@ def move_aside(store: Path) -> None:
     The folder gets a name with the time beside the old one; nothing is deleted. It is refused while
     the broker runs.
     """
+    import errno
     import time
 
     from batonmq.runtime.lock_file import FolderLock, FolderLockedError
@@ -230,7 +231,10 @@ def move_aside(store: Path) -> None:
         click.echo(f"batonmq moveAside: {exc}: stop its broker first", err=True)
         sys.exit(1)
     except OSError as exc:
-        click.echo(f"batonmq moveAside: {store}: {exc.strerror}", err=True)
+        why = exc.strerror
+        if exc.errno == errno.EBUSY:
+            why = "it is a mount point: mount the new disk in its place, then start the broker"
+        click.echo(f"batonmq moveAside: {store}: {why}", err=True)
         sys.exit(1)
     finally:
         lock.release()

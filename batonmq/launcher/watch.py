@@ -14,6 +14,7 @@ from batonmq.launcher.cluster_file import BrokerState
 from batonmq.launcher.layout import Layout
 from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class ClusterSnapshot:
                 return f"{name}: no master yet"
             wanted = len(layout.replicas_of(name))
             if group.in_sync < wanted:
-                return f"{name}: {group.in_sync} of {wanted} replicas in sync"
+                return f"{name}: {group.in_sync} of {counted(wanted, 'replica')} in sync"
             if self.routes.get(name) != group.master_address:
                 return f"{name}: its route is not registered yet"
         return ""

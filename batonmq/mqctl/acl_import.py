@@ -15,6 +15,7 @@ from batonmq.auth.plain_acl import PlainAcl, PlainAclError, entry_changes, read_
 from batonmq.auth.policy import AclInfo, User, UserInfo
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.protocol.errors import ResponseError
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -36,7 +37,8 @@ async def import_plain_acl(
         masters = await admin.cluster.masters()
         if not dry_run:
             context.confirm(
-                f"import {len(found.users)} users into {', '.join(sorted(masters))}", yes=yes
+                f"import {counted(len(found.users), 'user')} into {', '.join(sorted(masters))}",
+                yes=yes,
             )
         rows: list[dict[str, Any]] = []
         for group, address in masters.items():

@@ -39,6 +39,7 @@ from batonmq.mqctl.store_check import Verdict, verify
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
 from batonmq.runtime.lock_file import FolderLock
+from batonmq.runtime.words import counted
 
 VERSION: Final = 1
 MANIFEST: Final = "backup.json"
@@ -227,7 +228,8 @@ def _raise_damage(verdict: Verdict) -> None:
     if verdict.damages:
         first = verdict.damages[0]
         raise BackupError(
-            f"{first.file} at offset {first.offset}, {first.size} bytes: {first.what}; back up"
+            f"{first.file} at offset {first.offset}, {counted(first.size, 'byte')}: {first.what};"
+            " back up"
             " another replica, and see `mqctl verifyStore`"
         )
 
@@ -301,7 +303,7 @@ def back_up_to_stream(
                 parts = _Counted(file, size)
                 archive.addfile(_member(f"{LOG}/{path.name}", size), parts)  # type: ignore[arg-type]
             if parts.left:
-                raise BackupError(f"{path}: {parts.left} bytes are missing")
+                raise BackupError(f"{path}: it lacks {counted(parts.left, 'byte')}")
             sent += size
             done(sent)
             segments.append(BackupSegment(start, size, parts.crc))
@@ -451,7 +453,7 @@ def check_backup(folder: Path, done: Done) -> Manifest:
                 checked += len(part)
                 done(checked)
         if left or crc != segment.crc:
-            what = f"{left} bytes are missing" if left else "its CRC does not fit"
+            what = f"it lacks {counted(left, 'byte')}" if left else "its CRC does not fit"
             raise BackupError(f"{folder / segment.path}: damaged, {what}")
     return manifest
 

@@ -26,6 +26,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import MASTER_ID, ResponseCode
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -141,11 +142,10 @@ class Findings:
         if not self.classic:
             found += self._leader_problems()
             found += self._log_problems()
-        removed = {replica.broker_address for name in self.groups for replica in self.removed(name)}
         found += [
             Problem.of(f"broker {a}: {why}", _next_step(why), is_down=a in self.masters)
             for a, why in self.brokers.items()
-            if why and a not in removed
+            if why and a not in self.left
         ]
         found += [self._reported(a, what) for a, lines in self.reported.items() for what in lines]
         if not self.groups:
@@ -186,6 +186,18 @@ class Findings:
             for replica in info.not_in_sync_replicas
             if not replica.alive and replica.broker_address not in planned
         ]
+
+    @property
+    def left(self) -> frozenset[str]:
+        """Addresses where nothing but removed replicas was."""
+        removed = [replica for name in self.groups for replica in self.removed(name)]
+        used = {
+            replica.broker_address
+            for info in self.replicas.replicas_info_table.values()
+            for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas)
+            if replica not in removed
+        }
+        return frozenset(replica.broker_address for replica in removed) - used
 
     def notes(self) -> list[str]:
         """What is worth knowing and no problem."""
@@ -254,7 +266,9 @@ class Findings:
             for address, log in logs.items():
                 behind = leading.applied_index - log.applied_index
                 if behind > BEHIND_ENTRIES:
-                    text = f"controller {address}: {behind} entries behind the leader's log"
+                    text = (
+                        f"controller {address}: {counted(behind, 'entry')} behind the leader's log"
+                    )
                     found.append(Problem.of(text, look))
         # By rules as well: versions in a rolling upgrade make different states of one log.
         digests: dict[tuple[int, str], dict[str, str]] = {}
@@ -300,13 +314,13 @@ class Findings:
 
     def _set_problems(self, name: str, info: ReplicasInfo) -> list[Problem]:
         inside = {r.broker_address for r in info.in_sync_replicas}
-        outside = {r.broker_address for r in info.not_in_sync_replicas}
-        outside -= {replica.broker_address for replica in self.removed(name)}
+        removed = self.removed(name)
+        outside = {r.broker_address for r in info.not_in_sync_replicas if r not in removed}
         every = inside | outside | set(self.expected.get(name, ()))
         if inside >= every:
             return []
         missing = ", ".join(sorted(every - inside))
-        text = f"{name}: {len(inside)} of {len(every)} replicas in sync, not {missing}"
+        text = f"{name}: {len(inside)} of {counted(len(every), 'replica')} in sync, not {missing}"
         gone = [r.broker_id for r in info.not_in_sync_replicas if not r.alive]
         if not gone:
             return [Problem.of(text, "mqctl haStatus")]
@@ -477,8 +491,12 @@ async def _state(admin: Admin, address: str) -> str | tuple[str, ...]:
         table = await admin.brokers.runtime_info(address)
         problems = tuple(map(str, json.loads(table.get(PROBLEMS_KEY, "[]"))))
         if any("disk" in each for each in problems):
-            where = (await admin.brokers.config(address)).get("storePathRootDir", "")
+            config = await admin.brokers.config(address)
+            where = config.get("storePathRootDir", "")
             space = table.get("commitLogDirCapacity", "").rstrip(".")
+            # With free space below that, a "full" disk is no contradiction.
+            gib = int(config.get("mappedFileSizeCommitLog", "0")) / (1 << 30)
+            space += f"; a segment of the log takes {gib:.1f} GiB" if gib >= 0.1 else ""
             return tuple(
                 f"{each} ({where}: {space})" if "disk" in each else each for each in problems
             )

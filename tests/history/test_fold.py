@@ -646,7 +646,7 @@ def test_what_several_controllers_tell_is_told_once_and_disagreement_is_named():
     both = merged({"n0": REAL[:60], "n1": read(other)})
     assert list(both.events) == REAL[:60] + read(other)[60:]
     (problem,) = both.problems
-    assert problem.startswith("n0 and n1 disagree about 2 events, the first of them at index ")
+    assert problem.startswith("n0 and n1 disagree about 2 events, the first at index ")
     assert merged({"n0": REAL, "n1": REAL}).problems == ()
     behind_a_hole = read([RAW[0] | {"gap": True}, *RAW[1:]])
     assert merged({"n0": REAL, "n1": behind_a_hole}).problems == ()

@@ -169,6 +169,7 @@ class FakeCluster:
         self.topics = {"T": TopicConfig(topic_name="T", write_queue_nums=4)}
         self.group_table = {"G": SubscriptionGroupConfig(group_name="G")}
         self.offsets: dict[str, dict[int, int]] = {"T@G": {0: 5}}
+        self.calm = False
         self.figures: dict[str, dict[str, str]] = {}
         self.problems: dict[str, list[str]] = {}
         self.settings: dict[str, dict[str, str]] = {}
@@ -344,7 +345,8 @@ class FakeAdmin:
     async def topic_traffic(self, topic: str) -> tuple[Traffic, ...]:
         if topic != "T":
             return (Traffic(topic, None, 0.0, 0),)
-        return (Traffic(topic, None, 2.5, 100), Traffic(topic, "G", 1.25, 96))
+        came_in, got = (0.0, 0.0) if self.fake.calm else (2.5, 1.25)
+        return (Traffic(topic, None, came_in, 100), Traffic(topic, "G", got, 96))
 
     async def change_topic(
         self, topic: str, changes: TopicChanges, **where: Any

@@ -43,9 +43,9 @@ def test_what_destroys_asks_and_does_nothing_without_an_answer(
 
 
 def test_a_deletion_says_what_is_lost(mqctl: Run) -> None:
-    assert "6 messages in 1 queues, read by G" in mqctl("deleteTopic", "-t", "T", "-c", "C").err
+    assert "6 messages in 1 queue, read by G" in mqctl("deleteTopic", "-t", "T", "-c", "C").err
     gone = mqctl("deleteSubGroup", "-g", "G", "-c", "C")
-    assert "1 members are connected, 4 messages wait" in gone.err
+    assert "connected: 1 member, waiting: 4 messages" in gone.err
     assert mqctl("deleteSubGroup", "-g", "Nope", "-c", "C", "-y").code == 1
 
 

@@ -359,12 +359,14 @@ def test_what_a_broker_tells_of_itself_is_a_problem(mqctl: Run, fake: Any) -> No
     of a disk the path and the free bytes are shown, and one next step under each problem."""
     space = "Total : 4.0 GiB, Free : 0 B."
     fake.figures = {MASTER: {"commitLogDirCapacity": space}}
-    fake.settings = {MASTER: {"storePathRootDir": "/data/broker"}}
+    fake.settings = {
+        MASTER: {"storePathRootDir": "/data/broker", "mappedFileSizeCommitLog": str(1 << 30)}
+    }
     full = "its disk is full: No space left on device"
     fake.problems = {MASTER: [full, "refuses writes: the disk is full"], SLAVE: []}
     ran = mqctl("health", "--json")
     assert (ran.code, ran.json["state"]) == (1, "down"), "its master refuses writes"
-    where = "(/data/broker: Total : 4.0 GiB, Free : 0 B)"
+    where = "(/data/broker: Total : 4.0 GiB, Free : 0 B; a segment of the log takes 1.0 GiB)"
     assert ran.json["problems"][0] == f"broker {MASTER}: {full} {where}"
     assert f"updateBrokerConfig -b {MASTER} -k fileReservedTime" in ran.json["nextSteps"][0]
     assert ran.json["brokers"][0]["problems"][0] == f"{full} {where}"
@@ -417,6 +419,31 @@ def test_replicas_that_were_removed_are_a_note_with_the_command_that_forgets_the
     assert third.broker_address not in out and "FAILED" not in out and note in out
     third.alive = True
     assert mqctl("health", "--json").json["problems"], "one that lives is no removed one"
+
+
+def test_a_replica_at_the_address_of_a_removed_one_is_shown(
+    mqctl: Run, fake: Any, local: Path
+) -> None:
+    """A machine whose disk was replaced: the address has a dead id and a living one."""
+    write_cluster(local / "cluster.json", pid=os.getpid())
+    address = "10.0.0.3:10911"
+    info = fake.replicas.replicas_info_table["broker-a"]
+    for alive, broker_id, members in (
+        (False, 3, info.not_in_sync_replicas),
+        (True, 4, info.in_sync_replicas),
+    ):
+        members.append(
+            ReplicaIdentity(
+                alive=alive, broker_address=address, broker_id=broker_id, broker_name="broker-a"
+            )
+        )
+    rows = [line.split() for line in mqctl("health").out.splitlines()]
+    assert ["broker", address, "ok"] in rows
+    assert any(row[0:2] == ["group", "broker-a"] and "3" in row for row in rows)
+    fake.dead = {address}
+    ran = mqctl("health", "--json")
+    assert [each for each in ran.json["problems"] if address in each]
+    assert "-b '3'" in ran.json["notes"][0]
 
 
 def test_a_replica_that_is_away_is_started_or_forgotten(whole: Findings, fake: Any) -> None:

@@ -110,7 +110,9 @@ def test_a_missing_file_zeros_and_kept_bytes_are_told(mqctl: Run, tmp_path: Path
     assert (gap["offset"], gap["bytes"]) == (SEGMENT, SEGMENT)
     assert (zeros["offset"], zeros["what"]) == (2 * SEGMENT, "zeros where a record should begin")
     assert ran.json["truncated"] == [{"file": str(kept), "bytes": 77}]
-    assert "77 bytes that were cut from this log" in mqctl("verifyStore", str(tmp_path)).out
+    assert (
+        "cut from this log and kept: 77 bytes in 1 file" in mqctl("verifyStore", str(tmp_path)).out
+    )
 
 
 @pytest.mark.parametrize("window", [64, 300, 5000])

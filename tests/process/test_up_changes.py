@@ -108,7 +108,7 @@ def test_a_replica_that_its_group_needs_is_not_removed(tmp_path: Path) -> None:
 
         for broker in cluster.brokers:
             ran = ask("remove", broker["address"], "--yes")
-            assert ran.code == 1 and "would keep 1 replicas in sync, and needs 2" in ran.err
+            assert ran.code == 1 and "would keep 1 replica in sync, and needs 2" in ran.err
         assert "no group 'broker-z'" in ask("add", "broker-z").err
         assert "only group" in ask("remove", "broker-a", "--wholeGroup", "--yes").err
         assert ask("remove", "127.0.0.1:1", "--yes").code == 1

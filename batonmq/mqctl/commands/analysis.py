@@ -25,6 +25,7 @@ from batonmq.mqctl.output import Output
 from batonmq.mqctl.target import data_folder_here
 from batonmq.runtime import extras
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.words import counted
 
 ANALYSIS_FOLDER: Final = "analysis"
 HELP: Final = ("--help", "-h")
@@ -140,9 +141,8 @@ def become(job: str, arguments: Sequence[str]) -> NoReturn:
 
 
 def _sentence(options: Sequence[str], kept: Kept) -> str:
-    names = {"--history": ("history", "histories"), "--stores": ("store", "stores")}
-    counts = [(len(kept.of(option)), names[option]) for option in options]
-    return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in counts)
+    nouns = {"--history": "history", "--stores": "store"}
+    return ", ".join(counted(len(kept.of(option)), nouns[option]) for option in options)
 
 
 CONTROLLERS = "--controllers"

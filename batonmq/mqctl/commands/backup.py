@@ -11,6 +11,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import GOOD, WaitLine
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -135,8 +136,9 @@ async def _confirmed(context: CommandContext, store: Path, address: str | None) 
     behind = max(0, wanted - end)
     if behind:
         context.complain(
-            f"{address} is {behind} bytes behind its master: messages that were acknowledged since"
-            f" are not in this backup, which ends at {end}. Take another replica, or repeat later"
+            f"{address} is {counted(behind, 'byte')} behind its master: messages that were"
+            f" acknowledged since are not in this backup, which ends at {end}. Take another"
+            " replica, or repeat later"
         )
     return end, behind
 
@@ -312,11 +314,10 @@ def _show(
         **more,
     }
     names = ", ".join(more.get("targets", [str(target)]))
-    text = (
-        f"{names}: the log from {manifest.begin} to {manifest.end}, {len(manifest.tables)} tables"
-    )
+    tables = counted(len(manifest.tables), "table")
+    text = f"{names}: the log from {manifest.begin} to {manifest.end}, {tables}"
     if "newBytes" in more:
-        text += f", {more['newBytes']} new bytes"
+        text += f", {counted(more['newBytes'], 'new byte')}"
     if to_stderr:
         click.echo(json.dumps(document) if context.out.as_json else text, err=True)
     elif context.out.as_json:

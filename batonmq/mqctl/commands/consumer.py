@@ -14,6 +14,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, Cell, plain, when
 from batonmq.mqctl.params import INDEX, Timestamp, command, dry_run_option, option, yes_option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.types import GroupProgress, QueueProgress
@@ -156,9 +157,10 @@ async def _reset(
             _show_preview(context, found)
             return
         moved = [then - now for now, then in found.values() if now is not None]
+        skipped = counted(sum(n for n in moved if n > 0), "message")
         context.confirm(
-            f"group {group} in {topic}, {len(found)} queues: {sum(n for n in moved if n > 0)}"
-            f" messages skipped, {-sum(n for n in moved if n < 0)} read again",
+            f"group {group} in {topic}, {counted(len(found), 'queue')}:"
+            f" {skipped} skipped, {-sum(n for n in moved if n < 0)} read again",
             yes=yes,
         )
         offsets = await admin.consumer_groups.reset_offsets(group, topic, timestamp_ms, queue)

@@ -9,6 +9,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell
 from batonmq.mqctl.params import Ids, command, option, yes_option
+from batonmq.runtime.words import named
 
 if TYPE_CHECKING:
     from batonmq.client.admin.types import ControllerMetadata
@@ -175,7 +176,7 @@ async def clean_broker_metadata(
     """
     if whole_group == bool(broker_ids):
         raise click.UsageError("which replicas? give -b IDS, or --wholeGroup for all of the group")
-    which = f"brokers {', '.join(map(str, broker_ids))}" if broker_ids else "every replica"
+    which = named("broker", broker_ids) if broker_ids else "every replica"
     context.confirm(f"the controllers forget {which} of {broker_name}", yes=yes)
     async with context.controller() as (_, controller):
         await controller.clean_broker_data(
@@ -190,5 +191,5 @@ async def clean_broker_metadata(
             }
         )
     else:
-        what = f"brokers {', '.join(map(str, broker_ids))} of " if broker_ids else ""
+        what = f"{named('broker', broker_ids)} of " if broker_ids else ""
         context.out.line(f"the controllers have forgotten {what}{broker_name}")

@@ -18,6 +18,7 @@ import click
 from batonmq.mqctl.commands.verdict import ANSWER_S, READ_S, document, gather
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.params import command, option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.mqctl.verdict.evidence import Evidence
@@ -63,7 +64,9 @@ async def doctor(
     if context.out.as_json:
         context.out.document({"bundle": str(bundle), "files": sorted(parts)})
     else:
-        context.out.line(f"{bundle}: {len(parts)} files; look through them before you send it")
+        context.out.line(
+            f"{bundle}: {counted(len(parts), 'file')}; look through it before you send it"
+        )
 
 
 def _write(bundle: Path, parts: dict[str, bytes]) -> None:

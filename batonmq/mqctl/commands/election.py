@@ -12,6 +12,7 @@ from batonmq.mqctl.commands.ha import show_replicas
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import WaitLine
 from batonmq.mqctl.params import COUNT, command, complete, option
+from batonmq.runtime.words import counted, named
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -114,8 +115,9 @@ async def drain(context: CommandContext, broker_addr: str) -> None:
         return
     what = f"broker {moved.master} is master now" if moved.was_master else "it is no master"
     context.out.line(f"broker {moved.broker_id} of {moved.group}: {what}")
-    where = ", ".join(map(str, moved.others))
-    context.out.line(f"it may be stopped (SIGTERM): broker {where} has everything as well")
+    context.out.line(
+        f"it may be stopped (SIGTERM); everything is also on {named('broker', moved.others)}"
+    )
     if len(moved.others) == 1:
         context.out.line("until it is back there is one copy; with minInSyncReplicas 2 writes wait")
 
@@ -430,7 +432,7 @@ def what_may_be_lost(all_of: list[Candidate], broker_id: int) -> str:
     confirmed = max((each.confirm_offset or 0 for each in all_of), default=0)
     text = f"the log of broker {broker_id} ends at {named.log_end}, confirmed was {confirmed}"
     if confirmed > named.log_end:
-        text += f": {confirmed - named.log_end} bytes of acknowledged messages are lost"
+        text += f": {counted(confirmed - named.log_end, 'byte')} of acknowledged messages lost"
     if silent:
         text += (
             f"; in sync, but silent: broker {', '.join(silent)}. What only they hold, and what they"

@@ -13,6 +13,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import plain, when
 from batonmq.mqctl.params import COUNT, INDEX, TRUE_OR_FALSE, command, exclusive, option, yes_option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -131,8 +132,9 @@ async def delete_sub_group(
             raise CommandFailed(f"no consumer group {group_name}: nothing was deleted")
         offsets = "and its offsets" if remove_offset else "and keep its offsets"
         context.confirm(
-            f"delete group {group_name} {offsets}: {len(progress.members)} members are connected,"
-            f" {progress.lag} messages wait for it",
+            f"delete group {group_name} {offsets};"
+            f" connected: {counted(len(progress.members), 'member')},"
+            f" waiting: {counted(progress.lag, 'message')}",
             yes=yes,
         )
         done = await admin.consumer_groups.delete(

@@ -12,6 +12,7 @@ from batonmq.mqctl.commands.cluster import broker_addresses, cluster_of
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, GOOD, Cell, plain, when
 from batonmq.mqctl.params import command, exclusive, option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -120,7 +121,7 @@ def _show_ha(context: CommandContext, address: str, status: HARuntimeInfo) -> No
     if status.master:
         context.out.line(
             f"{address}: master, log end {status.master_commit_log_max_offset},"
-            f" {status.in_sync_slave_nums} slaves in sync",
+            f" {counted(status.in_sync_slave_nums, 'slave')} in sync",
             style="bold",
         )
         headings = ["Slave", "Acked Offset", "Diff", "In Sync", "Bytes/s", "Transfer From"]

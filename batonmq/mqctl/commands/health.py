@@ -155,9 +155,9 @@ def _show(context: CommandContext, findings: Findings) -> None:
             has_problems = bool(answer.log is not None and answer.log.problems)
             note = "leader" if answer.is_leader else ""
             add("controller", address, "see below" if has_problems else None, note)
-    removed = {each.broker_address for name in findings.groups for each in findings.removed(name)}
+    left = findings.left
     for address, why in findings.brokers.items():
-        if address not in removed:
+        if address not in left:
             add("broker", address, why or ("see below" if findings.reported.get(address) else None))
     for name in findings.groups:
         info = findings.replicas.replicas_info_table.get(name)

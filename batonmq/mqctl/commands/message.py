@@ -21,6 +21,7 @@ from batonmq.mqctl.params import (
     stored_from,
     stored_until,
 )
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -176,10 +177,10 @@ async def consume_message(
         )
         reader = MessageReader(consumer, begin_ms, end_ms, context.timeout_ms)
         messages = _first(message_number, reader, queues, offset)
-        with WaitLine(f"reading {len(queues)} queues of {topic} ...") as progress:
+        with WaitLine(f"reading {counted(len(queues), 'queue')} of {topic} ...") as progress:
             count = await _show_messages(context, progress, messages)
     if not count and not context.out.as_json:
-        context.out.line(f"no message in {len(queues)} queues of {topic}")
+        context.out.line(f"no message in {counted(len(queues), 'queue')} of {topic}")
 
 
 async def _show_messages(
@@ -193,7 +194,7 @@ async def _show_messages(
             count += 1
             if context.out.as_json:
                 documents.append(message_document(message))
-                progress.say(f"{count} messages ...")
+                progress.say(f"{counted(count, 'message')} ...")
             else:
                 progress.say("")
                 show_message(context, message)
@@ -544,7 +545,12 @@ def show_message(context: CommandContext, message: MessageExt) -> None:
             ("Stored", f"{when(message.store_timestamp)} at {message.store_host}"),
             ("Reconsume times", message.reconsume_times),
             ("Properties", ", ".join(f"{k}={v}" for k, v in sorted(message.properties.items()))),
-            ("Body", text if text is not None else f"{len(body)} bytes, hex {body[:64].hex()}"),
+            (
+                "Body",
+                text
+                if text is not None
+                else f"{counted(len(body), 'byte')}, hex {body[:64].hex()}",
+            ),
         ]
     )
     context.out.line()

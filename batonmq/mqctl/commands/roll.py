@@ -11,6 +11,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, GOOD, WaitLine
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -380,9 +381,7 @@ class Work:
             if self._order is None:
                 out.line("  then the same command continues with what is left")
         elif self._order is None:
-            count = len(self.rolled)
-            text = f"{count} process{'' if count == 1 else 'es'} restarted"
-            out.line(
-                f"{text}, {len(self._skipped)} were done before" if self._skipped else text,
-                style=GOOD,
-            )
+            text = f"{counted(len(self.rolled), 'process')} restarted"
+            if self._skipped:
+                text += f", {counted(len(self._skipped), 'process')} before"
+            out.line(text, style=GOOD)

@@ -15,6 +15,7 @@ import click
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import DIM, when
 from batonmq.mqctl.params import COUNT, Timestamp, command, option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.history.event import HistoryEvent
@@ -159,9 +160,10 @@ async def _from_controllers(context: CommandContext, broker_name: str) -> Events
     if not found:
         raise silent[0]
     if len(found) * 2 <= len(addresses):
+        answer = f"{len(found)} of {counted(len(addresses), 'controller')} answer"
         click.echo(
-            f"mqctl: note: no quorum, {len(found)} of {len(addresses)} controllers answer: nothing"
-            " is recorded, and no master is replaced, until a majority runs",
+            f"mqctl: note: no quorum, {answer}: nothing is recorded,"
+            " and no master is replaced, until a majority runs",
             err=True,
         )
     return _merged(found, [f"no answer: {error}" for error in silent])

@@ -12,6 +12,7 @@ from batonmq.mqctl.commands.cluster import own_id
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import WaitLine, plain, when
 from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option, yes_option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -51,7 +52,7 @@ async def _with_groups(
         for key in offsets:
             topic, _, group = key.rpartition("@")
             groups.setdefault(topic, set()).add(group)
-    with WaitLine(f"asking for the routes of {len(topics)} topics ..."):
+    with WaitLine(f"asking for the routes of {counted(len(topics), 'topic')} ..."):
         routes = await context.ask_each(topics, admin.topics.route)
     return [
         [cluster, topic, group]
@@ -129,7 +130,9 @@ async def topic_status(context: CommandContext, topic: str) -> None:
 
 @command("statsAll", interval=True)
 @option("-t", "--topic", help="Only this topic; default: all but the brokers' own.")
-@option("-a", "--activeTopic", is_flag=True, help="Only what had traffic in the last minute.")
+@option(
+    "-a", "--activeTopic", is_flag=True, help="Only what had traffic today, or waits for its group."
+)
 async def stats_all(context: CommandContext, topic: str | None, active_topic: bool) -> None:
     """What comes into each topic, what its groups get, and how far they are behind.
 
@@ -146,12 +149,11 @@ async def stats_all(context: CommandContext, topic: str | None, active_topic: bo
             if topic is None and (is_system_topic(name) or is_retry_or_dlq(name)):
                 continue
             for traffic in await admin.topics.traffic(name):
-                if active_topic and not traffic.tps:
-                    continue
                 lag = None
                 if traffic.group is not None:
                     lag = (await admin.consumer_groups.progress(traffic.group, name)).lag
-                rows.append((traffic, lag))
+                if not active_topic or traffic.tps or traffic.day or lag:
+                    rows.append((traffic, lag))
     if context.out.as_json:
         table = [
             {"topic": t.topic, "group": t.group, "tps": t.tps, "day": t.day, "diff": lag}
@@ -268,8 +270,8 @@ async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
     held = sum(queue.max_offset - queue.min_offset for queue in queues)
     groups = ", ".join(each.group for each in traffic if each.group is not None) or "no group"
     return (
-        f"delete topic {topic} from cluster {cluster}: {held} messages in {len(queues)} queues,"
-        f" read by {groups}"
+        f"delete topic {topic} from cluster {cluster}: {counted(held, 'message')} in"
+        f" {counted(len(queues), 'queue')}, read by {groups}"
     )
 
 

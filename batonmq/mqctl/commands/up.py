@@ -9,6 +9,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import still_lacking
 from batonmq.mqctl.params import COUNT, SECONDS, command, option, yes_option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -132,12 +133,12 @@ class _Change:
         least = max(1, int(config.get("minInSyncReplicas", "1")))
         if len(left) < least:
             raise CommandFailed(
-                f"{group} would keep {len(left)} replicas in sync, and needs {least}:"
+                f"{group} would keep {counted(len(left), 'replica')} in sync, and needs {least}:"
                 f" add one first, mqctl up add {group}"
             )
         self._context.confirm(
-            f"broker {broker_id} of {group} at {address} is removed; {len(left)} replicas in sync"
-            " keep everything, and its folder stays",
+            f"broker {broker_id} of {group} at {address} is removed; everything stays on"
+            f" {counted(len(left), 'replica')} in sync, and its folder stays",
             yes=yes,
         )
         await move_away(self._context, self._admin, self._controller, address)
@@ -155,16 +156,16 @@ class _Change:
         assert self._context.target.local is not None
         addresses = [at for name, at in self._context.target.local.brokers if name == group]
         self._context.confirm(
-            f"{group} is removed with all {len(addresses)} replicas. Folders stay, but no client"
-            f" can read them until `mqctl up add {group}`. First take away the right to write"
-            " (mqctl updateTopic -t TOPIC -b HOST:PORT -p 4), and wait until mqctl consumerProgress"
-            " shows no diff",
+            f"{group} is removed with its {counted(len(addresses), 'replica')}. Folders stay, but"
+            f" no client can read them until `mqctl up add {group}`. First take away the right to"
+            " write (mqctl updateTopic -t TOPIC -b HOST:PORT -p 4), and wait until"
+            " mqctl consumerProgress shows no diff",
             yes=yes,
         )
         for address in addresses:
             await self._remove(address)
         await self._forget(group, [])
-        self._say(f"{group} is removed: {len(addresses)} replicas")
+        self._say(f"{group} is removed: {counted(len(addresses), 'replica')}")
 
     @property
     def _groups(self) -> list[str]:

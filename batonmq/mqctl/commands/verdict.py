@@ -14,6 +14,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, DIM, GOOD, when
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.runtime.words import counted, named
 
 if TYPE_CHECKING:
     from batonmq.mqctl.output import Output
@@ -238,7 +239,9 @@ def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
         text = title.get(state.state, "it is not proven that nothing was lost")
         _line(out, f"{state.group}: {text}: {state.how}", style=GOOD if good else BAD)
         for begin, end in state.lost:
-            _line(out, f"  the log from {begin} to {end}, {end - begin} bytes", style=BAD)
+            _line(
+                out, f"  the log from {begin} to {end}, {counted(end - begin, 'byte')}", style=BAD
+            )
     if first is not None:
         _show_finding(out, evidence, first)
     causes = [each for each in others if each is not None and not each.symptom_of]
@@ -283,7 +286,7 @@ def _some(what: str, names: list[str], most: int = 4) -> str:
     if not names:
         return f"no {what}"
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names[:most])}{more}"
+    return f"{named(what, names[:most])}{more}"
 
 
 def _line(out: Output, text: str, style: str = "") -> None:

@@ -10,6 +10,7 @@ import click
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import BAD, GOOD, WaitLine
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.mqctl.store_check import Verdict
@@ -47,7 +48,7 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
     began_s = boot_s()
     with WaitLine("") as progress:
         for done in verify(segments, verdict, is_open=(log.parent / "abort").exists()):
-            progress.say(f"{done >> 20} of {total >> 20} MiB, {len(verdict.damages)} damages ...")
+            progress.say(f"{done >> 20} of {total >> 20} MiB, damaged: {len(verdict.damages)} ...")
             if rate is not None:
                 ahead_s = began_s + done / (rate * (1 << 20)) - boot_s()
                 await asyncio.sleep(max(0.0, ahead_s))
@@ -82,22 +83,24 @@ def _show(context: CommandContext, verdict: Verdict) -> None:
     out = context.out
     for each in verdict.damages[:DAMAGES_SHOWN]:
         out.line(
-            f"- {each.file} at offset {each.offset}, {each.size} bytes: {each.what}", style=BAD
+            f"- {each.file} at offset {each.offset}, {counted(each.size, 'byte')}: {each.what}",
+            style=BAD,
         )
     if len(verdict.damages) > DAMAGES_SHOWN:
         out.line(f"- and {len(verdict.damages) - DAMAGES_SHOWN} more; --json has all", style=BAD)
     out.line(
-        f"{verdict.records} records in {verdict.files} files,"
+        f"{counted(verdict.records, 'record')} in {counted(verdict.files, 'file')},"
         f" offsets {verdict.begin} to {verdict.end}"
     )
     if verdict.tail:
         out.line(
-            f"{verdict.tail} bytes behind them are no whole record: a write is under way, or was at"
-            " a crash"
+            f"behind them {counted(verdict.tail, 'byte')} without a whole record: a write is under"
+            " way, or was at a crash"
         )
     if verdict.kept:
         size = sum(size for _, size in verdict.kept)
-        out.line(f"{size} bytes that were cut from this log are kept in {len(verdict.kept)} files:")
+        files = counted(len(verdict.kept), "file")
+        out.line(f"cut from this log and kept: {counted(size, 'byte')} in {files}")
         for file, _ in verdict.kept[:DAMAGES_SHOWN]:
             out.line(f"  {file}")
     if verdict.damages:

@@ -18,6 +18,7 @@ from batonmq.mqctl.verdict.incidents import (
     start_of,
 )
 from batonmq.protocol.topic_name import TRANS_CHECK_MAX_TIME_TOPIC, is_system_topic
+from batonmq.runtime.words import counted
 
 STUCK_MS: Final = 60_000
 LAG_MANY: Final = 10_000
@@ -114,7 +115,9 @@ def _unclean(evidence: Evidence, name: str) -> list[Repair]:
         me = evidence.id_of(node)
         lacks = max(group.confirmed, *(s.end for s in evidence.stores(name)), 0) - end
         lost = (
-            f"up to {lacks} bytes that were acknowledged" if lacks > 0 else "what only others have"
+            f"up to {counted(lacks, 'byte')} that were acknowledged"
+            if lacks > 0
+            else "what only others have"
         )
         cluster = group.cluster or "DefaultCluster"
         command = f"mqctl electMaster -bn {name} -b {me} -c {cluster} --unclean"
@@ -141,7 +144,9 @@ def _slaves(evidence: Evidence) -> Iterator[Finding]:
             master = evidence.node_of(node.group, group.master)
             ends = [int(n.report.get("commitLogMaxOffset") or 0) for n in (master, node) if n]
             behind = max(0, ends[0] - ends[-1]) if len(ends) == 2 else 0
-            cause = f"{node.name} runs and is not in the SyncStateSet: {behind} bytes behind"
+            cause = (
+                f"{node.name} runs and is not in the SyncStateSet: {counted(behind, 'byte')} behind"
+            )
             wait = Repair(
                 "wait: it copies its master", "mqctl health --watch", 1 + behind // REFILL_BYTES_S
             )
@@ -230,24 +235,24 @@ def _stories(evidence: Evidence) -> Iterator[Finding]:
 def _consumers(evidence: Evidence) -> Iterator[Finding]:
     for each in evidence.consumers:
         look = Repair("see queue by queue", f"mqctl consumerProgress -g {each.group}")
-        base = f"group {each.group} is {each.lag} messages behind on {each.topic}"
+        base = f"group {each.group} is {counted(each.lag, 'message')} behind on {each.topic}"
         if each.lag <= 0:
             continue
         if each.members == 0:
             yield Finding("consumers-gone", each.group, f"{base}: it has no member", 0, (), (look,))
         elif each.members > 0 and each.in_flight and each.idle_ms > STUCK_MS:
-            cause = f"{base}: members hold {each.in_flight} messages and finish none"
+            cause = f"{base}: members hold {counted(each.in_flight, 'message')} and finish none"
             yield Finding("consumers-stuck", each.group, cause, 0, (), (look,))
         elif each.members > 0 and each.lag >= LAG_MANY:
             yield Finding("consumers-behind", each.group, f"{base}", 0, (), (look,))
     for topic, count in sorted(_topics(evidence).items()):
         if topic.startswith("%DLQ%") and count:
             group = topic.removeprefix("%DLQ%")
-            cause = f"{count} messages of group {group} went to its dead-letter topic"
+            cause = f"{counted(count, 'message')} of group {group} went to its dead-letter topic"
             look = Repair("read them", f"mqctl consumeMessage -t {topic}")
             yield Finding("dead-letters", group, cause, 0, (), (look,))
         elif topic == TRANS_CHECK_MAX_TIME_TOPIC and count:
-            cause = f"{count} half messages were given up: no producer said how they end"
+            cause = f"given up: {counted(count, 'half message')}, no producer said how they end"
             look = Repair("read them", f"mqctl consumeMessage -t {topic}")
             yield Finding("transactions-given-up", topic, cause, 0, (), (look,))
 
@@ -270,7 +275,7 @@ def _waiting(evidence: Evidence) -> Iterator[Finding]:
         where = (node.group,)
         behind = int(node.report.get("timerOffsetBehind") or 0)
         if behind >= LAG_MANY:
-            cause = f"{node.name}: {behind} timed messages were not read yet"
+            cause = f"{node.name}: {counted(behind, 'timed message')} not read yet"
             yield Finding("timers-behind", node.name, cause, 0, where, (look,))
         if node.due_ms and now_ms - node.due_ms > STUCK_MS:
             late = (now_ms - node.due_ms) // 1000
@@ -302,7 +307,7 @@ def _topics_missing(evidence: Evidence) -> Iterator[Finding]:
             count = max(store.topics.get(topic, 0) for store in stores)
             queues = max(store.queues.get(topic, 0) for store in stores)
             cluster = evidence.group(name).cluster or "DefaultCluster"
-            cause = f"{name}: no table lists topic {topic}, which has {count} messages"
+            cause = f"{name}: no table lists topic {topic}, which has {counted(count, 'message')}"
             again = Repair(
                 "start the cluster and create it again: its messages are in the log",
                 f"mqctl updateTopic -c {cluster} -t {topic} -r {queues} -w {queues}",

@@ -13,6 +13,7 @@ from typing import Final
 
 from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
+from batonmq.runtime.words import counted
 
 START_S: Final = 3
 REFILL_BYTES_S: Final = 50 << 20
@@ -241,7 +242,9 @@ def _damaged(kind: str) -> Recogniser:
             if not own:
                 continue
             first = own[0]
-            place = f" at offset {first.offset}, {first.size} bytes" if first.size else ""
+            place = (
+                f" at offset {first.offset}, {counted(first.size, 'byte')}" if first.size else ""
+            )
             more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
             meaning, needs_help = FILES[kind]
             cause = f"{node.name}: {meaning}: {first.file}{place}: {first.what}{more}"

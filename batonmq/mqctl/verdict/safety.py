@@ -20,6 +20,7 @@ from batonmq.mqctl.verdict.evidence import (
     NodeEvidence,
     StoreEvidence,
 )
+from batonmq.runtime.words import counted
 
 State = Literal["safe", "lost", "unknown"]
 
@@ -313,5 +314,5 @@ def _name_server_may(evidence: Evidence, node: NodeEvidence) -> Restart:
         if left * 2 <= known:
             text = f"the controllers would lose their majority: {left} of {known} would run"
             return Restart(node.name, False, text)
-        return Restart(node.name, True, f"{left} of {known} controllers continue")
+        return Restart(node.name, True, f"{left} of {counted(known, 'controller')} continue")
     return Restart(node.name, True, "another name server answers")

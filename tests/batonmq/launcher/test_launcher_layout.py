@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -143,6 +144,20 @@ def test_a_store_is_moved_aside_by_a_command_while_its_broker_is_stopped(tmp_pat
     (aside,) = tmp_path.iterdir()
     assert aside.name.startswith("broker-3.aside-") and (aside / "commitlog").is_dir()
     assert CliRunner().invoke(main, ["moveAside", str(aside / "commitlog")]).exit_code == 2
+
+
+def test_a_mount_point_is_not_moved_aside_and_it_is_said_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+
+    def busy(*_: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Path, "rename", busy)
+    refused = CliRunner().invoke(main, ["moveAside", str(tmp_path / "store")])
+    assert refused.exit_code == 1
+    assert "it is a mount point: mount the new disk in its place" in refused.stderr
 
 
 def test_a_folder_is_run_by_one_supervisor_at_a_time(tmp_path: Path) -> None:
