@@ -1062,6 +1062,50 @@ def test_mqctl_imports_acl_1_twice_and_leaves_alone_what_differs(tmp_path: Path)
     play(test)
 
 
+def test_exported_metadata_have_users_and_rights_and_no_secret(tmp_path: Path) -> None:
+    """Into another cluster: a user that is new there gets a secret of its own, shown once; the
+    rights are the same. Without --users nothing of that is imported."""
+    file = tmp_path / "metadata.json"
+
+    async def test() -> None:
+        async with (
+            name_server_with_users() as names,
+            broker_with_users(tmp_path / "store", namesrv_addr=names.address) as server,
+        ):
+            assert isinstance(names.service, NamesrvService)
+            await until(lambda: bool(names.service.routes.members("broker-a")))
+            await until(lambda: names.guard.user("admin") is not None)
+            await server.create(USER)
+            create = ("acl", "create", USER.access_key, "-r", "Topic:T", "-a", "Pub")
+            assert (await mqctl_at(names.address, *create))[0] == 0
+            code, out = await mqctl_at(names.address, "exportMetadata", "-f", str(file))
+            assert code == 0 and " 2 users" in out, out
+            text = file.read_text()
+            assert SECRET not in text and USER.secret_key not in text and "Topic:T" in text
+            assert isinstance(server.service, BrokerService)
+            before = server.service.tables.users.table[USER.access_key]
+            await server.ask(ADMIN, RequestCode.AUTH_DELETE_USER, {"username": USER.access_key})
+            assert USER.access_key not in server.service.tables.users.table
+            run = ("importMetadata", str(file), "--yes", "--json")
+            code, out = await mqctl_at(names.address, *run)
+            assert code == 0 and USER.access_key not in server.service.tables.users.table
+            code, out = await mqctl_at(names.address, *run, "--users")
+            document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
+            assert code == 0 and document["users"] == 1, out
+            assert set(document["newSecrets"]) == {USER.access_key}, "the admin was there"
+            now = server.service.tables.users.table[USER.access_key]
+            assert now.policies == before.policies and now.user_type == before.user_type
+            secret = document["newSecrets"][USER.access_key]
+            new = Credentials(access_key=USER.access_key, secret_key=secret)
+            send = send_header("T", 0, {})
+            assert (await server.ask(new, 310, send, b"x")).code == 0
+            code, out = await mqctl_at(names.address, *run, "--users")
+            document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
+            assert (code, document["users"], document["newSecrets"]) == (0, 0, {})
+
+    play(test)
+
+
 def test_a_slave_takes_the_table_over() -> None:
     master, slave = UserTable(Path("unused")), UserTable(Path("unused"))
     wrapper = UserWrapper.decode(

@@ -229,6 +229,7 @@ class FakeAdmin:
             epochs=self.broker_epoch,
             repair=self.repair_replica,
         )
+        self.users = SimpleNamespace(users=self.no_users)
         self.topics = SimpleNamespace(
             names=self.topic_list,
             route=self.topic_route,
@@ -341,6 +342,9 @@ class FakeAdmin:
 
     async def topic_stats(self, topic: str) -> tuple[QueueStats, ...]:
         return (QueueStats(MessageQueue(topic, "broker-a", 0), 3, 9, 1_700_000_000_000),)
+
+    async def no_users(self, address: str) -> list[Any]:
+        raise ResponseError(16, "it keeps no users", address)
 
     async def topic_traffic(self, topic: str) -> tuple[Traffic, ...]:
         if topic != "T":

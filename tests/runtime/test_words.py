@@ -1,3 +1,5 @@
+"""One is one, and two are many."""
+
 from __future__ import annotations
 
 import pytest

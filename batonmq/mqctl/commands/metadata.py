@@ -1,8 +1,9 @@
-"""Topics, groups, offsets and settings of a cluster as one file, and back."""
+"""Topics, groups, offsets, settings and users of a cluster as one file, and back."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import plain
 from batonmq.mqctl.params import command, dry_run_option, option, yes_option
+from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -24,13 +26,13 @@ FORM = 1
 async def export_metadata(
     context: CommandContext, file: str | None, cluster_name: str | None
 ) -> None:
-    """Write topics, groups, offsets and settings to a file.
+    """Write topics, groups, offsets, settings, users and rights to a file.
 
-    Without the brokers' own topics and groups, and without messages. `mqctl importMetadata` reads
-    the file.
+    Without the brokers' own topics and groups, without messages, and without secrets: brokers never
+    give those away. `mqctl importMetadata` reads the file.
 
-    JSON: form, and brokers: name to topics, groups, offsets ("topic@group" to queue to offset) and
-    settings.
+    JSON: form, and brokers: name to topics, groups, offsets ("topic@group" to queue to offset),
+    settings, users and acls.
     """
     async with context.admin() as admin:
         masters = await admin.cluster.masters(cluster_name)
@@ -45,14 +47,21 @@ async def export_metadata(
         show_file(Path(file), json.dumps(document, indent=2, sort_keys=True) + "\n")
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
-    counts = {what: sum(len(each[what]) for each in brokers.values()) for what in _PARTS}
     if context.out.as_json:
+        counts = {what: sum(len(each[what]) for each in brokers.values()) for what in _COUNTED}
         context.out.document({"file": file, **counts})
     else:
-        context.out.line(f"{file}: " + ", ".join(f"{n} {what}" for what, n in counts.items()))
+        context.out.line(f"{file}: {_contents(brokers, _COUNTED)}")
 
 
 _PARTS = ("topics", "groups", "offsets")
+_COUNTED = (*_PARTS, "users")
+
+
+def _contents(brokers: dict[str, dict[str, Any]], parts: Iterable[str]) -> str:
+    """A file of an earlier version has no users."""
+    counts = ((sum(len(b.get(part, ())) for b in brokers.values()), part) for part in parts)
+    return ", ".join(counted(count, part.removesuffix("s")) for count, part in counts)
 
 
 async def _of_broker(admin: Admin, name: str, address: str) -> dict[str, Any]:
@@ -76,16 +85,41 @@ async def _of_broker(admin: Admin, name: str, address: str) -> dict[str, Any]:
             if key.partition("@")[0] in topics
         },
         "settings": settings,
+        **await _users_of(admin, name, address),
+    }
+
+
+async def _users_of(admin: Admin, name: str, address: str) -> dict[str, Any]:
+    """Empty where the broker keeps no users. Whether it does, only its refusal says."""
+    from batonmq.protocol.errors import ResponseError
+
+    try:
+        users, acls = await admin.users.users(address), await admin.users.acls(address)
+    except ResponseError as error:
+        click.echo(f"mqctl: note: without users of {name}: {error}", err=True)
+        return {"users": {}, "acls": []}
+    return {
+        "users": {
+            user.username: {"userType": user.user_type, "userStatus": user.user_status}
+            for user in users
+        },
+        "acls": [plain(acl) for acl in acls],
     }
 
 
 @command("importMetadata", writes=True, timeout_s=10.0)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @option("--settings", "with_settings", is_flag=True, help="Settings that may change now, too.")
+@option("--users", "with_users", is_flag=True, help="Users and rights, too.")
 @dry_run_option
 @yes_option
 async def import_metadata(
-    context: CommandContext, file: Path, with_settings: bool, dry_run: bool, yes: bool
+    context: CommandContext,
+    file: Path,
+    with_settings: bool,
+    with_users: bool,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Make what a FILE of exportMetadata has: topics, groups, offsets.
 
@@ -93,27 +127,37 @@ async def import_metadata(
     What is there already is changed to what the file says; nothing is deleted. An offset behind the
     end of its queue here is reported and left out.
 
-    JSON: topics, groups, offsets, settings: how many were written; refused: texts.
+    With --users, a user that is not there is made with a new secret, which is shown once; one that
+    is there keeps its secret, type and status. Both get the rights of the file.
+
+    JSON: topics, groups, offsets, settings, users: how many were written; newSecrets: by user;
+    refused: texts.
     """
     brokers = _read(file)
     refused: list[str] = []
-    done = dict.fromkeys((*_PARTS, "settings"), 0)
+    done = dict.fromkeys((*_PARTS, "settings", "users"), 0)
+    secrets: dict[str, str] = {}
     async with context.admin() as admin:
         masters = await admin.cluster.masters()
         places = _places(brokers, masters)
-        what = ", ".join(f"{sum(len(b[part]) for b in brokers.values())} {part}" for part in _PARTS)
+        what = _contents(brokers, _COUNTED if with_users else _PARTS)
         if not dry_run:
             context.confirm(f"import {what} into {', '.join(places.values())}", yes=yes)
         for name, wanted in brokers.items():
             writer = _Writer(admin, masters[places[name]], done, refused)
             if not dry_run:
                 await writer.write(wanted, with_settings=with_settings)
+            if with_users and not dry_run:
+                await writer.write_users(wanted, secrets)
     if context.out.as_json:
-        context.out.document({**done, "refused": refused, "dryRun": dry_run})
+        context.out.document({**done, "newSecrets": secrets, "refused": refused, "dryRun": dry_run})
     elif dry_run:
         context.out.line(f"would import {what}; nothing was changed")
     else:
-        context.out.line("imported " + ", ".join(f"{n} {part}" for part, n in done.items()))
+        parts = (counted(n, part.removesuffix("s")) for part, n in done.items())
+        context.out.line(f"imported {', '.join(parts)}")
+        for name, secret in secrets.items():
+            context.out.line(f"secret of {name}, shown only now: {secret}")
     for text in refused:
         context.complain(text)
 
@@ -148,6 +192,34 @@ class _Writer:
                 await self._commit(topic_name, group_name, int(queue_id), int(offset))
         if with_settings:
             await self._change_settings(wanted["settings"])
+
+    async def write_users(self, wanted: dict[str, Any], secrets: dict[str, str]) -> None:
+        """`secrets`: what users got in another group of this run; the same here."""
+        from secrets import token_urlsafe
+
+        import msgspec
+
+        from batonmq.auth.policy import AclInfo, UserInfo
+        from batonmq.protocol.errors import ResponseError
+
+        users = self._admin.users
+        there = {user.username for user in await users.users(self._address)}
+        for name, of in wanted.get("users", {}).items():
+            if name in there:
+                continue
+            info = UserInfo(username=name, user_type=of["userType"], user_status=of["userStatus"])
+            info.password = secrets.setdefault(name, token_urlsafe(24))
+            try:
+                await users.create_at(self._address, info)
+            except ResponseError as error:
+                self._refused.append(f"user {name}: {error}")
+            else:
+                self._done["users"] += 1
+        for acl in wanted.get("acls", ()):
+            try:
+                await users.put_acl_at(self._address, AclInfo.decode(msgspec.json.encode(acl)))
+            except ResponseError as error:
+                self._refused.append(f"rights of {acl.get('subject')}: {error}")
 
     async def _commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
         from batonmq.protocol.errors import ResponseError

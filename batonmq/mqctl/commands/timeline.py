@@ -160,9 +160,9 @@ async def _from_controllers(context: CommandContext, broker_name: str) -> Events
     if not found:
         raise silent[0]
     if len(found) * 2 <= len(addresses):
-        answer = f"{len(found)} of {counted(len(addresses), 'controller')} answer"
+        heard = f"{len(found)} of {counted(len(addresses), 'controller')} answer"
         click.echo(
-            f"mqctl: note: no quorum, {answer}: nothing is recorded,"
+            f"mqctl: note: no quorum, {heard}: nothing is recorded,"
             " and no master is replaced, until a majority runs",
             err=True,
         )
