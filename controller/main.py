@@ -27,6 +27,10 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "metrics": MetricsConfig,
     "tls": TlsConfig,
 }
+ONLY_OF_ITS_FILE = (
+    " (this controller runs by itself: it knows the nodes and initAuthenticationUser, with the"
+    " secrets of its file)"
+)
 
 
 async def serve(main: ServerMain) -> None:
@@ -50,6 +54,7 @@ def guard_of(auth: AuthConfig) -> Guard | None:
     if not auth.authentication_enabled:
         return None
     guard = Guard(auth, "", None)
+    guard.hint = ONLY_OF_ITS_FILE
     book = guard.book("file", "")
     if auth.first_user is not None:
         book.fix(auth.first_user)

@@ -22,12 +22,14 @@ class _InitUser(msgspec.Struct):
 class _InnerUser(msgspec.Struct, rename="camel"):
     access_key: str
     secret_key: str
+    next_secret_key: str = ""
 
 
 class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """`init_authentication_user`: JSON `{"username","password"}`, a super user that is made if it
     is missing. `inner_client_authentication_credentials`: JSON `{"accessKey","secretKey"}`, what
-    the nodes sign with, the same in every file. Whitelists: request codes, separated by commas.
+    the nodes sign with, the same in every file; `nextSecretKey` in it is believed as well, so that
+    the secret can be changed file by file. Whitelists: request codes, separated by commas.
     Raises ValueError, without a secret in its text."""
 
     authentication_enabled: bool = False
@@ -54,6 +56,12 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
     @property
     def node(self) -> Credentials:
         """What this node signs with."""
+        user = self.node_user
+        return Credentials(access_key=user.username, secret_key=user.password)
+
+    @property
+    def node_user(self) -> User:
+        """As which nodes are believed; with two secrets while one is being changed."""
         if not self.inner_client_authentication_credentials:
             raise ValueError(
                 "authenticationEnabled needs innerClientAuthenticationCredentials, the same in the"
@@ -64,8 +72,14 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
             self.inner_client_authentication_credentials,
             'the credentials of the nodes: allowed is {"accessKey":"…","secretKey":"…"}',
         )
-        user = _checked(User(username=found.access_key, password=found.secret_key))
-        return Credentials(access_key=user.username, secret_key=user.password)
+        return _checked(
+            User(
+                username=found.access_key,
+                password=found.secret_key,
+                next_password=found.next_secret_key,
+                user_type=SUPER,
+            )
+        )
 
     @property
     def first_user(self) -> User | None:

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
-from batonmq.auth.policy import NAME_MAX, SUPER, KnownUser, Need, Rulebook, User, UserInfo
+from batonmq.auth.policy import NAME_MAX, KnownUser, Need, Rulebook, UserInfo
 from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of
 from batonmq.auth.signature import (
     ACCESS_KEY,
@@ -73,6 +73,8 @@ class Guard:
     def __init__(self, config: AuthConfig, cluster: str, audit_path: Path | None) -> None:
         """Raises OSError where the audit log cannot be written."""
         self._config = config
+        self.hint = ""
+        """Follows a refusal of a name or signature."""
         self._open_codes = config.not_authenticated
         self._free_codes = config.not_authorized
         node = config.node
@@ -80,7 +82,7 @@ class Guard:
         self.version = 0
         """Grows with each change of users or rights."""
         nodes = Rulebook(cluster)
-        nodes.fix(User(username=node.access_key, password=node.secret_key, user_type=SUPER))
+        nodes.fix(config.node_user)
         self._nodes = nodes
         self._books: dict[str, Rulebook] = {"": nodes}
         self._unknown = SigningKey(node.secret_key)
@@ -235,7 +237,7 @@ class Guard:
         found = self._proven(name, request, connection.peer)
         if not found:
             why = (
-                f"user {name[:NAME_MAX]!r}: unknown, or its signature is not right"
+                f"user {name[:NAME_MAX]!r}: unknown, or its signature is not right{self.hint}"
                 if name
                 else "the request is not signed: set accessKey and secretKey"
             )

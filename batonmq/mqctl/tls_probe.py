@@ -66,7 +66,7 @@ async def _takes_plain(port: Port) -> bool:
     except ConnectionError:
         return False
     finally:
-        writer.close()
+        writer.transport.abort()  # a farewell would outlive the command, and fail
 
 
 async def _takes_tls(port: Port, tls: ClientTls | None) -> tuple[str, int, str]:
@@ -91,4 +91,4 @@ async def _handshake(port: Port, context: ssl.SSLContext) -> tuple[str, int]:
         ends = certificate.get("notAfter")
         return version, int(ssl.cert_time_to_seconds(ends) * 1000) if ends else 0
     finally:
-        writer.close()
+        writer.transport.abort()  # a farewell would outlive the command, and fail

@@ -2,10 +2,12 @@
 
 KIND is namesrv, controller or broker. Exit code 0: all reply, and a controller knows its leader;
 1: one does not, and the line names it. It imports no package of the project: the engine runs it
-every few seconds, so it must cost no more than the start of the interpreter.
+every few seconds, so it must cost no more than the start of the interpreter. It dials with TLS and
+signs as the nodes do where the environment of the container says that the process does.
 """
 
 import json
+import os
 import socket
 import struct
 import sys
@@ -16,15 +18,37 @@ TIMEOUT_S = 3.0
 
 def ask(port: int, code: int) -> dict:
     """The header of the reply. Raises OSError or EOFError."""
-    header = json.dumps({"code": code, "flag": 0, "opaque": 1, "version": 479, "language": "JAVA"})
+    head = {"code": code, "flag": 0, "opaque": 1, "version": 479, "language": "JAVA"}
+    header = json.dumps({**head, "extFields": signature()})
     frame = struct.pack(">II", 4 + len(header), len(header)) + header.encode()
-    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+    with secured(socket.create_connection(("127.0.0.1", port), TIMEOUT_S)) as connection:
         connection.sendall(frame)
         stream = connection.makefile("rb")
         head = stream.read(8)
         if len(head) < 8:
             raise EOFError("closed the connection")
         return json.loads(stream.read(int.from_bytes(head[5:8], "big")))
+
+
+def secured(connection: socket.socket) -> socket.socket:
+    if os.environ.get("BATONMQ_TLS__SERVERMODE") != "enforcing":
+        return connection
+    import ssl
+
+    context = ssl.create_default_context(cafile=os.environ["BATONMQ_TLS__SERVERTRUSTCERTPATH"])
+    return context.wrap_socket(connection, server_hostname="127.0.0.1")
+
+
+def signature() -> dict:
+    if os.environ.get("BATONMQ_AUTH__AUTHENTICATIONENABLED") != "true":
+        return {}
+    import base64
+    import hmac
+
+    node = json.loads(os.environ["BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS"])
+    name = node["accessKey"]
+    made = hmac.digest(node["secretKey"].encode(), name.encode(), "sha1")
+    return {"AccessKey": name, "Signature": base64.b64encode(made).decode()}
 
 
 def complaint(kind: str, port: int) -> str:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from batonmq import ClientOptions
 from batonmq.blocking import BlockingPullConsumer
 from batonmq.client.consumer.pulling import PullStatus
 from batonmq.protocol.message import MessageExt, MessageQueue
 from lab.cluster.writer import Writer, number_in
 
 
-def read_topic(name_servers: str, topic: str, group: str = "reader") -> dict[int, list[MessageExt]]:
+def read_topic(
+    name_servers: str, topic: str, group: str = "reader", options: ClientOptions | None = None
+) -> dict[int, list[MessageExt]]:
     """All messages below confirmOffset, by queue id, in queue order."""
-    with BlockingPullConsumer(group, name_servers=name_servers) as consumer:
+    with BlockingPullConsumer(group, name_servers=name_servers, client_options=options) as consumer:
         return {
             queue.queue_id: _read_queue(consumer, queue) for queue in consumer.fetch_queues(topic)
         }
@@ -32,12 +35,17 @@ def _read_queue(consumer: BlockingPullConsumer, queue: MessageQueue) -> list[Mes
     return found
 
 
-def check_writers(name_servers: str, topic: str, writers: Iterable[Writer]) -> int:
+def check_writers(
+    name_servers: str,
+    topic: str,
+    writers: Iterable[Writer],
+    options: ClientOptions | None = None,
+) -> int:
     """Every acknowledged message is where its ack said, in order, once per queue offset.
 
     The number of messages in the topic. Fails naming what is lost.
     """
-    stored = read_topic(name_servers, topic)
+    stored = read_topic(name_servers, topic, options=options)
     for writer in writers:
         messages = stored.get(writer.queue_id, [])
         offsets = [message.queue_offset for message in messages]

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import json
 from base64 import b64encode
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batonmq.auth.config import AuthConfig
+from batonmq.auth.guard import Guard
 from batonmq.auth.signature import Credentials, Signer, SigningKey, signed_send, signed_text
+from batonmq.controller.main import guard_of
 from batonmq.mqctl.target import TargetError, credentials_in, credentials_of
-from batonmq.protocol.errors import BatonError
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
@@ -216,3 +224,59 @@ def test_the_guard_reads_the_topic_that_the_handler_reads(
         short = signed_send(header)
         if short is not None and decode is decode_send_v2:
             assert (short.ext.access_key, short.ext.topic) == (checked["AccessKey"], checked["b"])
+
+
+def test_the_secret_of_the_nodes_changes_file_by_file(tmp_path: Path) -> None:
+    """Three rounds over the servers' files. At every moment each node's requests are believed by
+    every other one, whichever of two rounds each is at; in the end the old secret is not."""
+    rounds = [
+        '{"accessKey":"node","secretKey":"old"}',
+        '{"accessKey":"node","secretKey":"old","nextSecretKey":"new"}',
+        '{"accessKey":"node","secretKey":"new","nextSecretKey":"old"}',
+        '{"accessKey":"node","secretKey":"new"}',
+    ]
+    guards = [Guard(_auth(node), "c", tmp_path / "audit.log") for node in rounds]
+    for before, after in itertools.pairwise(guards):
+        for sender, receiver in itertools.product((before, after), repeat=2):
+            assert _believes(receiver, sender)
+    assert not _believes(guards[0], guards[3]) and not _believes(guards[3], guards[0])
+    for guard in guards:
+        guard.close()
+
+
+def test_a_controller_by_itself_says_whose_secrets_it_knows() -> None:
+    """A user's new secret does not come to it."""
+    user = '{"username":"admin","password":"of the file"}'
+    guard = guard_of(_auth('{"accessKey":"node","secretKey":"s"}', init_authentication_user=user))
+    assert guard is not None
+    request = RemotingCommand(RequestCode.CONTROLLER_ELECT_MASTER)
+    Signer(Credentials(access_key="admin", secret_key="of the file"))(request)
+    guard.check(request.code, request, _nowhere())
+    Signer(Credentials(access_key="admin", secret_key="rotated"))(request)
+    with pytest.raises(BrokerRefusal, match=r"runs by itself.*initAuthenticationUser.*its file"):
+        guard.check(request.code, request, _nowhere())
+    guard.close()
+
+
+def _auth(node: str, **more: Any) -> AuthConfig:
+    return AuthConfig(
+        authentication_enabled=True,
+        authorization_enabled=True,
+        inner_client_authentication_credentials=node,
+        **more,
+    )
+
+
+def _nowhere() -> Any:
+    return SimpleNamespace(peer="10.0.0.1:1", attachments={})
+
+
+def _believes(receiver: Guard, sender: Guard) -> bool:
+    receiver.book("group", "c")
+    request = RemotingCommand(RequestCode.REGISTER_BROKER)
+    sender.signer(request)
+    try:
+        receiver.check(request.code, request, _nowhere())
+    except BrokerRefusal:
+        return False
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from batonmq import ClientOptions
 from batonmq.blocking import BlockingProducer
 from batonmq.client.producer.sending import SendResult
 from batonmq.protocol.errors import BatonError
@@ -20,14 +21,24 @@ class ClientWriter(WriterThread):
     `failures`: the sends that failed; the number of each is sent again.
     """
 
-    def __init__(self, name_servers: str, topic: str, queue_id: int, broker_name: str) -> None:
+    def __init__(
+        self,
+        name_servers: str,
+        topic: str,
+        queue_id: int,
+        broker_name: str,
+        options: ClientOptions | None = None,
+    ) -> None:
         super().__init__(topic, queue_id)
         self.failures: list[str] = []
         self._name_servers = name_servers
+        self._options = options
         self._queue = MessageQueue(topic, broker_name, queue_id)
 
     def write(self) -> None:
-        with BlockingProducer("chaos", name_servers=self._name_servers) as producer:
+        with BlockingProducer(
+            "chaos", name_servers=self._name_servers, client_options=self._options
+        ) as producer:
             while not self.stopping.wait(PAUSE_S):
                 number = len(self.acks)
                 message = Message.of(self.topic, self.body(number), keys=f"k{number}")

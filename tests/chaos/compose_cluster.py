@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import yaml
 from docker.models.containers import Container
 from docker.models.networks import Network
 
+from batonmq import ClientOptions, ClientTls, Credentials
 from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.frames import HA_STATUS
 from lab.cluster.mqctl import Ran, mqctl
@@ -34,14 +36,24 @@ HEALTHY_S = 30.0
 class ComposeCluster:
     """Use as a context manager; `up` has run and volumes are new inside it."""
 
-    def __init__(self, folder: Path, *, name: str = "batonmq-chaos", subnet: int = 93) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str = "batonmq-chaos",
+        subnet: int = 93,
+        secured: bool = False,
+    ) -> None:
+        """`secured`: TLS on every port, and users; `folder` gets the certificates."""
         self.folder = folder
+        self.secured = secured
         self.name = name
         self.host = f"10.191.{subnet}.1"
         self.namesrv_ports, self.broker_ports = "231", "232"
         command = compose_command()
         assert command is not None
-        self._compose = [*command, "-f", str(DEPLOY / "docker-compose.yml")]
+        files = ["docker-compose.yml", *(["docker-compose.secure.yml"] if secured else [])]
+        self._compose = [*command, *(word for file in files for word in ("-f", str(DEPLOY / file)))]
         self._environ = os.environ | {
             "COMPOSE_PROJECT_NAME": name,
             "BATONMQ_IMAGE": IMAGE,
@@ -50,12 +62,15 @@ class ComposeCluster:
             "BATONMQ_SUBNET": f"10.191.{subnet}.0/24",
             "BATONMQ_NAMESRV_PORTS": self.namesrv_ports,
             "BATONMQ_BROKER_PORTS": self.broker_ports,
+            "BATONMQ_TLS_FOLDER": str(self.tls),
         }
         self.client = docker.from_env()
         self.up_began = 0.0
 
     def __enter__(self) -> ComposeCluster:
         try:
+            if self.secured:
+                self.make_certificates()
             self.compose("down", "--volumes", "--timeout", "5")
             self.up_began = time.monotonic()
             self.compose("up", "--detach", "--no-build")
@@ -88,7 +103,28 @@ class ComposeCluster:
         assert done.returncode == 0, f"compose {arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def make_certificates(self) -> None:
+        """Makes or renews them."""
+        subprocess.run(
+            [str(DEPLOY / "secure.sh")], env=self._environ, check=True, capture_output=True
+        )
+
     # -- what it consists of --
+
+    @property
+    def tls(self) -> Path:
+        return self.folder / "tls"
+
+    @property
+    def client_options(self) -> ClientOptions:
+        """How a client of the user admin dials."""
+        if not self.secured:
+            return ClientOptions()
+        user = yaml.safe_load((self.tls / "admin.yaml").read_text())
+        signs = Credentials(access_key=user["accessKey"], secret_key=user["secretKey"])
+        return ClientOptions(
+            tls=ClientTls(trust_cert_path=str(self.tls / "ca.pem")), credentials=signs
+        )
 
     def _all(self, name: str) -> list[Container]:
         labels = [
@@ -134,6 +170,12 @@ class ComposeCluster:
             "NAMESRV_ADDR": self.name_server_addresses,
             "CONTROLLER_ADDR": self.controller_addresses if controllers else None,
         }
+        if self.secured:
+            environ |= {
+                "BATONMQ_TLS_TRUST": str(self.tls / "ca.pem"),
+                "BATONMQ_TLS_CERT": str(self.tls / "admin.pem"),
+                "BATONMQ_CREDENTIALS": str(self.tls / "admin.yaml"),
+            }
         return mqctl(*arguments, home=self.folder, env=environ)
 
     def wait_healthy(self, seconds: float = HEALTHY_S) -> float:

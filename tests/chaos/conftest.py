@@ -16,12 +16,17 @@ LOGS = Path(os.environ.get("BATONMQ_CHAOS_LOGS", "/tmp/batonmq-chaos-logs"))
 
 
 @pytest.fixture(scope="session")
-def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeCluster]:
-    """`docker compose up` of this work tree's image, ended with its volumes."""
+def image() -> None:
+    """That of this work tree."""
     lacks = missing_tools()
     if lacks:
         leave_out(f"this machine lacks {' and '.join(lacks)}")
     build_image()
+
+
+@pytest.fixture(scope="module")
+def containers(image: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeCluster]:
+    """`docker compose up` of the image, ended with its volumes."""
     with ComposeCluster(tmp_path_factory.mktemp("chaos")) as cluster:
         yield cluster
 
@@ -29,8 +34,8 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeClus
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
-    cluster = getattr(item, "funcargs", {}).get("containers")
-    if report.failed and isinstance(cluster, ComposeCluster):
+    used = getattr(item, "funcargs", {}).values()
+    for cluster in [one for one in used if report.failed and isinstance(one, ComposeCluster)]:
         folder = LOGS / item.name.replace("/", "_")
         cluster.keep_logs(folder)
         report.sections.append(("containers", f"their logs are in {folder}"))

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 NUMBERS = (1, 2, 3)
+NODE = '{"accessKey":"node","secretKey":"secret"}'
 
 
 def dotenv() -> dict[str, str]:
@@ -69,7 +70,8 @@ def project(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_every_variable_has_its_default_in_the_one_file() -> None:
-    used = set(_VARIABLE.findall((DEPLOY / "docker-compose.yml").read_text()))
+    files = sorted(DEPLOY.glob("docker-compose*.yml"))
+    used = {name for file in files for name in _VARIABLE.findall(file.read_text())}
     assert used <= dotenv().keys()
     assert dotenv().keys() - used == {"COMPOSE_PROJECT_NAME"}
 
@@ -214,6 +216,27 @@ def test_compose_itself_takes_the_project_with_all_profiles() -> None:
     seen = yaml.safe_load(done.stdout)["services"]
     assert {"prometheus", "grafana"} < seen.keys() and len(seen) == 8
     assert all("mem_limit" in service for service in seen.values())
+
+
+def test_the_secured_project_is_the_same_with_locks_on_every_process() -> None:
+    """Beside the settings of docker-compose.yml a service has those of TLS and users, and its own
+    folder of certificates, which no other one sees."""
+    variables = dotenv()
+    text = (DEPLOY / "docker-compose.secure.yml").read_text()
+    over = yaml.safe_load(_VARIABLE.sub(lambda m: variables[m[1]], text))["services"]
+    project = compose()
+    assert over.keys() == servers(project).keys()
+    for name, added in over.items():
+        assert added["volumes"] == [f"./tls/nodes/{name}:/etc/batonmq-tls:ro"]
+        assert added["env_file"] == ["./tls/users.env"]
+        service = project["services"][name]
+        secrets = {"BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS": NODE}
+        service["environment"] |= added["environment"] | secrets
+        sections = BROKER_SECTIONS if name.startswith("broker-") else NAMESRV_SECTIONS
+        found = settings_of(project, name, sections)
+        assert (found["tls"].server_mode, found["tls"].nodes) == ("enforcing", "enforcing")
+        assert found["tls"].dials and found["auth"].authorization_enabled
+        assert not found["auth"].audit_only
 
 
 def test_prometheus_takes_its_files() -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 import uvloop
 
+from batonmq.auth.config import AuthConfig
+from batonmq.auth.guard import Guard
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingServer
+from tests.shared.certificates import authority, node_tls
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "config" / "health.py"
 
 
-async def check(*arguments: object) -> tuple[int, str]:
+async def check(*arguments: object, **environ: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-IS", str(HEALTH), *map(str, arguments), stdout=asyncio.subprocess.PIPE
-    )
+        sys.executable, "-IS", str(HEALTH), *map(str, arguments),
+        stdout=asyncio.subprocess.PIPE, env=os.environ | environ,
+    )  # fmt: skip
     out, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode().strip()
@@ -49,5 +54,41 @@ def test_each_process_is_asked_and_the_unwell_one_is_named() -> None:
         await server.close()
         code, said = await check("broker", port)
         assert code == 1 and said.startswith(f"broker on port {port}: ")
+
+    uvloop.run(scenario())
+
+
+def test_it_dials_with_tls_and_signs_where_the_process_asks_for_both(tmp_path: Path) -> None:
+    """By the variables of the environment that the process itself reads."""
+    made = authority(tmp_path / "tls")
+    node = '{"accessKey":"node","secretKey":"secret"}'
+    auth = AuthConfig(
+        authentication_enabled=True,
+        authorization_enabled=True,
+        inner_client_authentication_credentials=node,
+    )
+    tls = {
+        "BATONMQ_TLS__SERVERMODE": "enforcing",
+        "BATONMQ_TLS__SERVERTRUSTCERTPATH": str(made.trust),
+    }
+    user = {
+        "BATONMQ_AUTH__AUTHENTICATIONENABLED": "true",
+        "BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS": node,
+    }
+
+    async def scenario() -> None:
+        processors = Processors()
+        processors.register(28, lambda cmd, _: RemotingCommand.response_to(cmd))
+        guard = Guard(auth, "test", tmp_path / "audit.log")
+        guard.book("group", "test")
+        guard.stand_before(processors)
+        server = RemotingServer(processors, name="test", tls=node_tls(made).for_clients)
+        port = await server.listen("127.0.0.1", 0)
+        assert await check("broker", port, **tls, **user) == (0, "well")
+        code, said = await check("broker", port, **tls)
+        assert code == 1 and "answers 16" in said
+        assert (await check("broker", port, **user))[0] == 1
+        await server.close()
+        guard.close()
 
     uvloop.run(scenario())

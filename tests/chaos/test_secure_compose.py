@@ -1,0 +1,67 @@
+"""The compose project with TLS on every port and users, as deploy/secure.sh sets it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batonmq import ClientOptions, Message
+from batonmq.blocking import BlockingProducer
+from batonmq.protocol.errors import BatonError
+from lab.cluster.processes import wait_for
+from lab.cluster.queues import check_writers
+from lab.cluster.writer import wait_acks
+from tests.chaos.client_load import ClientWriter
+from tests.chaos.compose_cluster import GROUP, ComposeCluster
+
+pytestmark = pytest.mark.docker
+TOPIC = "Secured"
+MORE = 30
+
+
+@pytest.fixture
+def secured(image: None, tmp_path: Path) -> Iterator[ComposeCluster]:
+    with ComposeCluster(tmp_path, name="batonmq-secured", subnet=94, secured=True) as cluster:
+        yield cluster
+
+
+def ports(cluster: ComposeCluster) -> list[dict[str, Any]]:
+    """Those that are published."""
+    found: list[dict[str, Any]] = cluster.mqctl("secure", "status", "--json").json
+    return [port for port in found if port["port"] in ("remoting", "grpc")]
+
+
+def test_a_killed_master_and_new_certificates_cost_no_send(secured: ComposeCluster) -> None:
+    """1. Every published port takes TLS only, and only signed requests. 2. The master is killed and
+    all certificates are replaced under load: no send fails. 3. What was acknowledged is there."""
+    secured.wait_healthy()
+    options, servers = secured.client_options, secured.name_server_addresses
+    before = ports(secured)
+    assert before and all(port["verified"] and not port["plain"] for port in before), before
+    for refused in (ClientOptions(), ClientOptions(tls=options.tls)):
+        with pytest.raises(BatonError):
+            send_once(servers, refused)
+    with ClientWriter(servers, TOPIC, 0, GROUP, options) as writer:
+        wait_acks(writer, MORE)
+        master = secured.master()
+        secured.kill([master])
+        wait_acks(writer, MORE)
+        secured.start([master])
+        secured.make_certificates()
+        wait_for("the new certificates at every port", lambda: all(
+            port["notAfter"] > before[0]["notAfter"] for port in ports(secured)
+        ))  # fmt: skip
+        secured.wait_healthy()
+        wait_acks(writer, MORE)
+    assert not writer.failures, writer.failures[:3]
+    assert check_writers(servers, TOPIC, [writer], options) >= len(writer.acks)
+
+
+def send_once(name_servers: str, options: ClientOptions) -> None:
+    with BlockingProducer(
+        "stranger", name_servers=name_servers, client_options=options
+    ) as producer:
+        producer.send(Message(TOPIC, b"x"), timeout_ms=1_000)
