@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +177,19 @@ def test_r17_a_restored_store_never_leads_a_group_that_has_more(tmp_path: Path) 
         check_there(cluster, load.acks)
 
 
-def test_r17_a_disk_is_replaced_under_load_by_the_commands_of_the_page(tmp_path: Path) -> None:
-    """docs/operating.md, "Replace a disk": of the master, so it hands over first."""
+def test_r17_a_disk_is_replaced_and_a_replica_moved_by_the_commands_of_the_page(
+    tmp_path: Path,
+) -> None:
+    """docs/operating.md under load: "Replace a disk" of the master, so it hands over first; then
+    that replica moves to another address with its folder, and leads there."""
     with ClusterProcess(tmp_path / "c") as cluster:
         env = {"BATONMQ_DATA": str(cluster.data_dir)}
 
         def done(*arguments: str) -> Ran:
             return mqctl(*arguments, home=tmp_path, env=env)
 
-        with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
+        elsewhere = [each.replace("127.0.0.1", "127.0.0.5") for each in cluster.addresses()]
+        with Writer([*cluster.addresses(), *elsewhere], TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 200)
             node = cluster.master()
             ran = done("drain", node["address"], "--json")
@@ -195,12 +200,44 @@ def test_r17_a_disk_is_replaced_under_load_by_the_commands_of_the_page(tmp_path:
             cluster.wait_for("the end of the broker", lambda: not process.exists())
             cluster.wait_in_sync(2)
             shutil.rmtree(node["dataDir"])
-            cluster.restart(node)
+            child = cluster.restart(node)
             cluster.wait_in_sync(3)
             argv = ("cleanBrokerMetadata", "-bn", GROUP, "-b", str(old_id), "-c", "DefaultCluster")
             ran = done(*argv, "--yes")
             assert ran.code == 0, ran
             cluster.wait_for("a whole cluster", lambda: done("health").code == 0)
             wait_acks(load, 200)
+            moved, broker_id = move_folder(cluster, node, child, tmp_path / "elsewhere", done)
+            where = ("-bn", GROUP, "-b", str(broker_id), "-c", "DefaultCluster")
+            assert done("electMaster", *where).code == 0
+            wait_acks(load, 200)
+            shown = done("getSyncStateSet", "-b", GROUP, "--json").json["replicasInfoTable"][GROUP]
+            assert shown["masterAddress"] == moved["address"], "the same replica, elsewhere"
+            assert len(shown["inSyncReplicas"]) == 3 and not shown["notInSyncReplicas"]
         check_there(cluster, load.acks)
-        assert log_bytes(Path(node["dataDir"]), 0, 1 << 16)
+        assert log_bytes(Path(moved["dataDir"]), 0, 1 << 16)
+
+
+def move_folder(
+    cluster: ClusterProcess,
+    node: dict[str, Any],
+    child: subprocess.Popen[bytes],
+    to: Path,
+    done: Callable[..., Ran],
+) -> tuple[dict[str, Any], int]:
+    """ "Move a replica to another machine", the way that moves its folder: to another address. The
+    node, and its id."""
+    ran = done("drain", node["address"], "--json")
+    assert ran.code == 0, ran
+    child.terminate()
+    child.wait(30)
+    shutil.copytree(node["dataDir"], to)
+    config = to.with_suffix(".yaml")
+    text = Path(node["config"]).read_text().replace(node["dataDir"], str(to))
+    config.write_text(text.replace("brokerIP1: 127.0.0.1", "brokerIP1: 127.0.0.5"))
+    argv = [str(config) if part == node["config"] else part for part in node["argv"]]
+    address = node["address"].replace("127.0.0.1", "127.0.0.5")
+    moved = {**node, "address": address, "dataDir": str(to), "config": str(config), "argv": argv}
+    cluster.restart(moved)
+    cluster.wait_in_sync(3)
+    return moved, int(ran.json["brokerId"])
