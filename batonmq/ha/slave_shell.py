@@ -66,7 +66,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._address = core.view.master_ha_address
         self._may_be_suspect = True
         self._diverged = ""
-        self._cannot_append = ""  # kept over reconnects
+        self._cannot_append = ""  # kept over reconnects, until it has all
 
     @property
     def address(self) -> str:
@@ -145,6 +145,8 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def _end_turn(self) -> None:
         self._turn_scheduled = False
         self._run(self.core.turn_ended(self._store.log.flushed_offset, self._now_ms()))
+        if self._cannot_append and self.core.is_caught_up:
+            self._cannot_append = ""  # not only an append finds a disk full
         if self._may_be_suspect and self.core.is_caught_up and not self._store.trust.must_refetch:
             # R24: the damaged part has been fetched again, so the log is trusted again.
             try:

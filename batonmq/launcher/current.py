@@ -18,16 +18,18 @@ log = logging.getLogger(__name__)
 
 def serves(pid_file: Path) -> int | None:
     """The pid in a server's pid file, if that process runs: another one may have got the same
-    pid, and a server's command line names its pid file."""
+    pid, and a server's command line names its pid file, maybe from its folder on."""
     try:
         pid = int(pid_file.read_text())
         words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).rstrip("\0").split("\0")
         if len(words) == 1:  # forked with its modules loaded: its title is its command line
             words = shlex.split(words[0])
+        cwd = Path(f"/proc/{pid}/cwd").readlink()
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, ValueError):
         return None
-    return pid if str(pid_file) in words and state != "Z" else None
+    names_it = str(pid_file) in (f"{cwd / word}" for word in words[1:])
+    return pid if names_it and state != "Z" else None
 
 
 def hint_file() -> Path | None:

@@ -344,6 +344,31 @@ def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
     run_group(scenario)
 
 
+def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(
+    run_group, wait_until, monkeypatch
+):
+    """Not only an append finds the disk full, and on a quiet group none would come to show that
+    there is space again."""
+
+    async def scenario(group):
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one)
+
+        def no_room(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        adopt = two.store.epochs.replace_all
+        monkeypatch.setattr(two.store.epochs, "replace_all", no_room)
+        await group.follow(two)
+        await wait_until(lambda: "disk is full" in two.ha.following_problem)
+        monkeypatch.setattr(two.store.epochs, "replace_all", adopt)
+        two.ha.dial_now()
+        await group.caught_up(one, two)
+        await wait_until(lambda: two.ha.following_problem == "")
+
+    run_group(scenario)
+
+
 @pytest.mark.parametrize(
     "identity",
     [

@@ -222,19 +222,23 @@ def test_a_context_names_a_cluster_and_is_chosen_by_the_environment(
     assert mqctl("contexts", "prod", "--remove", "--json").json == {}
 
 
-@pytest.mark.parametrize("is_forked", [False, True])
+@pytest.mark.parametrize("named", ["absolute", "from its folder on", "forked"])
 def test_a_server_is_known_by_its_pid_file_however_it_was_started(
-    tmp_path: Path, is_forked: bool
+    tmp_path: Path, named: str
 ) -> None:
-    """A forked one has a title in place of its command line."""
+    """A forked one has a title in place of its command line. One that was started by hand may name
+    the file from its working folder on."""
+    is_forked = named == "forked"
     pid_file = tmp_path / "a folder" / "broker-0.pid"
     pid_file.parent.mkdir()
     title = shlex.join(["python", "-m", "server", "--pid-file", str(pid_file)])
     code = "import setproctitle, sys\n"
     code += f"setproctitle.setproctitle({title!r})\n" if is_forked else ""
     code += "print(flush=True); sys.stdin.read()"
-    argv = [sys.executable, "-c", code, *([] if is_forked else ["--pid-file", str(pid_file)])]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    name = str(pid_file) if named == "absolute" else "a folder/broker-0.pid"
+    argv = [sys.executable, "-c", code, *([] if is_forked else ["--pid-file", name])]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, cwd=tmp_path) as process:
         assert process.stdout is not None and process.stdout.readline()
         pid_file.write_text(f"{process.pid}\n")
         assert serves(pid_file) == process.pid
