@@ -313,6 +313,9 @@ class Recreator(Client):
     """
 
     TOPIC = "TopicC"
+    GROUP = "GroupC"
+    PROGRESS = f"{TOPIC}@{GROUP}"
+    """Its key in tables of offsets."""
 
     def __init__(self, world: World, messages: Messages, number: int, reader: SimConsumer) -> None:
         super().__init__(world, messages, "recreator", number)

@@ -62,6 +62,8 @@ GRPC_ADDRESSES = [f"{controller_host(n)}:{CONTROLLER_PORT + 1}" for n in CONTROL
 class ServerWatch(Protocol):
     """What observers of the servers implement."""
 
+    def begins(self, host: BrokerHost, service: BrokerService) -> None: ...
+
     def confirmed(self, host: BrokerHost) -> None: ...
 
     def started(self, host: BrokerHost) -> None: ...
@@ -226,6 +228,7 @@ class BrokerHost(Host):
 
         gate.open = open_gate  # type: ignore[method-assign]
         self._watch_replication(controlled(service))
+        watch.begins(self, service)
         self.checked = 0
         self.confirms.clear()
         if not await started(service.start(), stop.wait()):

@@ -69,6 +69,9 @@ STRAINING = {"strained switch": 3, "half open": 3, "stranger": 3}
 #: And what tears the end of a transaction, before the others begin.
 TEARING = {"no room for a commit": 1, "end before the op": 1}
 
+#: And where a slave learns late what is confirmed, while a topic is deleted and made again.
+LAGGING = {"late confirm": 1}
+
 #: And what ends a master that has just answered a recall, before the others begin.
 RECALLING = {"end after a recall": 1}
 
@@ -107,14 +110,19 @@ RETURNING = {
 #: And where segments expire: once the group has none of the bytes that the disk has.
 RETURNING_LATE = {"foreign volume": 1}
 
+#: And where a name server's answers do not reach the master.
+UNANSWERED = {"unanswered master": 1}
+
 #: What plain lives never meet.
 NEVER_PLAIN = {
     *WEARING,
     *STRAINING,
     *TEARING,
     *RECALLING,
+    *LAGGING,
     *LEAPING,
     *LASTING,
+    *UNANSWERED,
     *RETURNING,
     *DISTURBING,
 } - {*WEIGHTS}

@@ -30,6 +30,15 @@ class LastingFaults(ServedKinds):
         two = self._two(fault)
         return self._cut(fault, "one way", [two]) if two else None
 
+    def unanswered_master(self, fault: PlannedFault) -> str | None:
+        """What a name server, which is a controller as well, answers is lost on the way to the
+        master (R32)."""
+        server = self._of(list(self.cluster.controllers.values()), fault.pick)
+        master = self._master()
+        if server is None or master is None:
+            return None
+        return self._cut(fault, "one way", [(server, master)])
+
     def lasting_zone(self, fault: PlannedFault) -> str | None:
         """A controller and a broker are cut off from all others, or the leading controller from
         all brokers (R50)."""

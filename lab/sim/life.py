@@ -19,6 +19,7 @@ from batonmq.store.message_store import MessageStore
 from lab.sim.ambient import processor_seconds
 from lab.sim.clients import Client, Recreator, Sender, SimConsumer, Topics
 from lab.sim.cluster import SimCluster, cluster_of
+from lab.sim.deletions import Unaware
 from lab.sim.disk import DiskPlan
 from lab.sim.earlier_cluster import old_volumes
 from lab.sim.faults import Faults
@@ -27,6 +28,7 @@ from lab.sim.hosts import BrokerHost, controlled
 from lab.sim.kinds import (
     DISTURBING,
     EXPIRY,
+    LAGGING,
     LASTING,
     LEAPING,
     NEARLY_FULL,
@@ -36,6 +38,7 @@ from lab.sim.kinds import (
     ROLLING,
     STRAINING,
     TEARING,
+    UNANSWERED,
     UNCLEAN,
     WEARING,
     WEIGHTS,
@@ -45,21 +48,23 @@ from lab.sim.kinds import (
 )
 from lab.sim.messages import Messages, Place
 from lab.sim.records import LogRecord, records
+from lab.sim.served import AMONG_OTHERS_S, ShownMasters
 from lab.sim.service import Service
 from lab.sim.settings import (
     Settings,
     draw_settings,
     with_disturbance,
     with_features,
+    with_lags,
     with_lasting,
     with_recalls,
     with_returning,
     with_strains,
     with_torn_ends,
+    with_unanswered,
     with_variants,
     without_features,
 )
-from lab.sim.unaware import Unaware
 from lab.sim.world import Tell, Violation
 
 Table = dict[tuple[str, int], tuple[int, list[tuple[int, int, int, int]]]]
@@ -78,6 +83,9 @@ _STEP_S = 0.25
 _WHOLE_SET_S = 1.5
 """After the first ack. Until then all replicas have joined, and what lasts finds a whole group."""
 _TORN_S = 2.5
+_UNANSWERED_S = 12.0
+"""A registration is not answered for 3 s, and then the name server has lost the master for longer
+than it may."""
 _OPERATOR_S = 8.0
 """Whom a group waits for in vain after power was lost, an operator elects then."""
 
@@ -133,6 +141,7 @@ _FIRSTS = (
     First("lasting", "lasts", with_lasting, lambda _: LASTING),
     First("recalled", "recalls", with_recalls, lambda _: RECALLING),
     First("disks", "returns", with_returning, lambda s: RETURNING_LATE if s.expires else RETURNING),
+    First("unanswered", "unanswered", with_unanswered, lambda _: UNANSWERED, _UNANSWERED_S),
 )
 
 
@@ -160,6 +169,10 @@ def plan_of(seed: int, *, plain: bool = False) -> LifePlan:
         settings = with_disturbance(settings, of_disturbance)
         if settings.disturbs:
             faults += draw_faults(of_disturbance, seconds, DISTURBING)
+        of_lags = random.Random(f"lags {seed}")
+        settings = with_lags(settings, of_lags)
+        if settings.lags:
+            faults += draw_faults(of_lags, seconds, LAGGING)
         for one in _FIRSTS:
             of_first = random.Random(f"{one.numbers} {seed}")
             settings = one.decide(settings, of_first)
@@ -264,7 +277,7 @@ class Life:
         self._readers = [
             SimConsumer(cluster, self.messages, n, "GroupA", tuple(topics)) for n in (3, 4)
         ]
-        of_recreated = SimConsumer(cluster, self.messages, 7, "GroupC", (Recreator.TOPIC,))
+        of_recreated = SimConsumer(cluster, self.messages, 7, Recreator.GROUP, (Recreator.TOPIC,))
         self._recreator = Recreator(cluster, self.messages, 6, of_recreated)
         self._late = SimConsumer(cluster, self.messages, 5, "GroupB", ("TopicA",))
         clients: list[Client] = [*self._senders, *self._readers]
@@ -279,6 +292,7 @@ class Life:
         service = Service(cluster)
         self.messages.on_acked = service.acked
         cluster.checks.append(service.check)
+        cluster.checks.append(ShownMasters(cluster, AMONG_OTHERS_S).check)
         self.faults = Faults(cluster, killable, service)
 
     def _note_deleted(self, topic: str) -> None:

@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
+from batonmq.broker.service import BrokerService
 from batonmq.controller.raft.log import Commit
 from batonmq.controller.rules.commands import ElectMaster
 from batonmq.controller.rules.groups import BrokerGroup
@@ -22,6 +23,7 @@ from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.message_store import MessageStore
 from lab.sim.copies import Copies, first_unsynced
 from lab.sim.decisions import Decisions, NewestCommit
+from lab.sim.deletions import KeptProgress
 from lab.sim.expiry import Expiry
 from lab.sim.given_up import GivenUp, UncleanElection, records_behind
 from lab.sim.hosts import GROUP, BrokerHost, ControllerHost, controlled
@@ -61,6 +63,7 @@ class Promises:
         self.sightings: Sightings
         self._shown: dict[str, tuple[int, int]] = {}
         """Of each broker its boot, and up to where it showed its log in it."""
+        self.progress = KeptProgress(world.violate)
         self.given_up = GivenUp(world.violate)
         self._gave_up = False
         self.on_given_up: Callable[[Sequence[LogRecord]], None] = lambda records: None
@@ -75,6 +78,9 @@ class Promises:
         self._digests: dict[int, str] = {}
 
     # Logs.
+
+    def begins(self, host: BrokerHost, service: BrokerService) -> None:
+        self.progress.watch(host, service.tables.offsets)
 
     def started(self, host: BrokerHost) -> None:
         self.expiry.watch(host)

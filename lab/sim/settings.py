@@ -16,6 +16,8 @@ _WEARS = 0.25
 _STRAINS = 0.2
 _TEARS = 0.2
 _RECALLS = 0.15
+_LAGS = 0.3
+_UNANSWERED = 0.05
 _LASTS = 0.2
 _DISTURBS = 0.15
 _RETURNS = 0.25
@@ -25,7 +27,18 @@ _RETURNS_LATE = 0.12
 FEATURES = ("retries", "delays", "transactions", "orderly", "pops", "filters", "questions")
 
 #: What plain lives have nothing of.
-NOT_PLAIN = (*FEATURES, "wears", "strains", "tears", "recalls", "lasts", "disturbs", "returns")
+NOT_PLAIN = (
+    *FEATURES,
+    "wears",
+    "strains",
+    "tears",
+    "recalls",
+    "lags",
+    "lasts",
+    "unanswered",
+    "disturbs",
+    "returns",
+)
 
 
 class Draw(Protocol):
@@ -57,7 +70,9 @@ class Settings:
     strains: bool = False  # faults come together
     tears: bool = False  # the end of a transaction is torn
     recalls: bool = False  # a master ends when it has answered a recall
+    lags: bool = False  # a slave learns late what is confirmed
     lasts: bool = False  # a partial fault lasts for seconds, before the other faults begin
+    unanswered: bool = False  # a name server's answers do not reach the master
     disturbs: bool = False  # operators and strangers disturb servers
     returns: bool = False  # before the other faults, disks of another time come back
     retries: bool = False  # consumers fail messages, some for good
@@ -158,6 +173,17 @@ def with_recalls(settings: Settings, rng: Draw) -> Settings:
     recalls = rng.random() < _RECALLS and settings.delays
     is_free = not (settings.unclean or settings.wears or settings.tears or settings.lasts)
     return replace(settings, recalls=recalls and is_free)
+
+
+def with_unanswered(settings: Settings, rng: Draw) -> Settings:
+    """Whether a life begins so. It takes long, so nothing else comes first."""
+    is_first = not (settings.tears or settings.lasts or settings.recalls or settings.returns)
+    return replace(settings, unanswered=rng.random() < _UNANSWERED and is_first)
+
+
+def with_lags(settings: Settings, rng: Draw) -> Settings:
+    """Whether a slave learns late that a topic was deleted."""
+    return replace(settings, lags=rng.random() < _LAGS and settings.recreates)
 
 
 def with_returning(settings: Settings, rng: Draw) -> Settings:

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 
+from batonmq.broker.service import BrokerService
 from batonmq.ha.wire import (
     HAIdentity,
     MasterFrameReader,
@@ -29,7 +30,7 @@ from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.properties import TIMER_DEL_UNIQKEY
 from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
-from lab.sim.clients import Client, Operator
+from lab.sim.clients import Client, Operator, Recreator
 from lab.sim.cluster import SimCluster
 from lab.sim.features.transactions import TransactionSender
 from lab.sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost, controlled
@@ -45,6 +46,7 @@ _WAITS_S = 2.0
 _ANSWERED_S = 0.003
 """From the arrival of a record at a slave until its confirmation has been answered."""
 _UNNAMED_S = 1.0
+_LAGS_S = 6.0
 _COMMITTED = b"\x06TopicT"
 """Topic of a record of TransactionSender's that is committed, with its length. A half message has
 that name among its properties only."""
@@ -128,6 +130,36 @@ class StrainFaults(Kinds):
             process.spawn(self._impersonate(address, hello))
         self._later(fault, process.kill)
         return f"as {slave.name}, to {master.name}"
+
+    def late_confirm(self, fault: PlannedFault) -> str | None:
+        """A slave has the log, and does not learn what of it is confirmed, so it carries out no
+        deletion. It takes over the progress that its master has of the topic made again, and once
+        its file has that it is killed (R39)."""
+        _, slaves = self._master_and_slaves()
+        slave = self._of(slaves, fault.pick)
+        if slave is None or slave.service is None:
+            return None
+        service, until_s = slave.service, self.cluster.now_s + _LAGS_S
+        store, ha = service.store, controlled(service).ha
+        advance = store.advance_confirm_offset
+
+        def on_confirm(offset: int) -> int:
+            is_late = ha._slave is not None and self.cluster.now_s < until_s and not self.over
+            return store.confirm_offset if is_late else advance(offset)
+
+        store.advance_confirm_offset = on_confirm  # type: ignore[method-assign]
+        self._once_at_stake(slave, service, until_s)
+        return slave.name
+
+    def _once_at_stake(self, slave: BrokerHost, service: BrokerService, until_s: float) -> None:
+        if slave.service is not service or self.over or self.cluster.now_s > until_s:
+            return
+        if self.cluster.promises.progress.is_at_stake(slave, Recreator.PROGRESS):
+            self.cluster.tell("fault", f"late confirm: {slave.name} is killed")
+            self.cluster.later(_AGAIN_S, slave.kill)
+            self.cluster.later(2 * _AGAIN_S, slave.start)
+        else:
+            self.cluster.later(_AGAIN_S, self._once_at_stake, slave, service, until_s)
 
     def no_room_for_a_commit(self, fault: PlannedFault) -> str | None:
         """The log of the master has no disk space from the next commit on, and the producer ends.

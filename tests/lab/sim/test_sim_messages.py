@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.old_positions import Received
+from lab.sim.deletions import KeptProgress, Unaware
 from lab.sim.messages import Messages, SentMessage
 from lab.sim.records import LogRecord
-from lab.sim.unaware import Unaware
 
 TOPIC = "TopicB"
 SENT = [SentMessage(f"m{n}", TOPIC, "key", n) for n in range(1, 4)]
@@ -153,6 +156,36 @@ def test_r36_a_process_lacks_a_change_that_was_answered_without_it() -> None:
     world.now_s = 12.0
     unaware.check()
     assert not unaware.of(400, 0.5), "too long ago"
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_r39_what_a_master_sent_behind_a_deletion_outlives_a_restart(
+    tmp_path: Path, forgets: bool
+) -> None:
+    violations: list[str] = []
+    kept, host = (
+        KeptProgress(violations.append),
+        cast(Any, SimpleNamespace(name="b", incarnation="b")),
+    )
+
+    def started() -> ConsumerOffsetManager:
+        offsets = ConsumerOffsetManager(tmp_path / "offsets.json")
+        kept.watch(host, offsets)
+        offsets.load()
+        return offsets
+
+    slave = started()
+    slave.apply_from_master(1, {"T@g": {0: 12}, "U@g": {0: 7}}, 100)
+    slave.delete_topic("U", 101)
+    for write in slave.writes_due():
+        write()
+    again = started()
+    if forgets:
+        again.deletions.loaded_end, again._received = 0, Received()
+    again.delete_topic("T", 100)
+    assert len(violations) == forgets
+    again.delete_topic("T", 102)
+    assert len(violations) == forgets, "that one the master had not carried out"
 
 
 def _broker(end: int) -> SimpleNamespace:

@@ -15,6 +15,7 @@ import pytest
 from lab.sim.cuts import Cut, all_cuts, live
 from lab.sim.kinds import LASTING
 from lab.sim.life import plan_of
+from lab.sim.served import AMONG_OTHERS_S
 from lab.sim.service import BOUNDS_S, Reach, Service
 
 KNOWN_TO_FAIL: dict[str, str] = {}
@@ -57,6 +58,15 @@ def test_lives_draw_every_kind_of_lasting_fault_before_the_others() -> None:
     for plan in plans:
         lasting, *others = plan.faults
         assert all(fault.at_s >= lasting.at_s + lasting.for_s for fault in others)
+
+
+def test_r32_lives_draw_a_name_server_that_does_not_answer_the_master() -> None:
+    plans = [plan for plan in map(plan_of, range(1, 300)) if plan.settings.unanswered]
+    assert plans
+    for plan in plans:
+        first, *others = plan.faults
+        assert first.kind == "unanswered master" and first.for_s > 2 * AMONG_OTHERS_S
+        assert all(fault.at_s >= first.at_s + first.for_s for fault in others)
 
 
 def _service() -> tuple[Any, Service, list[str]]:
