@@ -118,10 +118,11 @@ def compare(
 ) -> bool:
     """Runs all, prints a line for each; whether all found the same."""
     package = build_package(folder)
-    masters = ["local[1]", "local-cluster[1,1,1024]", "local-cluster[2,1,1024]"]
+    executors = {"local[1]": 0, "local[2]": 0, "local-cluster[1,1,1024]": 1,
+                 "local-cluster[2,1,1024]": 2}  # fmt: skip
     runs = [
-        _printed(run_job(folder / f"job-{n}", package, store, master, n, repeats), size_bytes)
-        for n, master in enumerate(masters)
+        _printed(run_job(folder / f"job-{n}", package, store, master, count, repeats), size_bytes)
+        for n, (master, count) in enumerate(executors.items())
     ]
     if with_standalone:
         for workers in (1, 2):
@@ -129,11 +130,15 @@ def compare(
                 job = folder / f"job-standalone-{workers}"
                 run = run_job(job, package, store, address, workers, repeats)
                 runs.append(_printed(run, size_bytes, f"standalone, {workers} workers"))
-    one, two = runs[1], runs[2]
-    print(
-        f"two workers instead of one: {one.parquet_s / two.parquet_s:.2f}x into Parquet, "
-        f"{one.digest_s / two.digest_s:.2f}x for the digest"
-    )
+    for what, fast, slow in (
+        ("local[2] against local[1]", runs[1], runs[0]),
+        ("two workers against one", runs[3], runs[2]),
+        ("local[2] against two workers", runs[1], runs[3]),
+    ):
+        print(
+            f"{what}: {slow.parquet_s / fast.parquet_s:.2f}x into Parquet, "
+            f"{slow.digest_s / fast.digest_s:.2f}x for the digest"
+        )
     same = len({(run.digest, run.rows) for run in runs}) == 1
     print("all found the same" if same else "THEY DIFFER")
     return same

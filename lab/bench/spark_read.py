@@ -11,10 +11,10 @@ Writes a log of 1 KiB messages (`--gib`), then measures, each several times, in 
 
 Beside wall time stands processor time of all processes, since the machine may be shared.
 `--whole HEAP` also scans the log as the single file it is, which needs a driver of that much memory
-(such as 12g). `--memory` adds the peak memory for that log and one four times as long. `--same
-MASTER` compares a digest of all columns between masters. `--cluster` runs the same read on Sparks
-of several processes (local-cluster with one and two workers, and `--standalone`: a master and
-workers on loopback) that get this package as the wheel. Files go to `--folder`, and are removed.
+(such as 12g). `--memory` adds the peak memory for that log and one four times as long. `--cluster`
+compares the same read, with a digest of all columns, on `local[1]`, `local[2]` and Sparks of
+several processes (local-cluster with one and two workers, and `--standalone`: a master and workers
+on loopback) that get this package as the wheel. Files go to `--folder`, and are removed.
 """
 
 from __future__ import annotations
@@ -265,24 +265,6 @@ def peaks_into_parquet(master: str, log: Path, out: Path) -> dict[str, int]:
     return {"python": used.peak_python, "java": used.peak_java}
 
 
-def digest(master: str, root: Path) -> tuple[Any, ...]:
-    """Count, bytes, and a digest of all columns of all rows, whatever their order."""
-    from pyspark.sql import functions as F
-
-    session = _session(master)
-    frame = session.read.format("batonmq").load(str(root))
-    columns = [F.map_entries("properties") if n == "properties" else n for n in frame.columns]
-    began = time.perf_counter()
-    row = frame.agg(
-        F.count("*"), F.sum("size"), F.bit_xor(F.xxhash64(*columns)).alias("digest")
-    ).first()
-    seconds = time.perf_counter() - began
-    partitions = frame.rdd.getNumPartitions()
-    print(f"{master}: {tuple(row)} in {seconds:.1f} s, {partitions} partitions", flush=True)
-    session.stop()
-    return tuple(row)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="lab.bench.spark_read", description="Reading stores on Spark."
@@ -292,7 +274,6 @@ def main() -> int:
     parser.add_argument("--plain-mib", type=int, default=64)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--memory", action="store_true", help="also peaks, with a log of 4 times")
-    parser.add_argument("--same", metavar="MASTER", help="compare the rows with another master's")
     parser.add_argument("--whole", metavar="HEAP", help="also scan the one file as it is")
     parser.add_argument("--cluster", action="store_true", help="also several processes, the wheel")
     parser.add_argument("--standalone", action="store_true", help="also a master and two workers")
@@ -326,10 +307,6 @@ def main() -> int:
 
             if not compare(folder, root, size_bytes, args.runs, with_standalone=args.standalone):
                 return 1
-        if args.same:
-            same = digest(args.master, root) == digest(args.same, root)
-            print("the same rows" if same else "THE ROWS DIFFER")
-            return int(not same)
     return 0
 
 

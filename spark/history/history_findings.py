@@ -13,11 +13,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from batonmq.history.event import EventDetail, HistoryEvent
-from batonmq.history.story import Story
-from batonmq.spark.history.output_tables import ToCheck
+from batonmq.history.story import CAUSAL, Story
 from batonmq.spark.history.overview import GAP_DAYS, Bounds, Facts
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
-from batonmq.spark.steps.parquet_tables import Time
+from batonmq.spark.steps.parquet_tables import DAY_MS
 
 CLOCK_MS: Final = 1_000
 """Clocks of hosts that keep time differ by less."""
@@ -39,9 +38,8 @@ class HistoryFinding(NamedTuple):
     evidence: str
 
     @property
-    def row(self) -> ToCheck:
-        at = None if self.at_ms is None else Time(self.at_ms)
-        return ToCheck(self.severity, self.kind, self.text, self.subject, self.evidence, at)
+    def row(self) -> dict[str, Any]:
+        return self._asdict() | {"at": self.at_ms}
 
 
 def finding(
@@ -282,35 +280,90 @@ class _Masters:
 # --- of the stories of one group ---------------------------------------------------------------
 
 
-class Election(NamedTuple):
-    """What the fold of a group knows of a finished change of master, beside its story.
+@dataclass(slots=True)
+class Election:
+    """A change of master beside its story: what its event has, and what its clocks show.
 
-    `top`: the highest epoch of those before; `before`: the story of the election before.
-    `implausible`: why its outage is not counted (`outside`, `after_next`), else empty.
+    `number`: how many came before; `told`: the bits of the controllers that have it; `top`: the
+    highest epoch of those before; `before`: the story of the one before. `implausible`: why its
+    outage is not counted, else empty.
     """
 
-    story: Story
-    cause: str
     number: int
+    told: int
+    confirmed: int | None
     top: int | None
     before: Story | None
-    confirm_offset: int | None
-    next_by: str | None
-    proposed_by: str | None
-    clock_problem: str | None
-    unavailable_ms: int | None
-    implausible: str
+    clock_problem: str | None = None
+    unavailable_ms: int | None = None
+    implausible: str = ""
+
+    def clocks(self, story: Story, bounds: Bounds | None) -> None:
+        """When its story is over."""
+        wrong = story.out_of_order()
+        self.clock_problem = _clock_problem(story, wrong)
+        self.unavailable_ms = story.outage_ms(wrong)
+        if self.unavailable_ms is None:
+            return
+        start_ms, end_ms = story.start_ms, story.start_ms + self.unavailable_ms
+        if bounds is not None and (
+            start_ms < bounds.first_ms - DAY_MS or end_ms > bounds.last_ms + DAY_MS
+        ):
+            self.implausible = "outside"  # far from the time of its group
+            return
+        next_ms = _next_ms(story) or 0
+        later = next_ms and story.elected_ms and next_ms >= story.elected_ms
+        if later and end_ms > next_ms + CLOCK_MS:
+            # By their clocks its master began to serve after the next one was elected, though
+            # before it in the log.
+            self.implausible = "after_next"
 
 
-def of_election(election: Election, bounds: Bounds | None) -> Iterator[HistoryFinding]:
+def _next_ms(story: Story) -> int | None:
+    """When the next master was elected."""
+    then = story.next
+    return (then.elected_ms or None) if then is not None and then.is_election else None
+
+
+def _clock_problem(story: Story, wrong: Mapping[int, str]) -> str | None:
+    """The first step whose clock cannot be right, as a sentence; None if there is none."""
+    if not wrong:
+        return None
+    steps = [step for step in story.in_order() if id(step) in wrong]
+    for step in steps:
+        if step.name in CAUSAL:
+            return wrong[id(step)]
+    older_ms = story.began_ms - min(step.time_ms for step in steps)
+    return f"a report beside the steps is {older_ms} ms older than the first of them"
+
+
+def _proposer(story: Story | None) -> str:
+    """The controller that proposed the election."""
+    steps = story.steps if story is not None else ()
+    clock = next((step.clock for step in steps if step.name == "proposed"), "")
+    return clock.removeprefix("controller").strip() or "?"
+
+
+def cause_of(story: Story) -> str:
+    """The reason of an election as a short word."""
+    reason = story.reason
+    if reason.startswith("named "):
+        return "named"
+    head = reason.partition(": ")[0].lower()
+    return re.sub("[^a-z0-9]+", "_", head).strip("_")[:40] if reason else "unknown"
+
+
+def known(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+def of_election(story: Story, election: Election) -> Iterator[HistoryFinding]:
     """Unclean ones, epochs that do not grow, masters that lack what was confirmed, clocks."""
-    story, epoch = election.story, election.story.master_epoch
-    group, at_ms, subject = story.broker_name, story.elected_ms or None, f"epoch {epoch}"
-    floors = [
-        each for each in (election.confirm_offset, _confirmed(election.before)) if each is not None
-    ]
-    floor = max(floors, default=None)
-    opened = story.opened_offset if story.opened_offset >= 0 else None
+    group, epoch, at_ms = story.broker_name, story.master_epoch, story.elected_ms or None
+    subject, before = f"epoch {epoch}", election.before
+    floors = (election.confirmed, known(before.confirmed_offset) if before is not None else None)
+    floor = max((each for each in floors if each is not None), default=None)
+    opened = known(story.opened_offset)
     wrong = []
     if story.unclean:
         wrong.append(
@@ -335,13 +388,12 @@ def of_election(election: Election, bounds: Bounds | None) -> Iterator[HistoryFi
             f"The histories begin with epoch {epoch}; what was before is not there.", subject,
             firstEpoch=epoch,
         )  # fmt: skip
-    yield from _clocks(election, group, at_ms, subject)
+    yield from _clocks(story, election)
 
 
-def _clocks(
-    election: Election, group: str, at_ms: int | None, subject: str
-) -> Iterator[HistoryFinding]:
-    story, epoch, problem = election.story, election.story.master_epoch, election.clock_problem
+def _clocks(story: Story, election: Election) -> Iterator[HistoryFinding]:
+    group, epoch, at_ms = story.broker_name, story.master_epoch, story.elected_ms or None
+    subject, problem, next_ms = f"epoch {epoch}", election.clock_problem, _next_ms(story)
     unknown = f"How long the election of epoch {epoch} took is unknown: "
     if problem is not None:
         by = re.search("([0-9]+) ms", problem)
@@ -350,8 +402,6 @@ def _clocks(
             severity, "clock_problem", group, at_ms, f"{unknown}{problem}.", subject,
             masterEpoch=epoch, problem=problem,
         )  # fmt: skip
-    then = story.next
-    next_ms = (then.elected_ms or None) if then is not None and then.is_election else None
     if election.implausible:
         assert election.unavailable_ms is not None
         begin_ms, end_ms = story.start_ms, story.start_ms + election.unavailable_ms
@@ -372,18 +422,13 @@ def _clocks(
         yield finding(
             severity, "clock_problem", group, at_ms,
             f"How long broker {story.winner} was master of epoch {epoch} is unknown: the next "
-            f"election, by controller {election.next_by or '?'}, is {at_ms - next_ms} ms older "
-            f"than its own, by controller {election.proposed_by or '?'}.", subject,
+            f"election, by controller {_proposer(story.next)}, is {at_ms - next_ms} ms older than "
+            f"its own, by controller {_proposer(story)}.", subject,
             masterEpoch=epoch, electedMs=at_ms, nextElectedMs=next_ms,
         )  # fmt: skip
 
 
-def _confirmed(story: Story | None) -> int | None:
-    known = story is not None and story.confirmed_offset >= 0
-    return story.confirmed_offset if known and story is not None else None
-
-
-def open_outage(story: Story, cause: str, at_ms: int | None, *, elected: bool) -> HistoryFinding:
+def open_outage(story: Story, at_ms: int | None, *, elected: bool) -> HistoryFinding:
     """A group without a master at the end of the history; after a planned stop that is no news."""
     how = story.how or story.reason or "an election was requested"
     text = (
@@ -393,7 +438,8 @@ def open_outage(story: Story, cause: str, at_ms: int | None, *, elected: bool) -
         else f"There is no master since {how}; the history ends so."
     )
     broker = story.winner if elected else story.master_before
+    severity = INFO if cause_of(story) == "goodbye" else WARNING
     return finding(
-        INFO if cause == "goodbye" else WARNING, "outage_open", story.broker_name, at_ms, text,
+        severity, "outage_open", story.broker_name, at_ms, text,
         f"broker {broker}", masterEpoch=story.master_epoch, reason=story.reason or None,
     )  # fmt: skip

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -20,7 +20,16 @@ import pyarrow as pa
 
 from batonmq.spark.history import epoch_files, history_findings
 from batonmq.spark.history.group_tables import Known, fold_lines
-from batonmq.spark.history.lines import LinesPlan, Source, plan_files, plan_parquet
+from batonmq.spark.history.lines import (
+    ORDER,
+    RUNS,
+    LinesPlan,
+    RunBuilder,
+    Source,
+    merged,
+    plan_files,
+    plan_parquet,
+)
 from batonmq.spark.history.output_tables import (
     BY_GROUP,
     FOLDED,
@@ -33,7 +42,6 @@ from batonmq.spark.history.output_tables import (
     written_schema,
 )
 from batonmq.spark.history.overview import Overview
-from batonmq.spark.history.sorted_runs import ORDER, RUNS, RunBuilder, merged
 from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.steps.parquet_tables import DAY_MS
@@ -84,69 +92,56 @@ class Inputs:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLines:
+def _read_lines(plan: LinesPlan, source: Source) -> Iterator[pa.RecordBatch]:
     """Reads a piece of the histories: runs of its lines, and a row of what it has seen."""
-
-    plan: LinesPlan
-
-    def __call__(self, source: Source) -> Iterator[pa.RecordBatch]:
-        runs, seen = RunBuilder(), Overview()
-        with _without_cycle_collection():
-            for line in self.plan.lines(source):
-                seen.add(line)
-                if isinstance(line, Damage):
-                    continue
-                runs.add(line)
-                if runs.is_full:
-                    yield from runs.take().to_batches()
-        yield from runs.take(seen).to_batches()
+    runs, seen = RunBuilder(), Overview()
+    with _without_cycle_collection():
+        for line in plan.lines(source):
+            seen.add(line)
+            if isinstance(line, Damage):
+                continue
+            runs.add(line)
+            if runs.is_full:
+                yield from runs.take().to_batches()
+    yield from runs.take(seen).to_batches()
 
 
-@dataclass(frozen=True, slots=True)
-class FoldGroups:
+def _fold_groups(
+    known: Known, span: TimeSpan, last_day: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Folds sorted runs of some groups into rows of all tables."""
-
-    known: Known
-    span: TimeSpan
-    last_day: int
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with _without_cycle_collection():
-            rows = FoldedRows(self.span, self.last_day)
-            yield from fold_lines(self._named(batches), self.known, rows)
-
-    def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
-        """Group in tables, controller, line."""
-        columns = ("grp", *ORDER, "size", "run")
-        rows = (
-            row
-            for batch in batches
-            for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-        )
-        for (group, log), runs in groupby(rows, itemgetter(0, 1)):
-            name = self.known.facts.group_in(group, log)
-            for _, _, rank, _, text in merged(row[2:] for row in runs):
-                yield name, rank, text
+    with _without_cycle_collection():
+        yield from fold_lines(_named(known, batches), known, FoldedRows(span, last_day))
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRows:
+def _named(known: Known, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
+    """Group in tables, controller, line."""
+    columns = ("grp", *ORDER, "size", "run")
+    rows = (
+        row
+        for batch in batches
+        for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+    )
+    for (group, log), runs in groupby(rows, itemgetter(0, 1)):
+        name = known.facts.group_in(group, log)
+        for _, _, rank, _, text in merged(row[2:] for row in runs):
+            yield name, rank, text
+
+
+def _write_rows(
+    tables: Mapping[str, ResultTable], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Writes packed rows into files of their tables: the JVM's writer takes them value by value,
     which costs more than all else together. A row for each table tells how many."""
-
-    tables: dict[str, ResultTable]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held: dict[str, list[tuple[int, bytes]]] = {}
-        for batch in batches:
-            for row in batch.to_pylist():
-                held.setdefault(row["part"], []).append((row["many"], row["packed"]))
-        for name, some in held.items():
-            rows = unpacked(packed for _, packed in some)
-            reader = pa.RecordBatchReader.from_batches(written_schema(name), rows)
-            self.tables[name].add(reader, task_number())
-            yield folded_row(name, sum(many for many, _ in some), b"")
+    held: dict[str, list[tuple[int, bytes]]] = {}
+    for batch in batches:
+        for row in batch.to_pylist():
+            held.setdefault(row["part"], []).append((row["many"], row["packed"]))
+    for name, some in held.items():
+        rows = unpacked(packed for _, packed in some)
+        reader = pa.RecordBatchReader.from_batches(written_schema(name), rows)
+        tables[name].add(reader, task_number())
+        yield folded_row(name, sum(many for many, _ in some), b"")
 
 
 @contextmanager
@@ -170,7 +165,8 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
     results.begin()
     seen = Overview()
     with step("reading the histories"):
-        engine.mapped("read", plan.sources, ReadLines(replace(plan, sources=())), RUNS)
+        read = partial(_read_lines, replace(plan, sources=()))
+        engine.mapped("read", plan.sources, read, RUNS)
         for row in dicts(engine, "SELECT seen FROM read WHERE seen IS NOT NULL"):
             seen.merge(pickle.loads(row["seen"]))
         facts = seen.facts()
@@ -180,7 +176,8 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
     now_ms = datetime.now(UTC).timestamp() * 1000
     last_day = int(facts.last_ms or now_ms) // DAY_MS
     with step("folding the events"):
-        fold = FoldGroups(Known(plan.controllers, facts, files), inputs.span, last_day)
+        known = Known(plan.controllers, facts, files)
+        fold = partial(_fold_groups, known, inputs.span, last_day)
         runs = "SELECT * FROM read WHERE run IS NOT NULL"
         engine.applied("folded", runs, fold, FOLDED, by=["grp", *ORDER])
         packed = dicts(engine, f"SELECT f.packed AS packed FROM folded f WHERE f.part = '{SUMS}'")
@@ -192,7 +189,7 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
         of_all = history_findings.of_all(facts, seen.damaged, plan.controllers)
         rows, others = FoldedRows(inputs.span, last_day), FindingSums()
         for found in [*of_all, *(one for each in unfolded for one in each.findings()), *bare]:
-            if rows.add(found.row, found.group, found.at_ms, found.at_ms):
+            if rows.add("findings", found.row, found.group, found.at_ms, found.at_ms):
                 others.add(found)
         engine.table("others", pa.Table.from_batches(rows.take(), FOLDED))
         engine.define("every", "SELECT * FROM folded UNION ALL SELECT * FROM others")
@@ -211,17 +208,15 @@ def _write(engine: Engine, results: Results) -> dict[str, int]:
     if results.form != PARQUET:
         for name, table in tables.items():
             packed = engine.rows(f"SELECT e.packed AS packed FROM every e WHERE e.part = '{name}'")
-            rows = pa.Table.from_batches(
-                unpacked(packed["packed"].to_pylist()), written_schema(name)
-            )
-            counts[name] = rows.num_rows
-            write_version(rows, table)
+            batches = unpacked(packed["packed"].to_pylist())
+            made = pa.Table.from_batches(batches, written_schema(name))
+            counts[name] = made.num_rows
+            write_version(made, table)
         return counts
     for table in tables.values():
         table.begin()
-    engine.applied(
-        "written", f"SELECT * FROM every WHERE part <> '{SUMS}'", WriteRows(tables), FOLDED
-    )
+    rows = f"SELECT * FROM every WHERE part <> '{SUMS}'"
+    engine.applied("written", rows, partial(_write_rows, tables), FOLDED)
     for row in dicts(engine, "SELECT w.part AS name, w.many AS many FROM written w"):
         counts[row["name"]] += row["many"]
     for name, table in tables.items():

@@ -10,174 +10,92 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
-from batonmq.spark.steps.parquet_tables import DAY_MS, Time, day_of, schema_of, table_of
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.spark.read.columns import TIMESTAMP
+from batonmq.spark.steps.parquet_tables import DAY_MS, day_of, table_of
+
+_S: Final = pa.string()
+_KINDS: Final = {
+    "long": pa.int64(), "text": _S, "time": TIMESTAMP, "bool": pa.bool_(), "day": pa.date32(),
+    "longs": pa.list_(pa.int64()), "texts": pa.list_(_S),
+}  # fmt: skip
 
 
-class Mastership(msgspec.Struct, frozen=True):
-    """One mastership. `ended_at` None: it is still master."""
-
-    master_epoch: int
-    broker_id: int
-    address: str | None
-    began_at: Time | None
-    opened_at: Time | None
-    first_ack_at: Time | None
-    ended_at: Time | None
-    ended_by: str | None
-    duration_ms: int | None
-    seen_by: tuple[str, ...]
+def _columns(text: str) -> pa.Schema:
+    return pa.schema([(name, _KINDS[kind]) for name, kind in map(str.split, text.split(","))])
 
 
-class Failover(msgspec.Struct, frozen=True):
-    """One change of master."""
-
-    master_epoch: int
-    kind: str
-    cause: str
-    how: str
-    detected_by: str | None
-    master_before: int | None
-    master: int
-    address: str | None
-    set_before: tuple[int, ...]
-    sync_state_set: tuple[int, ...]
-    detected_at: Time | None
-    elected_at: Time | None
-    role_at: Time | None
-    opened_at: Time | None
-    first_ack_at: Time | None
-    silent_ms: int | None
-    detect_ms: int | None
-    elect_ms: int | None
-    role_ms: int | None
-    open_ms: int | None
-    first_ack_ms: int | None
-    unavailable_ms: int | None
-    without_writes_ms: int | None
-    held_ms: int | None
-    idle: bool
-    unclean: bool
-    overtaken: bool
-    complete: bool
-    truncated_bytes: int
-    clock_problem: str | None
-
-
-class Unavailability(msgspec.Struct, frozen=True):
-    """One day of a group: outages that began on it, ms without writes in it, ms of the longest one
-    that touches it on all its days, and whether one is open at its end."""
-
-    outages: int
-    unavailable_ms: int
-    longest_ms: int
-    open: bool
-    day: date
-
-
-class SetChange(msgspec.Struct, frozen=True):
-    """One change of a SyncStateSet."""
-
-    at: Time
-    master_epoch: int
-    sync_state_set_epoch: int
-    set_before: tuple[int, ...]
-    set_after: tuple[int, ...]
-    joined: tuple[int, ...]
-    left: tuple[int, ...]
-    size_after: int
-    reason: str | None
-    kind: str
-
-
-class Truncation(msgspec.Struct, frozen=True):
-    """One cut."""
-
-    at: Time
-    broker_id: int
-    master_epoch: int
-    from_offset: int
-    to_offset: int
-    bytes: int
-
-
-class ToCheck(msgspec.Struct, frozen=True):
-    """One finding; `evidence` is JSON."""
-
-    severity: str
-    kind: str
-    text: str
-    subject: str
-    evidence: str
-    at: Time | None
-
-
-class Controller(msgspec.Struct, frozen=True):
-    """One change of the leading controller."""
-
-    at: Time
-    leader: str | None
-    leader_before: str | None
-    controller_epoch: int
-
-
-Row = Mastership | Failover | Unavailability | SetChange | Truncation | ToCheck | Controller
-_NAMES: Final[Mapping[type[Row], str]] = {
-    Mastership: "masterships",
-    Failover: "failovers",
-    Unavailability: "unavailability",
-    SetChange: "set_changes",
-    Truncation: "truncations",
-    ToCheck: "findings",
-    Controller: "controllers",
+TABLES: Final = {
+    "masterships": _columns(
+        "master_epoch long, broker_id long, address text, began_at time, opened_at time, "
+        "first_ack_at time, ended_at time, ended_by text, duration_ms long, seen_by texts"
+    ),
+    "failovers": _columns(
+        "master_epoch long, kind text, cause text, how text, detected_by text, master_before long, "
+        "master long, address text, set_before longs, sync_state_set longs, detected_at time, "
+        "elected_at time, role_at time, opened_at time, first_ack_at time, silent_ms long, "
+        "detect_ms long, elect_ms long, role_ms long, open_ms long, first_ack_ms long, "
+        "unavailable_ms long, without_writes_ms long, held_ms long, idle bool, unclean bool, "
+        "overtaken bool, complete bool, truncated_bytes long, clock_problem text"
+    ),
+    "unavailability": _columns(
+        "outages long, unavailable_ms long, longest_ms long, open bool, day day"
+    ),
+    "set_changes": _columns(
+        "at time, master_epoch long, sync_state_set_epoch long, set_before longs, set_after longs, "
+        "joined longs, left longs, size_after long, reason text, kind text"
+    ),
+    "truncations": _columns(
+        "at time, broker_id long, master_epoch long, from_offset long, to_offset long, bytes long"
+    ),
+    "findings": _columns(
+        "severity text, kind text, text text, subject text, evidence text, at time"
+    ),
+    "controllers": _columns("at time, leader text, leader_before text, controller_epoch long"),
 }
-TABLES: Final = {name: schema_of(row) for row, name in _NAMES.items()}
 """Columns without those that are folders."""
+Row = Mapping[str, Any]
+"""Values by columns; times are ms."""
 BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
 SUMS: Final = "sums"
 _ROWS_MAX: Final = 20_000
-_S: Final = pa.string()
 FOLDED: Final = pa.schema([("part", _S), ("many", pa.int64()), ("packed", pa.binary())])
 """Rows of a table (`part`), packed into one: how many, and themselves; or what a task counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """The time of rows to write, [since, until) in ms; None: no bound."""
+    """The time of rows to write, [since, until) in ms."""
 
-    since_ms: int | None = None
-    until_ms: int | None = None
+    since_ms: int = 0
+    until_ms: int = LONG_MAX
 
     @classmethod
     def of(cls, since: datetime | None, until: datetime | None) -> TimeSpan:
         """Without a zone a time is UTC. Raises ValueError if nothing is between them."""
-        span = cls(_ms(since), _ms(until))
-        if None not in (span.since_ms, span.until_ms) and span.since_ms >= span.until_ms:  # type: ignore[operator]
+        span = cls(_ms(since, 0), _ms(until, LONG_MAX))
+        if since and until and span.since_ms >= span.until_ms:
             raise ValueError(f"--since {since} must be before --until {until}")
         return span
 
     def has(self, at_ms: int | None) -> bool:
         """Rows without a time stay."""
-        if at_ms is None:
-            return True
-        return (self.since_ms is None or at_ms >= self.since_ms) and (
-            self.until_ms is None or at_ms < self.until_ms
-        )
+        return at_ms is None or self.since_ms <= at_ms < self.until_ms
 
     def has_day(self, day: int) -> bool:
         """Days are whole; `day` counts from 1970."""
-        since = 0 if self.since_ms is None else self.since_ms // DAY_MS
-        return day >= since and (self.until_ms is None or day * DAY_MS < self.until_ms)
+        return (day + 1) * DAY_MS > self.since_ms and day * DAY_MS < self.until_ms
 
 
-def _ms(moment: datetime | None) -> int | None:
+def _ms(moment: datetime | None, default: int) -> int:
     if moment is None:
-        return None
+        return default
     zoned = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
     return round(zoned.timestamp() * 1000)
 
@@ -198,34 +116,32 @@ class FoldedRows:
     def is_full(self) -> bool:
         return self._rows >= _ROWS_MAX
 
-    def add(self, row: Row, group: str, day_ms: int | None, at_ms: int | None) -> bool:
+    def add(self, table: str, row: Row, group: str, day_ms: int | None, at_ms: int | None) -> bool:
         """A row of a group, and of the day of a time in ms. False if its time `at_ms` is not
         wanted."""
         if not self.span.has(at_ms):
             return False
-        day = None if day_ms is None else day_ms // DAY_MS
-        if day is None and isinstance(row, ToCheck):
-            day = self.last_day
-        self._put(group, day, row)
+        if day_ms is None and table == "findings":
+            day_ms = self.last_day * DAY_MS
+        self._put(table, group, None if day_ms is None else day_of(day_ms // DAY_MS), row)
         return True
 
-    def add_day(self, row: Unavailability, group: str, day: int) -> bool:
-        """A row for a day counted from 1970; False as in `add`."""
+    def add_day(self, row: Row, group: str, day: int) -> bool:
+        """A row of `unavailability` for a day counted from 1970; False as in `add`."""
         if not self.span.has_day(day):
             return False
-        self._put(group, None, row)
+        self._put(BY_GROUP, group, None, {**row, "day": day_of(day)})
         return True
 
-    def _put(self, group: str, day: int | None, row: Row) -> None:
-        on_day = None if day is None else day_of(day)
-        self._held.setdefault(_NAMES[type(row)], []).append((group, on_day, row))
+    def _put(self, table: str, group: str, day: date | None, row: Row) -> None:
+        self._held.setdefault(table, []).append((group, day, row))
         self._rows += 1
 
     def take(self) -> Iterator[pa.RecordBatch]:
         """What is held; then nothing is."""
         for name, held in self._held.items():
             groups, days, rows = zip(*held, strict=True)
-            table = table_of([*map(msgspec.structs.astuple, rows)], TABLES[name])
+            table = table_of([*map(itemgetter(*TABLES[name].names), rows)], TABLES[name])
             table = table.append_column("group", pa.array([each or None for each in groups], _S))
             if name != BY_GROUP:
                 table = table.append_column("day", pa.array(days, pa.date32()))

@@ -18,6 +18,7 @@ from batonmq.spark.steps.parquet_tables import DAY_MS
 
 GAP_DAYS: Final = 366
 """A longer time without events is a wrong clock rather than a quiet cluster."""
+_GAP_MS: Final = GAP_DAYS * DAY_MS
 _LOGS_MAX: Final = 10_000
 
 Place = tuple[int, int]
@@ -25,30 +26,14 @@ Place = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Span:
-    """A time on controllers' clocks without a gap of more than GAP_DAYS between two days."""
-
-    first_ms: int
-    last_ms: int
-    lines: int = 1
-
-    def touches(self, first_ms: int, last_ms: int) -> bool:
-        return (
-            first_ms // DAY_MS - self.last_ms // DAY_MS <= GAP_DAYS
-            and self.first_ms // DAY_MS - last_ms // DAY_MS <= GAP_DAYS
-        )
-
-    def add(self, first_ms: int, last_ms: int, lines: int) -> None:
-        self.first_ms = min(self.first_ms, first_ms)
-        self.last_ms = max(self.last_ms, last_ms)
-        self.lines += lines
-
-
-@dataclass(slots=True)
 class _GroupSeen:
-    """A group in one log. `first_ms` and `last_ms` are of all events with a time, 0 without any."""
+    """A group in one log. `first_ms` and `last_ms` are of all events with a time, 0 without any.
 
-    spans: list[_Span] = field(default_factory=list)
+    `times`: [first ms, last ms, lines] on controllers' clocks, by GAP_DAYS: two events in one such
+    time are never further apart.
+    """
+
+    times: dict[int, list[int]] = field(default_factory=dict)
     first_ms: int = 0
     last_ms: int = 0
     largest_set: int = 0
@@ -59,15 +44,23 @@ class _GroupSeen:
         if time_ms > self.last_ms:
             self.last_ms = time_ms
 
-    def add_span(self, first_ms: int, last_ms: int, lines: int) -> None:
-        joined = _Span(first_ms, last_ms, lines)
-        apart = []
-        for span in self.spans:
-            if not span.touches(joined.first_ms, joined.last_ms):
-                apart.append(span)
-                continue
-            joined.add(span.first_ms, span.last_ms, span.lines)
-        self.spans = [*apart, joined]
+    def add_lines(self, first_ms: int, last_ms: int, lines: int) -> None:
+        """Lines of one of the `times`."""
+        held = self.times.setdefault(first_ms // _GAP_MS, [first_ms, last_ms, 0])
+        held[0], held[1] = min(held[0], first_ms), max(held[1], last_ms)
+        held[2] += lines
+
+    def bounds(self) -> Bounds:
+        if not self.times:
+            return Bounds(self.first_ms, min(self.last_ms, self.first_ms + _GAP_MS))
+        spans: list[list[int]] = []  # without a gap of more than GAP_DAYS between two days
+        for _, (first_ms, last_ms, lines) in sorted(self.times.items()):
+            if spans and first_ms // DAY_MS - spans[-1][1] // DAY_MS <= GAP_DAYS:
+                spans[-1] = [spans[-1][0], last_ms, spans[-1][2] + lines]
+            else:
+                spans.append([first_ms, last_ms, lines])
+        first_ms, last_ms, _ = max(spans, key=lambda span: (span[2], span[0]))
+        return Bounds(first_ms, last_ms, spans[0][0], spans[-1][1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +124,7 @@ class Overview:
         seen.add_time(time_ms)
         if event.kind in ON_BROKER_CLOCK:
             return
-        spans = seen.spans
-        if len(spans) == 1 and spans[0].touches(time_ms, time_ms):
-            spans[0].add(time_ms, time_ms, 1)
-        else:
-            seen.add_span(time_ms, time_ms, 1)
+        seen.add_lines(time_ms, time_ms, 1)
 
     def _damage(self, file: str, other: tuple[int, int, str]) -> None:
         lines, offset, reason = self.damaged.get(file, (0, *other[1:]))
@@ -145,8 +134,8 @@ class Overview:
         """Take what another part has seen."""
         for key, theirs in other.groups.items():
             seen = self.groups.setdefault(key, _GroupSeen())
-            for span in theirs.spans:
-                seen.add_span(span.first_ms, span.last_ms, span.lines)
+            for first_ms, last_ms, lines in theirs.times.values():
+                seen.add_lines(first_ms, last_ms, lines)
             for time_ms in (theirs.first_ms, theirs.last_ms):
                 if time_ms:
                     seen.add_time(time_ms)
@@ -175,17 +164,9 @@ class Overview:
         for (log, group), seen in self.groups.items():
             name = facts.group_in(group, log)
             if group and seen.first_ms:
-                facts.bounds[name] = _bounds(seen)
+                facts.bounds[name] = seen.bounds()
             facts.largest_sets[name] = seen.largest_set
         return facts
-
-
-def _bounds(seen: _GroupSeen) -> Bounds:
-    if not seen.spans:
-        return Bounds(seen.first_ms, min(seen.last_ms, seen.first_ms + GAP_DAYS * DAY_MS))
-    main = max(seen.spans, key=lambda span: (span.lines, span.first_ms))
-    least_ms = min(span.first_ms for span in seen.spans)
-    return Bounds(main.first_ms, main.last_ms, least_ms, max(span.last_ms for span in seen.spans))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from batonmq.spark.history.stream_events import take, write_events
-from batonmq.spark.history.stream_output import StreamOutput
+from batonmq.spark.history.stream_output import StreamOutput, take, write_events
 from batonmq.spark.live.endless_stream import EndlessStream, StreamCounts
 
 PATIENCE: Final = "20s"

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from batonmq.spark.history.history_findings import HistoryFinding, moment
-from batonmq.spark.history.output_tables import Failover, Unavailability
+from batonmq.spark.history.output_tables import Row
 from batonmq.spark.history.overview import Bounds
 from batonmq.spark.severity import CRITICAL, INFO, SEVERITIES, WARNING
 from batonmq.spark.steps.parquet_tables import percentile
@@ -75,30 +75,27 @@ class GroupSums:
     worst: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     found: FindingSums = field(default_factory=FindingSums)
 
-    def day(self, row: Unavailability) -> None:
-        self.outages += row.outages
-        self.unavailable_ms += row.unavailable_ms
-        self.is_open = self.is_open or row.open
+    def day(self, row: Row) -> None:
+        self.outages += row["outages"]
+        self.unavailable_ms += row["unavailable_ms"]
+        self.is_open = self.is_open or row["open"]
 
-    def finding(self, found: HistoryFinding) -> None:
-        self.found.add(found)
-
-    def failover(self, row: Failover) -> None:
+    def failover(self, row: Row) -> None:
         self.masters += 1
-        self.changes += row.kind != "first_election"
-        self.truncated_bytes += row.truncated_bytes
-        without_ms = row.without_writes_ms
+        self.changes += row["kind"] != "first_election"
+        self.truncated_bytes += row["truncated_bytes"]
+        without_ms = row["without_writes_ms"]
         if without_ms is None:
             return
-        self.without_ms.setdefault(row.kind, array("q")).append(without_ms)
-        if row.kind == "first_election":
+        self.without_ms.setdefault(row["kind"], array("q")).append(without_ms)
+        if row["kind"] == "first_election":
             return
         if len(self.worst) == _WORST and without_ms < -self.worst[-1][0][0]:
             return
-        detected = row.detected_at and moment(row.detected_at).partition(".")[0]
-        told = {name: getattr(row, name) for name in _TOLD}
+        detected = row["detected_at"] and moment(row["detected_at"]).partition(".")[0]
+        told = {name: row[name] for name in _TOLD}
         worst = {"group": self.name, **told, "detected_at": detected}
-        self.worst.append(((-without_ms, self.name, row.master_epoch), worst))
+        self.worst.append(((-without_ms, self.name, row["master_epoch"]), worst))
         self.worst = sorted(self.worst, key=lambda each: each[0])[:_WORST]
 
 
@@ -134,24 +131,18 @@ def summarise(
         severities[severity] += count
         kinds[kind] += count
     return {
-        "generated_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": own_version(),
-        "inputs": dict(inputs),
-        "controllers": list(controllers),
-        "events": events,
-        "lines": lines,
-        "rows": dict(rows),
-        "groups_total": groups,
+        "generated_at": datetime.now(UTC).isoformat(timespec="seconds"), "version": own_version(),
+        "inputs": dict(inputs), "controllers": list(controllers), "events": events, "lines": lines,
+        "rows": dict(rows), "groups_total": groups,
         "groups": sorted(shown, key=_cost)[:GROUPS_SHOWN],
         "failover_ms": {kind: _percentiles(durations[kind]) for kind in sorted(durations)},
-        "worst_failovers": [row for _, row in worst],
-        "findings": severities,
+        "worst_failovers": [row for _, row in worst], "findings": severities,
         "findings_by_kind": dict(sorted(kinds.items())),
         "first_findings": [
             {"severity": f.severity, "kind": f.kind, "group": f.group or None, "text": f.text}
             for f in sorted(others.first, key=_gravity)[:_FINDINGS]
         ],
-    }
+    }  # fmt: skip
 
 
 def _gravity(found: HistoryFinding) -> tuple[bool, bool, int, str, str, str]:
@@ -164,17 +155,11 @@ def _gravity(found: HistoryFinding) -> tuple[bool, bool, int, str, str, str]:
 
 def _group(sums: GroupSums, bounds: Bounds) -> dict[str, Any]:
     return {
-        "group": sums.name,
-        "events": sums.events,
-        "first_event": _iso(bounds.first_ms),
-        "last_event": _iso(bounds.last_ms),
-        "masters": sums.masters,
-        "failovers": sums.changes,
-        "outages": sums.outages,
-        "unavailable_ms": sums.unavailable_ms,
-        "open": sums.is_open,
+        "group": sums.name, "events": sums.events, "first_event": _iso(bounds.first_ms),
+        "last_event": _iso(bounds.last_ms), "masters": sums.masters, "failovers": sums.changes,
+        "outages": sums.outages, "unavailable_ms": sums.unavailable_ms, "open": sums.is_open,
         "truncated_bytes": sums.truncated_bytes,
-    }
+    }  # fmt: skip
 
 
 def _cost(group: Mapping[str, Any]) -> tuple[int, str]:

@@ -28,8 +28,8 @@ from batonmq.spark.jobs.command import (
 from batonmq.spark.jobs.endless import interval, listen, stopping
 from batonmq.spark.live.endless_stream import StreamLost
 from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
+from batonmq.spark.topic_table.fields import columns_of
 from batonmq.spark.topic_table.files import DAY, HOUR, NONE
-from batonmq.spark.topic_table.json_schema import columns_of
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream
 from batonmq.spark.topic_table.table_formats import DELTA, FORMS, open_table
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
@@ -114,13 +114,9 @@ class LiveCluster:
 
     def routes(self, topics: Sequence[str], *, known: bool = False) -> list[TopicRoute]:
         """The routes, fetched now. `known`: the topics were there, so they are waited for."""
-
-        async def all_of_them() -> list[TopicRoute]:
-            deadline_ms = self.deadline_ms()
-            asked = (route_of(self.client, each, deadline_ms, known=known) for each in topics)
-            return list(await asyncio.gather(*asked))
-
-        found = self.run(all_of_them())
+        deadline_ms = self.deadline_ms()
+        asked = (route_of(self.client, each, deadline_ms, known=known) for each in topics)
+        found = self.run(_all_of(asked))
         for route in found:
             if not route.subscribe_queues:
                 raise ClusterError(
@@ -153,32 +149,26 @@ class LiveCluster:
             end = await shown_end(self.client, self._calls, request, shows, deadline_ms)
             return answer.min_offset, end
 
-        async def all_of_them() -> dict[MessageQueue, tuple[int, int]]:
+        async def every() -> dict[MessageQueue, tuple[int, int]]:
             answers = await asyncio.gather(*map(one, queues), return_exceptions=True)
-            there: dict[MessageQueue, tuple[int, int]] = {}
-            for queue, answer in zip(queues, answers, strict=True):
-                if not isinstance(answer, BaseException):
-                    there[queue] = answer
-                elif not (some and isinstance(answer, BatonError)):
+            pairs = zip(queues, answers, strict=True)
+            there = {queue: ends for queue, ends in pairs if isinstance(ends, tuple)}
+            for answer in answers:
+                if isinstance(answer, BaseException) and not (
+                    some and there and isinstance(answer, BatonError)
+                ):
                     raise answer
-            if queues and not there:
-                raise next(each for each in answers if isinstance(each, BaseException))
             return there
 
-        return self.run(all_of_them())
+        return self.run(every())
 
     def offsets_by_time(self, queues: Sequence[MessageQueue], time_ms: int) -> Offsets:
         """The first offset of each queue stored at or after a wall-clock time."""
         deadline_ms = self.deadline_ms()
-
-        async def all_of_them() -> list[int]:
-            asked = (
-                self._calls.offset_by_time(queue, time_ms, deadline_ms=deadline_ms)
-                for queue in queues
-            )
-            return list(await asyncio.gather(*asked))
-
-        return dict(zip(queues, self.run(all_of_them()), strict=True))
+        asked = (
+            self._calls.offset_by_time(queue, time_ms, deadline_ms=deadline_ms) for queue in queues
+        )
+        return dict(zip(queues, self.run(_all_of(asked)), strict=True))
 
     def shortfall(self, queue: MessageQueue, offset: int) -> tuple[int, int] | None:
         """[low, high) that a queue holds if it ends below `offset`, and stays so; else None.
@@ -186,6 +176,10 @@ class LiveCluster:
         A new master shows less for a moment than its log holds: that is no shortfall.
         """
         return self.run(shortfall(self.client, self.group, queue, offset, self.deadline_ms()))
+
+
+async def _all_of(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    return list(await asyncio.gather(*asked))
 
 
 async def route_of(

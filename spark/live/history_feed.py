@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
+import pyarrow as pa
 import uvloop
 
 from batonmq.client.admin.admin import Admin
@@ -28,6 +30,9 @@ from batonmq.runtime.clock import boot_ms
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.offsets import DataLossError
 from batonmq.spark.live.options import HistoryOptions
+from batonmq.spark.read.columns import batch_of, table_schema
+from batonmq.spark.read.damage import Damage
+from batonmq.spark.read.history_table import decode_lines
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -38,6 +43,8 @@ ANSWER_MS: Final = 2_000
 PAUSE_MS: Final = 200
 # Spark polls again 10 ms after there was nothing; the controllers get requests this often at most.
 IDLE_MS: Final = 500
+_EVENTS_A_TASK: Final = 2_000
+_OF_FILES: Final = ("file", "controller", "line_offset")
 
 
 def to_checkpoint(place: EventKey | None) -> dict[str, Any]:
@@ -62,9 +69,44 @@ def from_checkpoint(raw: Mapping[str, Any]) -> EventKey | None:
     return place if place[0] else None
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryRead:
+    """A stream of the history. The driver reads the events and gives them to the tasks, which only
+    decode them: they are few."""
+
+    options: HistoryOptions
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of table `history`. Raises ValueError for an unknown one."""
+        return table_schema("history", self.options.columns, with_corrupt=False)
+
+    @property
+    def most(self) -> int:
+        """Events of one batch."""
+        return self.options.events_per_trigger_max
+
+    to_checkpoint = staticmethod(to_checkpoint)
+    from_checkpoint = staticmethod(from_checkpoint)
+
+    def stream(self) -> HistoryFeed:
+        return HistoryFeed(self.options)
+
+    def run(self, lines: bytes) -> Iterator[pa.RecordBatch]:
+        """Rows of events that one task decodes; what names a place in a file is null."""
+        schema = self.schema
+        kept = [name for name in schema.names if name not in _OF_FILES]
+        for found in decode_lines("", 0, lines, schema):
+            if not isinstance(found, Damage):
+                yield batch_of(schema, len(found), {name: found[name] for name in kept})
+
+
 class HistoryFeed:
     """The driver's side of a stream; waits for each answer. Methods raise ClusterError if no
     controller answers for `operationTimeout`, and DataLossError."""
+
+    available = None
+    """How many are left is not known."""
 
     def __init__(self, options: HistoryOptions) -> None:
         self._options = options
@@ -139,6 +181,12 @@ class HistoryFeed:
             events += within
             place = page[-1].key if len(within) == len(page) else end
         return events
+
+    def tasks(self, start: EventKey | None, end: EventKey | None) -> list[bytes]:
+        """The events of a batch as lines of JSON, a piece for each task."""
+        lines = [event.to_json().encode() + b"\n" for event in self.between(start, end)]
+        pieces = range(0, len(lines), _EVENTS_A_TASK)
+        return [b"".join(lines[at : at + _EVENTS_A_TASK]) for at in pieces]
 
     def _is_beyond(self, place: EventKey) -> bool:
         return place > (self._target or {}).get(place[0], place)

@@ -17,14 +17,20 @@ from typing import Final
 
 import numpy as np
 
-from batonmq.client.consumer.pulling import PulledRecords, PullRequest, PullStatus
+from batonmq.client.consumer.pulling import (
+    ALL,
+    PulledRecords,
+    PullRequest,
+    PullStatus,
+    build_subscription,
+)
 from batonmq.client.instance.client_instance import ClientInstance
-from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.records.columns import Records, chain, locate, wrong_crc
 from batonmq.protocol.records.search import is_record
-from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.clock import boot_ms, wall_ms
 from batonmq.spark.live.cluster import ClusterError, Tries, lose, pulled, shortfall
 from batonmq.spark.live.offsets import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
+from batonmq.spark.live.options import TopicOptions
 
 PULL_MESSAGES: Final = 32
 AHEAD: Final = 8
@@ -43,31 +49,18 @@ class Window:
 class TopicRangeReader:
     """`next_window` until None. One at a time: it keeps the place."""
 
-    def __init__(
-        self,
-        client: ClientInstance,
-        wanted: QueueRange,
-        subscription: SubscriptionData,
-        *,
-        group: str,
-        window_bytes: int,
-        patience_ms: int,
-        fail_on_data_loss: bool,
-    ) -> None:
-        """`patience_ms`: how long nothing may come until the read fails."""
-        self._client = client
-        self._wanted = wanted
-        self._subscription = subscription
-        self._filters = bool(subscription.tags_set)
-        self._group = group
-        self._window_bytes = window_bytes
-        self._patience_ms = patience_ms
-        self._fail_on_data_loss = fail_on_data_loss
+    def __init__(self, client: ClientInstance, wanted: QueueRange, options: TopicOptions) -> None:
+        self._client, self._wanted, self._options = client, wanted, options
+        # What the broker sifts by.
+        tags = " || ".join(sorted(options.tags)) or ALL
+        self._subscription = build_subscription(wanted.queue.topic, tags, wall_ms())
+        self._filters = bool(options.tags)
+        self._patience_ms = options.operation_timeout_ms
         self._position = wanted.begin
         self._stride = PULL_MESSAGES
 
     async def next_window(self) -> Window | None:
-        """At least one more answer's worth, at most `window_bytes` and a few answers; None at the
+        """At least one more answer's worth, at most `batchBytes` and a few answers; None at the
         range's end.
 
         Raises DataLossError, ClusterError, and what the client raises (BatonError).
@@ -77,7 +70,7 @@ class TopicRangeReader:
         size_bytes = 0
         deadline_ms = boot_ms() + self._patience_ms
         tries = Tries(deadline_ms)
-        while self._position < self._wanted.end and size_bytes < self._window_bytes:
+        while self._position < self._wanted.end and size_bytes < self._options.batch_bytes:
             before = self._position
             first = await self._pull_ahead(parts, deadline_ms)
             if self._position > before:
@@ -129,7 +122,7 @@ class TopicRangeReader:
 
     async def _pull(self, offset: int, deadline_ms: int) -> PulledRecords:
         request = PullRequest(
-            self._group,
+            self._options.group,
             self._wanted.queue,
             offset,
             self._subscription,
@@ -144,14 +137,14 @@ class TopicRangeReader:
         why = EXPIRED
         if self._position >= low:
             short = await shortfall(
-                self._client, self._group, self._wanted.queue, self._position, deadline_ms
+                self._client, self._options.group, self._wanted.queue, self._position, deadline_ms
             )
             if short is None:
                 return False
             low, high = short
             why = ENDS_BELOW
         missing = QueueRange(self._wanted.queue, self._position, self._wanted.end)
-        lose(Loss(missing, low, high, why), fails=self._fail_on_data_loss)
+        lose(Loss(missing, low, high, why), fails=self._options.fail_on_data_loss)
         self._position = min(low, self._wanted.end) if why == EXPIRED else self._wanted.end
         return True
 
@@ -180,7 +173,7 @@ class TopicRangeReader:
             first = begin + int(np.argmin(there))
             missing = QueueRange(self._wanted.queue, first, end)
             loss = Loss(missing, first + 1, end, f"{GONE} ({(~there).sum()} of them)")
-            lose(loss, fails=self._fail_on_data_loss)
+            lose(loss, fails=self._options.fail_on_data_loss)
         return Window(data, records, begin, end)
 
 

@@ -4,10 +4,12 @@ Spark keeps the offsets in its checkpoint, before it reads what lies between the
 repeated is planned from the same offsets again. Free of Spark.
 """
 
+from __future__ import annotations
+
 import logging
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.message import MessageQueue
@@ -21,7 +23,9 @@ from batonmq.spark.live.offsets import (
     Offsets,
     QueueRange,
     fair_end,
+    from_checkpoint,
     ranges_between,
+    to_checkpoint,
 )
 from batonmq.spark.live.topic_read import TopicRead, TopicTask, check_loss, resolve
 from batonmq.spark.read.selection import LATEST, Bound
@@ -34,6 +38,23 @@ ROUTE_MS: Final = 2_000
 IDLE_MS: Final = 100
 # How soon a route that lacks a group is fetched again.
 AGAIN_MS: Final = 200
+
+
+class TopicStreamRead(TopicRead):
+    """A read of topics as a stream."""
+
+    @property
+    def most(self) -> int:
+        """Offsets of one batch; 0: no limit."""
+        return self.options.offsets_per_trigger_max
+
+    to_checkpoint = staticmethod(to_checkpoint)
+
+    def from_checkpoint(self, raw: Mapping[str, Any]) -> Offsets:
+        return from_checkpoint(raw, self.options.topics)
+
+    def stream(self) -> StreamPlan:
+        return StreamPlan(self)
 
 
 class StreamPlan:

@@ -15,22 +15,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from batonmq.client.consumer.pulling import ALL, build_subscription
 from batonmq.epoch.entry import EpochEntry
-from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageQueue, uncompress
 from batonmq.protocol.records.columns import Records
 from batonmq.protocol.sysflag import COMPRESSED
-from batonmq.runtime.clock import wall_ms
 from batonmq.spark.live.cluster import LiveCluster, epochs_of, lose
-from batonmq.spark.live.offsets import (
-    ENDS_BELOW,
-    Loss,
-    Offsets,
-    QueueRange,
-    loss_of,
-    share_out,
-)
+from batonmq.spark.live.offsets import ENDS_BELOW, Loss, Offsets, QueueRange, loss_of, share_out
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import TopicRangeReader, Window
 from batonmq.spark.read.columns import TABLES, wanted_columns
@@ -93,8 +83,7 @@ class TopicRead:
         shared = share_out(ranges, self.options.offsets_per_partition_max)
         return [
             TopicTask(
-                part,
-                tuple((n, clusters[n]) for n in sorted(_brokers(part)) if n in clusters),
+                part, tuple((n, clusters[n]) for n in sorted(_brokers(part)) if n in clusters)
             )
             for part in shared
         ]
@@ -108,19 +97,10 @@ class TopicRead:
         """
         schema = self.schema
         clusters = dict(task.clusters)
-        options = self.options
-        wanted_tags = Selection(tags=frozenset(options.tags) or None)
+        wanted_tags = Selection(tags=frozenset(self.options.tags) or None)
         with self.connect() as cluster:
             for wanted in task.ranges:
-                reader = TopicRangeReader(
-                    cluster.client,
-                    wanted,
-                    self._subscription(wanted.queue.topic),
-                    group=options.group,
-                    window_bytes=options.batch_bytes,
-                    patience_ms=options.operation_timeout_ms,
-                    fail_on_data_loss=options.fail_on_data_loss,
-                )
+                reader = TopicRangeReader(cluster.client, wanted, self.options)
                 epochs = _Epochs(cluster, wanted.queue)
                 while (window := cluster.run(reader.next_window())) is not None:
                     records = wanted_tags.rows(window.data, window.records)
@@ -135,10 +115,6 @@ class TopicRead:
                         broker=wanted.queue.broker_name,
                         epochs=held,
                     )
-
-    def _subscription(self, topic: str) -> SubscriptionData:
-        """What the broker sifts by."""
-        return build_subscription(topic, " || ".join(sorted(self.options.tags)) or ALL, wall_ms())
 
 
 class _Epochs:
@@ -170,10 +146,7 @@ class _Epochs:
 
 
 def resolve(
-    cluster: LiveCluster,
-    bound: Bound,
-    default: Place,
-    bounds: dict[MessageQueue, tuple[int, int]],
+    cluster: LiveCluster, bound: Bound, default: Place, bounds: dict[MessageQueue, tuple[int, int]]
 ) -> Offsets:
     """The offset of each queue that a bound means; `default` where it has none."""
     queues = list(bounds)
@@ -187,10 +160,7 @@ def resolve(
 
 
 def check_loss(
-    cluster: LiveCluster,
-    wanted: QueueRange,
-    bounds: tuple[int, int],
-    options: TopicOptions,
+    cluster: LiveCluster, wanted: QueueRange, bounds: tuple[int, int], options: TopicOptions
 ) -> QueueRange:
     """The range, or what of it there is. Raises DataLossError if that is less and must not be."""
     low, high = bounds

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from batonmq.spark.report.epoch_tables import BINS_PER_DECADE, Group, Lane, Row
+from batonmq.spark.report.epoch_tables import BINS_PER_DECADE, Lane, Row
 from batonmq.spark.report.page import Figure
 from batonmq.spark.report.plots import (
     GREY,
@@ -53,14 +53,10 @@ _GROUP_PX: Final = 62
 
 
 def mastership_figure(
-    lanes: Sequence[Lane],
-    marks: Sequence[Row],
-    groups: Sequence[Group],
-    first_ms: int,
-    last_ms: int,
+    lanes: Sequence[Lane], marks: Sequence[Row], groups: Sequence[Row], first_ms: int, last_ms: int
 ) -> Figure:
     """A row per group, a colour per broker, red where writes failed. `groups`: top to bottom."""
-    row_of = {group.name: row for row, group in enumerate(groups)}
+    row_of = {group["name"]: row for row, group in enumerate(groups)}
     slack = max(1, (last_ms - first_ms) // 50)
     reigns = [{"group": lane.group, **row} for lane in lanes for row in lane.rows]
     data = []
@@ -84,9 +80,9 @@ def mastership_figure(
         for row in marks
         if row["took_ms"] and row["end_ms"] is not None
     ] + [
-        (row, group.lost_ms, last_ms, f"no master since {moment_text(group.lost_ms)}, not over")
-        for row, group in enumerate(groups)
-        if group.lost_ms is not None
+        (row, lost_ms, last_ms, f"no master since {moment_text(lost_ms)}, not over")
+        for row, lost_ms in enumerate(group["lost_ms"] for group in groups)
+        if lost_ms is not None
     ]
     if gaps:
         data.append(_time_bars("no writes", RED, 0.68, gaps))
@@ -98,7 +94,7 @@ def mastership_figure(
         "xaxis": {
             "type": "date", "range": [plot_time(first_ms - slack), plot_time(last_ms + slack)]
         },
-        "yaxis": row_axis([group.name for group in groups]),
+        "yaxis": row_axis([group["name"] for group in groups]),
         "uniformtext": {"mode": "hide", "minsize": 10},
     }  # fmt: skip
     return Figure(data, layout)
@@ -236,13 +232,13 @@ def parts_figure(
     return Figure(data, layout)
 
 
-def calendar_figure(groups: Sequence[Group], step_days: int, cells: Sequence[Row]) -> Figure:
+def calendar_figure(groups: Sequence[Row], step_days: int, cells: Sequence[Row]) -> Figure:
     """Groups as rows, below all together; days (or `step_days` as one) as columns. Three layers:
     nothing recorded, recorded without an outage, and outages by log10 of their ms."""
-    names = [*(["all groups"] if len(groups) != 1 else []), *(group.name for group in groups)]
+    names = [*(["all groups"] if len(groups) != 1 else []), *(group["name"] for group in groups)]
     row_of: dict[str | None, int] = {
         None: 0,
-        **{group.name: len(names) - len(groups) + at for at, group in enumerate(groups)},
+        **{group["name"]: len(names) - len(groups) + at for at, group in enumerate(groups)},
     }
     step, last = step_days * DAY_MS, max(cell["at"] for cell in cells)
     # A short history fills up with days before it: those after it may not have come yet.
@@ -256,7 +252,7 @@ def calendar_figure(groups: Sequence[Group], step_days: int, cells: Sequence[Row
     text = [[""] * len(starts) for _ in names]
     for cell in cells:
         row, column = row_of[cell["group"]], (cell["at"] - first) // step
-        ms, outages = cell["unavailable_ms_sum"] or 0, cell["outages_sum"] or 0
+        ms, outages = cell["unavailable_ms"] or 0, cell["outages"] or 0
         bad = ms > 0 or outages > 0
         (cost if bad else calm)[row][column] = math.log10(max(1, ms)) if bad else 0
         text[row][column] = _day_text(names[row], days[column], step_days, cell, bad)
@@ -289,9 +285,9 @@ def calendar_figure(groups: Sequence[Group], step_days: int, cells: Sequence[Row
 def _day_text(name: str, day: datetime, step_days: int, cell: Row, bad: bool) -> str:
     more = f" and {step_days - 1} days more" if step_days > 1 else ""
     cost = (
-        f"{duration_text(cell['unavailable_ms_sum'])} without writes<br>"
-        f"{counted(cell['outages_sum'] or 0, 'outage')}, the longest "
-        f"{duration_text(cell['longest_ms_max'])}"
+        f"{duration_text(cell['unavailable_ms'])} without writes<br>"
+        f"{counted(cell['outages'] or 0, 'outage')}, the longest "
+        f"{duration_text(cell['longest_ms'])}"
     )
     return f"<b>{plot_text(name)}, {day:%a %Y-%m-%d}{more}</b><br>{cost if bad else 'no outage'}"
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from batonmq.spark.report import epoch_figures as figures
 from batonmq.spark.report import epoch_tables
-from batonmq.spark.report.epoch_tables import EpochTables, Group, Kind, Row
+from batonmq.spark.report.epoch_tables import EpochTables, Row
 from batonmq.spark.report.page import Figure, render
 from batonmq.spark.report.plots import PARTS, kind_label
 from batonmq.spark.report.quantities import counted, duration_text, moment_text
@@ -28,23 +28,23 @@ def epoch_page(table: Callable[[str], ResultTable], summary: Mapping[str, Any]) 
     `summary`: what `epoch_history` writes as summary.json; of it `inputs`, `generated_at` and
     `version` are shown, the numbers come from the tables. Raises OSError.
     """
-    return render("epoch.html", _facts(EpochTables(table), summary))
+    return render("epoch.html", _facts(EpochTables(table, summary.get("rows", {})), summary))
 
 
 def _facts(tables: EpochTables, summary: Mapping[str, Any]) -> dict[str, Any]:
     groups, kinds, dearest = tables.groups(), tables.kinds(), tables.dearest()
     for row in dearest:
         row["story"] = figures.story_id(row)
-    first_ms = min((group.first_ms for group in groups if group.first_ms), default=None)
-    last_ms = max((group.last_ms for group in groups if group.last_ms), default=None)
+    first_ms = min((group["first_ms"] for group in groups if group["first_ms"]), default=None)
+    last_ms = max((group["last_ms"] for group in groups if group["last_ms"]), default=None)
     last_ms = _last_ms(last_ms, summary)
-    changes = [kind for kind in kinds if kind.kind != "first_election"]
-    shown = sorted(groups[: epoch_tables.GROUPS_SHOWN], key=lambda group: group.name)
+    changes = [kind for kind in kinds if kind["kind"] != "first_election"]
+    shown = sorted(groups[: epoch_tables.GROUPS_SHOWN], key=lambda group: group["name"])
     return {
         "generated_at": "", "version": "", **summary,
         "inputs": dict.fromkeys(_INPUTS) | summary.get("inputs", {}), "groups": groups,
         "shown": shown, "kinds": changes, "dearest": dearest,
-        "unclean": sum(kind.unclean for kind in kinds),
+        "unclean": sum(kind["unclean"] for kind in kinds),
         "worst": next((row for row in dearest if _costs_most(row, dearest)), None),
         "first_ms": first_ms, "last_ms": last_ms,
         "truncations": tables.truncations(), "findings": tables.findings(),
@@ -67,8 +67,8 @@ def _last_ms(last_ms: int | None, summary: Mapping[str, Any]) -> int | None:
 
 def _pictures(
     tables: EpochTables,
-    shown: Sequence[Group],
-    kinds: Sequence[Kind],
+    shown: Sequence[Row],
+    kinds: Sequence[Row],
     dearest: Sequence[Row],
     first_ms: int | None,
     last_ms: int | None,
@@ -102,19 +102,13 @@ def _pictures(
     }
 
 
-def _typical(kinds: Sequence[Kind]) -> Figure | None:
+def _typical(kinds: Sequence[Row]) -> Figure | None:
     """The medians of the parts of each kind."""
-    rows = [
-        (
-            kind_label(kind.kind),
-            f"medians over {counted(kind.number, 'change')}",
-            kind.parts_ms,
-            None,
-            "",
-        )
-        for kind in kinds
-        if any(kind.parts_ms.values())
-    ]
+    rows = []
+    for kind in kinds:
+        if any(kind["parts_ms"].values()):
+            text = f"medians over {counted(kind['number'], 'change')}"
+            rows.append((kind_label(kind["kind"]), text, kind["parts_ms"], None, ""))
     return figures.parts_figure(rows) if rows else None
 
 

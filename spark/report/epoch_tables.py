@@ -1,24 +1,23 @@
-"""What the report on epochs takes out of the Parquet tables of `epoch_history`.
+"""What the report on epochs takes out of the tables of `epoch_history`, by SQL of DuckDB.
 
-Of a table only the columns that count are read, as Arrow, and rows of what is listed or drawn; how
-many those are is bounded, however long the history is. Times are ms since 1970 in UTC, durations
-ms; None: not known. Free of Spark.
+Of a table only the columns that count are read, and rows of what is listed or drawn; how many those
+are is bounded, however long the history is. Times are ms since 1970 in UTC, durations ms; None: not
+known. Free of Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from batonmq.spark.report.plots import PARTS
 from batonmq.spark.severity import SEVERITIES
-from batonmq.spark.steps.parquet_tables import DAY_MS, percentile
+from batonmq.spark.steps.parquet_tables import DAY_MS
 from batonmq.spark.steps.sql import ResultTable
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
@@ -32,343 +31,253 @@ BINS_PER_DECADE: Final = 6
 _MARKS_TOTAL: Final = 3_000
 _MARKS_MOST: Final = 400
 _CELLS_DRAWN: Final = 12_000
+_ROWS_HELD: Final = 50_000
 _FOLDERS: Final = ds.partitioning(
     pa.schema([("group", pa.string()), ("day", pa.date32())]), flavor="hive"
 )
+_TABLES: Final = (
+    "masterships", "failovers", "unavailability", "set_changes", "truncations", "findings",
+    "controllers",
+)  # fmt: skip
+# `took_ms` is all the time without writes, noticed or not. Of it `detect_part_ms` is a part: the
+# hold of a planned switch, the silence by which a master that hung was missed; what was silence
+# before a session closed is none. Kept, since nearly all queries need it.
+_CHANGES: Final = """
+    CREATE TABLE changes AS
+    SELECT "group", coalesce(kind, 'unknown') AS kind, cause, master_epoch, master_before, master,
+        detected_at, elected_at, opened_at, first_ack_at, detect_ms, elect_ms, role_ms, open_ms,
+        first_ack_ms, idle, unclean, without_writes_ms AS took_ms,
+        CASE WHEN kind = 'planned_switch' THEN detect_ms
+            ELSE without_writes_ms - unavailable_ms END AS detect_part_ms,
+        coalesce(kind <> 'first_election', true) AS is_change
+    FROM failovers
+"""
+_COSTLY: Final = """ORDER BY unclean DESC NULLS LAST, took_ms DESC NULLS LAST,
+    elected_at DESC NULLS LAST, "group", master_epoch, kind"""
+_GROUPS: Final = f"""
+    WITH reigns AS (
+        SELECT "group", count(*) AS masterships, min(began_at) AS low, max(ended_at) AS ended,
+            greatest(max(began_at), max(opened_at), max(first_ack_at), ended) AS high
+        FROM masterships GROUP BY ALL),
+    elections AS (
+        SELECT "group", count_if(is_change) AS changes,
+            least(min(detected_at), min(elected_at)) AS low,
+            greatest(max(elected_at), max(opened_at), max(first_ack_at)) AS high
+        FROM changes GROUP BY ALL),
+    sets AS (
+        SELECT "group", count(*) AS set_changes, min("at") AS low, max("at") AS high
+        FROM set_changes GROUP BY ALL),
+    days AS (
+        SELECT "group", sum(outages) AS outages, sum(unavailable_ms) AS unavailable_ms,
+            max(longest_ms) AS longest_ms, bool_or(open) AS is_open,
+            min(day) AS low, max(day) + {DAY_MS} AS high
+        FROM unavailability GROUP BY ALL)
+    SELECT "group" AS name, coalesce(masterships, 0) AS masterships,
+        coalesce(changes, 0) AS changes, coalesce(set_changes, 0) AS set_changes,
+        coalesce(outages, 0) AS outages, coalesce(unavailable_ms, 0) AS unavailable_ms,
+        coalesce(longest_ms, 0) AS longest_ms, coalesce(is_open, false) AS is_open,
+        if(is_open, 'no_master', 'has_a_master') AS now, if(is_open, ended, NULL) AS lost_ms,
+        greatest(least(reigns.low, elections.low, sets.low), days.low) AS first_ms,
+        least(greatest(reigns.high, elections.high, sets.high), days.high) AS last_ms
+    FROM reigns FULL JOIN elections USING ("group") FULL JOIN sets USING ("group")
+        FULL JOIN days USING ("group")
+    WHERE "group" IS NOT NULL
+    ORDER BY unavailable_ms DESC, masterships DESC, name
+"""
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One broker group. `lost_ms`: it is without a master at the end, and since when.
-
-    `first_ms` and `last_ms` bound the time that the tables cover. They have days without outages,
-    too, so a wrong clock does not stretch it.
-    """
-
-    name: str
-    masterships: int
-    changes: int
-    set_changes: int
-    outages: int
-    unavailable_ms: int
-    longest_ms: int
-    lost_ms: int | None
-    is_open: bool
-    first_ms: int | None
-    last_ms: int | None
-
-    @property
-    def now(self) -> str:
-        return "no_master" if self.is_open else "has_a_master"
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Changes of master of one kind; `parts_ms` are medians of what is known."""
-
-    kind: str
-    number: int
-    known: int
-    median_ms: int | None
-    longest_ms: int | None
-    unclean: int
-    parts_ms: dict[str, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """What is drawn of one group: rows, or equal bins of the time where they are many."""
 
     group: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row]
     binned: bool = False
 
 
 class EpochTables:
     """The tables by their names. Raises OSError."""
 
-    def __init__(self, table: Callable[[str], ResultTable]) -> None:
-        self._table = table
-        self.failovers = self._failovers()
-
-    def read(self, name: str, columns: str, where: pc.Expression | None = None) -> pa.Table:
-        """`group` and those columns (parted by blanks), times and days as ms."""
-        wanted = ["group", *columns.split()]
-        found = self._table(name).dataset(_FOLDERS).to_table(columns=wanted, filter=where)
-        return pa.table([_in_ms(found[each]) for each in wanted], wanted)
-
-    def _failovers(self) -> pa.Table:
-        """All changes of master: unclean ones first, then by cost, then the latest.
-
-        `took_ms` is all the time without writes, noticed or not. Of it `detect_part_ms` is a part:
-        the hold of a planned switch, the silence by which a master that hung was missed; what was
-        silence before a session closed is none.
-        """
-        columns = (
-            "kind cause master_epoch master_before master detected_at elected_at opened_at "
-            "first_ack_at detect_ms elect_ms role_ms open_ms first_ack_ms unavailable_ms "
-            "without_writes_ms idle unclean"
-        )
-        found = self.read("failovers", columns)
-        kind = found["kind"].fill_null("unknown")
-        found = found.set_column(found.schema.get_field_index("kind"), "kind", kind)
-        took = found["without_writes_ms"]
-        missed = pc.subtract(took, found["unavailable_ms"])
-        planned = pc.equal(kind, "planned_switch")
-        for name, column in (
-            ("detect_part_ms", pc.if_else(planned, found["detect_ms"], missed)),
-            ("took_ms", took),
-            ("is_change", pc.not_equal(kind, "first_election")),
-        ):
-            found = found.append_column(name, column)
-        order = [("unclean", "descending"), ("took_ms", "descending"), ("elected_at", "descending")]
-        return found.take(pc.sort_indices(found, sort_keys=order))
-
-    def groups(self) -> list[Group]:
-        """Every broker group, those that cost most first."""
-        reigns = _by_group(
-            self.read("masterships", "began_at opened_at first_ack_at ended_at"),
-            "min began_at", "max began_at", "max opened_at", "max first_ack_at", "max ended_at",
-        )  # fmt: skip
-        changes = _by_group(
-            self.failovers, "min detected_at", "min elected_at", "max elected_at", "max opened_at",
-            "max first_ack_at", "sum is_change",
-        )  # fmt: skip
-        sets = _by_group(self.read("set_changes", "at"), "min at", "max at")
-        outages = _by_group(
-            self.read("unavailability", "day outages unavailable_ms longest_ms open"),
-            "sum outages", "sum unavailable_ms", "max longest_ms", "max open", "min day", "max day",
-        )  # fmt: skip
-        found = []
-        for name in {*reigns, *changes, *sets, *outages}:
-            reign, change, set_, outage = (
-                rows.get(name, {}) for rows in (reigns, changes, sets, outages)
+    def __init__(self, table: Callable[[str], ResultTable], rows: Mapping[str, int]) -> None:
+        """`rows`: how many each table has; none of one that is not named."""
+        # More threads would only wait for one another: few files, and few rows of each.
+        self._db = duckdb.connect(config={"threads": 1})
+        self._db.execute("SET TimeZone = 'UTC'")
+        for name in _TABLES:
+            dataset = table(name).dataset(_FOLDERS)
+            times = [f for f in dataset.schema if pa.types.is_temporal(f.type)]
+            in_ms = ", ".join(f'epoch_ms("{each.name}") AS "{each.name}"' for each in times)
+            self._db.register(f"{name}_rows", dataset)
+            # Small tables are read once, large ones by each query what it needs of them.
+            kind = "VIEW" if rows.get(name, 0) > _ROWS_HELD else "TABLE"
+            self._db.execute(
+                f"CREATE {kind} {name} AS SELECT * {f'REPLACE ({in_ms})' if in_ms else ''} "
+                f"FROM {name}_rows"
             )
-            told = [(key, ms) for row in (reign, change, set_) for key, ms in row.items() if ms]
-            first_day, last_day = outage.get("min day"), outage.get("max day")
-            days_end = None if last_day is None else last_day + DAY_MS
-            begin = min((ms for key, ms in told if key.startswith("min ")), default=None)
-            end = max((ms for key, ms in told if key.startswith("max ")), default=None)
-            found.append(
-                Group(
-                    name, reign.get("number", 0), change.get("sum is_change") or 0,
-                    set_.get("number", 0), outage.get("sum outages") or 0,
-                    outage.get("sum unavailable_ms") or 0, outage.get("max longest_ms") or 0,
-                    # Still without a master only if no mastership has begun since.
-                    reign.get("max ended_at") if outage.get("max open") else None,
-                    bool(outage.get("max open")),
-                    max((ms for ms in (begin, first_day) if ms is not None), default=None),
-                    min((ms for ms in (end, days_end) if ms is not None), default=None),
-                )
-            )  # fmt: skip
-        return sorted(found, key=lambda g: (-g.unavailable_ms, -g.masterships, g.name))
+        self._db.execute(_CHANGES)
 
-    def kinds(self) -> list[Kind]:
-        """Per kind of election, first elections too; the most frequent first."""
-        numbers = [name for name, *_ in PARTS] + ["detect_part_ms", "took_ms", "unclean", "idle"]
-        some, kind = self.failovers.select(numbers), self.failovers["kind"]
-        kinds = [_kind(name, some.filter(pc.equal(kind, name))) for name in _names(kind)]
-        return sorted(kinds, key=lambda kind: (-kind.number, kind.kind))
+    def _rows(self, query: str, *values: Any) -> list[Row]:
+        found = self._db.execute(query, values)
+        names = [each[0] for each in found.description]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def groups(self) -> list[Row]:
+        """Every broker group, those that cost most first.
+
+        `lost_ms`: it is without a master at the end, and since when. `first_ms` and `last_ms` bound
+        the time that the tables cover. They have days without outages, too, so a wrong clock does
+        not stretch it.
+        """
+        return self._rows(_GROUPS)
+
+    def kinds(self) -> list[Row]:
+        """Per kind of election, first elections too; the most frequent first. `parts_ms`: medians
+        of what is known."""
+        names = {name: name for name, *_ in PARTS} | {"detect_ms": "detect_part_ms"}
+        # No client waited for the first write of an idle one.
+        only = {"first_ack_ms": "FILTER (NOT coalesce(idle, false))"}
+        parts = [f"{n}: quantile_disc({c}, 0.5) {only.get(n, '')}" for n, c in names.items()]
+        return self._rows(f"""
+            SELECT kind, count(*) AS number, count(took_ms) AS known, max(took_ms) AS longest_ms,
+                quantile_disc(took_ms, 0.5) AS median_ms, count_if(unclean) AS unclean,
+                {{{", ".join(parts)}}} AS parts_ms
+            FROM changes GROUP BY kind ORDER BY number DESC, kind
+        """)
 
     def durations(self) -> tuple[dict[str, dict[int, int]], int | None, int | None]:
         """({kind: {bin: number}}, median, p99) of all known times without writes, without first
         elections; bin n begins at 10^(n / BINS_PER_DECADE) ms."""
-        known = pc.and_(self.failovers["is_change"], self.failovers["took_ms"].is_valid())
-        changes = self.failovers.select(["kind", "took_ms"]).filter(known)
         bins: dict[str, dict[int, int]] = {}
-        for kind in _names(changes["kind"]):
-            took = changes["took_ms"].filter(pc.equal(changes["kind"], kind)).to_numpy()
-            place = np.floor(np.log10(np.maximum(took, 1)) * BINS_PER_DECADE + 1e-9).astype(int)
-            numbers = zip(*np.unique(place, return_counts=True), strict=True)
-            bins[kind] = {int(at): int(number) for at, number in numbers}
-        every = changes["took_ms"].to_numpy()
-        return bins, percentile(every, 0.5), percentile(every, 0.99)
+        known = "FROM changes WHERE is_change AND took_ms IS NOT NULL"
+        for row in self._rows(f"""
+            SELECT kind, count(*) AS number,
+                floor(log10(greatest(took_ms, 1)) * {BINS_PER_DECADE} + 1e-9) AS bin
+            {known} GROUP BY ALL ORDER BY kind, bin
+        """):
+            bins.setdefault(row["kind"], {})[int(row["bin"])] = row["number"]
+        (parts,) = self._rows(f"SELECT quantile_disc(took_ms, [0.5, 0.99]) AS ms {known}")
+        return bins, *(parts["ms"] or (None, None))
 
     def dearest(self) -> list[Row]:
         """The changes that cost most, with all columns of their stories."""
-        some = self.failovers
-        listed = pc.or_(some["is_change"], some["unclean"].fill_null(False))
-        rows = _top(some, listed, FAILOVERS_LISTED)
-        if not rows:
-            return rows
-        columns = (
-            "kind master_epoch elected_at how detected_by address role_at silent_ms set_before "
-            "sync_state_set complete overtaken truncated_bytes clock_problem"
+        listed = f"WHERE is_change OR unclean {_COSTLY} LIMIT {FAILOVERS_LISTED}"
+        rows = self._rows(f"SELECT * FROM changes {listed}")
+        key = ("group", "master_epoch", "kind", "elected_at")
+        more = self._rows(
+            """SELECT "group", master_epoch, kind, elected_at, how, detected_by, address, role_at,
+                silent_ms, set_before, sync_state_set, complete, overtaken, truncated_bytes,
+                clock_problem FROM failovers WHERE list_contains(?, master_epoch)""",
+            [row["master_epoch"] for row in rows],
         )
-        where = pc.field("group").isin([row["group"] for row in rows]) & pc.field(
-            "master_epoch"
-        ).isin([row["master_epoch"] for row in rows])
-        more = {
-            (row["group"], row["master_epoch"], row["kind"], row["elected_at"]): row
-            for row in self.read("failovers", columns, where).to_pylist()
-        }
-        for row in rows:
-            row |= more.get((row["group"], row["master_epoch"], row["kind"], row["elected_at"]), {})
-        return rows
+        stories = {tuple(row[name] for name in key): row for row in more}
+        return [row | stories.get(tuple(row[name] for name in key), {}) for row in rows]
 
     def truncations(self) -> tuple[int, int, list[Row]]:
         """(number, bytes, the largest of them)."""
-        found = self.read("truncations", "at broker_id master_epoch from_offset to_offset bytes")
-        order = [("bytes", "descending"), ("at", "ascending")]
-        size = pc.sum(found["bytes"]).as_py() or 0
-        return found.num_rows, size, _first(found, order, TRUNCATIONS_LISTED)
+        ((number, size),) = self._db.sql(
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM truncations"
+        ).fetchall()
+        listed = f'ORDER BY bytes DESC NULLS LAST, "at" LIMIT {TRUNCATIONS_LISTED}'
+        return number, size, self._rows(f"SELECT * FROM truncations {listed}")
 
     def findings(self) -> tuple[dict[str, int], list[Row]]:
         """(severity -> number, the gravest of them)."""
-        found = self.read("findings", "severity kind text subject evidence at")
-        counts = {
-            row["values"]: row["counts"] for row in found["severity"].value_counts().to_pylist()
-        }
-        rank = pc.index_in(found["severity"].cast(pa.string()), pa.array(SEVERITIES))
-        order = [(name, "ascending") for name in ("rank", "kind", "group", "at")]
-        return counts, _first(found.append_column("rank", rank), order, FINDINGS_LISTED)
+        counts = "SELECT severity, count(*) FROM findings GROUP BY severity"
+        return dict(self._db.sql(counts).fetchall()), self._rows(f"""
+            SELECT * FROM findings
+            ORDER BY list_position({list(SEVERITIES)}, severity), kind, "group", "at", subject, text
+            LIMIT {FINDINGS_LISTED}
+        """)
 
     def leaders(self) -> tuple[int, list[Row]]:
         """(changes of the leading controller, the latest of them)."""
-        found = self.read("controllers", "at leader leader_before controller_epoch")
-        return found.num_rows, _first(found, [("at", "descending")], LEADERS_LISTED)
+        ((number,),) = self._db.sql("SELECT count(*) FROM controllers").fetchall()
+        listed = f'ORDER BY "at" DESC NULLS LAST, controller_epoch LIMIT {LEADERS_LISTED}'
+        return number, self._rows(f"SELECT * FROM controllers {listed}")
 
-    def masterships(self, groups: Sequence[Group], first_ms: int, last_ms: int) -> list[Lane]:
+    def masterships(self, groups: Sequence[Row], first_ms: int, last_ms: int) -> list[Lane]:
         """Who was master of these groups, and when (`start_ms`, `end_ms`)."""
-        columns = "broker_id opened_at first_ack_at began_at ended_at master_epoch ended_by address"
-        found = self.read("masterships", columns, _of(groups))
-        if not found.num_rows:
-            return []
-        start = pc.coalesce(found["opened_at"], found["first_ack_at"], found["began_at"], first_ms)
-        end = pc.max_element_wise(start, pc.coalesce(found["ended_at"], last_ms))
-        found = found.select(
-            ["group", "broker_id", "master_epoch", "ended_at", "ended_by", "address"]
-        )
-        found = found.append_column("start_ms", start).append_column("end_ms", end)
-        bound = rows_each(len(groups))
-        lanes = []
-        for group in groups:
-            mine = found.filter(pc.equal(found["group"], group.name)).sort_by("start_ms")
-            if mine.num_rows <= bound:
-                lanes.append(Lane(group.name, mine.to_pylist()))
-            else:
-                lanes.append(Lane(group.name, _filled(mine, first_ms, last_ms, bound), binned=True))
-        return lanes
-
-    def marks(self, groups: Sequence[Group]) -> list[Row]:
-        """Of each group the changes that cost most; `at_ms` and `end_ms` bound the time without
-        writes, one of them may be unknown."""
-        rows: list[Row] = []
-        for group in groups:
-            mine = pc.equal(self.failovers["group"], group.name)
-            rows += _top(self.failovers, mine, rows_each(len(groups)))
-        for row in rows:
-            end = row["first_ack_at"] or row["opened_at"]
-            row["end_ms"] = (row["opened_at"] or end) if row["idle"] else end
-            known = row["took_ms"] is not None and row["end_ms"] is not None
-            begin = row["end_ms"] - row["took_ms"] if known else None
-            row["at_ms"] = begin or row["detected_at"] or row["elected_at"] or row["end_ms"]
-        return [row for row in rows if row["at_ms"] is not None]
-
-    def set_sizes(self, groups: Sequence[Group], first_ms: int, last_ms: int) -> list[Lane]:
-        """Sizes of SyncStateSets (`at`, `size`) in the order of time; the least of each bin."""
-        columns = "at set_before set_after size_after joined left reason"
-        found = self.read("set_changes", columns, _of(groups))
-        if not found.num_rows:
-            return []
-        size = pc.coalesce(found["size_after"], pc.list_value_length(found["set_after"]))
-        found = found.append_column("size", size)
-        found = found.filter(pc.and_(found["at"].is_valid(), found["size"].is_valid()))
         bound, lanes = rows_each(len(groups)), []
         for group in groups:
-            mine = found.filter(pc.equal(found["group"], group.name)).sort_by("at")
-            if mine.num_rows > bound:
-                lanes.append(Lane(group.name, _least(mine, first_ms, last_ms, bound), binned=True))
-            elif mine.num_rows:
-                rows = mine.to_pylist()
+            mine = self._db.sql(
+                """SELECT broker_id, master_epoch, ended_at, ended_by, address,
+                    coalesce(opened_at, first_ack_at, began_at, $1) AS start_ms,
+                    greatest(start_ms, coalesce(ended_at, $2)) AS end_ms
+                FROM masterships WHERE "group" = $3 ORDER BY start_ms, master_epoch""",
+                params=(first_ms, last_ms, group["name"]),
+            ).to_arrow_table()
+            binned = mine.num_rows > bound
+            rows = _filled(mine, first_ms, last_ms, bound) if binned else mine.to_pylist()
+            lanes.append(Lane(group["name"], rows, binned))
+        return lanes if any(lane.rows for lane in lanes) else []
+
+    def marks(self, groups: Sequence[Row]) -> list[Row]:
+        """Of each group the changes that cost most; `at_ms` and `end_ms` bound the time without
+        writes, one of them may be unknown."""
+        return self._rows(
+            f"""SELECT *, coalesce(if(idle, opened_at, NULL), first_ack_at, opened_at) AS end_ms,
+                coalesce(end_ms - took_ms, detected_at, elected_at, end_ms) AS at_ms
+            FROM changes WHERE list_contains($1, "group") AND at_ms IS NOT NULL
+            QUALIFY row_number() OVER (PARTITION BY "group" {_COSTLY}) <= $2
+            ORDER BY "group", unclean DESC NULLS LAST, took_ms DESC NULLS LAST,
+                elected_at DESC NULLS LAST, master_epoch""",
+            [group["name"] for group in groups], rows_each(len(groups)),
+        )  # fmt: skip
+
+    def set_sizes(self, groups: Sequence[Row], first_ms: int, last_ms: int) -> list[Lane]:
+        """Sizes of SyncStateSets (`at`, `size`) in the order of time; the least of each bin, and
+        the last of it where that is another."""
+        bound, lanes = rows_each(len(groups)), []
+        width = _bin_width(first_ms, last_ms, bound)
+        for group in groups:
+            mine = """FROM (SELECT *, coalesce(size_after, len(set_after)) AS size FROM set_changes)
+                WHERE "group" = $1 AND "at" IS NOT NULL AND size IS NOT NULL"""
+            ((many,),) = self._db.execute(f"SELECT count(*) {mine}", (group["name"],)).fetchall()
+            if many > bound:
+                rows = []
+                for row in self._rows(
+                    f"""SELECT greatest("at" - $2, 0) // $3 AS bin, count(*) AS many,
+                        min(size) AS least, arg_max(size, ("at", sync_state_set_epoch)) AS newest
+                    {mine} GROUP BY bin ORDER BY bin""",
+                    group["name"], first_ms, width,
+                ):  # fmt: skip
+                    begin, least = first_ms + row["bin"] * width, row["least"]
+                    why = f"the least of {row['many']}"
+                    rows.append({"at": begin, "size": least, "reason": why})
+                    if row["newest"] != least:
+                        rows.append({"at": begin + width - 1, "size": row["newest"]})
+                lanes.append(Lane(group["name"], rows, binned=True))
+            elif many:
+                ordered = 'ORDER BY "at", sync_state_set_epoch'
+                rows = self._rows(f"SELECT * {mine} {ordered}", group["name"])
                 before = rows[0]["set_before"]
                 first = [{"at": first_ms, "size": len(before)}] if before else []
-                lanes.append(Lane(group.name, [*first, *rows]))
+                lanes.append(Lane(group["name"], [*first, *rows]))
         return lanes
 
-    def days(self, groups: Sequence[Group]) -> tuple[int, list[Row]]:
+    def days(self, groups: Sequence[Row]) -> tuple[int, list[Row]]:
         """(days of one cell, cells): of all groups together (`group` is null) and of each."""
-        found = self.read("unavailability", "day outages unavailable_ms longest_ms")
-        found = found.filter(found["day"].is_valid())
-        if not found.num_rows:
+        ((low, high),) = self._db.sql("SELECT min(day), max(day) FROM unavailability").fetchall()
+        if low is None:
             return 1, []
-        span = pc.min_max(found["day"]).as_py()
-        number = (span["max"] - span["min"]) // DAY_MS + 1
+        number = (high - low) // DAY_MS + 1
         step = max(1, -(-number * (len(groups) + 1) // _CELLS_DRAWN))
         wide = step * DAY_MS
-        begin = pc.multiply(pc.divide(pc.subtract(found["day"], span["min"]), wide), wide)
-        found = found.append_column("at", pc.add(begin, span["min"]))
-        sums = [("outages", "sum"), ("unavailable_ms", "sum"), ("longest_ms", "max")]
-        mine = found.filter(pc.is_in(found["group"], pa.array([g.name for g in groups])))
-        cells = [
-            *found.group_by("at").aggregate(sums).to_pylist(),
-            *(mine.group_by(["group", "at"]).aggregate(sums).to_pylist() if groups else ()),
-        ]
-        return step, [{"group": None, **cell} for cell in cells]
+        cell = f"""{low} + (day - {low}) // {wide} * {wide} AS "at", sum(outages) AS outages,
+            sum(unavailable_ms) AS unavailable_ms, max(longest_ms) AS longest_ms
+            FROM unavailability WHERE day IS NOT NULL"""
+        return step, self._rows(
+            f"""SELECT NULL AS "group", {cell} GROUP BY "at"
+            UNION ALL
+            SELECT "group", {cell} AND list_contains(?, "group") GROUP BY "group", "at" """,
+            [group["name"] for group in groups],
+        )
 
 
 def rows_each(groups: int) -> int:
     """How many rows of one group are drawn one by one, and how many bins replace more."""
     return max(100, min(_MARKS_MOST, _MARKS_TOTAL // max(1, groups)))
-
-
-def _of(groups: Sequence[Group]) -> pc.Expression:
-    return pc.field("group").isin([group.name for group in groups])
-
-
-def _in_ms(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_timestamp(column.type):
-        return column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    if pa.types.is_date(column.type):
-        return pc.multiply(column.cast(pa.int32()).cast(pa.int64()), DAY_MS)
-    return column
-
-
-def _by_group(table: pa.Table, *sums: str) -> dict[str, Row]:
-    """Group -> {"number": rows, SUM: value}; each of `sums` is a function and a column."""
-    if not table.num_rows:
-        return {}
-    named = table.filter(table["group"].is_valid())
-    wanted = [tuple(reversed(each.split())) for each in sums]
-    found = named.group_by("group").aggregate([*wanted, ([], "count_all")])
-    names = {f"{column}_{function}": f"{function} {column}" for column, function in wanted}
-    return {
-        row["group"]: {names.get(key, "number"): value for key, value in row.items()}
-        for row in found.to_pylist()
-    }
-
-
-def _names(column: pa.ChunkedArray) -> list[str]:
-    return sorted(column.unique().to_pylist())
-
-
-def _top(table: pa.Table, wanted: pa.ChunkedArray, number: int) -> list[Row]:
-    """The first rows that are wanted."""
-    rows: list[Row] = table.take(pc.indices_nonzero(wanted).slice(0, number)).to_pylist()
-    return rows
-
-
-def _first(table: pa.Table, order: list[tuple[str, str]], number: int) -> list[Row]:
-    if not table.num_rows:
-        return []
-    rows: list[Row] = table.sort_by(order).slice(0, number).to_pylist()
-    return rows
-
-
-def _kind(name: str, some: pa.Table) -> Kind:
-    known = some["took_ms"].drop_null().to_numpy()
-    parts = {}
-    for part, *_ in PARTS:
-        column = some["detect_part_ms" if part == "detect_ms" else part]
-        if part == "first_ack_ms":  # no client waited for the first write of an idle one
-            column = column.filter(pc.invert(some["idle"].fill_null(False)))
-        parts[part] = percentile(column.drop_null().to_numpy(), 0.5)
-    return Kind(
-        name, some.num_rows, len(known), percentile(known, 0.5), max(known, default=None),
-        pc.sum(some["unclean"]).as_py() or 0, parts,
-    )  # fmt: skip
 
 
 def _filled(mine: pa.Table, first_ms: int, last_ms: int, bound: int) -> list[Row]:
@@ -383,15 +292,11 @@ def _filled(mine: pa.Table, first_ms: int, last_ms: int, bound: int) -> list[Row
         [np.diff(_covered(begins[brokers == b], ends[brokers == b], edges)) for b in ids]
     )
     most = ids[np.argmax(time, axis=0)]
-    return [
-        {
-            "broker_id": int(most[at]),
-            "start_ms": int(edges[at]) + first_ms,
-            "end_ms": min(last_ms, int(edges[at + 1]) + first_ms),
-            "begun": int(number[at]),
-        }
-        for at in np.flatnonzero(time.sum(axis=0) > 0)
-    ]
+    names = ("broker_id", "start_ms", "end_ms", "begun")
+    columns = (most, edges[:-1] + first_ms, np.minimum(last_ms, edges[1:] + first_ms), number)
+    held = time.sum(axis=0) > 0
+    rows = zip(*(each[held].tolist() for each in columns), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _covered(begins: Any, ends: Any, edges: Any) -> Any:
@@ -403,21 +308,6 @@ def _covered(begins: Any, ends: Any, edges: Any) -> Any:
         return passed * edges - sums[passed]
 
     return since(begins) - since(ends)
-
-
-def _least(mine: pa.Table, first_ms: int, last_ms: int, bound: int) -> list[Row]:
-    """The least size of each bin of the time, and the last of it where that is another."""
-    width = _bin_width(first_ms, last_ms, bound)
-    place = np.maximum(mine["at"].to_numpy() - first_ms, 0) // width
-    sizes = mine["size"].to_numpy()
-    rows: list[Row] = []
-    for at in np.unique(place):
-        some = sizes[place == at]
-        begin = first_ms + int(at) * width
-        rows.append({"at": begin, "size": int(some.min()), "reason": f"the least of {len(some)}"})
-        if some[-1] != some.min():
-            rows.append({"at": begin + width - 1, "size": int(some[-1])})
-    return rows
 
 
 def _bin_width(first_ms: int, last_ms: int, bins: int) -> int:

@@ -10,12 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from batonmq.spark.report.quantities import (
-    DURATION_TICKS_MS,
-    ROUND_MS,
-    duration_text,
-    plot_text,
-)
+from batonmq.spark.report.quantities import DURATION_TICKS_MS, ROUND_MS, duration_text, plot_text
 
 GREY: Final = "#8a94a0"
 RED: Final = "#d4213d"

@@ -133,9 +133,7 @@ def percentiles_figure(
     return Figure(data, layout)
 
 
-def queue_heat_figure(
-    topics: Sequence[tuple[str, Sequence[tuple[str, int, float]]]],
-) -> Figure:
+def queue_heat_figure(topics: Sequence[tuple[str, Sequence[tuple[str, int, float]]]]) -> Figure:
     """Topics as rows, their queues as columns, coloured by times an even share.
 
     `topics`: (name, [(queue, messages, times even)]). The scale ends at 3 times: hotter is as red.

@@ -1,4 +1,5 @@
-"""Columns of fields: which type a value has, and whether a value fits a column. Free of Spark.
+"""Columns of fields: which type a value has, whether a value fits, and those of a JSON schema.
+Free of Spark.
 
 A column takes only what it holds exactly (but for 32-bit floats, which round). Everything else is a
 `Misfit`, and stays in the column `_rest`.
@@ -12,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -97,55 +99,45 @@ def _single(kind: pa.DataType) -> Callable[[Any], Any]:
         return _moment if kind.tz is not None else lambda v: _moment(v).replace(tzinfo=None)
     if types.is_date32(kind):
         return _date
-    return {pa.bool_(): _bool, pa.string(): _string, pa.binary(): _bytes}[kind]
+    if types.is_boolean(kind):
+        return lambda value: _is(value, bool)
+    return {pa.string(): _string, pa.binary(): _bytes}[kind]
+
+
+def _is(value: Any, *kinds: type) -> Any:
+    """The value, if it is of one of these types. To Python a boolean is a number, to us it is
+    none."""
+    if (isinstance(value, bool) and bool not in kinds) or not isinstance(value, kinds):
+        raise Misfit
+    return value
 
 
 def _list(fit: Fit) -> Fit:
-    def apply(value: Any, more: list[bool]) -> Any:
-        if not isinstance(value, list):
-            raise Misfit
-        return [None if each is None else fit(each, more) for each in value]
-
-    return apply
+    return lambda value, more: [
+        None if each is None else fit(each, more) for each in _is(value, list)
+    ]
 
 
 def _map(key: Fit, item: Fit) -> Fit:
-    def apply(value: Any, more: list[bool]) -> Any:
-        if not isinstance(value, Mapping):
-            raise Misfit
-        return [(key(k, more), None if v is None else item(v, more)) for k, v in value.items()]
-
-    return apply
+    return lambda value, more: [
+        (key(k, more), None if v is None else item(v, more)) for k, v in _is(value, Mapping).items()
+    ]
 
 
 def _struct(fits: Mapping[str, Fit]) -> Fit:
     def apply(value: Any, more: list[bool]) -> Any:
-        if not isinstance(value, Mapping):
-            raise Misfit
-        made = {}
-        for name, each in value.items():
-            if each is None:
-                continue
-            if name in fits:
-                made[name] = fits[name](each, more)
-            else:
-                more.append(True)
-        return made
+        there = {n: each for n, each in _is(value, Mapping).items() if each is not None}
+        more += [True for name in there if name not in fits]
+        return {name: fits[name](each, more) for name, each in there.items() if name in fits}
 
     return apply
-
-
-def _bool(value: Any) -> Any:
-    if not isinstance(value, bool):
-        raise Misfit
-    return value
 
 
 def _integer(bits: int) -> Callable[[Any], Any]:
     low, high = -(1 << bits - 1), 1 << bits - 1
 
     def apply(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < high:
+        if not low <= _is(value, int) < high:
             raise Misfit
         return value
 
@@ -153,19 +145,15 @@ def _integer(bits: int) -> Callable[[Any], Any]:
 
 
 def _float(value: Any) -> Any:
-    if isinstance(value, float):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _EXACT:
+    if isinstance(_is(value, int, float), int) and abs(value) > _EXACT:
         raise Misfit
     return float(value)
 
 
 def _decimal(precision: int, scale: int) -> Callable[[Any], Any]:
     def apply(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-            raise Misfit
         try:
-            number = Decimal(str(value))
+            number = Decimal(str(_is(value, int, float, str, Decimal)))
             exact = number.quantize(Decimal(1).scaleb(-scale))
         except InvalidOperation:
             raise Misfit from None
@@ -176,55 +164,41 @@ def _decimal(precision: int, scale: int) -> Callable[[Any], Any]:
     return apply
 
 
-def _moment(value: Any) -> datetime:
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise Misfit from None
-    if not isinstance(value, datetime):
-        raise Misfit
+def _read(read: Callable[[str], Any], value: Any) -> Any:
+    """What a text says, any other value as it is."""
     try:
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return read(value) if isinstance(value, str) else value
+    except ValueError:
+        raise Misfit from None
+
+
+def _moment(value: Any) -> datetime:
+    moment: datetime = _is(_read(datetime.fromisoformat, value), datetime)
+    try:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except OverflowError:
         raise Misfit from None
 
 
-def _date(value: Any) -> date:
-    if isinstance(value, str):
-        try:
-            value = date.fromisoformat(value)
-        except ValueError:
-            raise Misfit from None
-    if isinstance(value, datetime) or not isinstance(value, date):
+def _date(value: Any) -> Any:
+    day = _read(date.fromisoformat, value)
+    if isinstance(day, datetime):
         raise Misfit
-    return value
+    return _is(day, date)
 
 
 def _string(value: Any) -> str:
     """Text as it is, what has parts as JSON."""
-    if isinstance(value, str):
+    if isinstance(_is(value, str, dict, list), str):
         if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise Misfit from None
+            _read(str.encode, value)  # half of a surrogate pair is no text
         return value
-    if isinstance(value, dict | list):
-        return json_text(value)
-    raise Misfit
+    return json_text(value)
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: Any) -> Any:
     """In JSON bytes are base64."""
-    if isinstance(value, str):
-        try:
-            return base64.b64decode(value, validate=True)
-        except ValueError:
-            raise Misfit from None
-    if not isinstance(value, bytes):
-        raise Misfit
-    return value
+    return _is(_read(partial(base64.b64decode, validate=True), value), bytes)
 
 
 def json_text(value: object) -> str:
@@ -236,3 +210,51 @@ def _no_json(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, datetime | date) else str(value)
+
+
+# -- columns of a JSON schema ---------------------------------------------------------------------
+
+_JSON_KINDS: Final = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+_JSON_FORMATS: Final = {"date-time": TIME, "date": pa.date32()}
+
+
+def columns_of(schema: Mapping[str, Any]) -> pa.Schema:
+    """The properties of an object as columns. `$ref` within the document is followed; what has
+    several types, or is recursive, is JSON text. Raises ValueError.
+    """
+    found = _json_kind(schema, schema, ())
+    if not pa.types.is_struct(found):
+        raise ValueError("--schema: the JSON schema must describe an object with properties")
+    return pa.schema(list(found))
+
+
+def _json_kind(
+    part: Mapping[str, Any], whole: Mapping[str, Any], within: tuple[str, ...]
+) -> pa.DataType:
+    reference = part.get("$ref")
+    if reference is not None:
+        if reference in within:
+            return pa.string()
+        return _json_kind(_referred(whole, reference), whole, (*within, reference))
+    types = part.get("type", "object" if "properties" in part else None)
+    names = [each for each in (types if isinstance(types, list) else [types]) if each != "null"]
+    name = names[0] if len(names) == 1 else None
+    if name == "object" and part.get("properties"):
+        fields = part["properties"].items()
+        return pa.struct([(key, _json_kind(each, whole, within)) for key, each in fields])
+    if name == "object" and isinstance(part.get("additionalProperties"), Mapping):
+        return pa.map_(pa.string(), _json_kind(part["additionalProperties"], whole, within))
+    if name == "array" and isinstance(part.get("items"), Mapping):
+        return pa.list_(_json_kind(part["items"], whole, within))
+    if name == "string":
+        return _JSON_FORMATS.get(part.get("format", ""), pa.string())
+    return _JSON_KINDS.get(name or "", pa.string())
+
+
+def _referred(whole: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
+    found: Any = whole
+    for step in filter(None, reference.removeprefix("#").split("/")):
+        if not isinstance(found, Mapping) or step not in found:
+            raise ValueError(f"--schema: $ref {reference!r} is not in the document")
+        found = found[step]
+    return found

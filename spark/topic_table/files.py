@@ -9,18 +9,23 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 
-from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.storage import locate
 from batonmq.spark.topic_table.rows import Fresh, RowMaker, RowPlan
 
 DAY, HOUR, NONE = "day", "hour", "none"
+PARTS: Final = {NONE: (), DAY: ("_day",), HOUR: ("_day", "_hour")}
+"""The columns of each partitioning; in Iceberg they are only folders."""
+PART_TYPES: Final = {"_day": pa.date32(), "_hour": pa.int32()}
 REPORT: Final = pa.schema([("report", pa.binary())])
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _GROUP_BYTES: Final = 32 << 20
 _STATS: Final = ("_queue_offset", "_store_at")
 """Columns whose least and greatest values Delta keeps of each file."""
@@ -30,13 +35,12 @@ Queues = dict[str, dict[str, tuple[int, int]]]
 
 
 class NewFile(msgspec.Struct, frozen=True):
-    """One file of a table. `path`: below the table's folder. `part`: the day or hour of all its
-    rows as "2026-11-28" or "2026-11-28T10"; None: no partition, or no time."""
+    """One file of a table. `path`: below the table's folder. `part`: the values of PARTS that all
+    its rows have; None: no time."""
 
     path: str
     size: int
-    rows: int
-    part: str | None
+    part: dict[str, str | None]
     stats: str
 
 
@@ -65,31 +69,54 @@ class TaskReport(msgspec.Struct):
 
 
 class FilePlan(msgspec.Struct, frozen=True):
-    """Where the rows of a batch go. `hive`: partitions are folders, as in Delta tables."""
+    """Where the rows of a batch go: `below` the folder of the table."""
 
     rows: RowPlan
     folder: str
+    below: str
     partition: str
-    hive: bool
 
 
 def write(plan: FilePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The task: one row, a `TaskReport` as JSON."""
     maker, report = RowMaker(plan.rows), TaskReport()
     storage, folder = locate(plan.folder)
-    growing: dict[str | None, _File] = {}
+    system = storage.file_system
+    groups = _groups(maker, report, plan.partition, batches)
+    by = pa.schema([(name, PART_TYPES[name]) for name in PARTS[plan.partition]])
+    if (first := next(groups, None)) is not None:  # without rows there would be an empty file
+        ds.write_dataset(
+            pa.RecordBatchReader.from_batches(first.schema, chain((first,), groups)),
+            f"{folder}{plan.below}", filesystem=system, format="parquet", use_threads=False,
+            basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet", max_partitions=1 << 20,
+            existing_data_behavior="overwrite_or_ignore",
+            partitioning=ds.partitioning(by, flavor="hive"),
+            file_visitor=lambda file: report.files.append(_new_file(file, folder)),
+        )  # fmt: skip
+    report.fresh, report.broken = maker.fresh, maker.broken
+    yield pa.record_batch([pa.array([msgspec.json.encode(report)], pa.binary())], schema=REPORT)
+
+
+def _groups(
+    maker: RowMaker, report: TaskReport, partition: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Rows with the columns of their partition, as many as a row group of Parquet should have."""
+    held: list[pa.RecordBatch] = []
     for messages in batches:
         if not messages.num_rows:
             continue
         rows = maker.rows(messages)
         _note(report, rows)
-        for part, some in _parts(rows, plan.partition):
-            if part not in growing:
-                growing[part] = _File(storage, folder, plan, part)
-            growing[part].add(some)
-    report.files = [file.close() for file in growing.values()]
-    report.fresh, report.broken = maker.fresh, maker.broken
-    yield pa.record_batch([pa.array([msgspec.json.encode(report)], pa.binary())], schema=REPORT)
+        at = rows.column("_store_at")
+        for name in PARTS[partition]:
+            value = pc.hour(at) if name == "_hour" else at
+            rows = rows.append_column(name, value.cast(PART_TYPES[name]))
+        held.append(rows)
+        if sum(each.nbytes for each in held) >= _GROUP_BYTES:
+            yield pa.concat_batches(held)
+            held.clear()
+    if held:
+        yield pa.concat_batches(held)
 
 
 def _note(report: TaskReport, rows: pa.RecordBatch) -> None:
@@ -104,69 +131,21 @@ def _note(report: TaskReport, rows: pa.RecordBatch) -> None:
         report.add(TaskReport(queues={row["broker"]: queues}))
 
 
-def _parts(rows: pa.RecordBatch, unit: str) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    if unit == NONE:
-        yield None, rows
-        return
-    starts = pc.floor_temporal(rows.column("_store_at"), unit=unit)
-    for start in pc.unique(starts).to_pylist():
-        if start is None:
-            yield None, rows.filter(pc.is_null(starts))
-        else:
-            text = start.strftime("%Y-%m-%d" if unit == DAY else "%Y-%m-%dT%H")
-            yield text, rows.filter(pc.equal(starts, pa.scalar(start, starts.type)))
-
-
-def part_values(part: str | None, unit: str) -> dict[str, str | None]:
-    """A partition by the columns of a Delta table."""
-    if unit == NONE:
-        return {}
-    day, _, hour = (part or "").partition("T")
-    found: dict[str, str | None] = {"_day": day or None}
-    return found if unit == DAY else found | {"_hour": str(int(hour)) if hour else None}
-
-
-class _File:
-    """A Parquet file that grows."""
-
-    def __init__(self, storage: Storage, folder: str, plan: FilePlan, part: str | None) -> None:
-        below = "data/"
-        if plan.hive:
-            values = part_values(part, plan.partition)
-            below = "".join(f"{n}={v or '__HIVE_DEFAULT_PARTITION__'}/" for n, v in values.items())
-        self._path = f"{below}part-{uuid.uuid4().hex}.parquet"
-        self._part, self._rows, self._held = part, 0, 0
-        self._system, self._whole = storage.file_system, f"{folder}/{self._path}"
-        self._group: list[pa.RecordBatch] = []
-        self._least: dict[str, Any] = {}
-        self._most: dict[str, Any] = {}
-        self._system.create_dir(self._whole.rpartition("/")[0])
-        self._writer = pq.ParquetWriter(
-            self._whole, plan.rows.schema, filesystem=self._system, compression="snappy"
-        )
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        self._group.append(rows)
-        self._held += rows.nbytes
-        self._rows += rows.num_rows
-        for name in _STATS:
-            found = pc.min_max(rows.column(name)).as_py()
-            if found["min"] is not None:
-                self._least[name] = min(found["min"], self._least.get(name, found["min"]))
-                self._most[name] = max(found["max"], self._most.get(name, found["max"]))
-        if self._held >= _GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._group:
-            self._writer.write_table(pa.Table.from_batches(self._group))
-        self._group, self._held = [], 0
-
-    def close(self) -> NewFile:
-        self._flush()
-        self._writer.close()
-        size = self._system.get_file_info(self._whole).size
-        stats = {"numRecords": self._rows, "minValues": self._least, "maxValues": self._most,
-                 "nullCount": {}}  # fmt: skip
-        text = json.dumps(stats, default=lambda at: f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06}Z")
-        return NewFile(self._path, size, self._rows, self._part, text)
+def _new_file(file: Any, folder: str) -> NewFile:
+    """What pyarrow tells of a file that it has written."""
+    path = file.path.removeprefix(folder).lstrip("/")
+    pairs = [each.split("=", 1) for each in path.split("/") if "=" in each]
+    part = {name: None if value == _NULL else value for name, value in pairs}
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        for column in map(group.column, range(group.num_columns)):
+            name, stats = column.path_in_schema, column.statistics
+            if name in _STATS and stats is not None and stats.has_min_max:
+                least[name] = min(stats.min, least.get(name, stats.min))
+                most[name] = max(stats.max, most.get(name, stats.max))
+    told = {"numRecords": file.metadata.num_rows, "minValues": least, "maxValues": most,
+            "nullCount": {}}  # fmt: skip
+    text = json.dumps(told, default=lambda at: f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06}Z")
+    return NewFile(path, file.size, part, text)

@@ -264,7 +264,8 @@ class TopicStream(EndlessStream):
         return state
 
     def _write(self, batch: DataFrame) -> TaskReport:
-        plan = FilePlan(self._rows, self._table.location, self._plan.partition, self._table.hive)
+        table = self._table
+        plan = FilePlan(self._rows, table.location, table.below, self._plan.partition)
         total = TaskReport()
         for row in batch.mapInArrow(partial(write, plan), "report binary").collect():
             total.add(msgspec.json.decode(row[0], type=TaskReport))

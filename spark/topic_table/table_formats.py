@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batonmq.spark.read.storage import locate
-from batonmq.spark.topic_table.files import DAY, HOUR, NONE, NewFile, Queues, part_values
+from batonmq.spark.topic_table.files import DAY, NONE, PART_TYPES, PARTS, NewFile, Queues
 from batonmq.spark.topic_table.rows import OWN
 
 DELTA, ICEBERG = "delta", "iceberg"
@@ -52,44 +52,28 @@ class TableState(msgspec.Struct, frozen=True):
 class TopicTable(Protocol):
     """One table. Nothing is kept between calls: another program may write to it meanwhile.
 
-    Every method may raise OSError, or what the format's library raises.
+    `location`: its folder, as a URI or path; data files go `below` it. Every method may raise
+    OSError, or what the format's library raises.
     """
 
     location: str
-    """The folder of the table, as a URI or path."""
-    hive: bool
+    below: str
 
     def about(self) -> About | None:
         """None: there is no table. Raises ValueError for one that this program did not make."""
         ...
 
     def create(self, about: About, fields: pa.Schema) -> None: ...
-
-    def describe(self, about: About) -> None:
-        """Replaces what `create` noted."""
-        ...
-
-    def fields(self) -> pa.Schema:
-        """The columns of the records' fields."""
-        ...
-
-    def add(self, fields: Sequence[pa.Field]) -> None:
-        """New columns, null in all rows so far."""
-        ...
-
-    def state(self) -> TableState | None:
-        """None: it has no row yet."""
-        ...
-
+    def describe(self, about: About) -> None: ...  # replaces what `create` noted
+    def fields(self) -> pa.Schema: ...  # the columns of the records' fields
+    def add(self, fields: Sequence[pa.Field]) -> None: ...  # columns, null in all rows so far
+    def state(self) -> TableState | None: ...  # None: it has no row yet
     def commit(self, files: Sequence[NewFile], state: TableState) -> None:
         """Adds files. Fails if another batch was committed since `state` was called last: of two
         drivers one continues."""
         ...
 
-    def compact(self) -> int:
-        """Puts small files together, and returns how many are gone."""
-        ...
-
+    def compact(self) -> int: ...  # puts small files together; how many are gone
     def expire(self, hours: float) -> int:
         """Removes versions that are older (in Delta by whole hours), with files that only they
         have; how many of these, or of the versions."""
@@ -121,7 +105,7 @@ def open_table(to: str, form: str, catalog: Mapping[str, str]) -> TopicTable:
 class DeltaTopicTable:
     """A table of files below a folder, with its log in `_delta_log`."""
 
-    hive = True
+    below = ""
 
     def __init__(self, location: str) -> None:
         storage, path = locate(location)
@@ -148,9 +132,8 @@ class DeltaTopicTable:
     def create(self, about: About, fields: pa.Schema) -> None:
         import deltalake
 
-        by = list(part_values(None, about.partition))
-        kinds = {"_day": pa.date32(), "_hour": pa.int32()}
-        columns = pa.schema([*((name, kinds[name]) for name in by), *OWN, *fields])
+        by = list(PARTS[about.partition])
+        columns = pa.schema([*((name, PART_TYPES[name]) for name in by), *OWN, *fields])
         days = f"interval {_KEPT_LOG_DAYS} days"
         deltalake.DeltaTable.create(
             self.location, columns, partition_by=by, raise_if_key_not_exists=False,
@@ -180,16 +163,10 @@ class DeltaTopicTable:
         from deltalake.transaction import AddAction, CommitProperties, Transaction
 
         table = self._seen  # as `state` saw it: a commit in between is a conflict then
-        unit = table.metadata().partition_columns
-        partition = NONE if not unit else DAY if len(unit) == 1 else HOUR
         now_ms = int(time.time() * 1000)
         table.create_write_transaction(
-            [
-                AddAction(each.path, each.size, part_values(each.part, partition), now_ms, True,
-                          each.stats)
-                for each in files
-            ],
-            "append", table.schema(), unit,
+            [AddAction(f.path, f.size, f.part, now_ms, True, f.stats) for f in files],
+            "append", table.schema(), table.metadata().partition_columns,
             commit_properties=CommitProperties(
                 custom_metadata={_STATE: _text(state)},
                 app_transactions=[Transaction(f"batonmq-{state.stream}", state.batch)],
@@ -223,7 +200,7 @@ class DeltaTopicTable:
 class IcebergTopicTable:
     """A table of a catalog that pyiceberg knows."""
 
-    hive = False
+    below = "/data"
 
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
         from pyiceberg.catalog import load_catalog

@@ -379,14 +379,7 @@ def test_a_broker_may_hear_of_it_before_the_leader_has_applied_it():
         reported(13, "opened", 2, 2, 1_018),
     )
     assert document(story)["clockProblems"] == []
-    assert steps(story) == [
-        "detected",
-        "proposed",
-        "role changed",
-        "committed",
-        "pushed",
-        "opened",
-    ]
+    assert steps(story) == ["detected", "proposed", "role changed", "committed", "pushed", "opened"]
     assert story.duration_ms("pushed") == 10
 
 

@@ -57,14 +57,22 @@ class Browser:
             options=options, service=Service(executable_path=shutil.which("chromedriver"))
         )
         self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
+        self._shown = None
 
     def close(self):
         self.driver.quit()
+
+    def show(self, path):
+        """Open a report, unless it is open: drawing one takes seconds. What a test did to it
+        stays, and `requests` has only what was asked for since they were asked for last."""
+        if self._shown != (path, 1400, False):
+            self.open(path)
 
     def open(self, path, *, width=1400, dark=False):
         """Open a report and wait until all its pictures are drawn."""
         from selenium.webdriver.support.wait import WebDriverWait
 
+        self._shown = (path, width, dark)
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
         self.driver.execute_cdp_cmd(

@@ -349,13 +349,7 @@ def _store(folder: Path, group: GeneratedGroup, broker_id: int) -> None:
 @click.option("--file-bytes", default=_FILE_BYTES, show_default=True, help="size of a full file")
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False))
 def main(
-    count: int,
-    groups: int,
-    controllers: int,
-    days: float,
-    seed: int,
-    file_bytes: int,
-    output: Path,
+    count: int, groups: int, controllers: int, days: float, seed: int, file_bytes: int, output: Path
 ) -> None:
     """Write generated histories and epoch files."""
     done = generate(

@@ -15,13 +15,11 @@ from batonmq.history.reader import HistoryReader
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.spark.live import history_feed as module
-from batonmq.spark.live import history_source
 from batonmq.spark.live.cluster import ClusterError
-from batonmq.spark.live.history_feed import HistoryFeed, from_checkpoint, to_checkpoint
-from batonmq.spark.live.history_source import HistoryStreamReader
+from batonmq.spark.live.history_feed import HistoryFeed, HistoryRead, from_checkpoint, to_checkpoint
 from batonmq.spark.live.offsets import DataLossError
 from batonmq.spark.live.options import HistoryOptions
-from batonmq.spark.source import BatonmqSource
+from batonmq.spark.source import BatonmqSource, StreamReader
 from lab.cluster.processes import free_base_port
 
 
@@ -304,9 +302,9 @@ def test_the_options_of_a_stream_are_checked(tmp_path):
 def test_rows_are_those_of_the_files_without_their_places(controllers, monkeypatch):
     for each in controllers:
         each.append(*(event(index) for index in range(1, 6)))
-    monkeypatch.setattr(history_source, "_EVENTS_A_TASK", 2)
+    monkeypatch.setattr(module, "_EVENTS_A_TASK", 2)
     given = {"table": "history", "controllers": ",".join(each.address for each in controllers)}
-    reader = HistoryStreamReader(HistoryOptions.from_mapping(given))
+    reader = StreamReader(HistoryRead(HistoryOptions.from_mapping(given)))
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     parts = reader.partitions(start, end)

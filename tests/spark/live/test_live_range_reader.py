@@ -5,12 +5,13 @@ from itertools import chain
 
 import pytest
 
-from batonmq.client.consumer.pulling import PulledRecords, PullStatus, build_subscription
+from batonmq.client.consumer.pulling import PulledRecords, PullStatus
 from batonmq.client.errors import NoRouteError
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.live import cluster, range_reader
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.offsets import DataLossError, QueueRange
+from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import TopicRangeReader
 from tests.spark.log_files import message
 
@@ -67,18 +68,14 @@ class Queue:
 def read(monkeypatch):
     """Reads [begin, end) of a `Queue`; the offsets of each window."""
 
-    def run(queue, begin, end, *, expression="*", fail=True, window_bytes=2000):
+    def run(queue, begin, end, *, tags=(), fail=True, window_bytes=2000):
         monkeypatch.setattr(cluster, "pull_records", queue.pull)
         monkeypatch.setattr(range_reader, "shortfall", queue.shortfall)
-        reader = TopicRangeReader(
-            None,
-            QueueRange(QUEUE, begin, end),
-            build_subscription("T", expression, 0),
-            group="g",
-            window_bytes=window_bytes,
-            patience_ms=200,
-            fail_on_data_loss=fail,
-        )
+        options = TopicOptions(
+            name_servers=(), topics=("T",), tags=tags, group="g", batch_bytes=window_bytes,
+            operation_timeout_ms=200, fail_on_data_loss=fail,
+        )  # fmt: skip
+        reader = TopicRangeReader(None, QueueRange(QUEUE, begin, end), options)
 
         async def windows():
             found = []
@@ -150,9 +147,9 @@ def test_what_is_lost_fails_the_read_or_is_passed_over(read, queue, begin, told,
 
 def test_a_tag_leaves_gaps_that_are_no_loss(read):
     queue = Queue(wanted=7, high=200)
-    offsets = flat(read(queue, 3, 150, expression="a"))
+    offsets = flat(read(queue, 3, 150, tags=("a",)))
     assert offsets == [n for n in range(3, 150) if n % 7 == 0]
-    assert flat(read(Queue(wanted=1000), 1, 100, expression="a")) == []
+    assert flat(read(Queue(wanted=1000), 1, 100, tags=("a",))) == []
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_an_incident_is_drawn_with_all_its_marks(browser, incident):
 
 
 def test_an_incident_says_its_numbers(browser, incident):
-    browser.open(incident)
+    browser.show(incident)
     text = browser.text()
     for said in (
         "1 broker group",
@@ -220,7 +220,7 @@ def test_names_from_data_are_only_ever_text(browser, bad_year):
 
 
 def test_what_is_grave_stands_first(browser, bad_year):
-    browser.open(bad_year)
+    browser.show(bad_year)
     verdicts = browser.run(
         "return [...document.querySelectorAll('.verdict li')]"
         ".map((v) => [v.className, v.innerText])"
@@ -240,7 +240,7 @@ def test_much_is_thinned_and_said_so(browser, bad_year):
     html = Path(bad_year).read_text()
     assert "Thinned: of busy (more than 400 masterships each)" in html
     assert f"The {FAILOVERS_LISTED} longest of 1,202 changes of master" in html
-    browser.open(bad_year)
+    browser.show(bad_year)
     assert len(browser.boxes(BARS)) >= bars
 
 
@@ -289,14 +289,14 @@ def test_what_a_table_holds_is_read_whole_on_a_phone(browser, bad_year):
 
 
 def test_each_change_leads_to_its_story(browser, bad_year, incident):
-    browser.open(bad_year)
+    browser.show(bad_year)
     stories = browser.run(
         "return [...document.querySelectorAll('#failovers td.link a')]"
         ".map((a) => document.getElementById(decodeURIComponent(a.hash.slice(1))).innerText)"
     )
     assert len(stories) == FAILOVERS_LISTED
     assert EVIL in stories[0] and "unclean election" in stories[0]
-    browser.open(incident)
+    browser.show(incident)
     browser.run("document.querySelectorAll('#failovers td.link a')[1].click()")
     told = browser.run(
         "return [...document.querySelectorAll('#stories details[open]')].map((d) => d.innerText)"
@@ -311,7 +311,7 @@ def test_each_change_leads_to_its_story(browser, bad_year, incident):
 
 
 def test_a_table_is_sorted_by_the_column_that_is_clicked(browser, incident):
-    browser.open(incident)
+    browser.show(incident)
     took = (
         "return [...document.querySelectorAll('#failovers tbody tr')]"
         ".map((r) => r.cells[7].innerText)"

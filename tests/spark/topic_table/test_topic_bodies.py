@@ -13,8 +13,7 @@ from fastavro.schema import fingerprint, to_parsing_canonical_form
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from batonmq.spark.topic_table.bodies import AVRO, PROTOBUF, RAW, Bodies
-from batonmq.spark.topic_table.fields import Misfit, fitting
-from batonmq.spark.topic_table.json_schema import columns_of
+from batonmq.spark.topic_table.fields import Misfit, columns_of, fitting
 from batonmq.spark.topic_table.rows import RowMaker, RowPlan
 from tests.spark.topic_table.table_runs import messages
 

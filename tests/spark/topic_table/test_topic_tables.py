@@ -1,14 +1,18 @@
 """Batches become commits of Delta and Iceberg tables: once, whatever comes again or changes."""
 
 import json
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
+from batonmq.spark.live.topic_read import TOPIC
 from batonmq.spark.topic_table import files
 from batonmq.spark.topic_table.bodies import Bodies
+from batonmq.spark.topic_table.rows import MESSAGE, RowPlan
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream, spark_uri
 from tests.spark.topic_table.table_runs import Batch, Runs, messages
 
@@ -277,6 +281,21 @@ def test_a_checkpoint_in_s3_is_named_for_hadoop():
     assert [spark_uri(each) for each in ("/lake/s3://x", "s3a://x")] == ["/lake/s3://x", "s3a://x"]
 
 
-def test_the_parts_of_a_time_are_those_of_delta():
-    assert files.part_values("2026-11-28T09", "hour") == {"_day": "2026-11-28", "_hour": "9"}
-    assert files.part_values(None, "hour") == {"_day": None, "_hour": None}
+def test_rows_of_one_hour_share_a_file_and_so_do_those_without_a_time(tmp_path):
+    times = ["2026-11-28T09:10:00", "2026-11-28T09:50:00", None, "2026-11-28T10:00:00"]
+    rows = [
+        {"broker": "a", "queue_id": 0, "queue_offset": at, "body": b"x",
+         "store_at": time and datetime.fromisoformat(time).replace(tzinfo=UTC)}
+        for at, time in enumerate(times)
+    ]  # fmt: skip
+    schema = pa.schema([TOPIC.field(name) for name in (*MESSAGE.values(), "body")])
+    plan = RowPlan(Bodies("raw"), pa.schema([("body", pa.binary())]).serialize(), False, 0)
+    messages = iter([pa.RecordBatch.from_pylist(rows, schema)])
+    (told,) = files.write(files.FilePlan(plan, str(tmp_path), "", "hour"), messages)
+    report = msgspec.json.decode(told["report"][0].as_py(), type=files.TaskReport)
+    found = {(each.part["_day"], each.part["_hour"]): each for each in report.files}
+    assert found.keys() == {("2026-11-28", "9"), ("2026-11-28", "10"), (None, None)}
+    stats = json.loads(found["2026-11-28", "9"].stats)
+    assert stats["numRecords"] == 2 and stats["maxValues"]["_queue_offset"] == 1
+    assert stats["minValues"]["_store_at"] == "2026-11-28T09:10:00.000000Z"
+    assert all((tmp_path / each.path).stat().st_size == each.size for each in report.files)
