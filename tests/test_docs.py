@@ -12,6 +12,8 @@ import click
 import pytest
 import yaml
 
+from batonmq.broker import config as broker_config
+from batonmq.controller import config as controller_config
 from batonmq.mqctl.main import cli
 from lab import reference
 
@@ -79,6 +81,15 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         for parameter in command.params:
             known |= {*parameter.opts, *parameter.secondary_opts}
         assert set(given) <= known, f"mqctl {name}"
+
+
+@each_page
+def test_a_page_changes_only_keys_that_a_running_process_takes(page: Path) -> None:
+    text = " ".join(page.read_text("utf-8").split())
+    for server, options in re.findall(r"mqctl update(Broker|Controller)Config ([^`]*)", text):
+        known = broker_config if server == "Broker" else controller_config
+        found = re.search(r"-k ([a-z]\w+)", options)
+        assert found is None or found[1] in known.RUNTIME_KEYS, found
 
 
 def test_every_alert_has_its_section_in_the_runbook() -> None:

@@ -26,11 +26,12 @@ def numbers(cluster: ClusterProcess) -> list[tuple[str, str]]:
 
 
 def test_r47_replicas_and_groups_come_and_go_under_load(tmp_path: Path) -> None:
-    """1. A replica is added. 2. The master is restarted, then removed: the others have everything.
-    3. Added again it has its old folder. 4. A group comes and goes. 5. Without numbers the next
-    start has the size of now. No send fails, and every acknowledged message is there once, in
-    its order."""
-    cluster = ClusterProcess(tmp_path, replicas=2, respawn=True)
+    """0. With minInSyncReplicas 2 of two no replica is removed. 1. A third is added. 2. The master
+    is restarted, then removed: the others have everything. 3. Added again it has its old folder.
+    4. A group comes and goes. 5. Without numbers the next start has the size of now. No send fails,
+    and every acknowledged message is there once, in its order."""
+    overrides = {"store": {"minInSyncReplicas": 2}}
+    cluster = ClusterProcess(tmp_path, replicas=2, respawn=True, overrides=overrides)
 
     async def ask(*arguments: str) -> Ran:
         where = {"BATONMQ_DATA": str(cluster.data_dir)}
@@ -57,8 +58,25 @@ def test_r47_replicas_and_groups_come_and_go_under_load(tmp_path: Path) -> None:
         assert (await ask("health", "--watch", "--within", "20")).code == 0
         assert (await ask("health", "--json")).json["notes"] == []
 
+    async def refusals() -> None:
+        for broker in cluster.brokers:
+            ran = await ask("up", "remove", broker["address"], "--yes")
+            assert ran.code == 1 and "would keep 1 replica in sync, and needs 2" in ran.err
+        assert "no group 'broker-z'" in (await ask("up", "add", "broker-z")).err
+        whole = await ask("up", "remove", "broker-a", "--wholeGroup", "--yes")
+        assert "only group" in whole.err
+        for wrong, code in (
+            (("remove", "127.0.0.1:1", "--yes"), 1),
+            (("restart", "127.0.0.1:1"), 1),
+            (("add",), 2),
+            (("remove",), 2),
+        ):
+            assert (await ask("up", *wrong)).code == code, wrong
+        assert len(cluster.brokers) == 2
+
     async def changes(sends: ClientLoad) -> None:
         await sends.until(20)
+        await refusals()
         await change("add", "broker-a")
         assert len(cluster.brokers) == 3
         first = cluster.master()["address"]
@@ -74,8 +92,8 @@ def test_r47_replicas_and_groups_come_and_go_under_load(tmp_path: Path) -> None:
         assert (Path(gone["dataDir"]).name, "broker-a") not in left and len(left) == 2
         await change("add", "broker-a")
         assert gone["address"] in [each["address"] for each in cluster.brokers]
-        await change("add", "--newGroup")
-        assert numbers(cluster)[-1] == ("broker-3", "broker-b")
+        await change("add", "--newGroup", "--count", "2")
+        assert numbers(cluster)[3:] == [("broker-3", "broker-b"), ("broker-4", "broker-b")]
         await change("remove", "broker-b", "--wholeGroup", "--yes")
         await sends.until(20)
         await well()
@@ -95,23 +113,3 @@ def test_r47_replicas_and_groups_come_and_go_under_load(tmp_path: Path) -> None:
         for task, count in enumerate(sends.numbers):
             bodies = dict.fromkeys(m.body for m in stored[task] if m.body != b"0:first")
             assert list(bodies) == [b"%d:%d" % (task, number) for number in range(count)]
-
-
-def test_a_replica_that_its_group_needs_is_not_removed(tmp_path: Path) -> None:
-    """With minInSyncReplicas 2 of two, and nothing that is not there."""
-    overrides = {"store": {"minInSyncReplicas": 2}}
-    with ClusterProcess(tmp_path, replicas=2, overrides=overrides) as cluster:
-        where = {"BATONMQ_DATA": str(cluster.data_dir)}
-
-        def ask(*arguments: str) -> Ran:
-            return mqctl("up", *arguments, home=tmp_path, env=where)
-
-        for broker in cluster.brokers:
-            ran = ask("remove", broker["address"], "--yes")
-            assert ran.code == 1 and "would keep 1 replica in sync, and needs 2" in ran.err
-        assert "no group 'broker-z'" in ask("add", "broker-z").err
-        assert "only group" in ask("remove", "broker-a", "--wholeGroup", "--yes").err
-        assert ask("remove", "127.0.0.1:1", "--yes").code == 1
-        assert ask("restart", "127.0.0.1:1").code == 1
-        assert ask("add").code == 2 and ask("remove").code == 2
-        assert len(cluster.brokers) == 2
