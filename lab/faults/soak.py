@@ -66,7 +66,6 @@ def run_soak(
     seed: int,
     folder: Path,
     progress: Callable[[str], None],
-    cluster_s: float = CLUSTER_S,
     queues: int = 0,
 ) -> int:
     """The exit code: 1 as soon as a promise was broken or a cluster did not come back. `queues`: so
@@ -86,7 +85,7 @@ def run_soak(
         clusters += 1
         home = folder / f"cluster-{clusters}"
         shutil.rmtree(home, ignore_errors=True)
-        until = min(end, time.monotonic() + cluster_s)
+        until = min(end, time.monotonic() + CLUSTER_S)
         done = _one_cluster(home, choice, until, rng, log, progress, queues)
         trials += done[0]
         acked += done[1]
