@@ -9,10 +9,9 @@ act for an absent master.
 `PreOnline` is what a master does with each slave before it registers. While it was absent, a slave
 may have acted for it (`enableSlaveActingMaster`) and taken offsets of groups. The master announces
 its HA address to that slave (EXCHANGE_BROKER_HA_INFO, 906), waits for its connection, and takes
-back offsets that are ahead of its own. If the slave has a longer log, the master takes no role: it
-has lost messages that the slave holds, and must not write another history over them. Origin: Java
-BrokerController and DefaultHAService without controllers, and BrokerPreOnlineService, which takes
-whole tables by their versions, and does not look at the log.
+back offsets that are ahead of its own. If the slave has a longer log, the master takes no role.
+Origin: Java BrokerController and DefaultHAService without controllers, and BrokerPreOnlineService,
+which takes whole tables by their versions, and does not look at the log.
 """
 
 from __future__ import annotations
@@ -68,11 +67,13 @@ class PreOnline:
         self._client = client
 
     async def meet(self, address: str, own: dict[str, str]) -> str:
-        """Returns why this master may not take its role, "" if it may. `own`: the fields of request
-        906. Raises BatonError, or ValueError for an invalid reply."""
+        """Returns why this master may not take its role, "" if it may. `own`: the fields of
+        EXCHANGE_BROKER_HA_INFO (906). Raises BatonError, or ValueError for an invalid reply."""
         reply = await self._ask(address, RequestCode.GET_BROKER_HA_STATUS)
         end = HARuntimeInfo.decode(reply.body).ha_client_runtime_info.max_offset
         own_end = self._store.max_phy_offset
+        # This master has lost messages that the slave has: it must not write another history over
+        # them.
         if end > own_end:
             return (
                 f"its log ends at {end}, above the end of this one, {own_end}: it holds what this"
@@ -196,9 +197,8 @@ class ClassicReplication(Replication):
         path = self._path
         if self._config.is_classic_slave:
             path.store.stop_writes(SLAVE_REMARK)
-            path.store.positions.master_begins_at(
-                None
-            )  # until the master says where its log begins (R27)
+            # R27: no segment expires until the master says where its log begins.
+            path.store.positions.master_begins_at(None)
             path.gate.follow(CLASSIC_EPOCH)
             self.ha.follow(self._master)
         else:

@@ -38,9 +38,8 @@ HAND_OVER_AGAIN_MS: Final = 30_000
 
 
 class UnfitHandover:
-    """When a master that is unfit hands over: its disk is full (R45), or its log is damaged (R24).
-    Another member may be better. If it is not, it hands over in turn: each at most once in
-    HAND_OVER_AGAIN_MS."""
+    """When an unfit master hands over: its disk is full (R45), or its log is damaged (R24). If the
+    next master is unfit too, it also hands over; each at most once in HAND_OVER_AGAIN_MS."""
 
     def __init__(self) -> None:
         self._since_ms: int | None = None
@@ -59,11 +58,11 @@ class UnfitHandover:
         return True
 
     def lasts_ms(self, now_ms: int) -> int:
-        """For how long this master has been unfit."""
+        """How long this master has been unfit."""
         return 0 if self._since_ms is None else now_ms - self._since_ms
 
     def failed(self, now_ms: int) -> None:
-        """No controller leads, or there was no other member. There may be one soon."""
+        """It could not hand over: no controller leads, or there was no other member."""
         self._not_before_ms = now_ms + FULL_MS
 
 
@@ -111,7 +110,7 @@ class ControllerReplication(Replication):
         return self.manager.broker_id
 
     def _identity(self) -> HAIdentity:
-        """What this process names itself on HA connections (R41)."""
+        """How this process names itself on HA connections (R41)."""
         broker = self._config.broker
         return HAIdentity(
             broker.broker_cluster_name,
@@ -132,7 +131,7 @@ class ControllerReplication(Replication):
     async def start(self) -> None:
         self._path.store.flushed_listeners.append(self._path.flushed)
         tls = self._config.tls
-        # Before it registers: the views that follow give this HA address to the other replicas.
+        # Before it registers: the role views that follow give its HA address to other replicas.
         broker = self._config.broker
         await self.ha.start(
             broker.bind_host, tls.for_replicas(broker.broker_name) if tls is not None else None
@@ -144,12 +143,12 @@ class ControllerReplication(Replication):
             await self.manager.hand_over("the master stops")
 
     async def _close(self, reason: str) -> None:
-        # First, and it awaits a role change under way: none may begin while HA closes below it.
+        # First. It waits for a running role change: none may begin while HA is being closed.
         await self.manager.end()
         for task in self._tasks:
             task.cancel()
         await self.ha.close()
-        await self.manager.close(reason)  # R44: behind a good-bye its log changes no more
+        await self.manager.close(reason)  # last (R44): after its Goodbye its log must not change
 
     def tick(self, now_ms: int) -> None:
         """Lease, required set and disk space may have changed with time."""
@@ -176,9 +175,9 @@ class ControllerReplication(Replication):
                 self._full_disk.failed(self._path.clock_ms())
 
     def on_damage_found(self, error: CorruptLogError) -> None:
-        """A master hands over before its log counts as suspect, since an unplanned election costs
-        more. The next master's bytes then replace what is damaged here. Without another member it
-        stays the master: nothing is cut of the only copy."""
+        """A master hands over. The next master's bytes then replace what is damaged here."""
+        # Before the log counts as suspect, since that causes an unplanned election. Without another
+        # member this one stays the master: nothing is cut of the only copy.
         if not self._path.gate.is_master:
             super().on_damage_found(error)
             return

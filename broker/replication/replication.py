@@ -36,20 +36,21 @@ class BrokerHooks(Protocol):
     """What else of the broker depends on its role; `BrokerService` implements it."""
 
     def routes_changed(self) -> None:
-        """Role or topics changed: the name servers must know."""
+        """Role or topics changed: register at the name servers again."""
 
     def master_opened(self) -> None:
         """This broker takes writes as the master from now on."""
 
     def role_left(self) -> None:
-        """This broker is not master: pulls that wait and deletions not confirmed end."""
+        """This broker is not master any more: ends held pulls, and deletions that are not
+        confirmed."""
 
     def fatal(self, exc: BaseException) -> None:
         """The process must stop."""
 
 
 class Replication(ABC):
-    """One for a broker, on its loop."""
+    """The replication of one broker, on its loop."""
 
     def __init__(self, path: WritePath, slave_sync: SlaveSynchronize, hooks: BrokerHooks) -> None:
         self._path = path
@@ -60,7 +61,7 @@ class Replication(ABC):
     @property
     @abstractmethod
     def service(self) -> AutoSwitchHAService | ClassicHAService:
-        """The HA service: its size of the in-sync set, its status, its problem."""
+        """The HA service of this mode."""
 
     @abstractmethod
     def broker_id(self) -> int:
@@ -68,7 +69,7 @@ class Replication(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Begins to register, or takes the role of the configuration."""
+        """Registers at the controllers, or takes the role of the configuration."""
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_changed)
@@ -79,7 +80,7 @@ class Replication(ABC):
 
     @abstractmethod
     def tick(self, now_ms: int) -> None:
-        """Several times a second: what may have changed with time alone."""
+        """Called several times a second, for what changes with time alone."""
 
     def in_sync_count(self) -> int:
         """The size of the recorded SyncStateSet, or the master and its slaves within the gap."""
@@ -90,14 +91,15 @@ class Replication(ABC):
         return []
 
     def followed_master(self) -> RoleView | None:
-        """As slave: the master whose log arrives now, and its epoch; None in classic mode."""
+        """On a slave: the view of the master whose log arrives now; None in classic mode."""
         return None
 
     def note_slave(self, link: str, name: str) -> None:  # noqa: B027  only classic has names
-        """A slave of classic mode names itself, and its HA connection."""
+        """A slave of classic mode named itself and its HA connection."""
 
     def master_named(self, _address: str, _ha_address: str) -> bool:
-        """A name server's reply names the master; whether no other answer is needed."""
+        """A name server's reply names the master. Returns whether that is enough, and no other name
+        server needs to be asked."""
         return True
 
     def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
@@ -110,16 +112,16 @@ class Replication(ABC):
         return {}
 
     def collect(self, page: MetricsPage) -> None:  # noqa: B027  classic mode has none
-        """The figures for `/metrics` that only this mode has."""
+        """Adds the figures for `/metrics` that only this mode has."""
 
     def slaves(self) -> Iterator[tuple[str, int, bool]]:
-        """As master, of each slave: a name, how many bytes it lacks, whether it is in the set.
-        A classic slave without a name has a number, in the order of their dialling."""
+        """On a master, of each slave: a name, how many bytes it lacks, whether it is in the set. A
+        classic slave without a name gets a number, in the order in which they connected."""
         for number, slave in enumerate(self.service.runtime_info().ha_connection_info, 1):
             yield slave.slave_name or f"slave-{number}", slave.diff, slave.in_sync
 
     def problems(self) -> dict[str, str]:
-        """What is wrong, for `mqctl health`: what, and why; an empty reason is no problem."""
+        """For `mqctl health`: what may be wrong, and why it is; an empty reason means it is not."""
         return {
             "cannot follow its master": self.service.following_problem,
             "gets no tables and consumer offsets from its master": self._slave_sync.failure,
@@ -127,19 +129,19 @@ class Replication(ABC):
 
     @property
     def why_not_in_sync(self) -> str:
-        """Why this replica is no copy of what is acknowledged; "" if it is, or need not be."""
+        """Why this replica may lack acknowledged messages; "" if it has all, or need not."""
         return ""
 
     @abstractmethod
     async def hand_over(self) -> None:
-        """Before a planned stop a master makes another member master, if there is one."""
+        """Before a planned stop: a master hands over to another member, if there is one."""
 
     async def close(self, reason: str) -> None:
         """`reason` goes to the controllers, and from there into the history."""
         path = self._path
         path.hold.release()
-        # A new master could confirm none of it, and the slaves still follow: an asynchronous send
-        # of a stock client is not tried again after a refusal.
+        # The slaves still follow, so these writes can be acknowledged. A stock client does not send
+        # an asynchronous message again after a refusal.
         if len(path.acks) and not path.store.health.has_failed:
             with contextlib.suppress(TimeoutError, BatonError):
                 async with asyncio.timeout(LAST_ACKS_S):
@@ -150,7 +152,7 @@ class Replication(ABC):
 
     @abstractmethod
     async def _close(self, reason: str) -> None:
-        """Ends the connections; all writes are answered."""
+        """Ends the connections. All writes are answered by then."""
 
     def on_damage(self, reason: str) -> None:
         """A record of this broker's log is damaged."""
@@ -165,7 +167,7 @@ class Replication(ABC):
         self._hooks.fatal(exc)
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        """Runs `work` beside; logs under `name` if it fails."""
+        """Runs `work` as a task; logs `name` if it fails."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -35,7 +35,7 @@ class EventReport(Protocol):
 
 
 class RoleActions:
-    """The only place that changes the role: `path.gate` holds it, HA and store follow. Implements
+    """The only place that changes the role in `path.gate`, and with it HA and store. Implements
     `batonmq.replicas_manager.link.BrokerActions`."""
 
     def __init__(
@@ -75,11 +75,11 @@ class RoleActions:
         self._leave_role(view.master_epoch)
         self._slave_sync.follow(None)
         log_end = await self._ha.change_to_master(view)
-        # `_leave_role` ended the rounds (R38), also for a master that is elected again, of whose
-        # store HA changes nothing.
+        # R38: `_leave_role` ended the rounds, also for a master that is elected again, whose store
+        # does not change otherwise.
         self._store.positions.begin_mastership()
-        # The log has its final end, and no write has come yet. With an offset above the end a group
-        # would skip the new messages that get the offsets of cut ones (R44).
+        # R44: now, because the log has its final end and no write has come yet. With an offset
+        # above that end a group would skip the new messages that get the offsets of cut ones.
         clamped = await self._clamp.for_view(view)
         await role_durable  # R2: a crash must not forget an epoch with acknowledged writes
         self._acks.begin_epoch(view.master_epoch)
@@ -106,7 +106,8 @@ class RoleActions:
         self._store.stop_writes()
         self._hooks.role_left()
         self._slave_sync.follow(None)
-        # Before the new master's offsets come: with its epoch the own ones would count as lowered.
+        # Before the new master's offsets come: with its epoch in the table the own offsets would
+        # count as lowered already.
         await self._clamp.for_view(view)
         self._slave_sync.follow(Followed(view.master_address, view.master_epoch))
         await self._ha.change_to_slave(view)
@@ -146,7 +147,8 @@ class RoleActions:
         return self._clamp.total
 
     def lease_changed(self, valid: bool) -> None:
-        """Also reports to the history how a mastership continued after its lease expired."""
+        """The lease began or ended. Reports to the history how a mastership continued without
+        it."""
         if not valid:
             self._lease_lost_ms = self._path.clock_ms()
             self._gate.was_cut_off = False
@@ -160,8 +162,8 @@ class RoleActions:
         self._gate.standing(lease=valid, required_set_whole=self._ha.required_set_whole)
 
     def first_acked(self, waited_ms: int) -> None:
-        """The first ack of a mastership ends the failover in the history. `waited_ms`, how long
-        that write waited, distinguishes an outage from a time without writes."""
+        """The first ack of a mastership ends the failover in the history. `waited_ms`: how long
+        that write waited; else a time without writes would look like an outage."""
         self._report("first_ack", confirmOffset=self._store.confirm_offset, waitedMs=waited_ms)
 
     def hold_sends(self) -> int:
@@ -188,8 +190,8 @@ class RoleActions:
         )
 
     def role_will_change(self, view: RoleView, *, master: bool) -> None:
-        """Comes before the role change, which waits for the disk: waiting clients get the new
-        master's address now, and early sends at the new master wait until it opens."""
+        """Called before the role change, which waits for the disk. Waiting clients get the new
+        master's address now, and early sends at the new master are held until it opens."""
         # From here on this broker acks nothing to an older master (R2).
         self._ha.fence(view.master_epoch)
         if master:

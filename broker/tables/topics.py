@@ -339,10 +339,9 @@ class TopicService:
             return
         self._delete(change, end_offset)
         self._offsets.resets.begin(change.resets, end_offset)
+        # One that was created again right after its deletion: that record has just removed it.
         for config in change.topics.values():
-            if (
-                self.topics.get(config.topic_name) is None
-            ):  # created again right behind its deletion
+            if self.topics.get(config.topic_name) is None:
                 self._put(change)
         for group in change.groups.values():
             if group.group_name not in self.groups:

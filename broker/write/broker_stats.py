@@ -1,8 +1,8 @@
 """Traffic by minute, hour and day: the counters of VIEW_BROKER_STATS_DATA (315).
 
-A counter costs the hot path one look-up and three additions. All counters of a table are sampled as
-one copy of its arrays (80 KB for 10,000 keys), every 10 s, 10 min and 1 h. A key without traffic
-for a day is dropped, some keys a tick.
+A counter costs the send path one look-up and three additions. All counters of a table are sampled
+as one copy of its arrays (80 KB for 10,000 keys), every 10 s, 10 min and 1 h. A key without traffic
+for a day is dropped; each tick checks some keys.
 Origin: org.apache.rocketmq.store.stats.BrokerStatsManager, common.stats.StatsItem in Java.
 """
 
@@ -68,7 +68,7 @@ class StatsTable:
         return slot
 
     def totals(self) -> Iterator[tuple[str, int, int]]:
-        """(key, messages, bytes) of each since it is counted. The table may change meanwhile."""
+        """(key, messages, bytes) of each key. The table may change between two steps."""
         for key in list(self._slots):
             if (slot := self._slots.get(key)) is not None:
                 yield key, self._messages[slot], self._bytes[slot]
@@ -78,8 +78,7 @@ class StatsTable:
         for (apart_ms, _), ring in zip(SPANS, self._rings, strict=True):
             if now_ms - ring[-1].at_ms >= apart_ms:
                 ring.append(self._sample(now_ms))
-                # Only a full ring spans a whole day: before that, no calls since its oldest sample
-                # does not yet mean a day without traffic.
+                # Only a full ring covers a whole day.
                 if ring is self._rings[-1] and len(ring) == ring.maxlen:
                     self._to_sweep = list(self._slots)
         day = self._rings[-1][0]
@@ -140,11 +139,11 @@ class BrokerStats:
         self.names = (*self._shown, "BROKER_PUT_NUMS", "BROKER_GET_NUMS")
 
     def put(self, topic: str, messages: int, size: int) -> None:
-        """Stored: `messages` of a topic, `size` bytes in the log."""
+        """`messages` of a topic were stored, with `size` bytes in the log."""
         self._puts.add(topic, messages, size)
 
     def got(self, topic: str, group: str, messages: int, size: int) -> None:
-        """A group got them in one reply."""
+        """A group got `messages` in one reply."""
         self._gets.add(f"{topic}@{group}", messages, size)
 
     def sent_back(self, topic: str, group: str) -> None:

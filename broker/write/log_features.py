@@ -1,12 +1,10 @@
 """What delays, timers, transactions and POP have in common: they live in the log.
 
-`LogFeature` is the shell of one. It begins and ends with the mastership, learns from the log how
-far the group is, and does what is due in slices, one in a turn of the loop. It writes nothing while
-this master takes no writes, within a planned switch, or while the replicas are far behind. One
-record stops no feature (R54): what can never be carried out is set aside, and no exception ends the
-timer.
+`LogFeature` is the shell of one. It begins and ends with the mastership, reads from the log how far
+the group is, and does what is due in slices, one in a turn of the loop. It writes nothing while
+this master takes no writes, within a planned switch, or while the replicas are far behind.
 
-`SystemRecords` hands the records of system topics to the tables that they change.
+`SystemRecords` passes the records of system topics to the tables that they change.
 """
 
 from __future__ import annotations
@@ -37,13 +35,11 @@ FAILED_MS: Final = 1000
 
 
 class LogFeature:
-    """One for a broker, on its loop.
-
-    A subclass implements `_continue`, `_forget` and `_slice`, the others as it needs them.
-    """
+    """A feature of one broker, on its loop. A subclass implements `_continue`, `_forget` and
+    `_slice`, and the other methods if it needs them."""
 
     TOPICS: ClassVar[tuple[str, ...]] = ()
-    """What arrives in these topics may be due."""
+    """A message that arrives in one of these topics may be due."""
 
     def __init__(self, path: WritePath) -> None:
         self._path = path
@@ -59,7 +55,7 @@ class LogFeature:
         self._wake_in(0)
 
     def end(self) -> None:
-        """This broker is not master any more: the log decides what holds."""
+        """This broker is not master any more: from now on only the log counts."""
         self._is_running = False
         if self._timer is not None:
             self._timer.cancel()
@@ -67,12 +63,12 @@ class LogFeature:
         self._forget()
 
     def arrived(self, queue_id: int) -> None:
-        """There is more in this queue of one of TOPICS."""
+        """A queue of one of TOPICS has new messages."""
         if self._is_running and self._is_first(queue_id):
             self._wake_in(0)
 
     def now_ms(self) -> int:
-        """The wall clock that due times are of."""
+        """The wall clock, which due times use."""
         return wall_ms()
 
     def _continue(self) -> None:
@@ -86,18 +82,18 @@ class LogFeature:
         return True
 
     def _read(self) -> bool:
-        """Takes in what is new in the log, also while nothing may be written; whether there is
+        """Reads what is new in the log, also while nothing may be written; returns whether there is
         more. Raises CorruptLogError."""
         return False
 
     def _slice(self, now_ms: int) -> int:
-        """Does some of what is due; the least pause in ms before the next slice. Raises
+        """Does some of what is due; returns the shortest pause in ms before the next slice. Raises
         CorruptLogError."""
         raise NotImplementedError
 
     @property
     def _look_ms(self) -> int:
-        """When to look next, wall clock ms; by default `_slice` says when."""
+        """When something may be due next, wall clock ms; by default `_slice` decides that."""
         return 0
 
     def _is_blocked(self) -> bool:
@@ -106,8 +102,8 @@ class LogFeature:
         return path.gate.refusal is not None or path.hold.active or behind > UNCONFIRMED_BYTES_MAX
 
     def _carried_out(self, what: str, put: Callable[[], bool]) -> bool:
-        """Whether `put` need not be tried again: it says so, or can never succeed (R54). Raises
-        PutRefused and others where it may succeed later, CorruptLogError."""
+        """Whether `put` need not be tried again: it returned True, or can never succeed (R54).
+        Raises PutRefused and others if it may succeed later, CorruptLogError."""
         try:
             return put()
         # A full disk gets space again, and a damaged record is fetched again from a whole replica:
@@ -155,22 +151,22 @@ class LogFeature:
 
 
 class RecordKind(Protocol):
-    """A table that changes by records of a system topic. Each method gets a record's body and its
-    end offset, in the order of the log; RemoteProtocolError: it cannot be read."""
+    """A table that records of a system topic change. Each method gets a record's body and its end
+    offset, in the order of the log. Raises RemoteProtocolError if it cannot be read."""
 
     def take_over_record(self, body: bytes, end_offset: int) -> None:
-        """A new master finds the record in its own log, not confirmed yet: it counts for its
+        """A new master finds the record in its own log, not confirmed yet: it counts for this
         mastership only."""
 
     def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
         """A record that this master put is on every required member."""
 
     def apply_record(self, body: bytes, end_offset: int) -> None:
-        """The same on a slave, and while the log is read at a start."""
+        """The record is confirmed, on a slave, or is read at a start."""
 
 
 class SystemRecords:
-    """The one registry of the kinds of records that the store hands to this broker."""
+    """The registry of the system topics whose records the store passes to this broker."""
 
     def __init__(
         self, store: MessageStore, gate: RoleGate, kinds: Mapping[str, RecordKind]

@@ -1,13 +1,14 @@
-"""Writes that wait for confirmOffset; success (code 0) leaves for them only from here. Pure.
+"""Writes that wait for confirmOffset: only this module sends their success (code 0). Pure.
 
 Invariant (R4): all entries belong to one masterEpoch. A role change fails all of them before a byte
 is cut, so the confirmOffset of one epoch never releases a reply of another. Entries come in order
 of their deadline, because all wait equally long, and almost in order of their end offset, so a
-deque is enough. (A reply that waited for name servers comes late, and leaves with those before it.)
+deque is enough. (A reply that waited for name servers is added late, and leaves with those before
+it.)
 Origin: GroupTransferService in Java, without its thread.
 
 `FlowControl` refuses sends (SYSTEM_BUSY) that would only time out, so that their producer tries
-another broker: if too many wait already, and those that queued up while the disk blocked a write.
+another broker: if too many wait already, or if they queued up while the disk blocked a write.
 Origin: BrokerFastFailure and the limit of the send queue in Java.
 """
 
@@ -25,14 +26,14 @@ from batonmq.remoting.headers import recode
 from batonmq.store.config import StoreConfig
 
 CLEAN_MS: Final = 50
-"""How long sends are refused after a slow write: enough to read what waited in the sockets."""
+"""How long sends are refused after a slow write: until what waited in the sockets is read."""
 Outcome = Callable[[int, str], None]
 """Called once with (response code, remark); code 0 means confirmed."""
 SLICE: Final = 512
 WAIT_BOUNDS_MS: Final = (
     0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000,
 )  # fmt: skip
-"""Those of RocketMQ's `putMessageDistributeTime` are among them."""
+"""The bounds of RocketMQ's `putMessageDistributeTime` are among them."""
 
 
 class ReplySink(Protocol):
@@ -42,11 +43,11 @@ class ReplySink(Protocol):
 
 
 _Reply = tuple[int, int, ReplySink, bytes]
-"""End offset, deadline, and the frame with where it goes."""
+"""End offset, deadline, connection, frame."""
 
 
 class PendingAcks:
-    """Acks of one masterEpoch that wait. Offsets are exclusive ends; times are ms."""
+    """The waiting acks of one masterEpoch. Offsets are exclusive ends; times are ms."""
 
     def __init__(self, wait_ms: int) -> None:
         self.wait_ms = wait_ms
@@ -74,7 +75,7 @@ class PendingAcks:
         self._replies.append((end_offset, now_ms + self.wait_ms, sink, reply))
 
     def add_waiter(self, end_offset: int, now_ms: int, outcome: Outcome) -> None:
-        """Calls `outcome` when all below `end_offset` is confirmed, or will not be."""
+        """Calls `outcome` when all below `end_offset` is confirmed, or when that has failed."""
         self._waiters.append((end_offset, now_ms + self.wait_ms, outcome))
 
     def confirm(self, confirm_offset: int, now_ms: int) -> int:

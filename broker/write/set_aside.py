@@ -1,7 +1,7 @@
 """Records that a broker could not carry out, and features that fail now (R54).
 
 One record must not stop a feature. A record that can never be carried out stays in the log, is
-named in the process log and by `mqctl health`, and the feature continues behind it.
+named in the process log and by `mqctl health`, and the feature continues with the next one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAMED_MAX: Final = 8
 
 
 class SetAside:
-    """Of this process. All are counted; the newest are named."""
+    """The records that this process set aside. All are counted, the newest are named."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -24,7 +24,7 @@ class SetAside:
         self._failing: dict[str, str] = {}
 
     def add(self, feature: str, what: str, error: Exception) -> None:
-        """`what` of this feature is not tried again."""
+        """`what`, a record of this feature, is not tried again."""
         log.error("set_aside feature=%s what=%s reason=%r", feature, what, error, exc_info=error)
         self.total += 1
         self._newest.append(f"{feature}: {what}: {error!r}")

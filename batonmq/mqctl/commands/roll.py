@@ -87,7 +87,7 @@ async def roll(
     if len(exclusive_ways) > 1:
         raise click.UsageError("give --by or --restartWith, not both")
     async with context.controller() as (admin, controller):
-        work = Work(context, admin, controller, within_s)
+        work = RollWork(context, admin, controller, within_s)
         try:
             backend = await _backend(context, by, python, ssh, restart_with, compose, within_s)
             await work.load_nodes(embedded=not controllers_apart)
@@ -107,7 +107,7 @@ async def restart_one(context: CommandContext, address: str, within_s: float) ->
     from batonmq.mqctl.roll import Doubt
 
     async with context.controller() as (admin, controller):
-        work = Work(context, admin, controller, within_s)
+        work = RollWork(context, admin, controller, within_s)
         try:
             backend = up_backend(context, within_s)
             await work.load_nodes(embedded=True)
@@ -188,7 +188,7 @@ def alone(state: Path) -> Iterator[None]:
         lock.release()
 
 
-class Work:
+class RollWork:
     """One run of the command, with its outcome."""
 
     def __init__(
