@@ -1,15 +1,16 @@
 """Epochs of a log, the rules for a list of them, and up to where two logs are the same. Pure.
 
-An entry says: from `start_offset` on, the bytes of the log were written by the master of `epoch`.
-Only epoch and start are stored; an entry ends where the next one starts, and the last is open.
+An entry means: from `start_offset` on, the bytes of the log were written by the master of `epoch`.
+Only epoch and start are stored. An entry ends where the next one starts, and the last one is open.
 
 Invariant of a list: epochs grow strictly, starts never fall. Equal starts mean that nothing was
 written in the earlier epoch. Such entries stay (R25), because the last entry must name the acting
 master's epoch even before its first write; Java drops the newer one.
 
 Why epochs show where two logs are the same: an epoch has one master, which writes each offset once,
-and a replica appends an epoch's bytes only after the same bytes as its master. So if two logs have
-an epoch with the same start, all bytes before it are equal, and within it all that both have.
+and a replica appends bytes of an epoch only after the same bytes as its master. So if two logs have
+an epoch with the same start, all bytes before it are equal, and so are the bytes of it that both
+have.
 
 Origin: Java `EpochEntry`, `EpochFileCache`. The result of Java's `findConsistentPoint` may be above
 the own log's end, ours not.
@@ -88,15 +89,17 @@ def order_fault(entries: Sequence[EpochEntry]) -> str:
 def consistent_point(
     own: Sequence[EpochEntry], own_max: int, other: Sequence[EpochEntry], other_max: int
 ) -> int:
-    """The end (exclusive) of the common part; -1 if the lists share no epoch with the same start.
-    `own_max` and `other_max`: the ends of the logs, which the result never exceeds; the entries'
-    `end_offset` is not used. -1 also for an empty list: without epochs nothing is known of the
-    bytes (R21).
+    """The end (exclusive) of the common part; -1 if the lists share no epoch with the same start,
+    or one is empty. `own_max` and `other_max`: the ends of the logs, which the result never
+    exceeds; the entries' `end_offset` is not used.
     """
     own_entries = within_log(own, own_max)
     other_by_epoch = {entry.epoch: entry for entry in within_log(other, other_max)}
     for entry in reversed(own_entries):
         match = other_by_epoch.get(entry.epoch)
+        # Another start: the two replicas entered this epoch after different bytes.
         if match is not None and match.start_offset == entry.start_offset:
+            # From the newest epoch on: after the end of the shorter one the logs have other epochs.
             return min(entry.end_offset, match.end_offset)
+    # R21: without epochs nothing is known about the bytes.
     return NO_CONSISTENT_POINT

@@ -4,18 +4,14 @@ File, text with LF: number of entries, CRC-32 of the text that follows (top bit 
 checked), then `epoch-startOffset` per line. Byte-compatible with Java `EpochFileCache` and
 `CheckpointFile`.
 
-Invariant: a change is durable before the call returns, and visible in memory only then. The file
-and its `.bak` have the same list (Java's `.bak` is older): an older list would assign an epoch's
-bytes to its predecessor, and two logs would seem equal where they differ. Every failover waits for
-an append, so it is written only to `.redo`, in place: one fdatasync instead of the journal commits
-of two renames. `settle` writes both files later.
+Invariant: a change is durable before the call returns, and visible in memory only then. An append
+is written only to `.redo`; `settle` writes the list file and its `.bak` later.
 
 File `<list>.redo` (`RedoFile`), text: four slots of 512 bytes, `sequence base entries crc32`,
 filled up with blanks. `base` is the digest of the list file that the entries continue, `entries`
 are `epoch-start` separated by commas, or `-` for none. Record n is in slots 0 and 1 if n is even,
-else in 2 and 3: a torn write leaves the record before, damage to a slot its copy. Of the intact
-records the one with the highest sequence counts, and only for the list file whose digest it has.
-Before that file may get a content that it had before, `clear` must end the record durably.
+else in 2 and 3. Of the intact records the one with the highest sequence counts, and only for the
+list file whose digest it has.
 """
 
 from __future__ import annotations
@@ -67,7 +63,7 @@ def continuation(data: bytes, base: bytes) -> tuple[EpochEntry, ...]:
 
 
 class RedoFile:
-    """`load` comes first. Durable on return; any OSError leaves the last whole record in force."""
+    """Call `load` first. Durable on return; after an OSError the last whole record still counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,11 +99,15 @@ class RedoFile:
         if not self.is_ready or len(slot) > SLOT_SIZE:
             return False
         self._holds_entries = True
+        # Two copies, so damage to one slot loses nothing; not over the last record, so a torn write
+        # leaves that one.
         self._put(slot * 2, (self._sequence + 1) % 2 * 2 * SLOT_SIZE)
         return True
 
     def clear(self) -> None:
         """Stores a record that continues no list."""
+        # In all slots. The list file may get a content again that it had before (R25): an older
+        # record that continues that content must not be found then.
         if self._holds_entries:
             self._put(_encode(self._sequence + 1, _NONE, ()) * SLOTS, 0)
             self._holds_entries = False
@@ -275,6 +275,8 @@ class EpochFileCache:
         if _starts(closed) == _starts(self._entries):
             return False
         with self._writing:
+            # Each failover waits for this: one fdatasync in place instead of the journal commits of
+            # two renames.
             if not self._append_redo(closed):
                 self._replace(closed)
             self._entries = closed
@@ -324,6 +326,8 @@ class EpochFileCache:
 
     def _put_files(self, entries: tuple[EpochEntry, ...]) -> None:
         content = encode_entries(entries)
+        # Both get the same list, unlike in Java: by an older `.bak` the bytes of an epoch would
+        # belong to the one before, and two logs would seem equal where they differ.
         self._base = b""  # while they differ, no record may continue them
         replace_with_twin(self.path, content)
         self._base = digest(content)
