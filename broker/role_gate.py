@@ -1,9 +1,8 @@
 """The role of this broker, and the refusal for writes that it does not take. Pure.
 
 `RoleGate` owns the role: `RoleActions` changes it, everything else reads it. (The ReplicasManager
-keeps role views, which may be ahead of this role.) It caches one refusal, so the send path reads a
-single attribute. Writes are safe because of confirmOffset (R1), not because of the gate: it only
-spares clients a wait that cannot succeed (R36).
+keeps role views, which may be ahead of this role.) Writes are safe because of confirmOffset (R1),
+not because of the gate: it only saves clients a wait that cannot succeed (R36).
 """
 
 from __future__ import annotations
@@ -61,6 +60,7 @@ class RoleGate:
     def __init__(self) -> None:
         self.role = Role.FENCED
         self.master_epoch = 0
+        # Kept ready, not computed: each send reads this one attribute.
         self.refusal: Refusal | None = _FENCED
         self._lease = False
         self._whole = False
@@ -71,11 +71,12 @@ class RoleGate:
         self.changed: Callable[[], None] = lambda: None
         """Called after each change of the role or of the master's address."""
         self.after_unclean = False
-        """The group had an unclean election, perhaps followed by clean ones: clients may have read
-        more than this master has."""
+        """The group had an unclean election, maybe with clean ones after it: clients may have read
+        more than this master has (R44)."""
 
     def opening(self, master_epoch: int) -> None:
         """This broker becomes master of `master_epoch`; it takes no writes before `open`."""
+        # Fenced, not master: a late ack of the old role must release nothing (R4).
         self.role, self.master_epoch, self.refusal = Role.FENCED, master_epoch, _OPENING
         self.changed()
 
@@ -102,7 +103,7 @@ class RoleGate:
 
     def close(self, remark: str) -> None:
         """The process stops, or its disk failed: the gate stays closed."""
-        # Keep the master's address: waiting requests are still sent there.
+        # With the master's address: requests that wait here are still sent there.
         known = self.refusal
         self._stopping = Refusal(
             ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -128,15 +129,15 @@ class RoleGate:
         return self.refusal is None or (self._takes_offsets is not None and self._takes_offsets())
 
     def _refuse(self, code: int, remark: str, master_address: str) -> None:
-        """A stopping broker keeps its remark and updates only the master."""
+        # A broker that stops keeps its remark, whatever role views still arrive.
         if self._stopping is not None:
             code, remark = self._stopping.code, self._stopping.remark
         self.refusal = Refusal(code, remark, master_address, self.master_epoch)
         self.changed()
 
     def standing(self, *, lease: bool, required_set_whole: bool) -> None:
-        """Updates lease and required set. R36: a master without a lease continues while its whole
-        required set follows."""
+        """Updates lease and required set (R36)."""
+        # Called several times a second: almost always nothing has changed.
         if (lease, required_set_whole) != (self._lease, self._whole):
             self._lease, self._whole = lease, required_set_whole
             self._judge()

@@ -97,6 +97,7 @@ def claimed(
     `unheard_ms`: how long the registered process has been silent (`LivenessCore.unheard_ms`).
     """
     record = group.replica(command.broker_id) if group is not None else None
+    # Without an owner it was registered by Java, or by an earlier version: nothing to compare.
     if group is None or record is None or not record.owner:
         return command
     if command.owner == record.owner:
@@ -108,6 +109,7 @@ def claimed(
         return command
     if command.incarnation != record.incarnation:
         why = ""
+        # A member's acks count: a process without its log must not take its name.
         if record.broker_id in group.sync_state_set:
             why = "is in the SyncStateSet"
         elif unheard_ms < UNHEARD_MS:

@@ -99,6 +99,7 @@ class Controllers:
         session.answered_ms = now_ms
         if (event.master_epoch, event.sync_state_set_epoch) <= known_key:
             session.behind_since_ms = None
+        # The view of that answer is on its way; only if it does not come it is fetched.
         elif session.behind_since_ms is None:
             session.behind_since_ms = now_ms
         # A lower epoch is that of a deposed leader that does not know it yet.
@@ -156,7 +157,7 @@ class Controllers:
         """`target` did not answer as leader: tries another one next time."""
         if self._hint == target:
             self._hint = ""
-        # Not the leader, after only one failed call: its heartbeat answers decide.
+        # A leader stays the target after one failed call: its heartbeat answers decide.
         elif self.leader != target:
             self._turn += 1
 

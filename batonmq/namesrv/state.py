@@ -152,11 +152,7 @@ class MinIdChanges:
 
 
 class RouteInfoManager:
-    """All routes of one name server. Times are milliseconds of the caller's monotonic clock.
-
-    Any host can register groups and topics. If there are too many, the oldest groups of the host
-    with the most entries are removed (R58).
-    """
+    """All routes of one name server. Times are milliseconds of the caller's monotonic clock."""
 
     def __init__(
         self,
@@ -238,6 +234,8 @@ class RouteInfoManager:
         return not was_under_way or (live is not None and live.parts is parts)
 
     def _limit_entries(self, broker_name: str, peer: str) -> None:
+        # R58: any host can register groups and topics. If there are too many, the oldest groups of
+        # the host with the most entries go.
         entries = GROUP_ENTRIES + self._topics.count(broker_name)
         self._entries.hold(broker_name, peer, entries)
         while self._entries.taken > self._entries.places:
@@ -564,12 +562,11 @@ def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
 def _add_replica_routes(
     route: TopicRouteData, groups: Mapping[str, _Group], live: BrokerLiveTable
 ) -> None:
-    """Adds write-only queues that lead to a group's master through its other members.
-
-    A stock producer retries a failed send at another broker name only. So a group of n members gets
-    n - 1 more names (`NAME%1`, …), each with a living slave as its master that passes requests on.
-    When the master dies, the producer retries there.
-    """
+    """Adds write-only queues that lead to a group's master through its slaves: a group of n members
+    gets n - 1 more names (`NAME%1`, …), each with a living slave that passes requests on as its
+    master."""
+    # A stock producer retries a failed send at another broker name only: when the master dies, it
+    # retries there.
     for data, queue in list(zip(route.broker_datas, route.queue_datas, strict=True)):
         if not queue.perm & PERM_WRITE:
             continue

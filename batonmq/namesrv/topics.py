@@ -59,7 +59,8 @@ class TopicQueueTable:
         return self._of_group.keys()
 
     def put(self, broker_name: str, topics: Mapping[str, TopicConfig]) -> None:
-        # R58: a registration of 10,000 known topics costs a few calls into C, no Python loop.
+        # R58: a registration of 10,000 known topics costs a few calls into C, no Python loop. Most
+        # topics have the same groups, so the new tuple of each combination is made once.
         names_of = list(map(self.groups_of.get, topics, repeat(())))
         more = {
             names: names if broker_name in names else (*names, broker_name)
@@ -161,6 +162,7 @@ class TopicQueueTable:
         its turn keeps the permissions of that registration."""
         topics = self._of_group.get(broker_name, {})
         self._perms.append(_PermChange(topics, iter(list(topics.values())), change))
+        # Alone: changes must be carried out in the order of their requests.
         if len(topics) <= SMALL and len(self._perms) == 1:
             self.set_perms(len(topics) + 1)
         return len(topics)
@@ -177,6 +179,7 @@ class TopicQueueTable:
             topics, change = wanted.topics, wanted.change
             for config in some:
                 topic = config.topic_name
+                # Not if the topic was registered again since: the newer permissions stay.
                 if topics.get(topic) is config:
                     topics[topic] = replace(config, perm=change(config.perm))
         return bool(self._perms)

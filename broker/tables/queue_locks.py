@@ -109,6 +109,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         granted, new = [], []
         for queue in queues:
             lock = locks.get(queue)
+            # A renewal is no record: a new master counts every lock as renewed (`renew_all`).
             if lock is not None and lock.client_id == client_id:
                 lock.renewed_ms = now_ms
                 granted.append(queue)
@@ -135,6 +136,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         """Applies a change of this master, or one that the log shows. Idempotent."""
         locks = self._groups.setdefault(change.group, {})
         for queue in change.queues:
+            # A late release of the owner before must not take the lock from the present one.
             if not change.released:
                 locks[queue] = _Lock(change.client_id, now_ms)
             elif queue in locks and locks[queue].client_id == change.client_id:

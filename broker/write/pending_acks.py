@@ -1,10 +1,7 @@
 """Writes that wait for confirmOffset: only this module sends their success (code 0). Pure.
 
 Invariant (R4): all entries belong to one masterEpoch. A role change fails all of them before a byte
-is cut, so the confirmOffset of one epoch never releases a reply of another. Entries come in order
-of their deadline, because all wait equally long, and almost in order of their end offset, so a
-deque is enough. (A reply that waited for name servers is added late, and leaves with those before
-it.)
+is cut, so the confirmOffset of one epoch never releases a reply of another.
 Origin: GroupTransferService in Java, without its thread.
 
 `FlowControl` refuses sends (SYSTEM_BUSY) that would only time out, so that their producer tries
@@ -58,6 +55,9 @@ class PendingAcks:
         """How many replies were released within each bound, and beyond the last."""
         self.waited_ms_total = self.longest_ms = 0
         self.failed_by_code: Counter[int] = Counter()
+        # In order of their deadlines, because all wait equally long, and almost in order of their
+        # end offsets: so a deque is enough. A reply that waited for name servers is added late, and
+        # leaves with those before it.
         self._replies: deque[_Reply] = deque()
         self._waiters: deque[tuple[int, int, Outcome]] = deque()
         # Failed replies that were not answered yet: replies, code, remark.
@@ -146,14 +146,11 @@ class PendingAcks:
 
 class AckPause:
     """After its own process was stopped, a master acknowledges nothing until its lease is renewed
-    (R8).
+    (R8). Times are ms of the clock of `lease_valid`.
 
     A process that was stopped for longer than its lease finds the acks of its slaves in its sockets
     when it wakes. Every member has those bytes, so the replies would break no promise (R1). But
-    another replica may be master by then, and clients must not get replies from two masters. So
-    acks wait until the lease is renewed, or a role change fails them (R4), or `most_ms` are over:
-    then no controller is reachable, and a healthy group continues (R36). Times are ms of the clock
-    of `lease_valid`.
+    another replica may be master by then, and clients must not get replies from two masters.
     """
 
     def __init__(
@@ -171,6 +168,7 @@ class AckPause:
         if self._seen_ms is not None and now_ms - self._seen_ms >= self._stall_ms:
             self._until_ms = now_ms + self._most_ms
         self._seen_ms = now_ms
+        # After `most_ms` no controller is reachable, and a healthy group continues (R36).
         if now_ms >= self._until_ms:
             return False
         if self._lease_valid(now_ms):

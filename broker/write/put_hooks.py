@@ -78,8 +78,7 @@ class PutHooks:
             self._time(message, properties, now_ms)
 
     def _delay(self, message: NewMessage, level: int) -> None:
-        """A level above the last counts as the last, as in Java. The log must still have the
-        message when it is due (R56): a client's message is refused, and a retry waits less."""
+        """Moves the message to the queue of its delay level."""
         # A level takes precedence, and the timers must not delay the message once more.
         if b"TIMER_" in message.properties:
             properties = decode_properties(message.properties)
@@ -88,6 +87,8 @@ class PutHooks:
             message.properties = encode_properties(properties).encode()
         level = min(level, len(self._levels))  # as in Java
         kept_ms = self._config.file_reserved_time * 3_600_000
+        # R56: the log must still have the message when it is due. A client's message is refused, a
+        # retry waits less: it must not be lost.
         if self._levels.delay_ms(level) > kept_ms:
             if not message.topic.startswith(RETRY_PREFIX):
                 raise _illegal(

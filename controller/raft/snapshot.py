@@ -160,6 +160,7 @@ class FileSnapshots:
         """`data` is (None, last applied entry, the entry before it, nodes); `index` is that of the
         entry before it."""
         _, last, before_last, _ = data
+        # In this turn: no entry may be applied between the state and its index.
         if self._store(encode_snapshot(self._capture(), (last, before_last))) is False:
             return
         self.last_index = last[1]
@@ -176,6 +177,8 @@ class FileSnapshots:
         """The next piece for a follower: (bytes, first, last). The last piece is empty."""
         if self._data is None or self._finished:
             return None
+        # With its own reference to the bytes: a newer snapshot must not mix with pieces of this
+        # one.
         transmission = self._outgoing.setdefault(node, _Transmission(self._data))
         first = transmission.sent == 0
         piece = transmission.data[transmission.sent : transmission.sent + self._piece_bytes]

@@ -98,6 +98,7 @@ class ControllerState(msgspec.Struct, frozen=True):
             clock_ms=max(self.clock_ms, command.now_ms),
         )
         request_id = command.request_id
+        # A repeated BecomeController must not raise the controller epoch a second time.
         if isinstance(command, BecomeController):
             request_id = request_id or command.nonce
         if (known := self.answer_to(request_id)) is not None:
@@ -247,6 +248,7 @@ class ControllerState(msgspec.Struct, frozen=True):
             )
             for part, draft in enumerate(drafts)
         )
+        # Bounded: it is in every snapshot. Older events are in the files of the nodes.
         history = (*self.history, *events)[-HISTORY_EVENTS_MAX:]
         state = msgspec.structs.replace(self, history=history)
         return state, tuple(HistoryAppended(event) for event in events)
