@@ -53,15 +53,15 @@ class Housekeeping:
         self._slaves = slaves
         now_ms = path.clock_ms()
         self._next_report_ms = now_ms + REPORT_MS
-        self._next_look_ms = now_ms + PROTECT_MS
+        self._next_check_ms = now_ms + PROTECT_MS
 
     async def tick(self, now_ms: int) -> None:
         """At least once a second."""
         if now_ms >= self._next_report_ms:
             self._next_report_ms = now_ms + REPORT_MS
             self._report()
-        if now_ms >= self._next_look_ms:
-            self._next_look_ms = now_ms + PROTECT_MS
+        if now_ms >= self._next_check_ms:
+            self._next_check_ms = now_ms + PROTECT_MS
             if self._config.disable_consume_if_consumer_read_slowly:
                 await self.protect_broker()
 

@@ -316,9 +316,9 @@ class Relay:
     def role_changed(self) -> None:
         """The role or the known master changed: handles waiting requests again."""
         self._pauses.reset()
-        self._look_again()
+        self._handle_waiting_soon()
 
-    def _look_again(self) -> None:
+    def _handle_waiting_soon(self) -> None:
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -358,7 +358,7 @@ class Relay:
             else:
                 self._refuse(asked, STOPPING)
             await pace.step()
-        self._look_again()
+        self._handle_waiting_soon()
         if self._held:
             self._settled = asyncio.Event()
             with contextlib.suppress(TimeoutError):
@@ -485,7 +485,7 @@ class Relay:
             log.debug("relay_not_connected address=%s reason=%s", address, error)
             self._wait_a_moment()
         else:
-            self._look_again()
+            self._handle_waiting_soon()
 
     def _again_in_a_moment(self, asked: RelayedRequest) -> None:
         self._waiting.append(asked)
@@ -496,7 +496,7 @@ class Relay:
         first."""
         if self._pause is None:
             loop = asyncio.get_running_loop()
-            self._pause = loop.call_later(self._pauses.next_ms() / 1000, self._look_again)
+            self._pause = loop.call_later(self._pauses.next_ms() / 1000, self._handle_waiting_soon)
 
     def _refuse(self, asked: RelayedRequest, remark: str) -> None:
         self.refused += 1

@@ -357,7 +357,7 @@ class BrokerService:
 
     def _topic_deleted(self, topic: str) -> None:
         self.pull.queues_deleted(topic)
-        self.pop.look_again(("", topic, ANY_QUEUE))
+        self.pop.read_again(("", topic, ANY_QUEUE))
 
     def _tables_changed(self, topics: Collection[str] | None = None) -> None:
         """`topics`: only these were created or changed."""

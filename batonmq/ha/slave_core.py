@@ -48,7 +48,7 @@ class SlavePhase(Enum):
     READY = "ready"  # no connection; `Redial` says when to connect
     CONNECTING = "connecting"
     HANDSHAKE = "handshake"  # our handshake is sent, the master's is awaited
-    PROVING = "proving"  # a Java master is asked for its identity (GET_EPOCH_CACHE, 1007)
+    PROVING = "proving"  # a Java master is asked for its identity (GET_BROKER_EPOCH_CACHE, 1007)
     CUTTING = "cutting"  # the store cuts the log to the consistent point
     TRANSFER = "transfer"  # our log is a prefix of the master's; its frames are appended and acked
     STOPPED = "stopped"  # the slave side has ended (R1)

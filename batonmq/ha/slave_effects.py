@@ -28,8 +28,8 @@ class SendToMaster(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProveMaster:
-    """Ask the Java master for its identity (GET_EPOCH_CACHE, 1007), then feed `peer_proved`, or
-    `disconnected` without an answer."""
+    """Ask the Java master for its identity (GET_BROKER_EPOCH_CACHE, 1007), then feed `peer_proved`,
+    or `disconnected` without an answer."""
 
     view: RoleView
 

@@ -27,8 +27,8 @@ TAKEN_FIELD = "batonTaken"
 # answers what it can and then sends the client back.
 READ_REPLICA_FIELD = "batonReadReplica"
 
-# extFields of the answer to GET_EPOCH_CACHE (1007): process, log id, HA address. By these our
-# brokers recognize each other if the controllers do not record them.
+# extFields of the answer to GET_BROKER_EPOCH_CACHE (1007): process, log id, HA address. By these
+# our brokers recognize each other if the controllers do not record them.
 INCARNATION_FIELD = "batonIncarnation"
 LOG_ID_FIELD = "batonLogId"
 HA_ADDRESS_FIELD = "batonHaAddress"

@@ -218,13 +218,13 @@ class PullProcessor:
             return
         # R58: thousands of consumers may wait for one queue: the rest is answered in later turns.
         woken = self._hold.arrived(topic, queue_id, max_offset, _SLICE)
-        self._look_again(woken, may_hold=True)
+        self._answer_or_hold_all(woken, may_hold=True)
         if len(woken) == _SLICE < waiting:
             self._waking[queue] = _WakeRound(max_offset, waiting - _SLICE)
             if len(self._waking) == 1:
                 asyncio.get_running_loop().call_soon(self._wake_more)
 
-    def _look_again(self, waited: list[HeldPull[Pull]], *, may_hold: bool) -> None:
+    def _answer_or_hold_all(self, waited: list[HeldPull[Pull]], *, may_hold: bool) -> None:
         """Answers pulls or holds them again. An error of one does not stop the others."""
         for held in waited:
             try:
@@ -241,7 +241,7 @@ class PullProcessor:
         limit = min(_SLICE, running.left)
         running.left -= limit
         woken = self._hold.arrived(*queue, running.max_offset, limit)
-        self._look_again(woken, may_hold=True)
+        self._answer_or_hold_all(woken, may_hold=True)
         # At most as many as waited when the round began: pulls that are held again, since nothing
         # matched, must not keep it running.
         if len(woken) < limit or not running.left:
@@ -263,7 +263,7 @@ class PullProcessor:
         """Answers expired pulls, and checks all queues every 5 s as a safeguard. Each call does a
         slice; returns whether there is more to do now."""
         late = self._hold.expired(now_ms, _SLICE)
-        self._look_again(late, may_hold=False)
+        self._answer_or_hold_all(late, may_hold=False)
         if now_ms >= self._next_sweep_ms:
             self._next_sweep_ms = now_ms + SWEEP_MS
             self._to_sweep = self._hold.queues()

@@ -214,7 +214,7 @@ class AckProcessor:
         self._service.when_confirmed(end, outcome)
         for key, _, _ in taken:
             if self._service.table.order_of(key) is None:
-                self._service.look_again(key)
+                self._service.read_again(key)
 
 
 def _bits(text: str) -> int:

@@ -58,7 +58,7 @@ class PopProcessor:
         self._hold = PopHold()
         self._next_slice: asyncio.Handle | None = None
         self.messages_total = 0
-        service.look_again = self.look_again
+        service.read_again = self.read_again
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.POP_MESSAGE, self.pop)
@@ -90,7 +90,7 @@ class PopProcessor:
         self._path.gate.require_open()
         pop = self._checks.peek(request, connection)
         walk = self._reader.walk(pop)
-        self._reader.look(pop, walk, peek=True)
+        self._reader.read_more(pop, walk, peek=True)
         if not walk.parts:
             raise BrokerRefusal(ResponseCode.PULL_NOT_FOUND, "there is no message for the group")
         return RemotingCommand.response_to(
@@ -113,12 +113,12 @@ class PopProcessor:
 
     def _begin(self, pop: PopRequest) -> None:
         # Held, not refused: the client would only ask again, and this ends in a moment.
-        if self._may_look():
+        if self._may_read():
             self._continue(pop, self._reader.walk(pop), woken=False)
         else:
             self._wait(pop, woken=False)
 
-    def _may_look(self) -> bool:
+    def _may_read(self) -> bool:
         """False during a planned switch, or while a new master still reads what is in flight."""
         return self._service.is_loaded and not self._path.hold.active
 
@@ -127,11 +127,11 @@ class PopProcessor:
         request."""
         if pop.channel.closed:
             return
-        if not self._may_look():
+        if not self._may_read():
             self._wait(pop, woken=woken)
             return
         try:
-            found = self._look(pop, walk)
+            found = self._read(pop, walk)
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
             self._refuse(pop, exc)
@@ -144,7 +144,7 @@ class PopProcessor:
             elif not found:
                 self._wait(pop, woken=woken)
 
-    def _look(self, pop: PopRequest, walk: Walk) -> bool:
+    def _read(self, pop: PopRequest, walk: Walk) -> bool:
         """Returns whether the request is answered, or will be once its record is confirmed."""
         if pop.is_notification:
             if not self._reader.has_more(pop, walk):
@@ -157,7 +157,7 @@ class PopProcessor:
                 f"{len(self._service.table)} messages are in flight, at most"
                 f" {self._service.in_flight_max} are allowed (popInFlightMax): acknowledge some",
             )
-        self._reader.look(pop, walk)
+        self._reader.read_more(pop, walk)
         if not walk.parts:
             return False
         self._give(pop, walk)
@@ -250,7 +250,7 @@ class PopProcessor:
         if len(self._hold) and self._hold.arrived(topic, queue_id):
             self._run_soon()
 
-    def look_again(self, key: Key | None) -> None:
+    def read_again(self, key: Key | None) -> None:
         """A queue (None: any) may be popped again, or its topic was deleted."""
         if key is None:
             self._hold.all_ready()

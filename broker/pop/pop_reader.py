@@ -131,7 +131,7 @@ class PopReader:
         if not retry_first:
             yield from retries
 
-    def look(self, pop: PopRequest, walk: Walk, *, peek: bool = False) -> None:
+    def read_more(self, pop: PopRequest, walk: Walk, *, peek: bool = False) -> None:
         """Reads more queues, until there are enough messages. Raises CorruptLogError."""
         budget = BUDGET
         while budget > 0 and walk.count < pop.max_num and walk.size < MAX_REPLY_BYTES:
@@ -139,7 +139,7 @@ class PopReader:
             if place is None:
                 walk.is_over = True
                 return
-            budget -= self._look_into(pop, walk, *place, peek=peek)
+            budget -= self._read_queue(pop, walk, *place, peek=peek)
         # With messages the reply leaves now; without, the next turn continues.
         walk.is_over = walk.count > 0
 
@@ -162,7 +162,7 @@ class PopReader:
         service = self._service
         return pop.order and service.table.is_blocked(key, pop.attempt, service.now_ms())
 
-    def _look_into(
+    def _read_queue(
         self, pop: PopRequest, walk: Walk, flag: str, queue_id: int, *, peek: bool
     ) -> int:
         """Reads one queue; returns the cost in units of BUDGET."""

@@ -303,7 +303,7 @@ class LeftMessages:
 
 
 class PopService(LogFeature):
-    """One per broker. `look_again` is called when held requests of a group's queue, or of any
+    """One per broker. `read_again` is called when held requests of a group's queue, or of any
     (None), may find messages."""
 
     def __init__(
@@ -318,7 +318,7 @@ class PopService(LogFeature):
         self._offsets = offsets
         self._reviver = Reviver(path, topics, config, self._carried_out)
         self._config = config
-        self.look_again: Callable[[Key | None], None] = lambda key: None
+        self.read_again: Callable[[Key | None], None] = lambda key: None
         self.positions = PopPositions(offsets)
         self._left = LeftMessages(path.store, topics, self.positions)
         self.table = PopTable()
@@ -392,7 +392,7 @@ class PopService(LogFeature):
         self.positions.forget((group, topic, queue_id))
         if self.is_loaded and self._path.gate.refusal is None:
             self.put(PopRecord(reset=[(group, topic, queue_id)]))
-            self.look_again((group, topic, queue_id))
+            self.read_again((group, topic, queue_id))
 
     def pulls_again(self, group: str, topic: str) -> None:
         """The group was set to PULL: moves its messages out of POP's retry topic."""
@@ -412,7 +412,7 @@ class PopService(LogFeature):
     # Work of the timer.
 
     @property
-    def _look_ms(self) -> int:
+    def _next_due_ms(self) -> int:
         return self.table.wake_ms
 
     def _slice(self, now_ms: int) -> int:
@@ -432,7 +432,7 @@ class PopService(LogFeature):
             log.warning("popped_message_waits reason=%s", error)
             return log_features.REFUSED_MS
         finally:
-            self._wakes_at = min(self.table.wake_ms, now_ms + log_features.LOOK_AGAIN_MS)
+            self._wakes_at = min(self.table.wake_ms, now_ms + log_features.MAX_PAUSE_MS)
             self._keep_progress()
         return 0
 
@@ -452,7 +452,7 @@ class PopService(LogFeature):
                 table.collects = False
                 self.is_loaded = True
                 self._left.find()
-                self.look_again(None)
+                self.read_again(None)
                 return True
             key, position = table.positions.popitem()
             group, topic, queue_id = key
@@ -476,7 +476,7 @@ class PopService(LogFeature):
                 self.table.forget(point)
             elif now_ms >= visible_at:
                 self.table.wake(point, visible_at + ORDER_KEPT_MS)
-                self.look_again(point.key)
+                self.read_again(point.key)
             else:
                 self.table.wake(point, visible_at)
             return

@@ -48,7 +48,7 @@ CONNECT_S: Final = 10.0
 CLASSIC_EPOCH: Final = 0
 LOG_END_TIMEOUT_MS: Final = 1000
 SLAVE_REMARK: Final = "this broker is a slave"
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 
 
 class PreOnline:
@@ -103,7 +103,7 @@ class PreOnline:
         try:
             async with asyncio.timeout(CONNECT_S):
                 while not self._ha.is_followed_from(host):  # noqa: ASYNC110  seen by its reports
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("pre_online_without_slave host=%s waited_s=%g", host, CONNECT_S)
 

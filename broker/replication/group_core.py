@@ -37,7 +37,7 @@ class GroupPolicy:
     """enableSlaveActingMaster."""
     pre_online: bool = False
     """With it: not skipPreOnline."""
-    look_ms: int = 5_000
+    check_ms: int = 5_000
     """Time between two checks of the group."""
 
 
@@ -133,7 +133,7 @@ class ClassicGroupCore:
     def tick(self, now_ms: int) -> list[GroupEffect]:
         if now_ms < self._due_ms:
             return []
-        self._due_ms = now_ms + self.policy.look_ms
+        self._due_ms = now_ms + self.policy.check_ms
         return [AskMembers()]
 
     @records_event

@@ -42,9 +42,9 @@ from batonmq.runtime.clock import wall_ms
 log = logging.getLogger(__name__)
 
 ASK_MS: Final = 1000
-LOOK_MS: Final = 5000
+CHECK_MS: Final = 5000
 """Between two checks of the group."""
-ACTING_LOOK_MS: Final = 1000
+ACTING_CHECK_MS: Final = 1000
 """The same if a slave may act: Java's syncBrokerMemberGroupPeriod."""
 
 
@@ -88,7 +88,7 @@ class GroupWatch:
             started_ms=wall_ms(),
             acting=acting,
             pre_online=acting and not broker.skip_pre_online,
-            look_ms=ACTING_LOOK_MS if acting else LOOK_MS,
+            check_ms=ACTING_CHECK_MS if acting else CHECK_MS,
         )
         self.core = ClassicGroupCore(self._policy, clock_ms())
         self._hinted = asyncio.Event()
@@ -101,10 +101,10 @@ class GroupWatch:
 
     async def start(self) -> None:
         """Checks the group once before it returns: a broker that is alone has its role then."""
-        await self._look()
-        self._tasks = [asyncio.create_task(self._look_forever(), name="group-watch")]
+        await self._check()
+        self._tasks = [asyncio.create_task(self._check_when_due(), name="group-watch")]
         if self._policy.acting:
-            self._tasks.append(asyncio.create_task(self._beat_forever(), name="group-heartbeat"))
+            self._tasks.append(asyncio.create_task(self._send_heartbeats(), name="group-heartbeat"))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -123,7 +123,7 @@ class GroupWatch:
         return self.core.takes_offsets(self._clock_ms())
 
     def _min_id_changed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A hint (NOTIFY_MIN_BROKER_ID_CHANGE, 905). The look that follows asks every name server,
+        """A hint (NOTIFY_MIN_BROKER_ID_CHANGE, 905). The check that follows asks every name server,
         this one too."""
         log.info("min_broker_id_changed to=%s", request.ext.get("minBrokerId"))
         self.hint()
@@ -135,17 +135,17 @@ class GroupWatch:
         self._hinted.set()
         return RemotingCommand.response_to(request)
 
-    async def _look_forever(self) -> None:
+    async def _check_when_due(self) -> None:
         while True:
             wait_ms = self.core.wakeup_ms - self._clock_ms()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0, wait_ms) / 1000):
                     await self._hinted.wait()
-            # Before the look: a hint that comes during it leads to another one.
+            # Before the check: a hint that comes during it leads to another one.
             self._hinted.clear()
-            await self._look()
+            await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         effects = deque(self.core.tick(self._clock_ms()))
         while effects:
             effects += await self._perform(effects.popleft())
@@ -227,7 +227,7 @@ class GroupWatch:
             return Rival.SILENT, 0
         return Rival.LIVES, int(started) if started.isdigit() else 0
 
-    async def _beat_forever(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Name servers take a broker that is silent for brokerNotActiveTimeoutMillis away
         (BROKER_HEARTBEAT, 904)."""
         broker = self._broker

@@ -17,8 +17,8 @@ from typing import Final
 from batonmq.broker.schedule.due_queues import (
     DelayQueues,
     DeliveryProgress,
-    Look,
     Now,
+    QueueRead,
     TimerCounts,
     TimerQueue,
 )
@@ -156,54 +156,54 @@ class ScheduleMessageService(_DueMessages):
         return self._queues.arrived(queue_id)
 
     @property
-    def _look_ms(self) -> int:
+    def _next_due_ms(self) -> int:
         return self._queues.wake_ms
 
     def _slice(self, now_ms: int) -> int:
         left, pause_ms = SLICE, 0
         try:
             while left > 0 and not pause_ms:
-                look = self._queues.next_look(now_ms)
-                if look is None:
+                read = self._queues.next_read(now_ms)
+                if read is None:
                     break
-                count, pause_ms = self._deliver_from(look, left, now_ms)
+                count, pause_ms = self._deliver_from(read, left, now_ms)
                 left -= count
                 if count:
-                    offset = self._queues.offset_of(look.queue_id)
-                    self._progress.delivered({look.queue_id + 1: offset})
+                    offset = self._queues.offset_of(read.queue_id)
+                    self._progress.delivered({read.queue_id + 1: offset})
         finally:
             # After an exception, too: what was put already must not be delivered twice.
             self._note()
         return pause_ms
 
-    def _deliver_from(self, look: Look, left: int, now_ms: int) -> tuple[int, int]:
+    def _deliver_from(self, read: QueueRead, left: int, now_ms: int) -> tuple[int, int]:
         """Returns how many messages of a queue were delivered, and the pause in ms that must
         follow."""
         queries = self._store.queries
-        least = queries.min_offset_in_queue(SCHEDULE_TOPIC, look.queue_id)
-        if look.offset < least:
-            self._queues.skip_to(look.queue_id, least)
+        least = queries.min_offset_in_queue(SCHEDULE_TOPIC, read.queue_id)
+        if read.offset < least:
+            self._queues.skip_to(read.queue_id, least)
             return 0, 0
-        units = queries.units(SCHEDULE_TOPIC, look.queue_id, look.offset, left)
-        end = queries.max_offset_in_queue(SCHEDULE_TOPIC, look.queue_id)
+        units = queries.units(SCHEDULE_TOPIC, read.queue_id, read.offset, left)
+        end = queries.max_offset_in_queue(SCHEDULE_TOPIC, read.queue_id)
         due_ms = [unit[2] for unit in units]
-        due = self._queues.due_of(look.queue_id, due_ms, end, Now(now_ms, boot_ms()))
+        due = self._queues.due_of(read.queue_id, due_ms, end, Now(now_ms, boot_ms()))
         count = 0
         try:
             for phy_offset, size, _ in units[:due]:
                 record = queries.record_at(phy_offset, size)
                 if record is not None and not self._carried_out(
-                    f"message at {phy_offset} of level {look.queue_id + 1}",
+                    f"message at {phy_offset} of level {read.queue_id + 1}",
                     partial(self._deliver, record, phy_offset),
                 ):
                     return count, REFUSED_MS
                 count += 1
         except PutRefused as error:
-            log.warning("delayed_message_waits queue_id=%d reason=%s", look.queue_id, error)
+            log.warning("delayed_message_waits queue_id=%d reason=%s", read.queue_id, error)
             return count, REFUSED_MS
         finally:
             if count:
-                self._queues.delivered(look.queue_id, count)
+                self._queues.delivered(read.queue_id, count)
         return count, 0
 
     def _deliver(self, record: Buffer, stored_at: int) -> bool:
@@ -247,7 +247,7 @@ class TimerService(_DueMessages):
         return len(self._queue), max(0, end - self._queue.next_offset)
 
     @property
-    def _look_ms(self) -> int:
+    def _next_due_ms(self) -> int:
         return self._queue.wake_ms
 
     def _slice(self, now_ms: int) -> int:

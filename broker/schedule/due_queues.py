@@ -48,7 +48,7 @@ _NO_DELAYS: Final[Mapping[int, int]] = {}
 class _Level:
     queue_id: int
     offset: int
-    look_ms: int = NOW
+    next_read_ms: int = NOW
     """When to read the queue: when its first message is due; NEVER while it is empty."""
     there_to: int = 0
     there_ms: int = 0
@@ -70,7 +70,7 @@ class Now(NamedTuple):
     steady_ms: int
 
 
-class Look(NamedTuple):
+class QueueRead(NamedTuple):
     """Read units of this queue from `offset` on."""
 
     queue_id: int
@@ -96,17 +96,17 @@ class DelayQueues:
     def arrived(self, queue_id: int) -> bool:
         """A queue has a new message. Returns whether it was empty before and must be read now."""
         level = self._levels.get(queue_id)
-        if level is None or level.look_ms != NEVER:
+        if level is None or level.next_read_ms != NEVER:
             return False
-        level.look_ms = NOW
+        level.next_read_ms = NOW
         return True
 
     @property
     def wake_ms(self) -> int:
         """When to read next, NEVER if nothing waits."""
-        return min((level.look_ms for level in self._levels.values()), default=NEVER)
+        return min((level.next_read_ms for level in self._levels.values()), default=NEVER)
 
-    def next_look(self, now_ms: int) -> Look | None:
+    def next_read(self, now_ms: int) -> QueueRead | None:
         """A queue to read now, round robin; None if nothing is due."""
         ids = sorted(self._levels)
         for queue_id in (*ids[self._turn :], *ids[: self._turn]):
@@ -114,9 +114,9 @@ class DelayQueues:
             latest = now_ms + self._delay_ms(queue_id)
             # Second condition: a message never waits longer than its delay, so the clock was set
             # back.
-            if level.look_ms <= now_ms or latest < level.look_ms < NEVER:
+            if level.next_read_ms <= now_ms or latest < level.next_read_ms < NEVER:
                 self._turn = ids.index(queue_id) + 1  # the next call begins after it
-                return Look(queue_id, level.offset)
+                return QueueRead(queue_id, level.offset)
         return None
 
     def due_of(self, queue_id: int, due: Sequence[int], end_offset: int, now: Now) -> int:
@@ -134,22 +134,22 @@ class DelayQueues:
                 wait_ms = level.left_ms(offset, end_offset, delay_ms, now.steady_ms)
             if wait_ms > 0:
                 if index == 0:
-                    level.look_ms = now.wall_ms + wait_ms
+                    level.next_read_ms = now.wall_ms + wait_ms
                 return index
         if not due:
-            level.look_ms = NEVER
+            level.next_read_ms = NEVER
         return len(due)
 
     def delivered(self, queue_id: int, count: int) -> None:
         """The first `count` messages are delivered or dropped."""
         level = self._levels[queue_id]
         level.offset += count
-        level.look_ms = NOW
+        level.next_read_ms = NOW
 
     def skip_to(self, queue_id: int, offset: int) -> None:
         """Earlier messages of the queue have expired."""
         self._levels[queue_id].offset = offset
-        self._levels[queue_id].look_ms = NOW
+        self._levels[queue_id].next_read_ms = NOW
 
     def offset_of(self, queue_id: int) -> int:
         """The offset of the next message to deliver."""

@@ -24,7 +24,7 @@ from batonmq.protocol.json_body import Body
 from batonmq.runtime.clock import wall_ms
 
 LEASE_MS: Final = 60_000
-LOOKED_AT_MAX: Final = 1000
+CHECKED_MAX: Final = 1000
 
 Queue = tuple[str, int]
 """Topic and queue id, of this broker."""
@@ -61,7 +61,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         super().__init__(path, QueueLockTable, clock_ms)
         self._groups: dict[str, dict[Queue, _Lock]] = {}
         self._renewed_all_ms = 0
-        self._looking: Iterator[tuple[str, Queue]] = iter(())
+        self._to_check: Iterator[tuple[str, Queue]] = iter(())
         self.change_count = 0
         """Grows with each change of an owner."""
 
@@ -146,13 +146,13 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._changed()
 
     def expired(self, now_ms: int) -> list[tuple[str, str, Queue]]:
-        """Some of the expired locks, as (group, client id, queue). A call looks at LOOKED_AT_MAX
-        locks, and the next one continues there (R58)."""
+        """Some of the expired locks, as (group, client id, queue). A call checks CHECKED_MAX locks,
+        and the next one continues there (R58)."""
         found = []
-        for _ in range(LOOKED_AT_MAX):
-            group, queue = next(self._looking, ("", None))
+        for _ in range(CHECKED_MAX):
+            group, queue = next(self._to_check, ("", None))
             if queue is None:
-                self._looking = self._places()
+                self._to_check = self._places()
                 break
             lock = self._groups.get(group, {}).get(queue)
             if lock is not None and self._is_expired(lock, now_ms):

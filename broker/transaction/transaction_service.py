@@ -162,7 +162,7 @@ class TransactionService(LogFeature):
         if self._owed and self._store.appender.is_writable:
             self._write_op([])
         if not self._loaded.is_set():
-            return log_features.LOOK_AGAIN_MS
+            return log_features.MAX_PAUSE_MS
         pause_ms = self._check_due(now_ms)
         self._keep_progress()
         return pause_ms
@@ -446,7 +446,7 @@ class TransactionService(LogFeature):
             except PutRefused as error:
                 log.warning("transaction_check_waits reason=%s", error)
                 return log_features.REFUSED_MS
-        return max(0, min(table.wake_ms - now_ms, log_features.LOOK_AGAIN_MS))
+        return max(0, min(table.wake_ms - now_ms, log_features.MAX_PAUSE_MS))
 
     def _check(self, due: Due, now_ms: int) -> bool:
         """On any error the half stays open."""

@@ -26,7 +26,7 @@ from batonmq.store.message_store import MessageStore
 log = logging.getLogger(__name__)
 
 UNCONFIRMED_BYTES_MAX: Final = 16 << 20
-LOOK_AGAIN_MS: Final = 1000
+MAX_PAUSE_MS: Final = 1000
 """The longest pause: the wall clock may jump."""
 BLOCKED_MS: Final = 10
 REFUSED_MS: Final = 100
@@ -92,7 +92,7 @@ class LogFeature:
         raise NotImplementedError
 
     @property
-    def _look_ms(self) -> int:
+    def _next_due_ms(self) -> int:
         """When something may be due next, wall clock ms; by default `_slice` decides that."""
         return 0
 
@@ -146,8 +146,8 @@ class LogFeature:
             pause_ms = FAILED_MS
         # An arrival within the slice may have set the timer already, to an earlier time.
         if self._timer is None:
-            due_in_ms = self._look_ms - wall_ms()
-            self._wake_in(max(pause_ms, min(due_in_ms, LOOK_AGAIN_MS)))
+            due_in_ms = self._next_due_ms - wall_ms()
+            self._wake_in(max(pause_ms, min(due_in_ms, MAX_PAUSE_MS)))
 
 
 class RecordKind(Protocol):

@@ -26,7 +26,7 @@ from batonmq.runtime.turns import in_turns
 log = logging.getLogger(__name__)
 
 _CONNECTIONS_MAX: Final = 8_192
-_LOOK_S: Final = 0.5
+_CHECK_S: Final = 0.5
 
 
 def connections_max() -> int:
@@ -45,13 +45,13 @@ class GrpcPlaces:
     async def watch(self, port: int) -> None:
         """Runs until it is cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
             # gRPC does not show its sockets. Finding them among all descriptors takes time, so it
             # is done only while many are open.
             if descriptors_in_use() >= self.stranger_places:
-                await self.look(port)
+                await self.close_excess(port)
 
-    async def look(self, port: int) -> None:
+    async def close_excess(self, port: int) -> None:
         """Closes the connections of strangers that are too many."""
         found = await asyncio.to_thread(accepted_at, port)
         members = {_address(peer) for peer in self._members()}

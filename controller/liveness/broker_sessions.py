@@ -35,7 +35,7 @@ class LivenessConfig:
     address that does not answer, such as a stopped container's, takes 1 s."""
     follower_heartbeat_ms: int = 500
     """Between two heartbeats of a broker to a controller that does not lead."""
-    first_look_ms: int = 250
+    first_check_ms: int = 250
     """After the gate opened, silence from before it counts only after this time: heartbeats may be
     in the socket."""
     java_timeout_ms: int = 10_000
@@ -384,7 +384,7 @@ class BrokerSessions:
         heartbeats to a follower is taken off."""
         since_open_ms = self._silent_for_ms(session.received_awake_ms, now_ms)
         # Heartbeats that were on their way while the gate opened must be read first.
-        if self._gate_opened_ms is None or since_open_ms < self._config.first_look_ms:
+        if self._gate_opened_ms is None or since_open_ms < self._config.first_check_ms:
             return since_open_ms
         silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
         return max(since_open_ms, silent_ms - self._config.follower_heartbeat_ms)

@@ -149,7 +149,7 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         """If `node` was the leader of this follower, this node becomes a candidate soon."""
         core = self._syncObj
         self._leadership.disconnected(node.id)
-        self._look_at_kept_requests()
+        self._handle_kept_requests()
         if core._SyncObj__raftState != _FOLLOWER or core._getLeader() != node:
             return
         if self._journal.joining:
@@ -273,7 +273,7 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
     def _election_min_s(self) -> float:
         return float(self._syncObj._SyncObj__conf.leaderFallbackTimeout)
 
-    def _look_at_kept_requests(self) -> None:
+    def _handle_kept_requests(self) -> None:
         for node, message in list(self._kept_requests.items()):
             del self._kept_requests[node]
             self._onMessageReceived(node, message)

@@ -103,7 +103,7 @@ class MendedTransport(ElectionTransport):
             self._syncObj._SyncObj__raftElectionDeadline = math.inf
         # A leader syncs its own entries here, after it sent them: the disks work in parallel.
         self._sync()
-        self._look_at_kept_requests()
+        self._handle_kept_requests()
         if self._hand_over_until and not self._syncObj._isLeader():
             self._hand_over_until = 0.0  # the lead moved; a later one of this node is not offered
         elif self._hand_over_until > pysyncobj.syncobj.monotonicTime():

@@ -170,7 +170,7 @@ class Clock:
             return real() + self.ahead_ms if self.stopped_at_ms is None else self.stopped_at_ms
 
         monkeypatch.setattr(log_features, "wall_ms", now_ms)
-        monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
+        monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 1)
 
 
 class HeldConfirms:

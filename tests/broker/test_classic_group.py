@@ -175,8 +175,8 @@ def committed(rig: Rig, group: str = "g") -> int:
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch):
-    monkeypatch.setattr(group_watch, "LOOK_MS", 50)
-    monkeypatch.setattr(group_watch, "ACTING_LOOK_MS", 50)
+    monkeypatch.setattr(group_watch, "CHECK_MS", 50)
+    monkeypatch.setattr(group_watch, "ACTING_CHECK_MS", 50)
 
 
 def test_the_second_master_of_one_id_takes_no_writes_until_the_first_is_gone(tmp_path):
@@ -361,7 +361,7 @@ def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
             assert (await s.ask(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)).code == 0
             await looked.wait()
 
-    monkeypatch.setattr(group_watch, "ACTING_LOOK_MS", 3_600_000)
+    monkeypatch.setattr(group_watch, "ACTING_CHECK_MS", 3_600_000)
     uvloop.run(play())
 
 

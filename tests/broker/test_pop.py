@@ -38,7 +38,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 1_800_000_000_000
         monkeypatch.setattr(log_features, "wall_ms", lambda: self.now_ms)
-        monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
+        monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 1)
 
 
 @pytest.fixture

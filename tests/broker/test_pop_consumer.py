@@ -53,7 +53,7 @@ def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
 ) -> None:
     now_ms = 1_800_000_000_000
     monkeypatch.setattr(log_features, "wall_ms", lambda: now_ms)
-    monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
+    monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 1)
     monkeypatch.setattr("batonmq.client.consumer.pop_consumer.wall_ms", lambda: now_ms)
 
     async def play(rig: Rig) -> None:

@@ -81,7 +81,7 @@ def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
 ) -> None:
     """Else the service sleeps until its first message is due, not until it would look again."""
     clock = Clock(monkeypatch)
-    monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 3_600_000)
+    monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 3_600_000)
 
     async def play(rig: Rig) -> None:
         for wish in ({"TIMER_DELIVER_MS": "1"}, {"TIMER_DELAY_SEC": "-5"}):

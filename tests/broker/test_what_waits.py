@@ -185,7 +185,7 @@ def test_r56_r45_a_refused_op_goes_with_the_next(
 def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
+    monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 1)
 
     async def play(rig: Rig) -> None:
         waiting, asked = rig.service.waiting, []

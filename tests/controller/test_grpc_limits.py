@@ -263,7 +263,7 @@ def test_r58_connections_are_limited_and_a_broker_keeps_and_gets_its_place(
         for stranger in strangers:
             await stranger.settled()
         assert await (await RawClient.dial(port)).ended()
-        await places.look(port)
+        await places.close_excess(port)
         for stranger in strangers[:11]:
             assert await stranger.ended()
         other = await _admitted(endpoint)

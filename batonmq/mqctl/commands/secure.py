@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from batonmq.client.admin.admin import Admin
     from batonmq.launcher.layout import Stage
-    from batonmq.mqctl.commands.roll import Work
+    from batonmq.mqctl.commands.roll import RollWork
     from batonmq.mqctl.tls_probe import Port, PortState
     from batonmq.mqctl.tls_steps import Step
     from batonmq.runtime.authority import Authority, NodeCertificate
@@ -300,11 +300,11 @@ class _Change:
 
     async def _one_step(self) -> bool:
         """False: nothing was left to do. Raises Doubt."""
-        from batonmq.mqctl.commands.roll import Work, up_backend
+        from batonmq.mqctl.commands.roll import RollWork, up_backend
         from batonmq.mqctl.tls_steps import WHAT, stages_of, steps
 
         async with self._context.controller() as (admin, controller):
-            work = Work(self._context, admin, controller, self._within_s)
+            work = RollWork(self._context, admin, controller, self._within_s)
             await work.load_nodes(embedded=True)
             stages = stages_of(await self._states(admin, work))
             step = next(steps(stages, self._target), None)
@@ -317,7 +317,7 @@ class _Change:
         # Tools dial as the file of the cluster says from now on.
         self._context.forget_target()
         async with self._context.controller() as (admin, controller):
-            work = Work(self._context, admin, controller, self._within_s)
+            work = RollWork(self._context, admin, controller, self._within_s)
             await work.load_nodes(embedded=True)
             work.say(f"{step.stage}: {WHAT[step.stage]}")
             self._done.append((step.stage, work.rolled))
@@ -329,7 +329,7 @@ class _Change:
             await self._check_restarted(admin, work, step)
         return True
 
-    async def _states(self, admin: Admin, work: Work) -> dict[str, TlsState]:
+    async def _states(self, admin: Admin, work: RollWork) -> dict[str, TlsState]:
         """By name of the process. Raises Doubt for one that does not say."""
         import asyncio
 
@@ -345,7 +345,7 @@ class _Change:
             raise Doubt(str(error)) from error
         return dict(zip((node.name for node in work.nodes), found, strict=True))
 
-    async def _check_clients(self, admin: Admin, work: Work, stage: Stage) -> None:
+    async def _check_clients(self, admin: Admin, work: RollWork, stage: Stage) -> None:
         """Raises Doubt if a client that is connected now would be refused."""
         from batonmq.mqctl.roll import Doubt
         from batonmq.mqctl.tls_steps import refused
@@ -358,7 +358,7 @@ class _Change:
         how, what = ("without", "give it to them") if stage == "enforcing" else ("with", "end that")
         raise Doubt(f"clients are connected {how} TLS: {found}", f"{what}, or --force refuses them")
 
-    async def _check_restarted(self, admin: Admin, work: Work, step: Step) -> None:
+    async def _check_restarted(self, admin: Admin, work: RollWork, step: Step) -> None:
         """Raises Doubt."""
         from batonmq.mqctl.roll import Doubt
         from batonmq.mqctl.tls_steps import stages_of
