@@ -2,12 +2,12 @@
 
 A command holds all that `ControllerState.apply` may look at: the proposer's clock, the liveness it
 saw (`live`), the epochs to be replaced (R10). Applied in one order they give one state on every
-node. The bytes are canonical JSON (sorted keys, no spaces) with a version `"v"`, the command's name
-as `"type"`, and in `"rules"` the rules by which every node applies it; without it 0, the rules of
-the versions that did not stamp them. A node that cannot read an entry, or does not know its rules,
-must stop, or its state would differ.
+node. The bytes are canonical JSON (sorted keys, no spaces). It has a version `"v"`, the command's
+name as `"type"`, and in `"rules"` the version of the rules by which every node applies it. Without
+`"rules"` that is 0: early versions did not write it. A node that cannot read an entry, or does not
+know its rules, must stop, or its state would differ.
 
-Effects say what to push and to record. Each node computes them from the state; performing one twice
+Effects say what to push and to record. Each node computes them from the state. Performing one twice
 does no harm, since views carry their epochs and events their index.
 
 Origin: RocketMQ's `org.apache.rocketmq.controller.impl` (RIP-44), with liveness stamped in as its
@@ -29,7 +29,7 @@ state: see "A rule of the controllers" in CONTRIBUTING.md."""
 COMMAND_SIZE_MAX: Final = 64 * 1024
 """Bytes of one encoded command."""
 NO_BROKER: Final = 0
-"""In place of a broker id: no broker. Ids start at 1; -1 is read as this too."""
+"""In place of a broker id: no broker. Ids start at 1; Java's -1 means the same."""
 ANY_EPOCH: Final = -1
 """In place of an expected epoch: any."""
 ELECTION_PRIORITY_DEFAULT: Final = 2**31 - 1
@@ -74,9 +74,9 @@ class NewMember(msgspec.Struct, frozen=True):
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """The fields of every command.
 
-    `request_id` is unique and the same in every retry: the state answers a repeated one from its
-    table (R11); empty: no answer is kept. Commands below the current `controller_epoch` are
-    refused: their leader was deposed. `now_ms` is the proposer's wall clock.
+    `request_id` is unique and the same in every retry, so that a repeated command gets its first
+    answer (R11); empty: no answer is kept. A command with a `controller_epoch` below the current
+    one is refused: its leader was deposed. `now_ms` is the proposer's wall clock.
     """
 
     request_id: str = ""
@@ -90,17 +90,21 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
-    """Registers a broker, the first time or again (REGISTER_BROKER, 1003, and the gRPC call).
+    """Registers a broker, the first time or again: CONTROLLER_REGISTER_BROKER (1003) or gRPC.
 
-    `broker_id` NO_BROKER asks for an id; `register_check_code` makes asking again harmless. An
-    empty `incarnation` marks a broker that speaks only remoting: it must have applied for its id
-    (1013). `epoch`, `max_offset` and `confirm_offset` describe its log, -1 where unknown;
-    `accepted_epoch` is the highest masterEpoch it accepted; `suspect` says why its log may miss
-    what it acked (R17); `earlier_lives` are the incarnations that wrote in its data folder before.
-    `confirm_floor` is what a member must hold, as far as the leader knows. `owner` is the hash of
-    its data folder's secret; with `is_stranger` the leader lets it have another owner's id (R59).
-    `live` decides whether the reply names the master (only a living one) and whether a second
-    process with this id is refused (R18).
+    - `broker_id`: NO_BROKER asks for an id. `register_check_code` is the same at each attempt, so a
+      repeated one gets the same id.
+    - `incarnation`: empty for a broker that speaks only remoting. Such a broker must have applied
+      for its id before (APPLY_BROKER_ID, 1013).
+    - `epoch`, `max_offset`, `confirm_offset`: of its log, -1 where unknown. `accepted_epoch`: the
+      highest masterEpoch that it accepted.
+    - `suspect`: why its log may lack bytes that it acked (R17). `earlier_lives`: the incarnations
+      that wrote in its data folder before.
+    - `confirm_floor`: the highest confirmOffset that the leader knows of; a member has reached it.
+    - `owner`: the hash of its data folder's secret. `is_stranger`: the leader lets it have an id of
+      another owner (R59).
+    - `live`: the reply names only a living master, and a second process of a living replica is
+      refused (R18).
     """
 
     broker_name: str
@@ -126,7 +130,10 @@ class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
 
 
 class ApplyBrokerId(Command, frozen=True, kw_only=True, tag="apply_broker_id"):
-    """Takes the id that 1012 offered (1013). `register_check_code` is `address;millis`."""
+    """Takes the id that GET_NEXT_BROKER_ID offered (APPLY_BROKER_ID, 1013).
+
+    `register_check_code` is `address;millis`.
+    """
 
     broker_name: str
     cluster_name: str = ""
@@ -135,11 +142,10 @@ class ApplyBrokerId(Command, frozen=True, kw_only=True, tag="apply_broker_id"):
 
 
 class AlterSyncStateSet(Command, frozen=True, kw_only=True, tag="alter_sync_state_set"):
-    """The master (id, incarnation, epoch) replaces the set of `sync_state_set_epoch` (request
-    1001).
+    """The master (id, incarnation, epoch) replaces the set of `sync_state_set_epoch`.
 
-    `confirm_offset` is the master's at proposal, -1 if unknown. `live`: the group's living
-    replicas.
+    CONTROLLER_ALTER_SYNC_STATE_SET (1001), or gRPC. `confirm_offset` is the master's at proposal,
+    -1 if unknown. `live`: the group's living replicas.
     """
 
     broker_name: str
@@ -154,17 +160,19 @@ class AlterSyncStateSet(Command, frozen=True, kw_only=True, tag="alter_sync_stat
 
 
 class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
-    """Replaces the master of `expected_master_epoch` (request 1002, or the controller's own
-    election).
+    """Replaces the master of `expected_master_epoch`: CONTROLLER_ELECT_MASTER (1002), gRPC, or the
+    leader's own election.
 
-    `broker_id` is the requesting broker, NO_BROKER for the controller; with `designate` only that
-    broker may win. `unclean` allows a winner from outside the SyncStateSet that an operator names
-    (G5). `confirm_floor` is what a candidate must hold (R16), -1 if unknown. `drained_offset` is
-    what the designated broker acked according to the fenced old master (R33), 0 outside a planned
-    switch. With `cut_later_acks` the operator accepts that an old master out of sight may still
-    acknowledge, and that this is cut (R44). For the history: `reason`, `detected_ms` (wall clock)
-    and `node` say why, when and where the need was seen, `silent_ms` how long the master had been
-    silent, -1 if unknown.
+    - `broker_id`: the requesting broker, NO_BROKER for the leader. With `designate` only that
+      broker may win.
+    - `unclean`: allows a winner from outside the SyncStateSet, which an operator names (G5).
+    - `confirm_floor`: the offset that a candidate must reach (R16), -1 if unknown.
+    - `drained_offset`: in a planned switch (R33) the end of the old master's log, which the
+      designated broker has acked; else 0.
+    - `cut_later_acks`: the operator accepts that an old master out of sight may still acknowledge
+      writes, and that these are cut (R44).
+    - For the history: `reason`, `detected_ms` (wall clock) and `node` say why, when and where the
+      need was seen; `silent_ms` how long the master had been silent, -1 if unknown.
     """
 
     broker_name: str
@@ -184,7 +192,7 @@ class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
 
 
 class CleanBrokerData(Command, frozen=True, kw_only=True, tag="clean_broker_data"):
-    """Removes replicas (1011); no `broker_ids` means the whole group."""
+    """Removes replicas (CLEAN_BROKER_DATA, 1011); no `broker_ids` means the whole group."""
 
     broker_name: str
     cluster_name: str = ""
@@ -288,9 +296,9 @@ def decode(raw: bytes) -> tuple[AnyCommand, int]:
 class CommandResult(msgspec.Struct, frozen=True):
     """The answer to one command: RocketMQ's code and remark.
 
-    `view` is the group after it, also with most refusals, None for an unknown group; `alive` in it
-    follows the command's liveness. `broker_id`: as registered or applied for. `master_alive`:
-    whether the view's master lives. `controller_epoch` answers BecomeController.
+    `view` is the group after it, also with most refusals; None for an unknown group. `alive` in it
+    is taken from the command. `broker_id`: as registered or applied for. `master_alive`: whether
+    the view's master lives. `controller_epoch` answers BecomeController.
     """
 
     code: ResponseCode

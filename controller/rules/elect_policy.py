@@ -2,8 +2,7 @@
 
 Origin: RocketMQ's `DefaultElectPolicy` and `ReplicasInfoManager#electMaster`, with their faults
 corrected: offsets and priorities of any size compare as numbers; a tie goes to the smallest id;
-learners are never elected; an empty log does not win over one with data (R19). Liveness is the
-command's, so no replica can vanish midway. `election` is the only caller.
+learners are never elected; an empty log does not win over one with data (R19).
 """
 
 from collections.abc import Collection, Mapping
@@ -15,16 +14,16 @@ from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
 from batonmq.controller.rules.groups import BrokerGroup, living_replicas
 
 FIRST_ELECTION_SETTLE_MS: Final = 1_000
-"""How long a group without a recorded election waits for further replicas if one replica holds
-data: between two with data only an operator can decide (R19)."""
+"""How long the first election of a group waits for further replicas if one replica has data.
+Another one with data may come, and between the two only an operator can decide (R19)."""
 
 
 class Choice(msgspec.Struct, frozen=True):
     """The outcome: `winner` is NO_BROKER if there is none, and `refusal` then says why.
 
-    `keeps_master`: the recorded master stays, there is nothing to elect. `blocked`: an operator has
-    to name the master (R19). `unclean`: the winner may lack acknowledged messages, so its epoch is
-    marked (R7).
+    `keeps_master`: the recorded master is alive, so there is nothing to elect. `blocked`: an
+    operator has to name the master (R19). `unclean`: the winner may lack acknowledged messages, so
+    its epoch is marked (R7).
     """
 
     winner: int = NO_BROKER
@@ -54,7 +53,8 @@ def choose_master(
     if group.master_epoch == 0:
         return _first_master(group, living, asker, designate, unclean, now_ms)
     stale = why_stale(group, living)
-    # The living master, named in a stale state, gets an epoch above all that replicas know.
+    # An operator may also name the living master while the record is stale: it then gets an epoch
+    # above all that replicas know.
     is_other = asker not in (NO_BROKER, group.master_broker_id)
     is_again = bool(stale) and asker == group.master_broker_id
     # A living master stays, unless an operator names a replica: an election by mistake must not
@@ -66,9 +66,10 @@ def choose_master(
     # R19: without a name the old record might elect a replica that lacks acknowledged bytes.
     if not designate and stale:
         return Choice(blocked=True, refusal=stale)
-    # R16: what any controller heard as confirmed must be in the winner's log.
+    # R16: the log of the winner must reach the highest confirmOffset that was ever reported.
     floor = max(confirm_floor, group.confirm_floor)
     pool = _clean_pool(group, living, floor)
+    # Before `unclean`: who wins by the clean rules begins no unclean epoch, whatever was asked.
     if designate and asker in pool:
         return Choice(winner=asker)
     if unclean:
@@ -81,15 +82,14 @@ def choose_master(
 
 
 def why_stale(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
-    """Why the replicas know of newer epochs than this state, empty if they do not. Then no replica
-    is elected (R19)."""
-    foreign = group.foreign_key(living)
+    """Why the record is stale: a replica knows newer epochs (R19). Empty if none does."""
+    foreign = group.newer_reported(living)
     if foreign is None:
         return ""
     master_epoch, set_epoch, broker_id = foreign
     reported = f"masterEpoch {master_epoch}"
     recorded = f"{group.master_epoch}"
-    # The same epoch with a newer set: the controllers lost a set change, not an election.
+    # In the same epoch it is the set that is newer: the controllers lost a set change.
     if master_epoch == group.master_epoch:
         reported += f" with syncStateSetEpoch {set_epoch}"
         recorded += f" with {group.sync_state_set_epoch}"
@@ -108,7 +108,7 @@ def _first_master(
     now_ms: int | None,
 ) -> Choice:
     """No master was ever elected: there is no set to choose from."""
-    # A learner never has what the set confirmed.
+    # A learner's log counts for nothing here: no set ever waited for its acks.
     records = {record.broker_id: record for record in group.replicas if not record.learner}
     if asker != NO_BROKER and asker not in records:
         return Choice(refusal=f"broker {asker} is not registered, or is a learner")
@@ -133,7 +133,7 @@ def _first_master(
         if not candidates:
             return Choice(refusal="no replica lives")
         return Choice(winner=_best(candidates.values()))
-    # Which of them holds what was acknowledged, no controller knows: lengths prove nothing here.
+    # No controller knows which of them has what was acknowledged, and lengths do not prove it.
     if len(with_data) > 1:
         return Choice(
             blocked=True,
@@ -141,7 +141,7 @@ def _first_master(
             "forgot; name the master to elect",
         )
     if stale := why_stale(group, living):
-        # There were masters: this log may be the stale one, and the others only late.
+        # There were masters, so others may have more than this one replica, and register later.
         return Choice(blocked=True, refusal=stale)
     # The one replica with data may be on its way; an empty one must not win meanwhile (R19).
     if missing := with_data - candidates.keys():
@@ -152,8 +152,9 @@ def _first_master(
 
 
 def behind_reported(group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int) -> str:
-    """Why only an unclean election takes the registered `asker` where the controllers forgot (R49):
-    another replica reports as confirmed what it lacks. Empty if none does."""
+    """Why only an unclean election takes `asker`, which is registered, if the controllers forgot
+    elections (R49): another replica reports a confirmOffset that `asker` lacks. Empty if none does.
+    """
     newest = {
         record.broker_id: living.get(record.broker_id, record)
         for record in group.replicas
@@ -174,7 +175,7 @@ def _unclean_master(
     group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int, designate: bool
 ) -> Choice:
     record = group.replica(asker)
-    # G5: the controller itself never chooses whose data is lost.
+    # G5: the controllers never choose by themselves whose data is lost.
     if not designate or record is None:
         return Choice(refusal="an unclean election needs the replica named")
     if asker not in living or record.learner:
@@ -185,7 +186,7 @@ def _unclean_master(
 def _clean_pool(
     group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
 ) -> dict[int, LiveBroker]:
-    """The members that may win: alive, not behind what was confirmed, and trusted to hold it."""
+    """The members that a clean election may choose: alive, at or above the floor, not suspect."""
     suspects = {record.broker_id for record in group.replicas if record.suspect}
     return {
         broker_id: seen
@@ -214,7 +215,8 @@ def _suspect_master(
 def _more_elsewhere(
     group: BrokerGroup, living: Mapping[int, LiveBroker], winner: LiveBroker
 ) -> str:
-    """Who reports more data than the suspect that is about to win, for people; else empty."""
+    """The refusal that names who reports more data than the suspect `winner`; empty if no replica
+    does."""
     names = f"broker {winner.broker_id}, the best of the SyncStateSet {list(group.sync_state_set)},"
     ends = f"may lack confirmed messages and ends at {winner.max_offset} in epoch {winner.epoch}"
     for record in group.replicas:
@@ -224,7 +226,7 @@ def _more_elsewhere(
         outside = record.broker_id not in group.sync_state_set
         if outside and (newest.epoch, newest.max_offset) > (winner.epoch, winner.max_offset):
             more = f"outside of it has more: {newest.max_offset} in epoch {newest.epoch}"
-        # What was confirmed before the last unclean epoch was cut then, and counts no more.
+        # What was confirmed before the last unclean epoch was cut then: it does not count.
         elif newest.confirm_offset > winner.max_offset and newest.epoch >= group.unclean_epoch:
             more = f"knows what was confirmed up to {newest.confirm_offset}"
         else:
@@ -236,11 +238,11 @@ def _more_elsewhere(
 def _reaching(
     group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
 ) -> dict[int, LiveBroker]:
-    """The living members whose log reaches `confirm_floor`, or whose end is not known."""
+    """The living members whose log reaches `confirm_floor`, or whose log end is not known."""
     return {
         broker_id: living[broker_id]
         for broker_id in group.sync_state_set
-        # An unknown end (-1) counts: as a member it has what was confirmed.
+        # An unknown end (-1) counts: a member has what was confirmed (R1).
         if broker_id in living and not 0 <= living[broker_id].max_offset < confirm_floor
     }
 

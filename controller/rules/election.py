@@ -6,12 +6,12 @@ election (R19), whether all replicas had the time to report their logs before a 
 and what was last seen of the members that an unclean election passes over (R44). `apply_election`
 runs on every node and uses nothing but the command and the state.
 
-An unclean election waits until the old master's lease is over (R7). That is proof for a master
-that needs other replicas: some member of the recorded set hears of the election and acknowledges
-nothing to the old master from then on (R2). It proves nothing where every member of the set is out
-of sight: they may continue together, and a master that is alone in its set needs no other replica
-(R36). Then the operator gets to know what was last seen of them, and has to accept by name that
-their later acks are cut.
+An unclean election waits until the old master's lease is over (R7). That is enough if one member of
+the recorded set hears of the election: from then on it sends no ack to the old master (R2), and
+each write of the old master needs the acks of all members. It is not enough if every member is out
+of sight: they may continue together without controllers (R36). Then the refusal shows what was last
+seen of each of them, and the operator has to accept that their later acks are cut
+(`cut_later_acks`, R44).
 """
 
 from collections.abc import Collection, Sequence
@@ -53,8 +53,8 @@ SUSPECT_WAITS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LastHeard:
-    """The newest heartbeat of a process on this node, and how many ms ago it came: None and -1 if
-    none did. `goodbye`: the process announced its end."""
+    """The newest heartbeat of a process on this node, and how many ms ago it came; None and -1 if
+    none came. `goodbye`: the process announced its end."""
 
     seen: LiveBroker | None = None
     silent_ms: int = -1
@@ -65,10 +65,10 @@ class LastHeard:
 class LastSeen:
     """What a node last saw of one member of the SyncStateSet.
 
-    `silent_ms` is the time since its newest heartbeat, -1 if this node never had one; then the
-    offsets are those of its registration, -1 where unknown. `ended` says how it is known that the
-    member acknowledges nothing to the old master any more, empty if that is not known: a closed
-    connection proves nothing (R6).
+    `silent_ms` is the time since its newest heartbeat. It is -1 if this node never had one, and the
+    offsets are then those of its registration, -1 where unknown. `ended` says why the member surely
+    sends no more acks to the old master; empty if that is not sure: a closed connection proves
+    nothing (R6).
     """
 
     broker_id: int
@@ -80,7 +80,7 @@ class LastSeen:
 
     @property
     def when(self) -> str:
-        """When and at which log end it was last heard, for people."""
+        """When it was last heard and where its log ended, as text for operators."""
         heard = f"last heard {self.silent_ms} ms ago" if self.silent_ms >= 0 else "not heard here"
         return f"{heard}, log end {self.max_offset}, confirmed {self.confirm_offset}"
 
@@ -88,7 +88,7 @@ class LastSeen:
 def last_seen(
     group: BrokerGroup, record: ReplicaRecord, heard: LastHeard, *, lives: bool
 ) -> LastSeen:
-    """What is known of the member of `record`; `heard` is of the process that registered."""
+    """What is known of the member in `record`. `heard` is about the registered process."""
     is_master = record.broker_id == group.master_broker_id
     accepted = heard.seen.master_epoch if heard.seen is not None else -1
     ended = ""
@@ -113,10 +113,11 @@ def last_seen(
 
 
 def members_of(group: BrokerGroup) -> tuple[int, ...]:
-    """The SyncStateSet. While no election is recorded, the replicas at the highest epoch that any
-    reported: its master may be among them (R49)."""
+    """The SyncStateSet; while no election is recorded, the replicas at the highest epoch that any
+    of them reported (R49)."""
     if group.master_epoch > 0:
         return group.sync_state_set
+    # The controllers forgot. The master of that epoch, if it still acknowledges, is among these.
     epoch, _ = group.highest_reported_epoch({})
     if epoch <= 0:
         return ()
@@ -129,11 +130,11 @@ def members_of(group: BrokerGroup) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ElectionFacts:
-    """What the leader saw of a group first-hand. Times are milliseconds on its own clock.
+    """What the leader itself saw of a group. Times are milliseconds on its own clock.
 
     `joined_for_ms`: since the newest replica appeared. `suspect_wait_ms`, `unclean_wait_ms`: how
     long an election of a suspect (R17), or an unclean one (R7), must still wait; 0 if it need not.
-    `members`: those of `members_of`. `confirmed`: the highest confirmOffset heard of, -1 if none.
+    `members`: those of `members_of`. `confirmed`: the highest confirmOffset reported, -1 if none.
     """
 
     joined_for_ms: int
@@ -155,7 +156,8 @@ class OwnElection:
 
 
 def may_propose(group: BrokerGroup, command: ElectMaster, seen: ElectionFacts) -> ElectMaster | str:
-    """The command as it may be proposed now, or why it may not. It has its liveness."""
+    """The command as it may be proposed now, or why it may not. `command.live` must be filled."""
+    # Without members there is no old master whose lease has to end.
     if not command.unclean or not members_of(group):
         if seen.suspect_wait_ms > 0 and _choice(group, replace(command, unclean=False)).unclean:
             return SUSPECT_WAITS
@@ -181,7 +183,7 @@ def own_election(
     heard_elsewhere: bool,
     master_died: bool,
 ) -> OwnElection | None:
-    """The leader's own election of a group that needs one; None to wait and look again.
+    """The leader's own election of a group that needs one; None: wait and ask again.
 
     `heard_elsewhere`: another controller hears replicas that this one does not.
     """
@@ -201,15 +203,13 @@ def own_election(
 
 
 def with_new_epochs(group: BrokerGroup, command: ElectMaster, step: int) -> ElectMaster:
-    """`command`, so that the new masterEpoch lies `step` above all reported, where controllers know
-    less than replicas do (R47).
-
-    The next epoch number may be given already: a replica that is away may know it. The rules begin
-    above what living replicas accepted, on nodes of every version, so the step is carried there.
-    """
+    """`command`, which now makes a masterEpoch `step` above all reported ones, if the controllers
+    know less than replicas do (R47)."""
     living = living_replicas(group, command.live)
-    if not command.designate or group.foreign_key(living) is None:
+    if not command.designate or group.newer_reported(living) is None:
         return command
+    # The next number may be in use: a replica that is away may have accepted it. Rules of every
+    # version count on from the highest epoch in `live`, so the larger number is put in there.
     highest, _ = group.highest_reported_epoch(living)
     epoch = min(max(highest, group.master_epoch) + step, EPOCH_MAX - 1)  # the rules add one
     if highest <= 0 or epoch <= highest:
@@ -222,8 +222,8 @@ def with_new_epochs(group: BrokerGroup, command: ElectMaster, step: int) -> Elec
 
 
 def unreported(command: ElectMaster) -> str:
-    """Why an election waits: a living process has only opened its session, and its first heartbeat
-    may show that this record is older than what it knows (R19). It is a moment away."""
+    """Why an election waits for the first heartbeat of a session, which comes in a moment: it may
+    show that the record is stale (R19). Empty if none is missing."""
     names = [
         seen.broker_id
         for seen in command.live
@@ -233,8 +233,8 @@ def unreported(command: ElectMaster) -> str:
 
 
 def lacks_reported(group: BrokerGroup, command: ElectMaster) -> str:
-    """Why a plain election does not take the named replica, though the record allows it: the record
-    is older than what replicas report, and they report as confirmed what it lacks (R49)."""
+    """Why an election that is not unclean must not take the named replica (R49): the record is
+    stale, and another replica reports a confirmOffset that the named one lacks."""
     living = living_replicas(group, command.live)
     is_known = any(each.broker_id == command.broker_id for each in group.replicas)
     if not command.designate or not is_known or not why_stale(group, living):
@@ -247,9 +247,10 @@ def passes_over(
 ) -> tuple[LastSeen, ...]:
     """The members with which the old master may continue after the election; () if it cannot (R44).
 
-    `command` has its liveness. One member that ended or is fenced is enough, since every ack needs
-    all of them (R1). A winner from the set is one: it lives, and ends its slave side first.
+    `command.live` must be filled.
     """
+    # One member that ended or hears of the election is enough: each write needs the acks of all
+    # (R1). A winner from the set is such a member.
     choice = _choice(group, command)
     if group.master_epoch == 0:  # whether the winner was a member is not known
         members = [member for member in members if member.broker_id != command.broker_id]
@@ -261,9 +262,9 @@ def passes_over(
 def _why_not_cut(
     group: BrokerGroup, command: ElectMaster, passed: Sequence[LastSeen], confirmed: int
 ) -> str:
-    """The refusal that tells the operator, with numbers, whom the election passes over.
+    """The refusal: it shows the operator which members the election passes over, and the offsets.
 
-    `confirmed` is the highest confirmOffset that the controllers heard of.
+    `confirmed` is the highest confirmOffset that the controllers know of.
     """
     known = "; ".join(f"broker {each.broker_id} at {each.address}: {each.when}" for each in passed)
     end = _log_end(command)
@@ -281,23 +282,21 @@ def _why_not_cut(
 
 
 def _cut_reason(command: ElectMaster, passed: Sequence[LastSeen]) -> str:
-    """The reason of the election for the history: who may still acknowledge what is cut. What
-    stands before the colon says who asked, as in every reason."""
+    """The reason of the election for the history: who may still acknowledge what is cut. As in
+    every reason, the text before the colon says who asked."""
     known = ", ".join(f"broker {each.broker_id} ({each.when})" for each in passed)
     reason = f"{command.reason or 'an operator'}: later acks are cut of {known}"
     return reason[:REASON_SIZE_MAX]
 
 
 def _when_first(group: BrokerGroup, command: ElectMaster, joined_for_ms: int) -> ElectMaster | str:
-    """`command`, or why this first election must wait for further replicas (R19).
-
-    The rules compare two wall clocks to tell how long the group has waited. One of them may have
-    been ahead when the newest replica was registered, `joined_for_ms` ago by this node's own clock,
-    or may be ahead now. So the wait is decided here, and the command gets a time by which the rules
-    come to the same result, on nodes of every version.
-    """
+    """`command`, or why this first election must wait for further replicas (R19). `joined_for_ms`:
+    how long ago, by this node's own clock, the newest replica was registered."""
     if group.master_epoch > 0:
         return command
+    # The rules compare the wall clocks of two leaders, and one of them may be wrong. So this node
+    # decides whether the group has waited long enough, and gives the command a time by which the
+    # rules of every version come to the same result.
     waited_ms = group.joined_ms + joined_for_ms
     waiting, at_once = _choice(group, command, waited_ms), _choice(group, command)
     if at_once.winner and not waiting.winner:
@@ -407,7 +406,8 @@ def _elected(
 def _none_elected(
     group: BrokerGroup, command: ElectMaster, asker: int, refusal: str
 ) -> GroupChange:
-    """Only the controller's own election deposes a dead master, once, and never in epoch 0."""
+    """No replica can win. The leader's own election then deposes a dead master, once."""
+    # A request of a broker or an operator that finds no winner changes nothing.
     if asker != NO_BROKER:
         return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
     if group.master_broker_id == NO_BROKER:

@@ -1,10 +1,10 @@
 """The effect of each command on one broker group, except elections (`election`). Pure.
 
-Origin: the methods of RocketMQ's ReplicasInfoManager, whose codes and order of checks are kept,
-with its faults corrected (tests call them quirks): (a) applying id N moves the next offered id past
-N; (b) a partial clean never leaves half a group; (c) only added members must be alive, not those
-that a shrink keeps; (d) a deposed master gets FENCED_MASTER_EPOCH (2000) or INVALID_MASTER (2002),
-also with the same set.
+Origin: the methods of RocketMQ's ReplicasInfoManager. Its codes and its order of checks are kept.
+Four of its faults are corrected (tests call them quirks): (a) applying id N moves the next offered
+id past N; (b) a partial clean never leaves half a group; (c) only added members must be alive, not
+those that a shrink keeps; (d) a deposed master gets FENCED_MASTER_EPOCH (2000) or INVALID_MASTER
+(2002), also if it names the recorded set.
 """
 
 from typing import Final
@@ -120,15 +120,13 @@ def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet)
 
 
 def _confirmed_by_master(group: BrokerGroup, command: AlterSyncStateSet) -> int:
-    """R59: the floor after this set change, at most the end of the master's log.
-
-    That log has all that is confirmed, so a floor above it, which no replica reaches, comes down.
-    """
+    """R59: the floor after this set change, at most the end of the master's log."""
+    # The master's log has all that is confirmed. A floor above its end is wrong, and no replica
+    # could be elected below it: so it comes down here.
     floor = max(group.confirm_floor, command.confirm_offset)
     for seen in command.live:
-        # The heartbeat is a moment old. The proposer compared exactly; here only what no
-        # log grows in that moment counts, so that nodes of earlier versions come to the
-        # same state.
+        # With a margin that no log grows between two heartbeats. The leader has limited the command
+        # exactly; nodes of earlier versions, which lack this rule, must come to the same state.
         is_master = seen.broker_id == command.master_broker_id and seen.max_offset >= 0
         if is_master and floor > seen.max_offset + LAG_BYTES_MAX:
             return seen.max_offset
@@ -199,8 +197,8 @@ def _unfit_member(
     unfit = ""
     if record is None:
         unfit = "is not registered"
-    # Quirk c: members that stay need only be registered. Added ones must be the process that
-    # acked.
+    # Quirk c: a member that stays may be dead, else a shrink could not remove one of two dead
+    # members. An added one must be the process whose acks the master counted.
     elif broker_id in group.sync_state_set:
         return None
     elif record.learner:
@@ -231,7 +229,7 @@ def _unfit_member(
 
 
 def _names_the_process(group: BrokerGroup, record: ReplicaRecord, member: NewMember) -> bool:
-    """R12. A master that speaks only remoting cannot name processes: that is as safe as Java's."""
+    """R12. A master that speaks only remoting cannot name processes; that is as safe as Java's."""
     if member.incarnation == record.incarnation:
         return True
     return not member.incarnation and not group.master_incarnation
@@ -355,7 +353,7 @@ def _note_event(group: BrokerGroup | None, command: NoteEvent) -> GroupChange:
 def _is_json_object(text: str) -> bool:
     if not text:
         return True
-    # Checked before it is parsed, on every node, inside the Raft log.
+    # First: every node parses it when it applies the entry.
     if len(text) > REPORT_SIZE_MAX:
         return False
     try:

@@ -5,8 +5,8 @@ Each rule of a group (`group_rules`, `election`, `registration`) returns a `Grou
 Invariants (`check`): ids ascend and stay below `next_broker_id`; the SyncStateSet holds registered
 replicas and no learner; a master is in the set; once a master was elected the set is not empty.
 
-Origin: `BrokerReplicaInfo` and `SyncStateInfo` of RocketMQ's ReplicasInfoManager, in one value:
-with two maps there, cleaning one leaves half a group that cannot be repaired.
+Origin: `BrokerReplicaInfo` and `SyncStateInfo` of RocketMQ's ReplicasInfoManager. Java keeps them
+in two maps, and a clean of one of them leaves half a group that cannot be repaired.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,17 +28,16 @@ EPOCH_MAX: Final = 2**30
 class ReplicaRecord(msgspec.Struct, frozen=True):
     """The last registration of one replica.
 
-    `suspect`: a member of the set whose log may miss what it acked (R17). It lasts until the
-    replica leaves the set or is elected all the same. With `suspect_told` the replica's own report
-    is the only reason, and the same process may withdraw it. `suspicion` is its latest report;
-    while that is not empty no set takes it in (R12). `accepted_epoch` is the highest masterEpoch
-    that it had accepted; `earlier_lives` are the incarnations before it (R52). `owner` is the hash
-    of the secret of the data folder to which the id belongs; with `is_stranger` the registered
-    process has not proven that it runs on that one (R59).
-
-    New fields need defaults: snapshots of earlier versions lack them.
+    - `suspect`: it is a member whose log may lack bytes that it acked (R17), until it leaves the
+      set or is elected nevertheless. `suspect_told`: only its own report says so.
+    - `suspicion`: what it last reported about its log, empty if the log is sound.
+    - `accepted_epoch`: the highest masterEpoch that it had accepted.
+    - `earlier_lives`: the incarnations that used its folder before (R52).
+    - `owner`: the hash of the secret of the data folder to which the id belongs. `is_stranger`: the
+      registered process has not proven that it runs on that folder (R59).
     """
 
+    # New fields need defaults: snapshots of earlier versions lack them.
     broker_id: int
     register_check_code: str = ""
     address: str = ""
@@ -60,17 +59,17 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
 
     @property
     def endpoint(self) -> tuple[str, str, str, str, bool]:
-        """The fields that others see; they are informed of a change."""
+        """The fields that other brokers see."""
         return (self.address, self.ha_address, self.incarnation, self.log_id, self.learner)
 
 
 class BrokerGroup(msgspec.Struct, frozen=True):
     """The recorded state of one broker group. `master_broker_id` is NO_BROKER without a master.
 
-    `needs_election`: why the recorded master must be elected again though it did not die (R3);
-    empty if not. `confirm_floor`: the highest confirmOffset of a set change or an election (R16).
-    `unclean_epoch`: the last masterEpoch won outside the set, 0 if none. `joined_ms`: the state's
-    clock when the newest id was registered.
+    - `needs_election`: why the living master must be elected again (R3); empty if it need not.
+    - `confirm_floor`: the highest confirmOffset of a set change or an election (R16).
+    - `unclean_epoch`: the last masterEpoch that began with an unclean election, 0 if none.
+    - `joined_ms`: the state's clock when the newest id was registered.
     """
 
     cluster_name: str
@@ -149,16 +148,16 @@ class BrokerGroup(msgspec.Struct, frozen=True):
             epochs = [record.epoch, record.accepted_epoch]
             if seen is not None:
                 epochs += [seen.epoch, seen.master_epoch]
-            # R47: an absurd epoch, from a damaged file say, must not use up the
-            # numbers.
+            # R47: an absurd epoch, from a damaged file say, must not use up the epoch numbers.
             highest = max([highest, *((e, record.broker_id) for e in epochs if e <= EPOCH_MAX)])
         return highest
 
-    def foreign_key(self, live: Mapping[int, LiveBroker]) -> tuple[int, int, int] | None:
-        """(masterEpoch, setEpoch, broker id) of a replica that knows of newer epochs than recorded
-        here, None if none does: then this state is stale (R19)."""
+    def newer_reported(self, live: Mapping[int, LiveBroker]) -> tuple[int, int, int] | None:
+        """(masterEpoch, setEpoch, broker id) of a replica that knows newer epochs than this record,
+        which is stale then (R19). None if no replica does."""
         key = (self.master_epoch, self.sync_state_set_epoch)
         epoch, broker_id = self.highest_reported_epoch(live)
+        # Also a replica that is away counts: its last registration named that epoch.
         if epoch > self.master_epoch:
             seen = live.get(broker_id)
             return (epoch, seen.sync_state_set_epoch if seen else -1, broker_id)
@@ -225,9 +224,9 @@ def fill_alive(view: RoleView, living: Collection[int]) -> RoleView:
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """The outcome of a command. `group` is the group after it, None if there is none.
+    """The outcome of a command. `group` is the group after it, None if it does not exist.
 
-    The state fills in log, index, part of `events`, and the time where it is 0.
+    `ControllerState` fills in log, index and part of `events`, and the time where it is 0.
     """
 
     group: BrokerGroup | None
@@ -288,7 +287,7 @@ def is_healthy(group: BrokerGroup, broker_id: int) -> bool:
 
 
 def without_members(group: BrokerGroup, leaving: Collection[int]) -> BrokerGroup:
-    """The set without `leaving`, by the state's own decision; a master among them is deposed."""
+    """The group whose set has lost `leaving`; a master among them is deposed."""
     kept = tuple(member for member in group.sync_state_set if member not in leaving)
     # An empty set has no clean winner: nothing but an unclean election would be left.
     assert kept, "the set would be empty"
@@ -303,6 +302,8 @@ def without_members(group: BrokerGroup, leaving: Collection[int]) -> BrokerGroup
 
 
 def without_stale_marks(group: BrokerGroup) -> BrokerGroup:
+    # The mark says that a member may lack what it acked. A replica outside the set must catch up
+    # with the master before it is added again.
     replicas = tuple(
         msgspec.structs.replace(record, suspect=False, suspect_told=False)
         if record.suspect and record.broker_id not in group.sync_state_set

@@ -1,9 +1,10 @@
-"""Registration of replicas, first and again: APPLY_BROKER_ID (1013), REGISTER_BROKER (1003) and the
-gRPC call. Pure.
+"""Registration of replicas, the first time and again: APPLY_BROKER_ID (1013), REGISTER_BROKER
+(1003) and the gRPC call. Pure.
 
-A replica is (id, check code); a process of it is an incarnation; its log has a log id. Another
-incarnation of the recorded master starts an election (R3), a member whose log may miss what it
-acked becomes a suspect (R17), and a second process is refused while the first one is alive (R18).
+A replica is (id, check code); a process of it is an incarnation; its log has a log id. If another
+incarnation of the recorded master registers, an election starts (R3). A member whose log may lack
+bytes that it acked becomes a suspect (R17). A second process is refused while the first one is
+alive (R18).
 
 Origin: ReplicasInfoManager#applyBrokerId and #registerBroker.
 """
@@ -42,7 +43,7 @@ def apply_broker_id(
         return refusal
     if command.broker_id < 1:
         return refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, "ids start at 1")
-    # Two controllers' clients may race for a new group; with one first id only one of them wins.
+    # Two brokers may apply for the first id of a new group at once: only one of them gets it.
     if group is None and command.broker_id != 1:
         return refused(
             group,
@@ -67,7 +68,7 @@ def apply_broker_id(
         register_check_code=command.register_check_code,
         address=command.register_check_code.split(";")[0],
     )
-    return _admitted(group, record, command, clock_ms)
+    return _added(group, record, command, clock_ms)
 
 
 def _invalid(
@@ -90,13 +91,13 @@ def _invalid(
     return refused(group, ResponseCode.CONTROLLER_INVALID_REQUEST, wrong) if wrong else None
 
 
-def _admitted(
+def _added(
     group: BrokerGroup | None,
     record: ReplicaRecord,
     command: RegisterBroker | ApplyBrokerId,
     clock_ms: int,
 ) -> GroupChange:
-    """Adds a new id; the next one offered is above it (quirk a)."""
+    """Adds a replica with a new id; the next id offered is above it (quirk a)."""
     if group is None:
         group = BrokerGroup(cluster_name=command.cluster_name, broker_name=command.broker_name)
     group = msgspec.structs.replace(
@@ -111,7 +112,7 @@ def _admitted(
 
 
 def _registered_event(group: BrokerGroup, record: ReplicaRecord, why: str = "") -> HistoryEvent:
-    """`why`: the reason in this registration to suspect the log (R17)."""
+    """`why`: why this registration makes the log suspect (R17)."""
     suspicion = why or record.suspicion
     reason = f"suspect: {suspicion}" if suspicion else ("learner" if record.learner else "")
     return event_of(
@@ -142,7 +143,7 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
             )
         broker_id = _id_for_check_code(group, command.register_check_code)
     record = group.replica(broker_id) if group else None
-    # Java brokers apply for their id first (1013). One that did not may use another cluster's file.
+    # Java brokers apply for their id first. One that did not may have another cluster's file.
     if record is None and not native:
         return refused(
             group,
@@ -150,7 +151,7 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
             f"broker {command.broker_name}:{broker_id} has not applied for its id",
         )
     if record is None:
-        return _admitted(group, _renewed(ReplicaRecord(broker_id), command), command, clock_ms)
+        return _added(group, _updated(ReplicaRecord(broker_id), command), command, clock_ms)
     assert group is not None
     if command.register_check_code and record.register_check_code != command.register_check_code:
         return refused(
@@ -175,7 +176,7 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
             f"another process with id {broker_id} of {group.broker_name} lives "
             f"(incarnation {record.incarnation})",
         )
-    return _renew(group, record, command, living)
+    return _register_again(group, record, command, living)
 
 
 def _id_for_check_code(group: BrokerGroup | None, check_code: str) -> int:
@@ -188,7 +189,7 @@ def _id_for_check_code(group: BrokerGroup | None, check_code: str) -> int:
     return group.next_broker_id
 
 
-def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
+def _updated(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
     return msgspec.structs.replace(
         record,
         register_check_code=command.register_check_code or record.register_check_code,
@@ -214,22 +215,21 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
 def _found_suspicion(
     group: BrokerGroup, record: ReplicaRecord, renewed: ReplicaRecord, command: RegisterBroker
 ) -> str:
-    """Why the log may miss what was acked, whatever the replica reports; empty if there is no
-    evidence (R17).
-
-    Wiped: another log id. Restored from an old backup: its folder does not know the process that
-    registered last, or its log is shorter than what was confirmed. The latter two only for a new
-    process: a running one may have sent its offset before it acked.
-    """
+    """Why the log may lack bytes that were acked, whatever the replica reports; empty if nothing
+    points to that (R17)."""
+    # An empty log gets a new id: the old one was wiped.
     if record.log_id and renewed.log_id and record.log_id != renewed.log_id:
         return "its log was replaced"
+    # What follows is no evidence against a running process: it may have sent this request, and
+    # the offset in it, before it acked more.
     if renewed.incarnation == record.incarnation:
         return ""
+    # Each process notes itself in its folder: one that lacks the last process is an old backup.
     earlier = command.earlier_lives
     if earlier and record.incarnation and record.incarnation not in earlier:
         return f"its folder does not know its last life {record.incarnation}: it was put back"
     floor = max(command.confirm_floor, group.confirm_floor)
-    # R17: it acknowledged what it does not have any more.
+    # It acked what it does not have any more.
     if 0 <= renewed.max_offset < floor:
         return f"its log ends at {renewed.max_offset}, confirmed was {floor}"
     return ""
@@ -238,7 +238,7 @@ def _found_suspicion(
 def _marked(
     record: ReplicaRecord, renewed: ReplicaRecord, reported: str, found: str
 ) -> ReplicaRecord:
-    """`renewed` with the mark that a member has after this registration."""
+    """`renewed` with the mark `suspect` that a member has after this registration."""
     same_process = renewed.incarnation == record.incarnation
     # Only the process that reported its log may take that back: another one has not checked it.
     withdrawn = same_process and bool(record.suspicion) and not renewed.suspicion
@@ -251,14 +251,14 @@ def _marked(
     )
 
 
-def _renew(
+def _register_again(
     group: BrokerGroup,
     record: ReplicaRecord,
     command: RegisterBroker,
     living: dict[int, LiveBroker],
 ) -> GroupChange:
-    """A known replica registers again, perhaps with another process, address or log."""
-    renewed = _renewed(record, command)
+    """A known replica registers again, maybe as another process, or with another address or log."""
+    renewed = _updated(record, command)
     broker_id = record.broker_id
     member = broker_id in group.sync_state_set
     others = [other for other in group.sync_state_set if other != broker_id]
@@ -271,7 +271,7 @@ def _renew(
             "it cannot become a learner",
         )
     found = _found_suspicion(group, record, renewed, command)
-    # Damaged, or from before a reboot without a sync: the replica reports it, perhaps repeatedly.
+    # The same report again, as at each registration of this process, is no new reason.
     known = renewed.incarnation == record.incarnation and renewed.suspicion == record.suspicion
     reported = "" if known else renewed.suspicion
     why = "; ".join(reason for reason in (found, reported) if reason)
@@ -279,12 +279,12 @@ def _renew(
         renewed = _marked(record, renewed, reported, found)
     healthy_left = any(is_healthy(group, other) and other in living for other in others)
     after = group.with_replica(renewed)
-    # R3: its earlier process may have proposed a set that is committed only now.
+    # R3: a set change that its earlier process proposed may still be committed: it needs an epoch
+    # of its own.
     if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:
         after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
     events: list[HistoryEvent] = []
-    # R17: a suspect leaves only if a healthy member stays; else it may be the best copy that is
-    # left.
+    # R17: without a healthy member the suspect may be the best copy that is left: it stays.
     if member and (renewed.learner or (renewed.suspect and healthy_left)):
         left = "became a learner" if renewed.learner else f"suspect: {why or 'as before'}"
         after = without_members(after, {broker_id})

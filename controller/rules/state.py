@@ -1,10 +1,10 @@
 """The controllers' replicated state: `apply` takes one command after the other. Pure.
 
-`ControllerState` is a value: `apply` returns the next one, so an error midway loses nothing. It is
-total (every readable command has an answer) and deterministic (no clock, no random, no order of
-sets). The rules for one group are in `group_rules`; here is what all commands share: the state's
-clock, the fence of deposed controllers, the table of answered requests (R11), the history, and the
-effects. These come from comparing the group before and after, so that no change is left out.
+`ControllerState` is a value: `apply` returns the next one, so an error midway loses nothing.
+`apply` is total (every readable command has an answer) and deterministic (no clock, no random, no
+order of sets). The rules for one group are in `group_rules`. This module has what all commands
+share: the state's clock, the fence of deposed controllers, the table of answered requests (R11),
+the history, and the effects.
 
 Origin: RocketMQ's ReplicasInfoManager and its events (RIP-44).
 """
@@ -74,8 +74,8 @@ class ControllerState(msgspec.Struct, frozen=True):
     """What the controllers agree on.
 
     `clock_ms` is the highest wall clock of any proposer. `log_name` is the random name that the
-    first leader gave this replicated log. `rules` are those of the newest command that was carried
-    out. `answered` and `history` hold the newest last.
+    first leader gave this replicated log. `rules` is the version of the rules by which the newest
+    command was applied. `answered` and `history` have the newest last.
     """
 
     clock_ms: int = 0
@@ -90,17 +90,20 @@ class ControllerState(msgspec.Struct, frozen=True):
     history: tuple[HistoryEvent, ...] = ()
 
     def apply(self, command: AnyCommand, index: int, rules: int = 0) -> Transition:
-        """Applies the log's entry number `index` by `rules`, BecomeController by those in force.
+        """Applies entry `index` of the log by `rules`; BecomeController by the rules in force.
         Never raises for a command that decodes."""
         state = msgspec.structs.replace(
             self,
             applied_index=max(self.applied_index, index),
+            # Never back: the wall clock of a new leader may be behind that of the last one.
             clock_ms=max(self.clock_ms, command.now_ms),
         )
         request_id = command.request_id
         # A repeated BecomeController must not raise the controller epoch a second time.
         if isinstance(command, BecomeController):
             request_id = request_id or command.nonce
+        # R11: before the fence, since the next leader may propose a command of the last one again.
+        # It must get the answer of the first time, whatever changed since.
         if (known := self.answer_to(request_id)) is not None:
             return Transition(state, known)
         if isinstance(command, BecomeController):
@@ -135,7 +138,7 @@ class ControllerState(msgspec.Struct, frozen=True):
         return None if group is None else group.role_view(living, self.applied_index)
 
     def next_broker_id(self, broker_name: str) -> int:
-        """The id that CONTROLLER_GET_NEXT_BROKER_ID (1012) offers; it is not reserved."""
+        """The id that CONTROLLER_GET_NEXT_BROKER_ID (1012) offers. Another broker may take it."""
         group = self.groups.get(broker_name)
         return 1 if group is None else group.next_broker_id
 
@@ -166,7 +169,7 @@ class ControllerState(msgspec.Struct, frozen=True):
             raise SnapshotError(str(error)) from error
 
     def digest(self) -> str:
-        """RULES, a colon and a hash of the whole state: if nodes with the same rules differ at one
+        """RULES, a colon and a hash of the whole state. If nodes with the same RULES differ at one
         index, one of them is wrong."""
         return f"{RULES}:{hashlib.sha256(self._canonical()).hexdigest()}"
 
@@ -177,8 +180,8 @@ class ControllerState(msgspec.Struct, frozen=True):
     # Applying.
 
     def _under(self, rules: int) -> Self:
-        """The state by these rules. Where they are earlier ones than before, whatever only later
-        rules record has to get its default here: a node of the earlier version lacks it."""
+        """The state with `rules` in force. If they are lower than before, fields that only the
+        higher ones record must get their defaults here: an earlier version does not have them."""
         return self if rules == self.rules else msgspec.structs.replace(self, rules=rules)
 
     def _deposed(self, controller_epoch: int) -> CommandResult:
@@ -267,8 +270,8 @@ def _rules() -> str:
 
 
 RULES: Final = _rules()
-"""By which rules, and in which fields, a state was made. Neighbouring versions may make different
-states of one log; only digests of the same rules are compared."""
+"""The version of the rules, and a checksum of the fields of a state. Neighbouring versions may make
+different states of one log, so only digests with the same RULES are compared."""
 
 
 def _live_of(command: GroupCommand) -> tuple[LiveBroker, ...]:
@@ -299,6 +302,7 @@ def _effects_of(
     index: int,
 ) -> tuple[Effect, ...]:
     """At most one effect: its view has all that changed."""
+    # By comparison, not by command: no rule can forget to announce what it changed.
     if after is None:
         return () if before is None else (GroupRemoved(before.broker_name),)
     if after is before:
@@ -310,6 +314,7 @@ def _effects_of(
         return (RoleChanged(view),)
     if before.sync_state_set_epoch != after.sync_state_set_epoch:
         return (SetChanged(view),)
+    # With all shown as alive: liveness pushes changes of `alive` itself (AliveChanged).
     everyone = [record.broker_id for record in after.replicas]
     if fill_alive(before.role_view((), index), everyone) != fill_alive(view, everyone):
         return (ReplicasChanged(view),)

@@ -146,7 +146,7 @@ def _of_forgotten(before: BrokerGroup, after: BrokerGroup, command: ElectMaster)
     if command.designate:
         return ""
     living = living_replicas(before, command.live)
-    if (known := before.foreign_key(living)) is not None:
+    if (known := before.newer_reported(living)) is not None:
         return (
             f"R19: broker {after.master_broker_id} was elected, broker {known[2]} knew of {known}"
         )
