@@ -122,6 +122,7 @@ class KVConfig:
         kept = []
         for change in changes:
             grown = size + _growth(table, change)
+            # A file may have been above the limit when it was loaded: such a table may shrink.
             if change.value is not None and grown > max(size, TABLE_SIZE_MAX):
                 why = (
                     f"all key-values would have {grown} bytes, allowed are {TABLE_SIZE_MAX}:"
@@ -139,6 +140,7 @@ class KVConfig:
             if not table[namespace]:  # an empty one would stay for good
                 del table[namespace]
         failure: BrokerRefusal | None = None
+        # An equal table is on the disk already.
         if kept and table != self._table:
             try:
                 await self._store(table)

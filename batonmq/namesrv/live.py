@@ -45,6 +45,7 @@ class BrokerLiveTable:
         return self._by_key.get(key)
 
     def put(self, key: Key, live: BrokerLiveInfo) -> None:
+        # The address may have had another group or connection: it must not stay in their index.
         self.remove(key)
         self._by_key[key] = live
         for index in _indices(live):

@@ -106,6 +106,7 @@ class NamesrvService:
         page.gauge("batonmq_namesrv_groups", "in the routes", sum(map(len, clusters.values())))
         page.gauge("batonmq_namesrv_topics", "in the routes", len(self.routes.all_topics()))
         brokers = 0
+        # A list: brokers may register between two steps.
         async for _, group in page.pace.through(list(self.routes.brokers())):
             brokers += len(group.broker_addrs)
         page.gauge("batonmq_namesrv_brokers", "registered", brokers)
@@ -130,6 +131,7 @@ class NamesrvService:
     def _notify(self, change: MinIdChange) -> None:
         for address in change.to:
             notice = asyncio.get_running_loop().create_task(self._send_notice(address, change))
+            # The loop itself does not keep a task alive.
             self._notices.add(notice)
             notice.add_done_callback(self._notices.discard)
 
@@ -156,5 +158,6 @@ class NamesrvService:
         self._scan_timer = asyncio.get_running_loop().call_later(delay_s, self._scan)
 
     def _scan(self) -> None:
+        # First: an error in this scan must not end all later ones.
         self._scan_later()
         self._endpoint.scan()
