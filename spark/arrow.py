@@ -37,10 +37,11 @@ def open_arrow(path: str | Sequence[str], **options: str | int | bool) -> pa.Rec
 def read_of(options: Mapping[str, str]) -> Any:
     """The read of a table by its options: it has `schema`, `plan()` and `run(work)`."""
     given = {name.lower(): text.strip().lower() for name, text in options.items()}
-    if given.get("table") in ("differences", "acknowledged"):  # other tables' tasks need it not
+    table = given.get("table", "")
+    if table in ("differences", "acknowledged"):  # other tables' tasks need it not
         from batonmq.spark.differences.table import table_read
 
-        return table_read(options)
+        return table_read(table, options)
     return Read(ReadOptions.from_mapping(options))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from batonmq.spark.audit import finding_queries
@@ -15,6 +14,7 @@ from batonmq.spark.differences.acked_list import plan_lists
 from batonmq.spark.differences.checkpoint_findings import checkpoint_findings
 from batonmq.spark.differences.log_findings import LogFinding, finding_table
 from batonmq.spark.differences.replica_groups import ReplicaGroup, find_groups, log_files
+from batonmq.spark.read.columns import columns_of
 from batonmq.spark.severity import SEVERITIES, WARNING
 from batonmq.spark.steps.sql import Engine, dicts
 
@@ -24,6 +24,21 @@ _GRAVEST: Final = f"""
     ORDER BY CASE {" ".join(f"WHEN f.severity = '{s}' THEN {n}" for n, s in enumerate(SEVERITIES))}
     END, f.grp NULLS FIRST, f.physical_offset NULLS FIRST, f.kind, f.topic NULLS FIRST,
     f.queue_id NULLS FIRST, f.queue_offset NULLS FIRST, f.unique_key NULLS FIRST, f.replicas
+"""
+_OTHER_BROKERS: Final = """
+    SELECT broker, count(*) AS many FROM lines
+    WHERE fault IS NULL AND broker IS NOT NULL AND grp IS NULL GROUP BY broker ORDER BY broker
+"""
+_COUNTS: Final = """
+    SELECT d.group AS name, CAST(sum(d.messages) AS BIGINT) AS messages,
+        CAST(sum(d.agreed) AS BIGINT) AS agreed, CAST(sum(d.log_bytes) AS BIGINT) AS log_bytes
+    FROM d WHERE d.part = 'count' GROUP BY d.group
+"""
+_KINDS: Final = """
+    SELECT f.grp AS group, f.severity, f.kind, f.replicas, count(*) AS count,
+        min(f.physical_offset) AS first_offset, max(f.physical_offset) AS last_offset,
+        min(f.epoch) AS first_epoch, max(f.epoch) AS last_epoch
+    FROM findings f GROUP BY f.grp, f.severity, f.kind, f.replicas
 """
 _SHOWN: Final = ", ".join(
     f"f.{n} AS {'group' if n == 'grp' else n}" for n in finding_queries.COLUMNS
@@ -75,39 +90,20 @@ def plan_audit(request: AuditRequest) -> AuditPlan:
     return AuditPlan(groups, found, max(log_bytes, plan_lists(request.acked)[1]))
 
 
-class AckedCounts(msgspec.Struct):
-    """How many entries of the list turned out how.
-
-    `elsewhere`: not where they were acknowledged. `not_everywhere`: whole in some replicas, but not
-    in all that confirm their place. `unconfirmed`: found, above what any replica confirms.
-    `expired`: older than the log. `unchecked`: they name no place, and part of the log has
-    expired. `other_brokers`: their broker is not audited.
-    """
-
-    entries: int = 0
-    found: int = 0
-    lost: int = 0
-    elsewhere: int = 0
-    not_everywhere: int = 0
-    unconfirmed: int = 0
-    expired: int = 0
-    unchecked: int = 0
-    other_brokers: int = 0
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class AuditResult:
     """`counts`: by group, messages, those that replicas hold alike, and bytes. `kinds`: a row for
     each group, severity, kind and set of replicas, the gravest first. `first`: the gravest
-    findings. The view `findings` of the engine has all.
+    findings. The view `findings` of the engine has all. `acked`: how many entries of the list
+    turned out how, see `finding_queries.ACKED_COUNTS`; None without one.
     """
 
     groups: list[ReplicaGroup]
     counts: dict[str, dict[str, int]]
     kinds: list[dict[str, Any]]
     first: list[dict[str, Any]]
-    acked: AckedCounts | None = None
-    warnings: list[str] = field(default_factory=list)
+    acked: dict[str, int] | None
+    warnings: list[str]
 
     def count(self, severity: str | None = None, *, group: str | None = None) -> int:
         """How many findings there are of a severity, of a group; None: of all."""
@@ -134,43 +130,40 @@ def run_audit(
 
     Raises ValueError for a list that cannot be used, OSError.
     """
-    known, notes, listed = [*plan.found], _of_single_stores(plan), None
+    known, acked = [*plan.found], None
+    notes = [
+        f"{group.name} has one store here: there is nothing to compare it with"
+        for group in plan.groups
+        if len(group.replicas) == 1
+    ]
     if request.acked:
         with step("reading the acknowledged list"):
-            listed, found = _read_lists(engine, request, plan, notes)
+            entries = _read_lists(engine, request, plan, notes)
+            found, others = _of_other_brokers(engine, plan)
             known += found
+        if not entries:
+            detail = "the acknowledged list has no entry, so nothing is held against it"
+            known.append(LogFinding(None, WARNING, "unchecked", detail))
     with step("comparing the replicas"):
         _define(engine, request, plan, known)
-        counted = dicts(engine, """
-            SELECT d.group AS name, CAST(sum(d.messages) AS BIGINT) AS messages,
-                CAST(sum(d.agreed) AS BIGINT) AS agreed,
-                CAST(sum(d.log_bytes) AS BIGINT) AS log_bytes
-            FROM d WHERE d.part = 'count' GROUP BY d.group
-        """)  # fmt: skip
+        counted = dicts(engine, _COUNTS)
     with step("looking across ranges"):
-        if listed is not None:
+        if request.acked:
             _define_acked(engine, plan)
-        text = finding_queries.findings(acked=listed is not None, duplicates=request.duplicates)
+        text = finding_queries.findings(acked=bool(request.acked), duplicates=request.duplicates)
         engine.define("findings", text, keep=True)
-        kinds = dicts(engine, """
-            SELECT f.grp AS group, f.severity, f.kind, f.replicas, count(*) AS count,
-                min(f.physical_offset) AS first_offset, max(f.physical_offset) AS last_offset,
-                min(f.epoch) AS first_epoch, max(f.epoch) AS last_epoch
-            FROM findings f GROUP BY f.grp, f.severity, f.kind, f.replicas
-        """)  # fmt: skip
+        kinds = dicts(engine, _KINDS)
         gravest = f"SELECT {_SHOWN} FROM findings f {_GRAVEST} LIMIT {request.limit}"
         first = dicts(engine, gravest) if request.limit else []
-        if listed is not None:
+        if request.acked:
             (turned,) = dicts(engine, finding_queries.ACKED_COUNTS)
-            listed = msgspec.structs.replace(listed, **turned)
+            acked = {"entries": entries, **turned, "other_brokers": others}
     kinds.sort(key=lambda row: (
         SEVERITIES.index(row["severity"]), row["group"] or "", row["kind"], row["replicas"]
     ))  # fmt: skip
-    counts = dict.fromkeys(("messages", "agreed", "log_bytes"), 0)
-    by_group = {group.name: dict(counts) for group in plan.groups}
-    for row in counted:
-        by_group[row.pop("name")] = row
-    return AuditResult(plan.groups, by_group, kinds, first, listed, notes)
+    none = dict.fromkeys(("messages", "agreed", "log_bytes"), 0)
+    counts = {group.name: none for group in plan.groups} | {row.pop("name"): row for row in counted}
+    return AuditResult(plan.groups, counts, kinds, first, acked, notes)
 
 
 def findings_text() -> str:
@@ -180,42 +173,34 @@ def findings_text() -> str:
     )
 
 
-def _of_single_stores(plan: AuditPlan) -> list[str]:
-    return [
-        f"{group.name} has one store here: there is nothing to compare it with"
-        for group in plan.groups
-        if len(group.replicas) == 1
-    ]
-
-
 def _define(
     engine: Engine, request: AuditRequest, plan: AuditPlan, known: list[LogFinding]
 ) -> None:
     """The views of what the stores hold."""
+    with_list = bool(request.acked)
     options = {
-        "group": request.group or "", "unconfirmed": _flag(request.unconfirmed),
-        "queues": _flag(request.queues), "wholeLogs": _flag(bool(request.acked)),
-        "messages": _flag(request.duplicates or bool(request.acked)),
-        "splitBytes": str(request.range_bytes), "batchBytes": str(request.chunk_bytes),
+        "unconfirmed": request.unconfirmed, "queues": request.queues, "wholeLogs": with_list,
+        "messages": request.duplicates or with_list, "splitBytes": request.range_bytes,
+        "batchBytes": request.chunk_bytes,
     }  # fmt: skip
-    engine.source("differences", request.stores, {"table": "differences", **options})
+    given = {name: str(value).lower() for name, value in options.items()}
+    given |= {"table": "differences", "group": request.group or ""}
+    engine.source("differences", request.stores, given)
     engine.define("d", "SELECT * FROM differences", keep=True)
-    told = finding_table(known)
-    names = ["grp" if name == "group" else name for name in told.column_names]
-    engine.table("known", told.rename_columns(names))
+    found = finding_table(known)
+    engine.table("known", found.rename_columns({"group": "grp"}))
     engine.table("no_replicas", pa.table({"replicas": pa.array([[]], pa.list_(pa.string()))}))
-    groups = [(group.name, group.first, group.confirm) for group in plan.groups]
-    columns = list(zip(*groups, strict=True))
-    engine.table("grps", pa.table(
-        [pa.array(columns[0]), *(pa.array(each, pa.int64()) for each in columns[1:])],
-        names=["grp", "begins", "confirms"],
-    ))  # fmt: skip
+    groups = [
+        {"grp": group.name, "begins": group.first, "confirms": group.confirm}
+        for group in plan.groups
+    ]
+    engine.table("grps", _rows(groups, "string: grp\nlong: begins confirms"))
     for name, text in finding_queries.PARTS.items():
         engine.define(name, text, keep=name in finding_queries.KEPT)
 
 
-def _flag(value: bool) -> str:
-    return str(value).lower()
+def _rows(rows: list[dict[str, Any]], columns: str) -> pa.Table:
+    return pa.Table.from_pylist(rows, columns_of(columns))
 
 
 def _define_acked(engine: Engine, plan: AuditPlan) -> None:
@@ -223,33 +208,28 @@ def _define_acked(engine: Engine, plan: AuditPlan) -> None:
     for name, text in finding_queries.ACKED_VIEWS.items():
         engine.define(name, text, keep=name in finding_queries.KEPT)
     groups = {group.name: group for group in plan.groups}
-    rows = []
-    for row in dicts(engine, finding_queries.SETS):
-        group, bits = groups[row["grp"]], row["bits"]
-        names = group.names(at for at in range(len(group.replicas)) if bits >> at & 1)
-        rows.append({"grp": group.name, "bits": bits, "replicas": names,
-                     "names": ", ".join(names), "many": len(names)})  # fmt: skip
-    kinds = [("grp", pa.string()), ("bits", pa.int64()), ("replicas", pa.list_(pa.string())),
-             ("names", pa.string()), ("many", pa.int64())]  # fmt: skip
-    engine.table("sets", pa.Table.from_pylist(rows, pa.schema(kinds)))
+    rows = dicts(engine, finding_queries.SETS)
+    for row in rows:
+        group = groups[row["grp"]]
+        names = group.names(at for at in range(len(group.replicas)) if row["bits"] >> at & 1)
+        row |= {"replicas": names, "names": ", ".join(names), "many": len(names)}
+    engine.table("sets", _rows(rows, "string: grp names\nlong: bits many\ntexts: replicas"))
 
 
-def _read_lists(
-    engine: Engine, request: AuditRequest, plan: AuditPlan, notes: list[str]
-) -> tuple[AckedCounts, list[LogFinding]]:
-    """What all lists have, and what is wrong with them whatever the stores hold; more notes.
-
-    Raises ValueError.
-    """
+def _names(plan: AuditPlan) -> dict[str, set[str]]:
+    """The groups that a list may mean by a broker's name."""
     named: dict[str, set[str]] = {}
     for group in plan.groups:
         for broker in group.brokers:
             named.setdefault(broker, set()).add(group.name)
-    named |= {group.name: {group.name} for group in plan.groups}
-    known = [(broker, min(names)) for broker, names in named.items() if len(names) == 1]
-    columns = [pa.array(each, pa.string()) for each in zip(*known, strict=True)]
-    brokers = pa.table(columns or [pa.array([], pa.string())] * 2, names=["broker", "grp"])
-    engine.table("brokers", brokers)
+    return named | {group.name: {group.name} for group in plan.groups}
+
+
+def _read_lists(engine: Engine, request: AuditRequest, plan: AuditPlan, notes: list[str]) -> int:
+    """How many entries all lists have; more notes. Raises ValueError."""
+    known = _names(plan).items()
+    brokers = [{"broker": name, "grp": min(of)} for name, of in known if len(of) == 1]
+    engine.table("brokers", _rows(brokers, "string: broker grp"))
     only = f"'{plan.groups[0].name}'" if len(plan.groups) == 1 else "CAST(NULL AS STRING)"
     engine.source("acknowledged", request.acked, {"table": "acknowledged"})
     engine.define("lines", f"""
@@ -265,38 +245,23 @@ def _read_lists(
         bad.append(row["file"])
         notes.append(f"{row['file']} ends within a line, which is left out: its writer was killed")
     (total,) = dicts(engine, "SELECT count(*) AS many FROM lines WHERE fault IS NULL")
-    found, others = _of_other_brokers(engine, named)
-    if not total["many"]:
-        detail = "the acknowledged list has no entry, so nothing is held against it"
-        found.append(LogFinding(None, WARNING, "unchecked", detail))
-    return AckedCounts(entries=total["many"], other_brokers=others), found
+    return int(total["many"])
 
 
-def _of_other_brokers(
-    engine: Engine, named: Mapping[str, set[str]]
-) -> tuple[list[LogFinding], int]:
+def _of_other_brokers(engine: Engine, plan: AuditPlan) -> tuple[list[LogFinding], int]:
     """(findings, entries) of brokers without a store here. Raises ValueError for a broker that may
     be of several groups.
     """
-    found, others = [], 0
-    for row in dicts(
-        engine,
-        """
-        SELECT broker, count(*) AS many FROM lines
-        WHERE fault IS NULL AND broker IS NOT NULL AND grp IS NULL GROUP BY broker ORDER BY broker
-    """,
-    ):
-        broker = row["broker"]
+    found, others, named = [], 0, _names(plan)
+    for row in dicts(engine, _OTHER_BROKERS):
+        broker, many = row["broker"], row["many"]
         if broker in named:
             raise ValueError(
                 f"the acknowledged list names broker {broker}, which may be any of "
                 f"{', '.join(sorted(named[broker]))}: give the stores of one cluster, or write "
                 "one of these names into the list"
             )
-        others += row["many"]
-        detail = (
-            f"{row['many']} entries of the acknowledged list are of broker {broker}, of which no "
-            "store is given"
-        )
-        found.append(LogFinding(None, WARNING, "unchecked", detail))
+        others += many
+        what = f"{many} entries of the acknowledged list are of broker {broker}, of which no store "
+        found.append(LogFinding(None, WARNING, "unchecked", f"{what}is given"))
     return found, others

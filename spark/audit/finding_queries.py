@@ -57,7 +57,7 @@ _MESSAGE: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size
 _ENTRY: Final = ("topic", "queue_id", "queue_offset", "unique_key")
 _OF_ROWS: Final = {"f": tuple(_TYPES), "m": _MESSAGE, "e": _ENTRY,
                    "q": ("topic", "queue_id", "physical_offset", "epoch"),
-                   "b": ("replicas", "topic", "queue_id")}  # fmt: skip
+                   "b": ("replicas", "topic", "queue_id", "queue_offset")}  # fmt: skip
 
 #: The rows of `differences`, by their parts.
 PARTS: Final = {
@@ -141,6 +141,11 @@ def _ranges(acked: bool) -> Iterator[str]:
                 AND f.physical_offset = o.physical_offset AND o.kind = 'missing'
         WHERE f.kind = 'extra' AND p.grp IS NULL AND o.grp IS NULL
     """
+    detail = """concat('the consume queue ends at ', CAST(b.reach AS STRING), '; ',
+        CAST(b.amount AS STRING), ' confirmed messages have no unit yet')"""
+    yield f"""
+        SELECT {_finding("'info'", "'queue_behind'", detail, "b")} FROM behind b
+    """
     # A unit that leads into another range is seen from both.
     yield f"""
         SELECT {_finding("f.severity", "f.kind", "f.detail", "f")} FROM ranged f
@@ -184,14 +189,6 @@ def _steps(acked: bool) -> str:
                 AND w.physical_offset > q.last_before AND w.physical_offset < q.physical_offset
         )) {unless}
     """
-
-
-def _behind() -> str:
-    detail = """concat('the consume queue ends at ', CAST(b.reach AS STRING), '; ',
-        CAST(b.amount AS STRING), ' confirmed messages have no unit yet')"""
-    offset = "b.queue_offset"
-    told = _finding("'info'", "'queue_behind'", detail, "b", queue_offset=offset)
-    return f"SELECT {told} FROM behind b"
 
 
 def _duplicates() -> str:
@@ -351,11 +348,14 @@ SETS: Final = """
     SELECT m_grp AS grp, m_lack AS bits FROM found WHERE m_lack <> 0
     UNION SELECT m_grp AS grp, bits FROM lost WHERE bits IS NOT NULL
 """
+#: `elsewhere`: not where they were acknowledged. `not_everywhere`: whole in some replicas, but not
+#: in all that confirm their place. `unconfirmed`: found, above what any replica confirms.
+#: `expired`: older than the log. `unchecked`: they name no place, and part of the log has expired.
 ACKED_COUNTS: Final = """
-    SELECT (SELECT count(*) FROM found) AS found,
-        (SELECT coalesce(CAST(sum(is_above) AS BIGINT), 0) FROM found) AS unconfirmed,
+    SELECT (SELECT count(*) FROM found) AS found, (SELECT count(*) FROM lost) AS lost,
+        (SELECT count(*) FROM moved) AS elsewhere,
         (SELECT count(*) FROM found WHERE m_lack <> 0) AS not_everywhere,
-        (SELECT count(*) FROM moved) AS elsewhere, (SELECT count(*) FROM lost) AS lost,
+        (SELECT coalesce(CAST(sum(is_above) AS BIGINT), 0) FROM found) AS unconfirmed,
         (SELECT count(*) FROM nowhere WHERE outcome = 'expired') AS expired,
         (SELECT count(*) FROM nowhere WHERE outcome IN ('unknown', 'unchecked')) AS unchecked
 """
@@ -445,7 +445,7 @@ def _of_list() -> Iterator[str]:
 
 def findings(*, acked: bool, duplicates: bool) -> str:
     """All findings: of the stores as such (view `known`), of ranges, and of what crosses them."""
-    parts = [f"SELECT {', '.join(COLUMNS)} FROM known", *_ranges(acked), _steps(acked), _behind()]
+    parts = [f"SELECT {', '.join(COLUMNS)} FROM known", *_ranges(acked), _steps(acked)]
     if duplicates:
         parts.append(_duplicates())
     if acked:

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
-
 from batonmq.spark.audit.audit import AuditResult
 from batonmq.spark.differences.replica_groups import ReplicaGroup
 from batonmq.spark.severity import INFO, SEVERITIES
@@ -54,32 +52,25 @@ def summary_of(result: AuditResult, inputs: Sequence[str]) -> dict[str, Any]:
         "groups": [_group(result, group) for group in result.groups],
         "findings": {severity: result.count(severity) for severity in SEVERITIES},
         "kinds": kinds,
-        "acked": result.acked and msgspec.to_builtins(result.acked),
+        "acked": result.acked,
         "warnings": notes,
         "first": result.first,
     }
 
 
 def _group(result: AuditResult, group: ReplicaGroup) -> dict[str, Any]:
-    counts = result.counts[group.name]
     return {
-        "group": group.name,
-        "low": group.low,
-        "high": group.high,
-        **counts,
+        "group": group.name, "low": group.low, "high": group.high, **result.counts[group.name],
         "findings": {s: result.count(s, group=group.name) for s in SEVERITIES},
         "replicas": [
             {
-                "name": replica.name,
-                "store": replica.facts.path,
-                "first": replica.first,
-                "confirm": replica.confirm if replica.knows_confirm else None,
-                "read_to": replica.end,
-                "epoch": replica.facts.epochs[-1].epoch if replica.facts.epochs else None,
+                "name": each.name, "store": each.facts.path, "first": each.first,
+                "confirm": each.confirm if each.knows_confirm else None, "read_to": each.end,
+                "epoch": each.facts.epochs[-1].epoch if each.facts.epochs else None,
             }
-            for replica in group.replicas
+            for each in group.replicas
         ],
-    }
+    }  # fmt: skip
 
 
 def lines_of(summary: dict[str, Any]) -> list[str]:
@@ -153,28 +144,13 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
         place = "" if row["topic"] is None else f"{row['topic']}/{row['queue_id']}"
         if row["queue_offset"] is not None:
             place += f"@{row['queue_offset']}"
-        what = row["detail"] or ""
-        if row["unique_key"]:
-            what = f"{row['unique_key']}: {what}"
-        cells.append(
-            [
-                row["severity"],
-                row["kind"],
-                row["group"] or "",
-                ",".join(row["replicas"] or ()),
-                place,
-                _number(row["physical_offset"]),
-                _number(row["epoch"]),
-                what,
-            ]
-        )
+        key = f"{row['unique_key']}: " if row["unique_key"] else ""
+        numbers = ("" if row[n] is None else str(row[n]) for n in ("physical_offset", "epoch"))
+        who = row["group"] or "", ",".join(row["replicas"])
+        cells.append([row["severity"], row["kind"], *who, place, *numbers, key + row["detail"]])
     widths = [min(_WIDTH_MAX, max(len(row[at]) for row in cells)) for at in range(len(_COLUMNS))]
     widths[-1] = 0
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)

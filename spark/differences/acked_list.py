@@ -9,14 +9,15 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
 import pyarrow as pa
 
+from batonmq.spark.read.columns import columns_of
 from batonmq.spark.read.history_table import HistoryRange, line_pieces
-from batonmq.spark.read.storage import OpenFile, Storage, files_of
+from batonmq.spark.read.storage import OpenFile, Storage, even_parts, files_of
 
 _PIECE_BYTES: Final = 32 << 20
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
@@ -55,30 +56,23 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 _TEXTS: Final = ("topic", "broker", "unique_key", "msg_id", "producer")
+_ALLOWED: Final = (
+    "an entry has unique_key, or msg_id, or topic, queue_id and queue_offset; its columns are "
+    + ", ".join(n if n in _TEXTS else f"{n} (a number)" for n in Entry.__struct_fields__)
+)
 #: Columns of an entry. `entry`: it among all; `id_offset`: the log offset that its message id
 #: names. `fault`: why a line is none, with its `file`; `is_torn`: the last line, without its end.
-ENTRY_SCHEMA: Final = pa.schema(
-    [
-        *((name, pa.string() if name in _TEXTS else pa.int32() if name == "queue_id" else
-           pa.int64()) for name in Entry.__struct_fields__),
-        ("entry", pa.int64()), ("id_offset", pa.int64()), ("file", pa.string()),
-        ("fault", pa.string()), ("is_torn", pa.bool_()),
-    ]
-)  # fmt: skip
-_COLUMNS: Final = Entry.__struct_fields__
-ALLOWED: Final = (
-    "an entry has unique_key, or msg_id, or topic, queue_id and queue_offset; its columns are "
-    + ", ".join(name if name in _TEXTS else f"{name} (a number)" for name in _COLUMNS)
-)
-
-
-class BadEntry(Exception):
-    """An entry that cannot be used. `is_torn`: the last line of a file, without its end."""
-
-    def __init__(self, path: str, sentence: str, *, is_torn: bool = False) -> None:
-        super().__init__(f"{path}, {sentence}; {ALLOWED}")
-        self.path = path
-        self.is_torn = is_torn
+ENTRY_SCHEMA: Final = columns_of("""
+    string: topic broker
+    int: queue_id
+    long: queue_offset
+    string: unique_key msg_id
+    long: body_crc
+    string: producer
+    long: number entry id_offset
+    string: file fault
+    bool: is_torn
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,57 +95,50 @@ def plan_lists(patterns: Sequence[str]) -> tuple[list[Piece], int]:
         if path.endswith(_PACKED):
             pieces.append(Piece(storage, path))
         else:
-            count = -(-info.size // _PIECE_BYTES)
-            cuts = [info.size * part // count for part in range(count)] + [info.size]
-            pieces += [Piece(storage, path, begin, end) for begin, end in pairwise(cuts)]
+            parts = even_parts(0, info.size, -(-info.size // _PIECE_BYTES))
+            pieces += [Piece(storage, path, begin, end) for begin, end in parts]
     return pieces, size
 
 
-def entries_of(piece: Piece) -> Iterator[Entry]:
-    """The entries of a piece. Raises BadEntry, OSError."""
+def entries_of(piece: Piece) -> Iterator[dict[str, object]]:
+    """Rows of a piece: its entries up to the first line that is none, which has a fault. Raises
+    OSError.
+    """
     for offset, line in _lines(piece):
         if not line.strip():
             continue
         try:
-            try:
-                fields = msgspec.json.decode(line)
-            except (ValueError, RecursionError):
-                fields = None
-            if not isinstance(fields, dict):
-                raise ValueError("is no JSON object")
-            for name in _TEXTS:
-                if not isinstance(fields.get(name), str | None):
-                    fields[name] = json.dumps(fields[name])
-            entry = msgspec.convert(fields, Entry)
-            if not entry.is_placed and entry.unique_key is None and entry.msg_id is None:
-                raise ValueError("names no message")
-            yield entry
+            entry = _entry(line)
         except ValueError as error:
             shown = line.strip()[:_SHOWN].decode("utf-8", "replace")
-            sentence = f"line {_line_number(piece, offset)}: {shown!r} {error}"
+            fault = f"{piece.path}, line {_line_number(piece, offset)}: {shown!r} {error}; "
             is_torn = not line.endswith(b"\n") and not piece.path.endswith(_PACKED)
-            raise BadEntry(piece.path, sentence, is_torn=is_torn) from error
+            yield {"file": piece.path, "fault": fault + _ALLOWED, "is_torn": is_torn}
+            return
+        yield msgspec.structs.asdict(entry) | {"id_offset": entry.id_offset}
+
+
+def _entry(line: bytes) -> Entry:
+    try:
+        fields = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError("is no JSON object")
+    for name in _TEXTS:
+        if not isinstance(fields.get(name), str | None):
+            fields[name] = json.dumps(fields[name])
+    entry = msgspec.convert(fields, Entry)
+    if not entry.is_placed and entry.unique_key is None and entry.msg_id is None:
+        raise ValueError("names no message")
+    return entry
 
 
 def entry_rows(number: int, piece: Piece) -> Iterator[pa.RecordBatch]:
     """The rows of a piece, which has that number among all. Raises OSError."""
-    rows: list[dict[str, object]] = []
-    count = 0
-    try:
-        for entry in entries_of(piece):
-            count += 1
-            row = msgspec.structs.asdict(entry)
-            rows.append(row | {"entry": number << 40 | count, "id_offset": entry.id_offset})
-            if len(rows) == _ROWS_MAX:
-                yield pa.RecordBatch.from_pylist(rows, ENTRY_SCHEMA)
-                rows = []
-    except BadEntry as error:
-        rows.append({
-            "entry": number << 40 | count, "file": error.path, "fault": str(error),
-            "is_torn": error.is_torn,
-        })  # fmt: skip
-    if rows:
-        yield pa.RecordBatch.from_pylist(rows, ENTRY_SCHEMA)
+    rows = ({**row, "entry": number << 40 | n} for n, row in enumerate(entries_of(piece), 1))
+    while some := list(islice(rows, _ROWS_MAX)):
+        yield pa.RecordBatch.from_pylist(some, ENTRY_SCHEMA)
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:

@@ -4,7 +4,7 @@ and confirms, and which bytes their lists give to different epochs. Free of Spar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, groupby, pairwise
 
@@ -46,7 +46,7 @@ def _span(
     severity: str,
     kind: str,
     detail: str,
-    replicas: Iterator[str] | tuple[str, ...],
+    replicas: Iterable[str],
     begin: int,
     end: int,
     epoch: int | None = None,
@@ -110,10 +110,6 @@ def _epochs(group: ReplicaGroup) -> Iterator[LogFinding]:
 
     Epochs without a byte may be in one list only, and a list may have lost what expired.
     """
-    for replica in group.replicas:
-        if replica.facts.epochs_from_backup:
-            what = f"{replica.facts.path}/epochFileCheckpoint cannot be read; its backup was"
-            yield LogFinding(group.name, WARNING, "epochs_differ", what, (replica.name,))
     yield from _without_lists(group)
     for one, other in combinations(group.replicas, 2):
         if not one.facts.epochs or not other.facts.epochs:
@@ -132,17 +128,23 @@ def _epochs(group: ReplicaGroup) -> Iterator[LogFinding]:
 
 
 def _without_lists(group: ReplicaGroup) -> Iterator[LogFinding]:
-    """Replicas whose list cannot be read, or is gone though others have one: they have bytes."""
+    """Replicas whose list is its backup, cannot be read, or is gone though others have one: they
+    have bytes.
+    """
     listed = [replica.name for replica in group.replicas if replica.facts.epochs]
     have = "has one" if len(listed) == 1 else "have one"
     for replica in group.replicas:
-        if replica.facts.epochs_fault:
-            why = f"its epochs cannot be read: {replica.facts.epochs_fault}"
-        elif listed and replica.confirm and not replica.facts.epochs:
+        facts = replica.facts
+        if facts.epochs_from_backup:
+            what = f"{facts.path}/epochFileCheckpoint cannot be read; its backup was"
+            yield LogFinding(group.name, WARNING, "epochs_differ", what, (replica.name,))
+        if facts.epochs_fault:
+            why = f"its epochs cannot be read: {facts.epochs_fault}"
+        elif listed and replica.confirm and not facts.epochs:
             why = f"it has no list of epochs; {', '.join(listed)} {have}"
         else:
             continue
-        what = f"{replica.facts.path}: {why}"
+        what = f"{facts.path}: {why}"
         yield LogFinding(group.name, WARNING, "epochs_differ", what, (replica.name,))
 
 

@@ -1,4 +1,4 @@
-"""What is found in stores: findings, and the table of them. Free of Spark."""
+"""What comparing stores tells: findings, and the columns of table `differences`. Free of Spark."""
 
 from __future__ import annotations
 
@@ -7,6 +7,31 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+
+from batonmq.spark.read.columns import columns_of
+
+#: By its column `part` a row is one of several things; what does not apply is null.
+#: `finding`: see LogFinding.
+#: `message`: a record as the replicas hold it; `have`, `lack`: bit i is replica i of the group.
+#: `amount`: 1; 0: the other replicas hold something else, or those that have it are behind a later
+#: epoch. `batch_key`: the unique key of the batch in which it was sent.
+#: `queue`: messages of a queue in one range whose queue offsets follow each other: the first, with
+#: its epoch, and the places of the last. `detail`: the epoch of each replica, if they differ.
+#: `behind`: `amount` messages of a range that a replica's queue does not reach, which ends at
+#: `reach`.
+#: `count`: messages in the confirmed log of a range, those that two or more replicas hold alike,
+#: and the bytes that were compared.
+DIFFERENCES: Final = columns_of("""
+    string: part group severity kind detail
+    texts: replicas
+    string: topic
+    int: queue_id
+    long: queue_offset physical_offset size epoch
+    string: unique_key field file
+    long: identity
+    string: batch_key
+    long: have lack body_crc amount last_offset last_start reach messages agreed log_bytes
+""")
 
 
 class LogFinding(msgspec.Struct, frozen=True):
@@ -33,16 +58,6 @@ class LogFinding(msgspec.Struct, frozen=True):
     identity: int | None = None
 
 
-_KINDS: Final = {
-    "replicas": pa.list_(pa.string()), "queue_id": pa.int32(),
-    **dict.fromkeys(("queue_offset", "physical_offset", "size", "epoch", "identity"), pa.int64()),
-}  # fmt: skip
-IDENTIFIED_SCHEMA: Final = pa.schema(
-    [(name, _KINDS.get(name, pa.string())) for name in LogFinding.__struct_fields__]
-)
-FINDING_SCHEMA: Final = IDENTIFIED_SCHEMA.remove(IDENTIFIED_SCHEMA.get_field_index("identity"))
-"""The table of findings."""
-
-
-def finding_table(found: Iterable[LogFinding], schema: pa.Schema = FINDING_SCHEMA) -> pa.Table:
-    return pa.Table.from_pylist([msgspec.to_builtins(each) for each in found], schema)
+def finding_table(found: Iterable[LogFinding]) -> pa.Table:
+    """Findings as rows of `differences`, of which `part` is null."""
+    return pa.Table.from_pylist([msgspec.structs.asdict(each) for each in found], DIFFERENCES)

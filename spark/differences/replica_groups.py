@@ -209,20 +209,11 @@ def log_end(storage: Storage, files: Sequence[StoreFile], confirm: int) -> int:
         with storage.open(file.path) as opened:
             if not any(opened.read_at(0, FIXED_SIZE_V1)):
                 continue
-            begin = file.start
-            wanted = LogRange(
-                file.path, file.start, file.end, begin, file.end, file.end, True, confirm
-            )
-            reader = RangeReader(
-                opened,
-                wanted,
-                window_bytes=_WINDOW_BYTES,
-                record_bytes_max=RECORD_BYTES_MAX,
-            )
-            end = begin
-            for item in reader.blocks():
+            end = file.start
+            wanted = LogRange(file.path, end, file.end, end, file.end, file.end, True, confirm)
+            for item in RangeReader(opened, wanted, _WINDOW_BYTES, RECORD_BYTES_MAX).blocks():
                 if isinstance(item, Block):
-                    end = item.base + int(item.records.start[-1] + item.records.size[-1])
+                    end = int(item.ends[-1])
                 elif item.offset < confirm:
                     end = min(item.offset + item.size, confirm)
             return end

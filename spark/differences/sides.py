@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,36 +21,21 @@ from batonmq.spark.read.storage import OpenFile
 _PAD_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Records that begin in [begin, end) of one file of a group's log; log offsets."""
-
-    file: LogFile
-    begin: int
-    end: int
-
-
-class HeldFile:
+class HeldFile(OpenFile):
     """A file of which one piece is held in memory; what lies elsewhere is read."""
 
-    def __init__(self, inner: OpenFile) -> None:
-        self._inner = inner
-        self._at = 0
-        self._data = b""
+    _at = 0
+    _data = b""
 
     def hold(self, offset: int, size: int) -> None:
         """From now on hold the piece [offset, offset + size), or what the file has of it."""
-        self._at = offset
-        self._data = self._inner.read_at(offset, size)
+        self._at, self._data = offset, super().read_at(offset, size)
 
-    def size(self) -> int:
-        return self._inner.size
-
-    def read_at(self, size: int, offset: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         skip = offset - self._at
         if skip >= 0 and skip + size <= len(self._data):
             return self._data[skip : skip + size]
-        return self._inner.read_at(offset, size)
+        return super().read_at(offset, size)
 
 
 class Items:
@@ -63,10 +47,9 @@ class Items:
     def __init__(self, items: Sequence[Block | Damage] = ()) -> None:
         self.blocks = [item for item in items if isinstance(item, Block)]
         self.damages = [item for item in items if isinstance(item, Damage)]
-        starts = [block.base + block.records.start for block in self.blocks]
-        sizes = [block.records.size for block in self.blocks]
-        self.starts: Int64s = np.concatenate(starts) if starts else np.empty(0, np.int64)
-        self.ends: Int64s = self.starts + np.concatenate(sizes) if sizes else self.starts
+        none = [np.empty(0, np.int64)]
+        self.starts: Int64s = np.concatenate([*(b.starts for b in self.blocks), *none])
+        self.ends: Int64s = np.concatenate([*(b.ends for b in self.blocks), *none])
 
     def damage_at(self, offset: int) -> Damage | None:
         """The damaged stretch that holds the byte at a log offset."""
@@ -84,8 +67,7 @@ class Side:
 
     def __init__(self, index: int, group: ReplicaGroup, file: LogFile, stack: ExitStack) -> None:
         """Raises OSError."""
-        replica = group.replicas[index]
-        path = file.paths[index]
+        replica, path = group.replicas[index], file.paths[index]
         self.index = index
         self.path = path or f"{replica.facts.path}/commitlog/{file.start:020d}"
         self.confirm = replica.confirm
@@ -93,41 +75,37 @@ class Side:
         self.gone = ""
         self._held: HeldFile | None = None
         if path is not None:
-            self._held = HeldFile(stack.enter_context(replica.storage.open(path)))
+            opened = replica.storage.file_system.open_input_file(path)
+            self._held = stack.enter_context(HeldFile(path, opened))
         else:
             is_there = replica.storage.exists(self.path)
             self.gone = f"{self.path} is {'empty' if is_there else 'missing'}"
         self._start, self._end = file.start, file.end
         self._loose_from = HIGH if replica.end <= replica.confirm else replica.confirm
 
-    def hold(self, stretch: Stretch) -> None:
+    def hold(self, begin: int, end: int) -> None:
         """Read a stretch; the next reads should lie in it. Raises OSError."""
-        end = min(stretch.end + _PAD_BYTES, self.limit)
         if self._held is not None:
-            self._held.hold(stretch.begin - self._start, max(0, end - stretch.begin))
+            size = min(end + _PAD_BYTES, self.limit) - begin
+            self._held.hold(begin - self._start, max(0, size))
 
     def read(self, begin: int, end: int) -> bytes:
         """Bytes [begin, end) of the log; fewer where the file or the limit ends."""
         size = min(end, self.limit) - begin
         if self._held is None or size <= 0:
             return b""
-        return self._held.read_at(size, begin - self._start)
+        return self._held.read_at(begin - self._start, size)
 
-    def items(self, stretch: Stretch) -> Items:
+    def items(self, begin: int, end: int) -> Items:
         """What begins in a stretch. Raises OSError."""
-        end = min(stretch.end, self.limit)
-        if self._held is None or stretch.begin >= end:
+        end = min(end, self.limit)
+        if self._held is None or begin >= end:
             return Items()
         wanted = LogRange(
-            self.path, self._start, self._end, stretch.begin, end, self.limit,
-            stretch.begin == self._start, self._loose_from,
+            self.path, self._start, self._end, begin, end, self.limit, begin == self._start,
+            self._loose_from,
         )  # fmt: skip
-        reader = RangeReader(
-            OpenFile(self.path, self._held),
-            wanted,
-            window_bytes=end - stretch.begin,
-            record_bytes_max=RECORD_BYTES_MAX,
-        )
+        reader = RangeReader(self._held, wanted, end - begin, RECORD_BYTES_MAX)
         return Items(list(reader.blocks()))
 
 

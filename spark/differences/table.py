@@ -1,70 +1,48 @@
 """Tables `differences` and `acknowledged` of the data source: what tasks find in ranges of logs,
 and the entries of lists of acknowledged sends. The audit joins them.
 
-A row of `differences` is one of several things, by its column `part`:
-
-| part | |
-|---|---|
-| `finding` | what one range shows by itself |
-| `message` | a message as the replicas hold it (option `messages`) |
-| `queue` | the first and last message of a queue in the range |
-| `behind` | messages that the queue of a replica does not reach yet |
-| `count` | messages, those that replicas hold alike, bytes |
-
-Free of Spark.
+A task of `differences` reads one range of a group's log in all replicas. Only what a later step
+needs leaves it: findings, one row per queue, counts, and, if keys or an acknowledged list are to be
+checked, one narrow row per message, without its body. Free of Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Final
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-import msgspec
+import numpy as np
 import pyarrow as pa
-from msgspec import Meta
+import pyarrow.compute as pc
+from msgspec import field
+from msgspec.structs import asdict
 
+from batonmq.protocol.properties import TAGS, UNIQ_KEY
+from batonmq.protocol.records.columns import Bools, Int64s
+from batonmq.protocol.tags import tags_code
 from batonmq.spark.differences.acked_list import ENTRY_SCHEMA, Piece, entry_rows, plan_lists
-from batonmq.spark.differences.log_findings import IDENTIFIED_SCHEMA, finding_table
-from batonmq.spark.differences.replica_groups import ReplicaGroup, find_groups, log_files
-from batonmq.spark.differences.scan import (
-    BEHIND_SCHEMA,
-    MESSAGE_SCHEMA,
-    RANGE_SCHEMA,
-    RangeTask,
-    Scanned,
-    ScanSettings,
-    plan_tasks,
-    scan_range,
-)
-from batonmq.spark.read.columns import widened
-from batonmq.spark.read.options import MIB, Options, by
-from batonmq.spark.read.storage import split_paths
-
-_COUNT_SCHEMA: Final = pa.schema(
-    [("group", pa.string()), *((n, pa.int64()) for n in ("messages", "agreed", "log_bytes"))]
-)
-DIFFERENCES: Final = pa.unify_schemas(
-    [pa.schema([("part", pa.string())]), IDENTIFIED_SCHEMA, MESSAGE_SCHEMA, RANGE_SCHEMA,
-     BEHIND_SCHEMA, _COUNT_SCHEMA]
-)  # fmt: skip
+from batonmq.spark.differences.compare import Held, compare
+from batonmq.spark.differences.log_findings import DIFFERENCES, LogFinding
+from batonmq.spark.differences.queues import NUMBERED, by_queue, check_queues, numbered, runs_of
+from batonmq.spark.differences.replica_groups import LogFile, ReplicaGroup, find_groups, log_files
+from batonmq.spark.differences.sides import open_sides
+from batonmq.spark.read.columns import batch_of, binaries, integers_or_null, texts
+from batonmq.spark.read.message_columns import PropertyPairs, split_properties
+from batonmq.spark.read.options import MIB, Options, Positive, by
+from batonmq.spark.read.queues import gather
+from batonmq.spark.read.storage import even_parts, split_paths
 
 
-class _Paths(Options, frozen=True, kw_only=True):
+class AcknowledgedOptions(Options, frozen=True, kw_only=True):
     table: str = ""
     path: Annotated[tuple[str, ...], by(split_paths)] = ()
-    more_paths: Annotated[tuple[str, ...], by(split_paths)] = msgspec.field(
-        name="paths", default=()
-    )
+    more_paths: Annotated[tuple[str, ...], by(split_paths)] = field(name="paths", default=())
 
     @classmethod
     def what(cls) -> str:
         return "table=acknowledged"
-
-    @staticmethod
-    def table_of(options: Mapping[str, str]) -> str:
-        named = (text for name, text in options.items() if name.lower() == "table")
-        return next(named, "").strip().lower()
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -73,9 +51,10 @@ class _Paths(Options, frozen=True, kw_only=True):
         return (*self.path, *self.more_paths)
 
 
-class DifferencesOptions(_Paths, frozen=True, kw_only=True):
-    """`group`: all stores are replicas of it. `whole_logs`: messages above what is confirmed, too,
-    without comparing them. Sizes are bytes.
+class DifferencesOptions(AcknowledgedOptions, frozen=True, kw_only=True):
+    """`group`: all stores are replicas of it. `messages`: a row of each is wanted. `whole_logs`:
+    messages above what is confirmed, too, without comparing them. Sizes are bytes; `batch_bytes`:
+    so much is compared at once.
     """
 
     group: str = ""
@@ -83,8 +62,8 @@ class DifferencesOptions(_Paths, frozen=True, kw_only=True):
     messages: bool = False
     queues: bool = True
     whole_logs: bool = False
-    split_bytes: Annotated[int, Meta(ge=1)] = 64 * MIB
-    batch_bytes: Annotated[int, Meta(ge=1)] = 8 * MIB
+    split_bytes: Positive = 64 * MIB
+    batch_bytes: Positive = 8 * MIB
 
     @classmethod
     def what(cls) -> str:
@@ -92,11 +71,22 @@ class DifferencesOptions(_Paths, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class RangeWork:
-    """Ranges that one task compares, and the groups that they are of."""
+class RangeTask:
+    """Records that begin in [begin, end) of one file of a group's log."""
 
-    groups: dict[int, ReplicaGroup]
-    tasks: tuple[RangeTask, ...]
+    group: ReplicaGroup
+    file: LogFile
+    begin: int
+    end: int
+
+
+def plan_tasks(group: ReplicaGroup, range_bytes: int) -> Iterator[RangeTask]:
+    """The ranges of a group's log that at least one replica is to be read in. Raises ValueError."""
+    top = max(replica.end for replica in group.replicas)
+    for file in log_files(group):
+        end = min(file.end, top)
+        for begin, stop in even_parts(file.start, end, -((file.start - end) // range_bytes)):
+            yield RangeTask(group, file, begin, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,64 +99,133 @@ class DifferencesRead:
     def schema(self) -> pa.Schema:
         return DIFFERENCES
 
-    def plan(self) -> list[RangeWork]:
-        """Raises ValueError, StoreError, OSError."""
+    def plan(self) -> list[tuple[RangeTask, ...]]:
+        """Small ranges share a task, so that many small logs are no swarm of them. Raises
+        ValueError, StoreError, OSError.
+        """
         options = self.options
         groups = find_groups(
             options.paths, group=options.group or None, unconfirmed=options.unconfirmed,
             with_tails=options.whole_logs,
         )  # fmt: skip
-        tasks = [
-            task
-            for number, group in enumerate(groups)
-            for task in plan_tasks(number, group, log_files(group), options.split_bytes)
-        ]
-        return [
-            RangeWork({task.group: groups[task.group] for task in pack}, tuple(pack))
-            for pack in packed(tasks, options.split_bytes)
-        ]
+        tasks = [task for each in groups for task in plan_tasks(each, options.split_bytes)]
+        return gather(tasks, lambda task: task.end - task.begin, options.split_bytes)
 
-    def run(self, work: RangeWork) -> Iterator[pa.RecordBatch]:
+    def run(self, work: Sequence[RangeTask]) -> Iterator[pa.RecordBatch]:
         """Raises OSError."""
-        options = self.options
-        settings = ScanSettings(
-            options.unconfirmed, options.queues, options.messages, options.batch_bytes
-        )
-        for task in work.tasks:
-            group, found = work.groups[task.group], Scanned()
-            scan_range(task, group, settings, found)
-            yield from _rows("finding", finding_table(found.findings, IDENTIFIED_SCHEMA))
-            yield from _rows("queue", pa.Table.from_pylist(found.queues, RANGE_SCHEMA))
-            yield from _rows("behind", pa.Table.from_pylist(found.behind, BEHIND_SCHEMA))
-            for table in found.messages:
-                yield from _rows("message", table)
-            counts = {"group": group.name, **msgspec.structs.asdict(found.counts)}
-            yield from _rows("count", pa.Table.from_pylist([counts], _COUNT_SCHEMA))
+        for task in work:
+            yield from scan_range(task, self.options)
 
 
-def packed(tasks: Sequence[RangeTask], size_bytes: int) -> list[list[RangeTask]]:
-    """Small ranges put together up to a size, so that many small logs are no swarm of tasks."""
-    packs: list[list[RangeTask]] = []
-    filled = size_bytes
-    for task in tasks:
-        size = task.end - task.begin
-        if not packs or filled + size > size_bytes:
-            packs.append([])
-            filled = 0
-        packs[-1].append(task)
-        filled += size
-    return packs
+def scan_range(task: RangeTask, options: DifferencesOptions) -> Iterator[pa.RecordBatch]:
+    """Compare one range. Raises OSError."""
+    group, replicas = task.group, task.group.replicas
+    top = max(each.end if options.unconfirmed else each.confirm for each in replicas)
+    rows: list[dict[str, Any]] = []
+    queued: list[dict[str, Any]] = []
+    messages: list[pa.RecordBatch] = []
+    tables = [NUMBERED.empty_table()]
+    counted = dict.fromkeys(("messages", "agreed", "log_bytes"), 0)
+    with ExitStack() as stack:
+        sides = list(open_sides(group, task.file, stack))
+        for begin in range(task.begin, task.end, options.batch_bytes):
+            end = min(begin + options.batch_bytes, task.end)
+            for found in compare(group, sides, begin, end, unconfirmed=options.unconfirmed):
+                if isinstance(found, int):
+                    counted["log_bytes"] += found
+                    continue
+                if isinstance(found, LogFinding):
+                    rows.append({"part": "finding", **asdict(found)})
+                    continue
+                counts = found.is_true & (found.block.ends <= top)
+                alike = counts & (found.lack == 0) & (found.have & (found.have - 1) != 0)
+                counted["messages"] += int(np.count_nonzero(counts))
+                counted["agreed"] += int(np.count_nonzero(alike))
+                if not (options.queues or options.messages):
+                    continue
+                batch, of_queues = _messages(found, group, counts)
+                messages += [batch] if options.messages else []
+                tables += [of_queues] if options.queues else []
+    if options.queues:
+        queues = by_queue(pa.concat_tables(tables))
+        queued += runs_of(group, queues)
+        for side in sides:
+            for each in check_queues(group, replicas[side.index], queues, task.begin, task.end):
+                if isinstance(each, LogFinding):
+                    rows.append({"part": "finding", **asdict(each)})
+                else:
+                    queued.append(each)
+    if rows or queued:
+        yield pa.RecordBatch.from_pylist([*rows, *queued], DIFFERENCES)
+    yield from messages
+    yield batch_of(DIFFERENCES, 1, {"part": "count", "group": group.name, **counted})
 
 
-def _rows(part: str, table: pa.Table) -> Iterator[pa.RecordBatch]:
-    return widened(table, DIFFERENCES, part=part)
+def _messages(held: Held, group: ReplicaGroup, counts: Bools) -> tuple[pa.RecordBatch, pa.Table]:
+    """(rows of the messages of a block, those that count for their queues)."""
+    block, records = held.block, held.block.records
+    topics = texts(binaries(block.window, records.topic_at, records.topic_length))
+    pairs = split_properties(block.window, records.properties_at, records.properties_length)
+    epochs, missing, current = _epochs(group, block.starts, held.have)
+    unique_key, batch_key = _unique_keys(pairs)
+    rows = batch_of(DIFFERENCES, len(records), {
+        "part": "message", "group": group.name, "topic": topics, "queue_id": records.queue_id,
+        "queue_offset": records.queue_offset, "physical_offset": block.starts,
+        "size": records.size, "epoch": integers_or_null(epochs, missing, pa.int64()),
+        "unique_key": unique_key, "batch_key": batch_key, "have": held.have, "lack": held.lack,
+        "body_crc": records.body_crc, "amount": (held.is_true & current).astype(np.int64),
+    })  # fmt: skip
+    named = pairs.column(TAGS).dictionary_encode()
+    codes = np.array([0, *(tags_code(tag) for tag in named.dictionary.to_pylist())], np.int64)
+    which = named.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1
+    return rows, numbered(block, topics, codes[which], counts)
+
+
+def _unique_keys(pairs: PropertyPairs) -> tuple[pa.Array, pa.Array]:
+    """(own keys, keys of batches) of each row as strings; null where a row has none.
+
+    A message of a batch carries two: its own first, then the one of the whole batch, which readers
+    of properties see as the last of a repeated name. Only its own key identifies it.
+    """
+    named = pairs.named(UNIQ_KEY)
+    last = pairs.column(UNIQ_KEY)
+    _, at = np.unique(pairs.row[named], return_index=True)
+    if len(at) == len(named):
+        return last, pa.nulls(pairs.rows, pa.string())
+    columns = ("row", "name_at", "name_length", "value_at", "value_length")
+    own = replace(pairs, **{n: getattr(pairs, n)[named[at]] for n in columns}).column(UNIQ_KEY)
+    return own, pc.if_else(pc.equal(own, last), None, last)
+
+
+def _epochs(group: ReplicaGroup, starts: Int64s, have: Int64s) -> tuple[Int64s, Bools, Bools]:
+    """(epochs, missing, current) of log offsets: their epochs by the replicas that have them
+    (bits), by all if none of those has one; missing where the lists disagree. `current`: one that
+    has it gives it the latest epoch that any list does; otherwise a later master continued without
+    it, and it will be truncated.
+    """
+    lists = [replica.facts.epoch_of(starts) for replica in group.replicas]
+    epochs = np.array([each for each, _ in lists])
+    tells = ~np.array([unknown for _, unknown in lists])
+    has = (have >> np.arange(len(lists))[:, None]) & 1 == 1
+    least = np.iinfo(np.int64).max
+
+    def span(of: Bools) -> tuple[Int64s, Int64s]:
+        low: Int64s = np.where(of, epochs, least).min(axis=0)
+        high: Int64s = np.where(of, epochs, -1).max(axis=0)
+        return low, high
+
+    low, high = span(tells & has)
+    all_low, latest = span(tells)
+    low, high = np.where(high < 0, all_low, low), np.where(high < 0, latest, high)
+    current = (has & (~tells | (epochs == latest))).any(axis=0)
+    return high, low != high, current
 
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgedRead:
     """One read of table `acknowledged`: entries, and the first line of a piece that is none."""
 
-    options: _Paths
+    options: AcknowledgedOptions
 
     @property
     def schema(self) -> pa.Schema:
@@ -180,9 +239,8 @@ class AcknowledgedRead:
         return entry_rows(*work)
 
 
-def table_read(options: Mapping[str, str]) -> DifferencesRead | AcknowledgedRead:
+def table_read(table: str, options: Mapping[str, str]) -> DifferencesRead | AcknowledgedRead:
     """The read of one of these tables. Raises ValueError for bad options."""
-    named = _Paths.table_of(options)
-    if named == "differences":
+    if table == "differences":
         return DifferencesRead(DifferencesOptions.from_mapping(options))
-    return AcknowledgedRead(_Paths.from_mapping(options))
+    return AcknowledgedRead(AcknowledgedOptions.from_mapping(options))

@@ -7,50 +7,136 @@ record across the place, or a blank, votes that no record begins there. Free of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
-from batonmq.protocol.records.codec import MAGIC_BLANK, scan_record
+from batonmq.protocol.layout import record_layout
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.properties import UNIQ_KEY
+from batonmq.protocol.records.codec import MAGIC_BLANK, decode_record, scan_record
 from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import is_record
 from batonmq.spark.differences.log_findings import LogFinding
-from batonmq.spark.differences.message import RecordMessage, message_at
 from batonmq.spark.differences.replica_groups import ReplicaGroup
-from batonmq.spark.differences.sides import Items, Side, Stretch
+from batonmq.spark.differences.sides import Items, Side
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.log_range import RECORD_BYTES_MAX
+from batonmq.spark.read.log_range import RECORD_BYTES_MAX, Block
 from batonmq.spark.severity import CRITICAL, INFO
 
-_BLANK = MAGIC_BLANK.to_bytes(4, "big")
+_BLANK: Final = MAGIC_BLANK.to_bytes(4, "big")
+_Said = tuple[str, str, str | None]
+"""(kind, detail, field): what is found about one side."""
 
 
-class _Said(NamedTuple):
-    """What is found about one side."""
+_HEADER: Final = "header"
+#: What people read for a field; others have their own name with spaces.
+_NAMES: Final = {
+    "body_crc": "body CRC", "born_ms": "born time", "store_ms": "store time",
+    "prepared": "prepared transaction offset",
+}  # fmt: skip
 
-    kind: str
-    detail: str
-    field: str | None = None
+
+@dataclass(frozen=True, slots=True)
+class RecordMessage:
+    """A record: a block of it alone, its bytes, the message of it."""
+
+    block: Block
+    raw: bytes
+    ext: MessageExt
+
+    @property
+    def offset(self) -> int:
+        return self.ext.physical_offset
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.raw)
+
+    def _at(self, place: str) -> int:
+        return int(getattr(self.block.records, place)[0] - self.block.records.start[0])
+
+    @property
+    def unique_key(self) -> str | None:
+        """Its own: a message of a batch has that of the batch behind it."""
+        for pair in self.raw[self._at("properties_at") :].split(b"\x02"):
+            name, _, value = pair.partition(b"\x01")
+            if value and name == UNIQ_KEY.encode():
+                return value.decode("utf-8", "replace")
+        return None
+
+    @property
+    def identity(self) -> int:
+        """The same number for copies of one message, wherever they lie: by its unique key, or,
+        without one, by what the producer gave it.
+        """
+        sign = hashlib.blake2b(self.ext.topic.encode(), digest_size=8)
+        if self.unique_key is not None:
+            sign.update(b"\0" + self.unique_key.encode())
+        else:
+            body_at = self._at("body_at")
+            body = self.raw[body_at : body_at + int(self.block.records.body_length[0])]
+            sign.update(b"\1%d\0" % self.ext.born_timestamp + body)
+        return int.from_bytes(sign.digest(), "big", signed=True)
+
+    def differences(self, other: bytes) -> tuple[int, str, str]:
+        """(count, text, parts): what differs between its bytes and as many others, of which
+        missing ones differ, too; parts are of header, body, properties.
+        """
+        mine = np.frombuffer(self.raw, np.uint8)
+        theirs = np.frombuffer(other[: len(mine)], np.uint8)
+        marks = np.ones(len(mine), np.bool_)
+        marks[: len(theirs)] = mine[: len(theirs)] != theirs
+        at = np.flatnonzero(marks)
+        names = [(n, part) for n, part, begin, end in self._spans() if marks[begin:end].any()]
+        what = "1 byte differs" if len(at) == 1 else f"{len(at)} bytes differ"
+        first = self.offset + (int(at[0]) if len(at) else 0)
+        text = f"{what} in {', '.join(name for name, _ in names)}, the first at {first}"
+        return len(at), text, ", ".join(dict.fromkeys(part for _, part in names))
+
+    def _spans(self) -> list[tuple[str, str, int, int]]:
+        """(name, part, begin, end) of each field."""
+        records = self.block.records
+        hosts = int(records.born_host_length[0]), int(records.store_host_length[0])
+        body_at, properties_at = self._at("body_at"), self._at("properties_at")
+        fields = [
+            *((n, _HEADER, at) for n, at in record_layout(*hosts).at.items()),
+            ("body", "body", body_at), ("topic", _HEADER, body_at + int(records.body_length[0])),
+            ("properties length", _HEADER, properties_at - 2),
+            ("properties", "properties", properties_at), ("", "", len(self.raw)),
+        ]  # fmt: skip
+        return [
+            (_NAMES.get(name, name.replace("_", " ")), part, begin, end)
+            for (name, part, begin), (_, _, end) in pairwise(fields)
+        ]
+
+
+def message_of(block: Block) -> RecordMessage:
+    """The message of a block of one record."""
+    start, size = int(block.records.start[0]), int(block.records.size[0])
+    raw = block.window[start : start + size]
+    return RecordMessage(block, raw, decode_record(raw, read_body=False))
 
 
 class Vote:
-    """Decides places of one stretch. `every`: what each side holds, by its replica's number."""
+    """Decides places of one stretch, which ends at `end`. `every`: what each side holds, by its
+    replica's number."""
 
     def __init__(
         self,
         group: ReplicaGroup,
         sides: Sequence[Side],
         every: Mapping[int, Items],
-        stretch: Stretch,
+        end: int,
         unconfirmed: bool,
     ) -> None:
         self.findings: list[LogFinding] = []
-        self._group = group
-        self._stretch = stretch
-        self._sides = sides
-        self._every = every
-        self._unconfirmed = unconfirmed
+        self._group, self._sides, self._every = group, sides, every
+        self._end, self._unconfirmed = end, unconfirmed
         # (begin, end) of what is reported, by the number of the replica that deviates
         self._told: dict[int, list[tuple[int, int]]] = {side.index: [] for side in sides}
 
@@ -79,13 +165,8 @@ class Vote:
             for side in [*refusing, *rest]:
                 self._add(side, truth, truth, self._missing(side, truth), holders)
         for message, its in held.values():
-            have = sum(1 << side.index for side in its)
-            lack = sum(
-                1 << side.index
-                for side in self._sides
-                if side not in its and side.confirm >= message.end
-            )
-            yield message, have, lack, message is truth
+            lacking = (s for s in self._sides if s not in its and s.confirm >= message.end)
+            yield message, _bits(its), _bits(lacking), message is truth
             if message is not truth:
                 self._extra(message, its, truth, holders)
 
@@ -103,15 +184,15 @@ class Vote:
         for side in its:
             if truth is not None and truth.identity == message.identity:
                 _, text, parts = truth.differences(message.raw)
-                said = _Said("divergent", f"{text}; both are whole records", parts)
+                said = "divergent", f"{text}; both are whole records", parts
                 self._add(side, truth, truth, said, holders)
                 continue
             if truth is not None:
                 key = message.unique_key
                 key = key or f"queue offset {message.ext.queue_offset} of {message.ext.topic}"
                 what = f"another message lies there: {key}"
-                self._add(side, truth, truth, _Said("missing", what), holders)
-            self._add(side, message, truth, _Said("extra", against), its)
+                self._add(side, truth, truth, ("missing", what, None), holders)
+            self._add(side, message, truth, ("extra", against, None), its)
 
     def damages(self) -> Iterator[LogFinding]:
         """Damaged stretches without a finding about a message in them; after all places."""
@@ -124,7 +205,7 @@ class Vote:
                     continue
                 if damage.offset >= side.confirm and not self._unconfirmed:
                     continue
-                if damage.offset >= self._stretch.end and self._is_good_elsewhere(damage):
+                if damage.offset >= self._end and self._is_good_elsewhere(damage):
                     continue  # it is a finding of the next stretch
                 untold.setdefault((damage.offset, damage.size), []).append(side)
         for (offset, size), sides in untold.items():
@@ -132,18 +213,13 @@ class Vote:
             assert bad is not None, "the stretch that was just listed"
             numbers = [side.index for side in sides]
             epoch, doubt = self._group.epoch_at(offset, numbers)
+            detail = f"{bad.reason}; {size} bytes are no message, and no replica confirms a "
+            detail += f"good one in their place{doubt}"
+            severity = CRITICAL if any(offset < side.confirm for side in sides) else INFO
             yield LogFinding(
-                self._group.name,
-                CRITICAL if any(offset < side.confirm for side in sides) else INFO,
-                "damaged",
-                f"{bad.reason}; {size} bytes are no message, and no replica confirms a "
-                f"good one in their place{doubt}",
-                self._group.names(numbers),
-                physical_offset=offset,
-                size=size,
-                epoch=epoch,
-                file=bad.file,
-            )
+                self._group.name, severity, "damaged", detail, self._group.names(numbers),
+                physical_offset=offset, size=size, epoch=epoch, file=bad.file,
+            )  # fmt: skip
 
     def _is_good_elsewhere(self, damage: Damage) -> bool:
         """Whether a side holds a whole record where this one is damaged."""
@@ -156,9 +232,10 @@ class Vote:
 
     def _message(self, side: Side, offset: int) -> RecordMessage | None:
         for block in self._every[side.index].blocks:
-            at = int(np.searchsorted(block.records.start, offset - block.base))
-            if at < len(block.records) and int(block.records.start[at]) + block.base == offset:
-                return message_at(block.window, block.base, block.records.keep(slice(at, at + 1)))
+            at = int(np.searchsorted(block.starts, offset))
+            one = block.keep(slice(at, at + 1))
+            if len(one.records) and int(one.starts[0]) == offset:
+                return message_of(one)
         return None
 
     def _refuses(self, side: Side, offset: int) -> bool:
@@ -188,26 +265,27 @@ class Vote:
     def _missing(self, side: Side, truth: RecordMessage) -> _Said:
         """Of a replica without a whole record where others have one."""
         if side.gone:
-            return _Said("missing", side.gone)
+            return "missing", side.gone, None
         damage = self._every[side.index].damage_at(truth.offset)
         theirs = side.read(truth.offset, truth.end)
         count, text, parts = truth.differences(theirs)
         if 2 * count <= len(truth.raw):  # most of its bytes are still there
             begins_here = damage is not None and damage.offset == truth.offset
             reason = damage.reason if damage and begins_here else _problem(theirs)
-            return _Said("divergent", f"{text}; {reason}", parts)
+            return "divergent", f"{text}; {reason}", parts
         if not theirs:
-            return _Said("missing", "its file ends before")
-        if not any(theirs):
-            return _Said("missing", "zeros where it should be")
-        if theirs[4:8] == _BLANK:
-            return _Said("missing", "a blank where it should be")
-        if damage is None:
-            return _Said("missing", "other bytes where it should be")
-        reason = damage.reason
-        if damage.offset != truth.offset:
-            reason = f"within {damage.size} damaged bytes from {damage.offset} on: {reason}"
-        return _Said("missing", reason)
+            what = "its file ends before"
+        elif not any(theirs):
+            what = "zeros where it should be"
+        elif theirs[4:8] == _BLANK:
+            what = "a blank where it should be"
+        elif damage is None:
+            what = "other bytes where it should be"
+        elif damage.offset == truth.offset:
+            what = damage.reason
+        else:
+            what = f"within {damage.size} damaged bytes from {damage.offset} on: {damage.reason}"
+        return "missing", what, None
 
     def _add(
         self,
@@ -218,7 +296,8 @@ class Vote:
         holders: Sequence[Side],
     ) -> None:
         """A finding about one side; `holders` have the message."""
-        offset, end, detail = message.offset, message.end, said.detail
+        offset, end = message.offset, message.end
+        kind, detail, field = said
         confirmed = end <= side.confirm
         if not confirmed and (not self._unconfirmed or end > side.limit):
             return
@@ -227,25 +306,16 @@ class Vote:
         epoch, doubt = self._group.epoch_at(offset, [each.index for each in holders])
         if truth is not None:
             self._told[side.index].append((offset, truth.end))
-        self.findings.append(
-            LogFinding(
-                self._group.name,
-                CRITICAL if confirmed else INFO,
-                said.kind,
-                detail + doubt,
-                self._group.names([side.index]),
-                message.ext.topic,
-                message.ext.queue_id,
-                message.ext.queue_offset,
-                offset,
-                len(message.raw),
-                epoch,
-                message.unique_key,
-                said.field,
-                side.path,
-                message.identity,
-            )
-        )
+        ext, severity = message.ext, CRITICAL if confirmed else INFO
+        self.findings.append(LogFinding(
+            self._group.name, severity, kind, detail + doubt, self._group.names([side.index]),
+            ext.topic, ext.queue_id, ext.queue_offset, offset, len(message.raw), epoch,
+            message.unique_key, field, side.path, message.identity,
+        ))  # fmt: skip
+
+
+def _bits(sides: Iterable[Side]) -> int:
+    return sum(1 << side.index for side in sides)
 
 
 def _problem(data: bytes) -> str:

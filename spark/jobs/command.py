@@ -61,7 +61,6 @@ NO_JVM: Final = (
     "Spark's JVM did not start; its output is above. It needs a JDK 17 (JAVA_HOME, or `java` on "
     "the PATH), and settings (--master, --conf) that spark-submit takes"
 )
-_NO_JVM: Final = ("JAVA_GATEWAY_EXITED",)
 NO_PACKAGE: Final = (
     "Spark's Python processes do not find this package: set PYSPARK_PYTHON to an interpreter that "
     "has it, on every machine of the cluster"
@@ -71,24 +70,19 @@ _OWN: Final = re.compile(r"^batonmq\.[a-z_.]+\.[A-Za-z]+: ")
 MOMENT: Final = click.DateTime(
     ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 )
-_QUIET_SPARK: Final = {
-    "spark.ui.showConsoleProgress": "false",
-    "spark.ui.enabled": "false",
-}
+_QUIET_SPARK: Final = {"spark.ui.showConsoleProgress": "false", "spark.ui.enabled": "false"}
 # A query on few rows costs its planning, and the code that Spark makes and compiles for it.
+_NO_CODE: Final = {
+    "spark_sql_codegen_wholeStage": "false", "spark_sql_codegen_factoryMode": "NO_CODEGEN"
+}  # fmt: skip
 _SMALL: Final = {
-    "spark_sql_shuffle_partitions": "2",
-    "spark_sql_adaptive_enabled": "false",
-    "spark_sql_codegen_wholeStage": "false",
-    "spark_sql_codegen_factoryMode": "NO_CODEGEN",
-}
+    **_NO_CODE, "spark_sql_shuffle_partitions": "2", "spark_sql_adaptive_enabled": "false"
+}  # fmt: skip
 # Compiling, by Spark and then by the JVM, costs more than it saves where tasks do the work and hand
 # the engine a row for thousands of theirs: of 91 MiB of histories a third of the processor time.
 _FEW_ROWS: Final = {
-    "spark_sql_codegen_wholeStage": "false",
-    "spark_sql_codegen_factoryMode": "NO_CODEGEN",
-    "spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+    **_NO_CODE, "spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+}  # fmt: skip
 _FEW_ROWS_BYTES: Final = 1 << 30
 # Days of all tables are UTC, whatever a user's defaults are.
 _UTC: Final = {"spark.sql.session.timeZone": "UTC"}
@@ -187,7 +181,12 @@ class Job:
 
 
 class JobCommand(click.Command):
-    """A command whose errors are sentences: bad input ends it with 2, a failed query with 3."""
+    """A command whose errors are sentences: bad input ends it with 2, a failed query with 3. Its
+    help shows defaults."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        given["context_settings"] = {"show_default": True}
+        super().__init__(*args, **given)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -219,9 +218,12 @@ def _tell(text: str) -> None:
 
 
 def _of_cluster(error: Exception) -> str | None:
-    """The sentence of an error of a running cluster; None for any other."""
-    live = sys.modules.get("batonmq.spark.live.cluster")
-    return str(error) if live is not None and isinstance(error, live.ClusterError) else None
+    """The sentence of an error of a running cluster, or of a stream; None for any other."""
+    for module, name in (("cluster", "ClusterError"), ("endless_stream", "StreamLost")):
+        live = sys.modules.get(f"batonmq.spark.live.{module}")
+        if live is not None and isinstance(error, getattr(live, name)):
+            return str(error)
+    return None
 
 
 def _of_spark(error: Exception) -> str | None:
@@ -232,7 +234,7 @@ def _of_spark(error: Exception) -> str | None:
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException):
-        if error.getCondition() in _NO_JVM:
+        if error.getCondition() == "JAVA_GATEWAY_EXITED":
             return NO_JVM
         told = what_failed(str(error))
         return NO_PACKAGE if "No module named 'batonmq" in told else told
@@ -246,23 +248,19 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
         "--master", metavar="URL", help="Spark master; default: spark-submit's, or local[*]"
     )
     @click.option(
-        "--conf", multiple=True, metavar="KEY=VALUE", help="a Spark setting; may be repeated"
+        "--conf",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=checked(properties),
+        help="a Spark setting; may be repeated",
     )
     @click.option("--json", "as_json", is_flag=True, help="the result as one JSON document")
     @click.option("--quiet", "-q", is_flag=True, help="no progress")
     @functools.wraps(function)
-    def command(
-        *,
-        master: str | None,
-        conf: tuple[str, ...],
-        as_json: bool,
-        quiet: bool,
-        engine: str = SPARK,
-        **rest: Any,
-    ) -> None:
-        settings = _settings(conf)
-        job = Job(master=master, settings=settings, as_json=as_json, quiet=quiet, engine=engine)
-        function(job, **rest)
+    def command(*, engine: str = SPARK, **given: Any) -> None:
+        own = {name: given.pop(name) for name in ("master", "settings", "as_json", "quiet")}
+        function(Job(engine=engine, **own), **given)
 
     return command
 
@@ -279,7 +277,6 @@ def output_options(
             "form",
             type=click.Choice([PARQUET, DELTA, ICEBERG]),
             default=PARQUET,
-            show_default=True,
             callback=checked(_known_form),
             help="what the tables are: folders of Parquet, Delta tables, or those of an Iceberg "
             "catalog",
@@ -315,7 +312,6 @@ def engine_option(function: Callable[..., None]) -> Callable[..., None]:
         "--engine",
         type=click.Choice([AUTO, LOCAL, SPARK]),
         default=AUTO,
-        show_default=True,
         help="where the work is done: in this process, on Spark, or by the size of the input",
     )(function)
 
@@ -385,7 +381,7 @@ def properties(given: Sequence[str]) -> dict[str, str]:
     parts = [each.partition("=") for each in given]
     if any(not name or not equals for name, equals, _ in parts):
         raise ValueError("it must be KEY=VALUE")
-    return {name: value for name, _, value in parts}
+    return {name.strip(): value.strip() for name, _, value in parts}
 
 
 def checked(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -422,13 +418,3 @@ def what_failed(text: str) -> str:
             if colon and head.replace(".", "").replace("_", "").isidentifier():
                 return _OWN.sub("", each)
     return lines[0] if lines else "unknown"
-
-
-def _settings(given: Sequence[str]) -> dict[str, str]:
-    settings: dict[str, str] = {}
-    for each in given:
-        key, equals, value = each.partition("=")
-        if not equals or not key:
-            raise click.BadParameter(f"--conf {each!r}: it must be KEY=VALUE")
-        settings[key.strip()] = value.strip()
-    return settings

@@ -49,7 +49,6 @@ from batonmq.spark.steps.result_folder import Results
     "--fail-on",
     type=click.Choice([CRITICAL, WARNING, "never"]),
     default=CRITICAL,
-    show_default=True,
     help="end with 1 if there are findings of this severity, or a worse one",
 )
 @click.option("--no-report", is_flag=True, help="tables only")

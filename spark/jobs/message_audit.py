@@ -42,9 +42,7 @@ _EPILOG = (
     "--stores", required=True, help="store folders, with * ? [...]; by commas, or repeated"
 )
 @paths_option(
-    "--acked",
-    metavar="FILE_OR_FOLDER",
-    help="acknowledged sends as JSON lines; may be repeated",
+    "--acked", metavar="FILE_OR_FOLDER", help="acknowledged sends as JSON lines; may be repeated"
 )
 @click.option(
     "--group",
@@ -57,13 +55,12 @@ _EPILOG = (
     "--queues/--no-queues", default=True, help="check consume queues, and queue offsets in the log"
 )
 @click.option("--table", metavar="URI", help="a table of topicTable: compare its rows, too")
-@click.option("--table-format", type=click.Choice(FORMS), default=DELTA, show_default=True)
+@click.option("--table-format", type=click.Choice(FORMS), default=DELTA)
 @output_options(required=False, replaces="what --output holds", of="of --table or the result")
 @click.option(
     "--limit",
     type=click.IntRange(0, 10_000),
     default=20,
-    show_default=True,
     help="findings that are printed; --output has all of them",
 )
 def main(job: Job, *, output: str | None, overwrite: bool, form: str, **given: Any) -> None:

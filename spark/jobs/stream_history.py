@@ -6,23 +6,19 @@ partitioned by broker group and day; see `docs/spark-jobs.md`. Runs until it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
-import msgspec
 
 from batonmq.spark.history.history_job import Inputs, run
 from batonmq.spark.history.output_tables import TABLES
-from batonmq.spark.history.stream import EventCounts, HistoryStream, StreamSettings
+from batonmq.spark.history.stream import HistoryStream, StreamSettings
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
-from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
+from batonmq.spark.jobs.command import EXIT_CODES, Job, JobCommand, job_options
 from batonmq.spark.jobs.endless import interval, listen, stopping
-from batonmq.spark.live.endless_stream import StreamLost
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine
 
@@ -50,17 +46,12 @@ from batonmq.spark.steps.sql import DuckEngine
 @click.option(
     "--trigger",
     default="30s",
-    show_default=True,
     metavar="TIME",
     help="how often new events become files (10s, 500ms, 5m): each time one file for each "
     "broker group and day that has new ones",
 )
 @click.option(
-    "--max-events",
-    default=10_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="events in one batch, at most",
+    "--max-events", default=10_000, type=click.IntRange(1), help="events in one batch, at most"
 )
 @click.option(
     "--accept-loss",
@@ -73,71 +64,49 @@ from batonmq.spark.steps.sql import DuckEngine
     metavar="DIR",
     help="keep the tables of epoch_history up to date there, group by group, behind each batch",
 )
-def main(job: Job, **given: Any) -> None:
+def main(
+    job: Job,
+    *,
+    controllers: str,
+    output: str,
+    checkpoint: str | None,
+    available_now: bool,
+    trigger: str,
+    max_events: int,
+    accept_loss: bool,
+    failovers: str | None,
+) -> None:
     """Stream the history of a running cluster to Parquet.
 
     Each event comes once, whatever is killed on the way. Ends after the present batch on ctrl-C or
     SIGTERM, and may continue later with the same OUTPUT.
     """
-    options = StreamArguments(**given)
-    every = None if options.available_now else interval(options.trigger)
-    table = StreamOutput(output_folder(options.output))
+    every = None if available_now else interval(trigger)
+    table = StreamOutput(output_folder(output))
     table.open()
     try:
-        stream = HistoryStream(table, job.progress.line, options.failovers_of(table))
+        behind = []
+        if failovers is not None:
+            Results(failovers, TABLES, overwrite=True)  # refuses a folder of something else
+            behind = [partial(write_failovers, table.folder, failovers)]
+            if table.rows:  # a kill may have cut them off behind the commit
+                behind[0]()
+        stream = HistoryStream(table, job.progress.line, *behind)
         with (
             stopping() as asked,
             job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
         ):
             listen(asked)  # Spark has set a handler of its own meanwhile
             job.progress.line(f"reading the history into {table.folder}")
-            place = options.checkpoint or str(table.checkpoint)
-            plan = StreamSettings(
-                options.controllers, place, options.max_events, every, options.accept_loss
-            )
+            place = checkpoint or str(table.checkpoint)
+            plan = StreamSettings(controllers, place, max_events, every, accept_loss)
             stream.run(session, plan, asked)
-    except StreamLost as lost:
-        click.echo(f"error: {lost}", err=True)
-        click.get_current_context().exit(FAILED)
     finally:
         table.close()
-    _tell(job, table, stream.counts)
-
-
-class StreamArguments(msgspec.Struct, kw_only=True):
-    """What the command line says."""
-
-    controllers: str
-    output: str
-    checkpoint: str | None
-    available_now: bool
-    trigger: str
-    max_events: int
-    accept_loss: bool
-    failovers: str | None
-
-    def failovers_of(self, table: StreamOutput) -> Callable[[], None]:
-        """What follows a commit. What was committed before has its failovers then.
-
-        Raises ValueError for a folder that holds something else, OSError.
-        """
-        if self.failovers is None:
-            return lambda: None
-        write = partial(write_failovers, table.folder, self.failovers)
-        Results(self.failovers, TABLES, overwrite=True)
-        if table.rows:  # a kill may have cut them off behind the commit
-            write()
-        return write
-
-
-def _tell(job: Job, table: StreamOutput, counts: EventCounts) -> None:
-    job.result(
-        asdict(counts) | {"output": str(table.folder), "total": table.rows},
-        [
-            f"{counts.events} events and {counts.repeats} repeats in {counts.batches} batches; "
-            f"{table.folder} holds {table.rows} events"
-        ],
-    )
+    counts = stream.counts
+    line = f"{counts.events} events and {counts.repeats} repeats in {counts.batches} batches; "
+    line += f"{table.folder} holds {table.rows} events"
+    job.result(asdict(counts) | {"output": str(table.folder), "total": table.rows}, [line])
 
 
 def write_failovers(table: Path, output: str) -> None:

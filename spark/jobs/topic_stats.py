@@ -23,8 +23,7 @@ from batonmq.spark.jobs.command import (
     paths_option,
     span_ms,
 )
-from batonmq.spark.stats.chosen_replicas import one_per_group
-from batonmq.spark.stats.stats_job import LAG, StatsRequest, lines, run
+from batonmq.spark.stats.stats_job import LAG, StatsRequest, lines, one_per_group, run
 from batonmq.spark.stats.stats_queries import TABLES
 from batonmq.spark.stats.stats_report import stats_page
 from batonmq.spark.steps.result_folder import Results
@@ -45,15 +44,13 @@ from batonmq.spark.steps.result_folder import Results
     "bucket_ms",
     default="1m",
     callback=checked(span_ms),
-    show_default=True,
     metavar="SPAN",
     help="how much time one row covers: a number and s, m, h or d",
 )
 @click.option(
     "--topics",
-    default="",
     metavar="NAMES",
-    callback=checked(lambda names: tuple(filter(None, map(str.strip, names.split(","))))),
+    callback=checked(lambda names: tuple(filter(None, map(str.strip, (names or "").split(","))))),
     help="only these, by commas",
 )
 @click.option(
@@ -68,7 +65,6 @@ from batonmq.spark.steps.result_folder import Results
     "--mode",
     type=click.Choice(["FAILFAST", "DROPMALFORMED"]),
     default="FAILFAST",
-    show_default=True,
     help="what to do where a log is damaged",
 )
 @click.option(
@@ -92,11 +88,11 @@ def main(
     """Statistics of topics, from the stores of brokers."""
     request = StatsRequest(**given)
     with job.progress.step("reading identity and epochs of the stores"):
-        sources = one_per_group(request.stores, unconfirmed=request.unconfirmed)
+        chosen = one_per_group(request.stores, unconfirmed=request.unconfirmed)
     keeps = " and keeps its snapshots of consumer_lag"
     results = Results(output, TABLES, overwrite=overwrite, form=form, catalog=catalog, keeps=keeps)
-    with job.sql("topic_stats", sources.log_bytes) as engine:
-        summary = run(engine, request, sources, results, job.progress.step)
+    with job.sql("topic_stats", sum(each.log_bytes for each in chosen)) as engine:
+        summary = run(engine, request, chosen, results, job.progress.step)
         page = None
         if not no_report:
             with job.progress.step("drawing the report"):

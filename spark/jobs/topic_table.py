@@ -17,7 +17,6 @@ from pyspark.sql.types import DataType, StructType
 
 from batonmq.spark.jobs.command import (
     EXIT_CODES,
-    FAILED,
     Job,
     JobCommand,
     checked,
@@ -26,7 +25,6 @@ from batonmq.spark.jobs.command import (
     span_ms,
 )
 from batonmq.spark.jobs.endless import interval, listen, stopping
-from batonmq.spark.live.endless_stream import StreamLost
 from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
 from batonmq.spark.topic_table.fields import columns_of
 from batonmq.spark.topic_table.files import DAY, HOUR, NONE
@@ -49,7 +47,7 @@ def _seconds(text: str) -> float:
     metavar="URI",
     help="folder of the Delta table, or the name NAMESPACE.TABLE of an Iceberg table",
 )
-@click.option("--format", "form", type=click.Choice(FORMS), default=DELTA, show_default=True)
+@click.option("--format", "form", type=click.Choice(FORMS), default=DELTA)
 @click.option(
     "--catalog",
     multiple=True,
@@ -62,7 +60,6 @@ def _seconds(text: str) -> float:
     "--value",
     type=click.Choice([JSON, AVRO, PROTOBUF, RAW]),
     default=JSON,
-    show_default=True,
     help="what the bodies are",
 )
 @click.option(
@@ -73,7 +70,7 @@ def _seconds(text: str) -> float:
     "'id BIGINT, at TIMESTAMP', or the file of a JSON schema (default: inferred); of "
     "Avro: files, the newest last; of Protobuf: a descriptor file",
 )
-@click.option("--message", default="", metavar="NAME", help="the Protobuf message, with package")
+@click.option("--message", metavar="NAME", help="the Protobuf message, with package")
 @click.option(
     "--header-bytes",
     type=click.IntRange(0, 1024),
@@ -84,14 +81,10 @@ def _seconds(text: str) -> float:
     "--partition",
     type=click.Choice([DAY, HOUR, NONE]),
     default=DAY,
-    show_default=True,
     help="by the time at which messages were stored (UTC)",
 )
 @click.option(
-    "--checkpoint",
-    default="",
-    metavar="URI",
-    help="default: _batonmq/checkpoint in the table's folder",
+    "--checkpoint", metavar="URI", help="default: _batonmq/checkpoint in the table's folder"
 )
 @click.option(
     "--from-table",
@@ -101,36 +94,23 @@ def _seconds(text: str) -> float:
 @click.option(
     "--starting",
     default="earliest",
-    show_default=True,
     metavar="earliest|latest|JSON",
     help="where a new table begins; JSON: offsets by topic, broker, queue",
 )
 @click.option("--once", is_flag=True, help="read what is there now, then end")
+@click.option("--trigger", default="5s", metavar="TIME", help="how often new messages become rows")
 @click.option(
-    "--trigger",
-    default="5s",
-    show_default=True,
-    metavar="TIME",
-    help="how often new messages become rows",
-)
-@click.option(
-    "--max-offsets",
-    type=click.IntRange(1),
-    default=200_000,
-    show_default=True,
-    help="messages in one batch, at most",
+    "--max-offsets", type=click.IntRange(1), default=200_000, help="messages in one batch, at most"
 )
 @click.option(
     "--max-columns",
     type=click.IntRange(0, 10_000),
     default=500,
-    show_default=True,
     help="columns of fields, at most, if they are inferred",
 )
 @click.option(
     "--compact-every",
     default="10m",
-    show_default=True,
     metavar="TIME|never",
     callback=checked(_seconds),
     help="when small files are put together",
@@ -138,7 +118,6 @@ def _seconds(text: str) -> float:
 @click.option(
     "--keep-versions",
     default="7d",
-    show_default=True,
     metavar="TIME|never",
     callback=checked(_seconds),
     help="how long old versions can be read",
@@ -154,16 +133,14 @@ def main(job: Job, **given: Any) -> None:
     Whatever is killed on the way, a start with the same options continues. Ends after the present
     batch on ctrl-C or SIGTERM.
     """
-    once, trigger = given.pop("once"), interval(given.pop("trigger"))
-    table = open_table(given.pop("to"), given.pop("form"), given.pop("catalog"))
-    value, schemas = given.pop("value"), given.pop("schema")
-    message, header = given.pop("message"), given.pop("header_bytes")
+    pop = given.pop
+    once, trigger = pop("once"), interval(pop("trigger"))
+    table = open_table(pop("to"), pop("form"), pop("catalog"))
+    value, schemas = pop("value"), pop("schema")
     if value in (AVRO, PROTOBUF) and not schemas:
         raise click.UsageError(f"--value {value} needs --schema FILE")
     files = tuple(Path(each).read_bytes() for each in schemas) if value in (AVRO, PROTOBUF) else ()
-    bodies = Bodies(value, files, message, header)
-    keep_s, compact_s = given.pop("keep_versions"), given.pop("compact_every")
-    names = {"max_offsets": "offsets_max", "max_columns": "columns_max"}
+    bodies = Bodies(value, files, pop("message") or "", pop("header_bytes"))
     with (
         stopping() as asked,
         job.session("topic_table", spark_sql_shuffle_partitions="4") as session,
@@ -171,19 +148,18 @@ def main(job: Job, **given: Any) -> None:
         listen(asked)  # Spark has set a handler of its own meanwhile
         plan = TablePlan(
             bodies=bodies,
+            checkpoint=pop("checkpoint") or "",
             columns=_columns(session, schemas) if value == JSON else None,
             trigger=None if once else trigger,
-            compact_s=compact_s,
-            keep_hours=keep_s / 3600,
-            **{names.get(name, name): value for name, value in given.items()},
+            compact_s=pop("compact_every"),
+            keep_hours=pop("keep_versions") / 3600,
+            offsets_max=pop("max_offsets"),
+            columns_max=pop("max_columns"),
+            **given,
         )
         stream = TopicStream(table, plan, job.progress.line)
         job.progress.line(f"topic {plan.topic} into {table.location}, from {stream.checkpoint}")
-        try:
-            stream.run(session, asked)
-        except StreamLost as lost:
-            click.echo(f"error: {lost}", err=True)
-            click.get_current_context().exit(FAILED)
+        stream.run(session, asked)
     state, counts = table.state(), stream.counts
     total = state.rows if state is not None else 0
     job.result(

@@ -5,14 +5,12 @@ nullable. Times are microseconds in UTC; where a store keeps milliseconds, no di
 itself copies the pieces, and not one by one. Free of Spark.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import FieldInfo, fields
 
 from batonmq.history.event import TIMES, HistoryEvent
@@ -35,14 +33,15 @@ _CORRUPT_TYPE: Final = pa.struct(
 LIVE_TABLE: Final = "topic"
 _TYPES: Final = {
     "string": pa.string(), "int": pa.int32(), "long": _LONG, "time": TIMESTAMP, "bool": pa.bool_(),
-    "binary": pa.binary(), "map": pa.map_(pa.string(), pa.string()),
+    "binary": pa.binary(), "map": pa.map_(pa.string(), pa.string()), "texts": pa.list_(pa.string()),
 }  # fmt: skip
 
 
-def _columns(text: str) -> list[tuple[str, pa.DataType]]:
+def columns_of(text: str) -> pa.Schema:
     """Of `kind: name name ...` a line."""
     lines = (line.split(":") for line in text.splitlines() if line.strip())
-    return [(name, _TYPES[kind.strip()]) for kind, names in lines for name in names.split()]
+    kinds = [(name, _TYPES[kind.strip()]) for kind, names in lines for name in names.split()]
+    return pa.schema(kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ _STORE: Final = """
     long: broker_id
 """
 TABLES: Final[dict[str, pa.Schema]] = {
-    "messages": pa.schema(_columns(_STORE + """
+    "messages": columns_of(_STORE + """
         string: topic
         int: queue_id
         long: queue_offset physical_offset epoch
@@ -108,33 +107,33 @@ TABLES: Final[dict[str, pa.Schema]] = {
         string: keys tags unique_key
         map: properties
         binary: body
-    """)),
-    "consumequeue": pa.schema(_columns(_STORE + """
+    """),
+    "consumequeue": columns_of(_STORE + """
         string: topic
         int: queue_id
         long: queue_offset physical_offset
         int: size
         long: tags_code epoch
-    """)),
-    "index": pa.schema(_columns(_STORE + """
+    """),
+    "index": columns_of(_STORE + """
         string: file
         int: entry slot key_hash
         long: physical_offset
         time: store_at
         int: previous_entry
         long: epoch
-    """)),
-    "offsets": pa.schema(_columns(_STORE + """
+    """),
+    "offsets": columns_of(_STORE + """
         string: group topic
         int: queue_id
         long: offset max_offset lag
-    """)),
-    "epochs": pa.schema(_columns(_STORE + """
+    """),
+    "epochs": columns_of(_STORE + """
         long: epoch start_offset end_offset confirm_offset
         bool: from_backup
-    """)),
+    """),
     "history": pa.schema([
-        *_columns("string: file controller\nlong: line_offset"),
+        *columns_of("string: file controller\nlong: line_offset"),
         *((column.name, column.type) for column in HISTORY_COLUMNS),
     ]),
 }  # fmt: skip
@@ -143,18 +142,14 @@ TABLES: Final[dict[str, pa.Schema]] = {
 def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> pa.Schema:
     """The schema of a read: the wanted columns in the wanted order (none named: all).
 
-    With `with_corrupt` also the column `corrupt`, named or not.
-
-    Raises ValueError, which names what is allowed, for an unknown table or column.
+    With `with_corrupt` also the column `corrupt`, named or not. Raises ValueError, which names what
+    is allowed, for an unknown column.
     """
-    if table not in TABLES:
-        raise ValueError(f"table={table!r}: it must be one of {', '.join((*TABLES, LIVE_TABLE))}")
     every = TABLES[table]
     if with_corrupt:
         every = every.append(pa.field(CORRUPT, _CORRUPT_TYPE))
-    if not columns:
-        return every
-    return wanted_columns(table, every, columns, (CORRUPT,) if with_corrupt else ())
+    always = (CORRUPT,) if with_corrupt else ()
+    return wanted_columns(table, every, columns, always) if columns else every
 
 
 def wanted_columns(
@@ -218,11 +213,6 @@ def timestamps(values_ms: Int64s, missing: Bools | None = None) -> pa.Array:
     return pa.array(us, pa.int64(), mask=outside if outside.any() else None).cast(TIMESTAMP)
 
 
-def take_or_null(values: pa.Array, which: Int64s) -> pa.Array:
-    """`values[which]`, null where `which` is negative."""
-    return values.take(pa.array(which, pa.int64(), mask=which < 0))
-
-
 def batch_of(schema: pa.Schema, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
     """The columns of a schema, in its types: of arrays and lists, and of texts and numbers that
     all rows have. What is not among `columns` is null."""
@@ -239,17 +229,3 @@ def batch_of(schema: pa.Schema, rows: int, columns: Mapping[str, Any]) -> pa.Rec
             values = pa.array(values)
         arrays.append(values if values.type == kind else values.cast(kind))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def widened(table: pa.Table, schema: pa.Schema, /, **same: Any) -> Iterator[pa.RecordBatch]:
-    """The rows with all columns of a larger schema; `same`: values that all of them have."""
-    for batch in table.combine_chunks().to_batches():
-        known = dict(zip(batch.schema.names, batch.columns, strict=True))
-        yield batch_of(schema, batch.num_rows, known | same)
-
-
-def is_any_of(column: pa.Array, wanted: frozenset[str]) -> Bools:
-    """Which rows of a string column hold one of the wanted texts; null is none of them."""
-    found = pc.is_in(column, value_set=pa.array(sorted(wanted), pa.string()))
-    result: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False).astype(np.bool_)
-    return result

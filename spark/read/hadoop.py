@@ -51,13 +51,8 @@ def share_settings(spark: Mapping[str, str]) -> str:
     return text
 
 
-def _shared() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(os.environ.get(SHARED) or "{}")
-    return found
-
-
-def settings() -> dict[str, str]:
-    return dict(_shared().get("settings", {}))
+def _shared(what: str) -> Any:
+    return json.loads(os.environ.get(SHARED) or '{"settings": {}, "jars": []}')[what]
 
 
 def takes(scheme: str) -> bool:
@@ -70,7 +65,7 @@ def takes(scheme: str) -> bool:
 
 def s3_options(bucket: str) -> dict[str, Any]:
     """What `fs.s3a.*` says to pyarrow's S3 of a bucket; empty if it says nothing."""
-    given = settings()
+    given = _shared("settings")
     general = "fs.s3a."
     own = f"{general}bucket.{bucket}."
     said = {key[len(general) :]: value for key, value in given.items() if key.startswith(general)}
@@ -112,7 +107,7 @@ def _class_path() -> list[str]:
     sent = getattr(getattr(spark, "SparkFiles", None), "_root_directory", None)
     if sent:
         folders.append(Path(sent))
-    jars = [re.sub("^file:/*", "/", each) for each in _shared().get("jars", ())]
+    jars = [re.sub("^file:/*", "/", each) for each in _shared("jars")]
     found = [str(each) for folder in folders for each in sorted(folder.glob("*.jar"))]
     return [each for each in (*named, *found, *jars) if each and os.path.exists(each)]
 
@@ -171,7 +166,7 @@ class _HadoopFiles(fs.FileSystemHandler):
         hadoop = _jvm()
         with _named(root):
             conf = hadoop.conf.Configuration()
-            for key, value in settings().items():
+            for key, value in _shared("settings").items():
                 conf.set(key, value)
             self._path = hadoop.fs.Path
             self._fs = self._path(f"{root}/").getFileSystem(conf)
@@ -255,17 +250,10 @@ class _HadoopFiles(fs.FileSystemHandler):
             if call(self._at(path)) is False:
                 raise OSError(f"{self._root}{path}: the file system refused it")
 
-    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
+    def _refuse(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    def delete_root_dir_contents(self) -> None:
-        raise NotImplementedError
-
-    def copy_file(self, source: str, target: str) -> None:
-        raise NotImplementedError
-
-    def open_append_stream(self, path: str, metadata: Mapping[str, str]) -> pa.NativeFile:
-        raise NotImplementedError
+    delete_dir_contents = delete_root_dir_contents = copy_file = open_append_stream = _refuse
 
 
 class _Stream:

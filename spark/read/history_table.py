@@ -9,7 +9,6 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +20,7 @@ from batonmq.history.event import REQUIRED
 from batonmq.history.file import controller_of
 from batonmq.spark.read.columns import HISTORY_COLUMNS, HistoryColumn, batch_of, timestamps
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.storage import OpenFile, Storage
+from batonmq.spark.read.storage import OpenFile, Storage, even_parts
 
 _PIECE_BYTES: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 1 << 20
@@ -54,9 +53,8 @@ def plan_history(storage: Storage, paths: list[str], size_bytes: int) -> list[Hi
         for name in files:
             with storage.open(name) as file:
                 size = file.size
-            count = max(1, -(-size // size_bytes))
-            cuts = [size * part // count for part in range(count)] + [size]
-            ranges += [HistoryRange(name, a, b) for a, b in pairwise(cuts)]
+            parts = even_parts(0, size, max(1, -(-size // size_bytes)))
+            ranges += [HistoryRange(name, begin, end) for begin, end in parts]
     return ranges
 
 
@@ -170,17 +168,10 @@ def _batch(
 
 
 def _column(table: pa.Table, column: HistoryColumn) -> pa.Array:
-    raw = _one(table[column.field])
+    raw = table[column.field].combine_chunks()
     if column.is_time:
         values = pc.fill_null(raw, column.null_for).to_numpy(zero_copy_only=False)
         return timestamps(values, values == column.null_for)
     if column.null_for is not None:
         return pc.if_else(pc.equal(raw, column.null_for), None, raw)
     return raw if column.absent is None else pc.fill_null(raw, column.absent)
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    if isinstance(combined, pa.ChunkedArray):
-        return combined.chunk(0) if combined.num_chunks else pa.array([], combined.type)
-    return combined

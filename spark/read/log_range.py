@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from batonmq.protocol.records.codec import END_FILE_MIN_BLANK, scan_in_file, scan_record
-from batonmq.protocol.records.columns import Records, chain, locate, suspects
+from batonmq.protocol.records.columns import Bools, Int64s, Records, chain, locate, suspects
 from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import OFFSET_END, candidates, is_record
 from batonmq.spark.read.damage import Damage
@@ -56,19 +56,6 @@ class LogRange:
 
 
 @dataclass(frozen=True, slots=True)
-class LogGap:
-    """Bytes [begin, end) of the log that should be there, and lie in no file; `path` should."""
-
-    path: str
-    begin: int
-    end: int
-
-    def damage(self) -> Damage:
-        what = "no file of the log holds this part"
-        return Damage(self.path, self.begin, self.end - self.begin, what)
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """Whole records of a window of the log; `base` is the log offset of the window's first byte."""
 
@@ -76,17 +63,25 @@ class Block:
     base: int
     records: Records
 
+    @property
+    def starts(self) -> Int64s:
+        """Log offsets of the records."""
+        return self.records.start + self.base
+
+    @property
+    def ends(self) -> Int64s:
+        """Log offsets behind them."""
+        return self.starts + self.records.size
+
+    def keep(self, wanted: Bools | slice) -> Block:
+        return Block(self.window, self.base, self.records.keep(wanted))
+
 
 class RangeReader:
     """Reads one range; see `blocks`."""
 
     def __init__(
-        self,
-        file: OpenFile,
-        wanted: LogRange,
-        *,
-        window_bytes: int,
-        record_bytes_max: int,
+        self, file: OpenFile, wanted: LogRange, window_bytes: int, record_bytes_max: int
     ) -> None:
         self._file = file
         self._range = wanted
@@ -141,16 +136,10 @@ class RangeReader:
             else:
                 low, is_record_start = found, True
         moved = replace(self._range, begin=low, at_boundary=is_record_start)
-        return RangeReader(
-            self._file,
-            moved,
-            window_bytes=self._window_bytes,
-            record_bytes_max=self._record_bytes_max,
-        )
+        return RangeReader(self._file, moved, self._window_bytes, self._record_bytes_max)
 
     def _read(self, offset: int, size: int) -> bytes:
-        size = min(size, self._range.limit - offset)
-        return self._file.read_at(offset - self._range.file_start, size)
+        return self._read_file(offset, min(size, self._range.limit - offset))
 
     def _read_file(self, offset: int, size: int) -> bytes:
         """The same, but behind the limit, too."""

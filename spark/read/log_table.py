@@ -3,9 +3,10 @@
 Free of Spark.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import pairwise
+from operator import itemgetter
 
 import pyarrow as pa
 
@@ -13,59 +14,47 @@ from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import is_record
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.log_range import Block, LogGap, LogRange, RangeReader
+from batonmq.spark.read.log_range import Block, LogRange, RangeReader
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.selection import HIGH, LOW
-from batonmq.spark.read.storage import Storage
+from batonmq.spark.read.storage import Storage, even_parts
 from batonmq.spark.read.store_facts import StoreError, StoreFacts, StoreFile, segments
-
-
-def confirmed_end(facts: StoreFacts) -> int:
-    """The exclusive end of what is confirmed. Raises StoreError if the store has none."""
-    if facts.confirm_offset is None or facts.confirm_offset < 0:
-        raise StoreError(
-            f"{facts.path}/checkpoint is missing or no checkpoint, so what is confirmed is not "
-            "known: read with unconfirmed=true to get all there is"
-        )
-    return facts.confirm_offset
 
 
 def plan_ranges(
     storage: Storage, facts: StoreFacts, options: ReadOptions
-) -> list[LogRange | LogGap]:
+) -> list[LogRange | Damage]:
     """The ranges of one store that may hold wanted messages. Raises StoreError, OSError.
 
-    What lies in no file, between two files or below the confirmed end, is a gap. A log that begins
+    What lies in no file, between two files or below the confirmed end, is damage. A log that begins
     late is whole: its first files have expired.
     """
     files = segments(storage, f"{facts.path}/commitlog")
     confirmed = _confirmed(storage, facts, options, files)
-    ranges: list[LogRange | LogGap] = []
+    ranges: list[tuple[int, LogRange | Damage]] = []
     chosen = _of_time(storage, files, options)
     is_last = chosen[-1:] == files[-1:]
-    for gap in _gaps(facts.path, chosen, confirmed if is_last else 0):
-        end = gap.end if options.unconfirmed else min(gap.end, confirmed)
-        if gap.begin < end:
-            ranges.append(LogGap(gap.path, gap.begin, end))
+    for path, begin, end in _gaps(facts.path, chosen, confirmed if is_last else 0):
+        size = (end if options.unconfirmed else min(end, confirmed)) - begin
+        if size > 0:
+            lacking = Damage(path, begin, size, "no file of the log holds this part")
+            ranges.append((begin, lacking))
     for file in chosen:
         limit = file.end if options.unconfirmed else min(file.end, confirmed)
         if file.start >= limit:
             continue
-        loose_from = confirmed if options.unconfirmed else HIGH
-        later = [each for each in files if each.start >= file.end]
         followed = options.unconfirmed and any(
-            _begins_with_record(storage, each, options.record_bytes_max) for each in later
+            _begins_with_record(storage, each, options.record_bytes_max)
+            for each in files
+            if each.start >= file.end
         )
-        parts = options.ranges_of(limit - file.start)
-        ranges += [
-            LogRange(
-                file.path, file.start, file.end, part_begin, part_end, limit,
-                part_begin == file.start, loose_from, followed,
-            )
-            for part_begin, part_end in _parts(file.start, limit, parts)
-        ]  # fmt: skip
-    return sorted(ranges, key=lambda each: each.begin)
+        for begin, end in even_parts(file.start, limit, options.ranges_of(limit - file.start)):
+            ranges.append((begin, LogRange(
+                file.path, file.start, file.end, begin, end, limit, begin == file.start,
+                confirmed if options.unconfirmed else HIGH, followed,
+            )))  # fmt: skip
+    return [each for _, each in sorted(ranges, key=itemgetter(0))]
 
 
 def _confirmed(
@@ -74,7 +63,7 @@ def _confirmed(
     """The end of what may be read without `unconfirmed`. Raises StoreError if there is none."""
     if not files or options.unconfirmed:
         return max(facts.confirm_offset or 0, 0)
-    confirmed = confirmed_end(facts)
+    confirmed = facts.confirmed_end()
     is_kept = confirmed or facts.broker is not None
     if not is_kept and _begins_with_record(storage, files[0], options.record_bytes_max):
         raise StoreError(
@@ -84,22 +73,18 @@ def _confirmed(
     return confirmed
 
 
-def _parts(begin: int, end: int, count: int) -> Iterator[tuple[int, int]]:
-    """[begin, end) in `count` parts of about one size."""
-    return pairwise([begin + (end - begin) * part // count for part in range(count)] + [end])
-
-
-def _gaps(store: str, files: Sequence[StoreFile], confirmed: int) -> Iterator[LogGap]:
-    """What is missing between the files, and from the last one up to `confirmed`."""
+def _gaps(store: str, files: Sequence[StoreFile], confirmed: int) -> Iterator[tuple[str, int, int]]:
+    """(path, begin, end) of what is missing between the files, and from the last one up to
+    `confirmed`; `path` should hold it."""
     folder = f"{store}/commitlog"
     if not files and confirmed:
-        yield LogGap(folder, 0, confirmed)
+        yield folder, 0, confirmed
     usual = max((file.size for file in files), default=0)
     starts = [file.start for file in files[1:]] + [confirmed]
     for file, next_start in zip(files, starts, strict=False):
         if file.end < next_start:
             path = file.path if file.size < usual else f"{folder}/{file.end:020d}"
-            yield LogGap(path, file.end, next_start)
+            yield path, file.end, next_start
 
 
 def _begins_with_record(storage: Storage, file: StoreFile, size_max: int) -> bool:
@@ -133,14 +118,7 @@ def _of_time(storage: Storage, files: list[StoreFile], options: ReadOptions) -> 
 
     def first_with(at_least_ms: int) -> int:
         """Index of the first file whose first message was stored at or after a time."""
-        low, high = 0, len(files)
-        while low < high:
-            middle = (low + high) // 2
-            if first_ms(middle) >= at_least_ms:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return bisect_left(range(len(files)), at_least_ms, key=first_ms)
 
     try:
         begin = 0
@@ -155,11 +133,7 @@ def _of_time(storage: Storage, files: list[StoreFile], options: ReadOptions) -> 
 
 
 def read_range(
-    storage: Storage,
-    wanted: LogRange,
-    facts: StoreFacts,
-    options: ReadOptions,
-    schema: pa.Schema,
+    storage: Storage, wanted: LogRange, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch | Damage]:
     """Batches of wanted messages, and damaged stretches, in the order of the log."""
     selection, broker = options.selection, facts.broker or facts.path
@@ -169,12 +143,7 @@ def read_range(
             what = f"{file.size} bytes where {wanted.file_end - wanted.file_start} were listed"
             yield Damage(wanted.path, wanted.begin, wanted.end - wanted.begin, what)
             return
-        reader = RangeReader(
-            file,
-            wanted,
-            window_bytes=options.batch_bytes,
-            record_bytes_max=options.record_bytes_max,
-        )
+        reader = RangeReader(file, wanted, options.batch_bytes, options.record_bytes_max)
         if times.low != LOW:
             reader = reader.skip_older(times.low - options.time_slack_ms)
         for item in reader.blocks():

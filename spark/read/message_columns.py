@@ -16,7 +16,7 @@ import pyarrow as pa
 from batonmq.protocol.message_id import host_text
 from batonmq.protocol.properties import KEYS, TAGS, UNIQ_KEY
 from batonmq.protocol.records.columns import Bytes, Int64s, Records, take_fields
-from batonmq.spark.read.columns import batch_of, binaries, take_or_null, texts, timestamps
+from batonmq.spark.read.columns import batch_of, binaries, texts, timestamps
 from batonmq.spark.read.store_facts import StoreFacts
 
 # Column -> field of the record. `docs/spark.md` and `columns` have the types.
@@ -47,8 +47,7 @@ def message_batch(
         name: timestamps(getattr(records, of)) for name, of in _TIMES.items() if name in wanted
     }
     for name in wanted & {"born_host", "store_host"}:
-        at, length = getattr(records, f"{name}_at"), getattr(records, f"{name}_length")
-        columns[name] = _hosts(window, at, length)
+        columns[name] = _hosts(piece(name))
     if "topic" in wanted:
         columns["topic"] = texts(piece("topic"))
     if "body" in wanted:
@@ -63,25 +62,11 @@ def message_batch(
     return batch_of(schema, len(records), columns)
 
 
-def _hosts(window: bytes, at: Int64s, length: Int64s) -> pa.Array:
+def _hosts(hosts: pa.Array) -> pa.Array:
     """Hosts as text. Few hosts write many messages, so each is made into text once a window."""
-    data = np.frombuffer(window, np.uint8)
-    which = np.zeros(len(at), np.int64)
-    names: list[str] = []
-    for size in (8, 20):
-        rows = np.flatnonzero(length == size)
-        if not len(rows):
-            continue
-        raw = take_fields(data, at[rows], np.dtype(("u1", size)))
-        if size == 8:
-            kinds, inverse = np.unique(raw.view(">u8").ravel(), return_inverse=True)
-            hosts = [int(kind).to_bytes(8, "big") for kind in kinds]
-        else:
-            kinds, inverse = np.unique(raw, axis=0, return_inverse=True)
-            hosts = [kind.tobytes() for kind in kinds]
-        which[rows] = inverse.ravel() + len(names)
-        names += [host_text(host) for host in hosts]
-    return pa.array(names, pa.string()).take(pa.array(which))
+    named = hosts.dictionary_encode()
+    names = [host_text(raw) for raw in named.dictionary.to_pylist()]
+    return pa.array(names, pa.string()).take(named.indices)
 
 
 _NAME_END = 1
@@ -101,12 +86,16 @@ class PropertyPairs:
     value_at: Int64s
     value_length: Int64s
 
-    def column(self, name: str) -> pa.Array:
-        """The property `name` of each row as a string, null where a row has none."""
+    def named(self, name: str) -> Int64s:
+        """Numbers of the pairs with that name."""
         raw = np.frombuffer(name.encode(), np.uint8)
         pairs = np.flatnonzero(self.name_length == len(raw))
         found = take_fields(self.data, self.name_at[pairs], np.dtype(("u1", len(raw))))
-        pairs = pairs[(found == raw).all(axis=1)] if len(pairs) else pairs
+        return pairs[(found == raw).all(axis=1)] if len(pairs) else pairs
+
+    def column(self, name: str) -> pa.Array:
+        """The property `name` of each row as a string, null where a row has none."""
+        pairs = self.named(name)
         pair_of_row = np.full(self.rows, -1, np.int64)
         pair_of_row[self.row[pairs]] = pairs  # pairs ascend, so the last of a row stays
         used = np.flatnonzero(pair_of_row >= 0)
@@ -116,7 +105,7 @@ class PropertyPairs:
             return values
         value_of_row = np.full(self.rows, -1, np.int64)
         value_of_row[used] = np.arange(len(used))
-        return take_or_null(values, value_of_row)
+        return values.take(pa.array(value_of_row, mask=value_of_row < 0))
 
     def map_column(self) -> pa.Array:
         """All properties of each row as a map; the order within a map has no meaning."""

@@ -4,9 +4,10 @@ which units a span of time means. Layout: `batonmq.protocol.layout`.
 Free of Spark.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from pyarrow import fs
@@ -87,14 +88,11 @@ def queue_end(storage: Storage, files: list[StoreFile]) -> int:
 
 
 def _written_units(file: OpenFile) -> int:
-    low, high = 0, file.size // UNIT_SIZE
-    while low < high:
-        middle = (low + high) // 2
-        if any(file.read_at(middle * UNIT_SIZE, UNIT_SIZE)):
-            low = middle + 1
-        else:
-            high = middle
-    return last_written(file) if any(file.read_at(low * UNIT_SIZE, _LOOK_BYTES)) else low
+    def is_zero(index: int) -> bool:
+        return not any(file.read_at(index * UNIT_SIZE, UNIT_SIZE))
+
+    end = bisect_left(range(file.size // UNIT_SIZE), True, key=is_zero)
+    return last_written(file) if any(file.read_at(end * UNIT_SIZE, _LOOK_BYTES)) else end
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,7 @@ class Queue:
     files: tuple[StoreFile, ...]
 
 
+_Work = TypeVar("_Work")
 _CHUNK_UNITS = 1 << 16
 _QUEUE_ID_MAX = 2**31 - 1
 
@@ -126,6 +125,9 @@ class QueuePiece:
     end: int
     followed: bool = False
     missing: bool = False
+
+    def size_bytes(self) -> int:
+        return (self.end - self.begin) * UNIT_SIZE
 
 
 def list_queues(storage: Storage, store: str, selection: Selection) -> list[Queue]:
@@ -178,19 +180,20 @@ def _pieces(queue: Queue) -> Iterator[QueuePiece]:
             yield replace(piece, path=path, begin=end, end=next_start, missing=True)
 
 
-def gather(pieces: list[QueuePiece], size_bytes: int) -> list[tuple[QueuePiece, ...]]:
-    """Neighbours together until a group has that many bytes of units: small files share a task."""
-    groups: list[tuple[QueuePiece, ...]] = []
-    group: list[QueuePiece] = []
+def gather(
+    works: Sequence[_Work], size_of: Callable[[_Work], int], size_bytes: int
+) -> list[tuple[_Work, ...]]:
+    """Neighbours together until a group has that many bytes: what is small shares a task."""
+    groups: list[list[_Work]] = []
     held = 0
-    for piece in pieces:
-        size = (piece.end - piece.begin) * UNIT_SIZE
-        if group and held + size > size_bytes:
-            groups.append(tuple(group))
-            group, held = [], 0
-        group.append(piece)
+    for work in works:
+        size = size_of(work)
+        if not groups or held + size > size_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(work)
         held += size
-    return [*groups, tuple(group)] if group else groups
+    return [tuple(group) for group in groups]
 
 
 def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:

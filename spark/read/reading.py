@@ -5,8 +5,8 @@ Free of Spark.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Final
@@ -16,8 +16,8 @@ import pyarrow as pa
 from batonmq.spark.read.columns import table_schema
 from batonmq.spark.read.damage import Damage, DamageCount, Mode, settle
 from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
-from batonmq.spark.read.log_range import LogGap, LogRange
-from batonmq.spark.read.log_table import confirmed_end, plan_ranges, read_range
+from batonmq.spark.read.log_range import LogRange
+from batonmq.spark.read.log_table import plan_ranges, read_range
 from batonmq.spark.read.options import NARROWING, ReadOptions
 from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
 from batonmq.spark.read.selection import Selection
@@ -38,14 +38,8 @@ log = logging.getLogger(__name__)
 _STORES_PER_PIECE: Final = 64
 _LARGE_BYTES: Final = 1 << 30
 
-Parts = (
-    tuple[LogRange | LogGap, ...]
-    | tuple[QueuePiece, ...]
-    | tuple[IndexPiece, ...]
-    | tuple[HistoryRange, ...]
-    | tuple[StoreFacts, ...]
-)
 Items = Iterator[pa.RecordBatch | Damage]
+Part = LogRange | Damage | QueuePiece | IndexPiece | HistoryRange | StoreFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +49,7 @@ class Work:
     number: int
     storage: Storage
     facts: StoreFacts | None
-    parts: Parts
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +61,18 @@ class Read:
     @property
     def schema(self) -> pa.Schema:
         """Its columns. Raises ValueError for unknown ones."""
-        return schema_of(self.options)
+        options = self.options
+        with_corrupt = options.mode is Mode.PERMISSIVE
+        return table_schema(options.table, options.columns, with_corrupt=with_corrupt)
 
     def plan(self) -> list[Work]:
         """The partitions. Raises StoreError, OSError, ValueError for what cannot be read."""
         plan = [
-            (storage, facts, parts)
+            Work(0, storage, facts, parts)
             for storage, places in groupby(found(self.options.paths), itemgetter(0))
             for facts, parts in self._plan(storage, [path for _, path in places])
         ]
-        self._hint(plan)
-        return [Work(number, *each) for number, each in enumerate(plan)]
-
-    def _hint(self, plan: Sequence[tuple[Storage, StoreFacts | None, Parts]]) -> None:
-        """If a large log is read whole: a hint which options would limit the read."""
-        ranges = (part for _, _, parts in plan for part in parts if isinstance(part, LogRange))
+        ranges = (part for work in plan for part in work.parts if isinstance(part, LogRange))
         size = sum(part.end - part.begin for part in ranges)
         if size >= _LARGE_BYTES and self.options.selection == Selection():
             log.warning(
@@ -90,14 +81,15 @@ class Read:
                 size,
                 ", ".join(NARROWING[self.options.table]),
             )
+        return [replace(work, number=number) for number, work in enumerate(plan)]
 
     def _plan(
         self, storage: Storage, paths: list[str]
-    ) -> Iterator[tuple[StoreFacts | None, Parts]]:
+    ) -> Iterator[tuple[StoreFacts | None, tuple[Part, ...]]]:
         options = self.options
         if options.table == "history":
-            for part in plan_history(storage, paths, options.split_bytes):
-                yield None, (part,)
+            for lines in plan_history(storage, paths, options.split_bytes):
+                yield None, (lines,)
             return
         stores = [self._facts(storage, path) for path in paths]
         if options.table in ("epochs", "offsets"):
@@ -107,16 +99,14 @@ class Read:
         for facts in stores:
             if self._misses_epochs(facts):
                 yield None, (facts,)  # the damage; in the rows the epoch is null
-            if options.table == "index":
-                for entry in plan_index(storage, facts, options.slot_num, options.split_bytes):
-                    yield facts, (entry,)
-            elif options.table == "consumequeue":
+            if options.table == "consumequeue":
                 pieces = plan_pieces(storage, facts, options.selection)
-                for group in gather(pieces, options.split_bytes):
+                for group in gather(pieces, QueuePiece.size_bytes, options.split_bytes):
                     yield facts, group
-            else:
-                for log_range in plan_ranges(storage, facts, options):
-                    yield facts, (log_range,)
+                continue
+            plan = plan_index if options.table == "index" else plan_ranges
+            for part in plan(storage, facts, options):
+                yield facts, (part,)
 
     def _facts(self, storage: Storage, path: str) -> StoreFacts:
         facts = read_facts(storage, path, COMMA_HINT * (len(self.options.paths) > 1))
@@ -132,11 +122,12 @@ class Read:
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """The batches of one partition. Raises DamagedFile in mode FAILFAST."""
-        options, schema = self.options, self.schema
-        count = DamageCount()
-        for facts, items in self._items(work, schema):
+        schema, count = self.schema, DamageCount()
+        for part in work.parts:
+            facts = part if isinstance(part, StoreFacts) else work.facts
+            items = self._items(work.storage, part, facts, schema)
             known = facts.names if facts is not None else {}
-            yield from settle(items, options.mode, known, schema, count)
+            yield from settle(items, self.options.mode, known, schema, count)
         if count.stretches:
             log.warning(
                 "damage_left_out partition=%d stretches=%d bytes=%d first=%s",
@@ -146,35 +137,21 @@ class Read:
                 count.first,
             )
 
-    def _items(self, work: Work, schema: pa.Schema) -> Iterator[tuple[StoreFacts | None, Items]]:
-        storage, options = work.storage, self.options
-        for part in work.parts:
-            if isinstance(part, StoreFacts):
-                if options.table == "offsets":
-                    yield part, read_offsets(storage, part, options.selection, schema)
-                else:
-                    yield part, read_epochs(part, schema)
-                continue
-            if isinstance(part, HistoryRange):
-                yield None, read_history(storage, part, schema)
-                continue
-            facts = work.facts
-            assert facts is not None
-            if isinstance(part, LogGap):
-                yield facts, iter([part.damage()])
-                continue
-            if isinstance(part, LogRange):
-                yield facts, read_range(storage, part, facts, options, schema)
-                continue
-            confirmed = None if options.unconfirmed else confirmed_end(facts)
-            if isinstance(part, IndexPiece):
-                yield facts, read_index(storage, part, facts, confirmed, schema)
-            else:
-                yield facts, read_queue_piece(storage, part, facts, confirmed, schema)
-
-
-def schema_of(options: ReadOptions) -> pa.Schema:
-    """The columns that a read yields. Raises ValueError for unknown ones."""
-    return table_schema(
-        options.table, options.columns, with_corrupt=options.mode is Mode.PERMISSIVE
-    )
+    def _items(
+        self, storage: Storage, part: Part, facts: StoreFacts | None, schema: pa.Schema
+    ) -> Items:
+        options = self.options
+        if isinstance(part, Damage):
+            return iter([part])
+        if isinstance(part, HistoryRange):
+            return read_history(storage, part, schema)
+        assert facts is not None
+        if isinstance(part, StoreFacts):
+            if options.table == "offsets":
+                return read_offsets(storage, facts, options, schema)
+            return read_epochs(facts, schema)
+        if isinstance(part, LogRange):
+            return read_range(storage, part, facts, options, schema)
+        if isinstance(part, IndexPiece):
+            return read_index(storage, part, facts, options, schema)
+        return read_queue_piece(storage, part, facts, options, schema)

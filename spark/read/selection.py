@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.properties import TAGS
 from batonmq.protocol.records.columns import Bools, Int64s, Records
-from batonmq.spark.read.columns import binaries, is_any_of, texts
+from batonmq.spark.read.columns import binaries, texts
 from batonmq.spark.read.message_columns import split_properties
 
 LOW: Final = -(2**63)
@@ -162,7 +163,8 @@ class Selection:
             records = records.keep(self._of_queues(topics, records, broker))
         if self.tags is not None and len(records):
             pairs = split_properties(window, records.properties_at, records.properties_length)
-            records = records.keep(is_any_of(pairs.column(TAGS), self.tags))
+            tagged = pc.is_in(pairs.column(TAGS), pa.array(sorted(self.tags)))
+            records = records.keep(tagged.to_numpy(zero_copy_only=False))
         return records
 
     def _of_queues(self, topics: pa.Array, records: Records, broker: str) -> Bools:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Final
+from itertools import pairwise
+from typing import Final, Self
 
 from pyarrow import fs
 
@@ -123,7 +124,7 @@ class OpenFile:
         data: bytes = self._file.read_at(size, offset)  # type: ignore[attr-defined]
         return data
 
-    def __enter__(self) -> "OpenFile":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,6 +151,12 @@ def split_paths(text: str) -> list[str]:
             )
         return paths
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def even_parts(begin: int, end: int, count: int) -> Iterator[tuple[int, int]]:
+    """[begin, end) in `count` parts of about one size; none if it is empty."""
+    size = max(0, end - begin)
+    return pairwise([*(begin + size * part // count for part in range(count)), begin + size])
 
 
 def locate(path: str) -> tuple[Storage, str]:

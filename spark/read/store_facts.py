@@ -67,6 +67,15 @@ class StoreFacts:
         at = self.confirm_offset
         return at is not None and at >= (self.broker is None)
 
+    def confirmed_end(self) -> int:
+        """The exclusive end of what is confirmed. Raises StoreError if the store has none."""
+        if self.confirm_offset is None or self.confirm_offset < 0:
+            raise StoreError(
+                f"{self.path}/checkpoint is missing or no checkpoint, so what is confirmed is not "
+                "known: read with unconfirmed=true to get all there is"
+            )
+        return self.confirm_offset
+
     def check_confirmed(self, log: Sequence[StoreFile], *, unconfirmed: bool) -> None:
         """Raises StoreError for a log of which it must be known what is confirmed, and is not."""
         if log and not self.keeps_confirm and not unconfirmed:

@@ -16,6 +16,7 @@ from batonmq.protocol.fastjson import FastjsonError, loads
 from batonmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
 from batonmq.spark.read.columns import batch_of, timestamps
 from batonmq.spark.read.damage import Damage
+from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.queues import (
     QueuePiece,
     confirmed_units,
@@ -23,7 +24,6 @@ from batonmq.spark.read.queues import (
     queue_end,
     read_units,
 )
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import OpenFile, Storage
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
 
@@ -43,14 +43,11 @@ _CHUNK_ENTRIES: Final = 1 << 16
 
 
 def read_queue_piece(
-    storage: Storage,
-    piece: QueuePiece,
-    facts: StoreFacts,
-    confirmed: int | None,
-    schema: pa.Schema,
+    storage: Storage, piece: QueuePiece, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
 ) -> Items:
     """The table `consumequeue`: units that are confirmed."""
-    for item in confirmed_units(read_units(storage, piece), piece, confirmed):
+    end = None if options.unconfirmed else facts.confirmed_end()
+    for item in confirmed_units(read_units(storage, piece), piece, end):
         if isinstance(item, Damage):
             yield item
             continue
@@ -79,26 +76,23 @@ class IndexPiece:
     fault: str = ""
 
 
-def plan_index(
-    storage: Storage, facts: StoreFacts, slot_num: int, size_bytes: int
-) -> list[IndexPiece]:
-    """The written entries of all index files in pieces of `size_bytes`. Raises OSError."""
+def plan_index(storage: Storage, facts: StoreFacts, options: ReadOptions) -> list[IndexPiece]:
+    """The written entries of all index files in pieces of `splitBytes`. Raises OSError."""
     pieces: list[IndexPiece] = []
-    step = max(1, size_bytes // _ENTRY.itemsize)
+    step = max(1, options.split_bytes // _ENTRY.itemsize)
     for info in storage.children(f"{facts.path}/index"):
         if info.type != fs.FileType.File or not info.base_name.isdigit():
             continue
         with storage.open(info.path) as file:
-            slots, fault = _slots(file, slot_num)
+            slots, fault = _slots(file, options.slot_num)
+            if not fault:
+                header = np.frombuffer(file.read_at(0, _HEADER.itemsize), _HEADER)[0]
+                count = int(header["count"])
+                fit = (file.size - _HEADER.itemsize - slots * INDEX_SLOT.size) // _ENTRY.itemsize
+                if not 0 <= count <= fit:
+                    fault = f"its header counts {count} entries, {fit} fit"
             if fault:
                 pieces.append(IndexPiece(info.path, slots, 0, 0, file.size, fault))
-                continue
-            header = np.frombuffer(file.read_at(0, _HEADER.itemsize), _HEADER)[0]
-            count = int(header["count"])
-            room = (file.size - _HEADER.itemsize - slots * INDEX_SLOT.size) // _ENTRY.itemsize
-            if not 0 <= count <= room:
-                what = f"its header counts {count} entries, {room} fit"
-                pieces.append(IndexPiece(info.path, slots, 0, 0, file.size, what))
                 continue
         for begin in range(1, count, step):
             end = min(begin + step, count)
@@ -130,13 +124,10 @@ def _slots(file: OpenFile, slot_num: int) -> tuple[int, str]:
 
 
 def read_index(
-    storage: Storage,
-    piece: IndexPiece,
-    facts: StoreFacts,
-    confirmed: int | None,
-    schema: pa.Schema,
+    storage: Storage, piece: IndexPiece, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
 ) -> Items:
     """One row per entry below the confirmed end; `store_at` is exact to the second only."""
+    confirmed = None if options.unconfirmed else facts.confirmed_end()
     if piece.fault:
         yield Damage(piece.path, 0, piece.end, piece.fault, in_log=False)
         return
@@ -189,14 +180,14 @@ def read_epochs(facts: StoreFacts, schema: pa.Schema) -> Items:
 
 
 def read_offsets(
-    storage: Storage, facts: StoreFacts, selection: Selection, schema: pa.Schema
+    storage: Storage, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
 ) -> Items:
     """One row per group, topic and queue in which the group has committed.
 
     `max_offset` is the end of the consume queue, so `lag` counts messages that consumers can see;
     both are null where the store has no such queue.
     """
-    path = f"{facts.path}/config/consumerOffset.json"
+    path, selection = f"{facts.path}/config/consumerOffset.json", options.selection
     table: dict[str, dict[str, int]] | None = None
     damages: list[Damage] = []
     for name in (path, f"{path}.bak"):
@@ -215,20 +206,17 @@ def read_offsets(
         (queue.topic, queue.queue_id): queue_end(storage, list(queue.files))
         for queue in list_queues(storage, facts.path, selection)
     }
-    keys: list[tuple[str, str, int, int]] = []
+    rows: list[tuple[str, str, int, int, int | None]] = []
     for key, offsets in sorted(table.items()):
         topic, _, group = key.partition(_TOPIC_END)
         for queue_id, offset in sorted((int(number), int(at)) for number, at in offsets.items()):
             if selection.wants_queue(topic, queue_id):
-                keys.append((group, topic, queue_id, offset))
-    maxima = [ends.get((topic, queue_id)) for _, topic, queue_id, _ in keys]
-    lags = [None if end is None else end - key[3] for end, key in zip(maxima, keys, strict=True)]
-    columns = {
-        **facts.names, "group": [key[0] for key in keys], "topic": [key[1] for key in keys],
-        "queue_id": [key[2] for key in keys], "offset": [key[3] for key in keys],
-        "max_offset": maxima, "lag": lags,
-    }  # fmt: skip
-    yield batch_of(schema, len(keys), columns)
+                rows.append((group, topic, queue_id, offset, ends.get((topic, queue_id))))
+    columns: dict[str, object] = {**facts.names}
+    names = ("group", "topic", "queue_id", "offset", "max_offset")
+    columns |= {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    columns["lag"] = [None if end is None else end - offset for *_, offset, end in rows]
+    yield batch_of(schema, len(rows), columns)
 
 
 def _is_offset(queue_id: object, offset: object) -> bool:

@@ -1,5 +1,1 @@
-"""Statistics of topics: volume, sizes, delays, hot queues and slow consumers, from store folders.
-
-`replicas` picks one store per broker group, `scan` turns its log into one small table in one pass,
-`tables` makes all results of that, `stats_report` the page.
-"""
+"""Statistics of topics, from stores: volume, sizes, delays, hot queues and slow consumers."""

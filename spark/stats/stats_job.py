@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from batonmq.spark.read.storage import Storage, found
+from batonmq.spark.read.store_facts import StoreFacts, group_names, read_facts, segments
 from batonmq.spark.stats import stats_queries
-from batonmq.spark.stats.chosen_replicas import Sources
 from batonmq.spark.steps.result_folder import Results, own_version
 from batonmq.spark.steps.sql import Engine, dicts
 
@@ -34,8 +35,54 @@ class StatsRequest:
     unconfirmed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One group's store that is read, and how many of its replicas are left aside.
+
+    `broker` is the group's name: where clusters have one of the same name, `cluster#name`; the path
+    of a store that has no identity. `uri`: the store as a path of the data source. `log_bytes`: how
+    much of its log is read, or less.
+    """
+
+    uri: str
+    facts: StoreFacts
+    broker: str
+    others: int
+    log_bytes: int
+
+
+def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> list[Chosen]:
+    """Of the replicas of each group the one whose confirmed log is longest, then the lowest id.
+
+    A store without an identity is a group of its own. `unconfirmed`: one without a confirmOffset
+    may be among them. Raises FileNotFoundError, which names the pattern, if nothing
+    matches one; StoreError for what is no store, or cannot be parsed.
+    """
+    groups: dict[tuple[str, str], list[tuple[StoreFacts, Storage, int]]] = {}
+    for storage, path in found(patterns):
+        facts = read_facts(storage, path)
+        files = segments(storage, f"{path}/commitlog")
+        facts.check_confirmed(files, unconfirmed=unconfirmed)
+        size = sum(file.size for file in files)
+        if files and not unconfirmed:
+            size = max(0, (facts.confirm_offset or 0) - files[0].start)
+        group = (facts.cluster or "", facts.broker) if facts.broker else ("", path)
+        groups.setdefault(group, []).append((facts, storage, size))
+    chosen = []
+    for group, name in sorted(group_names(groups).items()):
+        facts, storage, size = min(groups[group], key=lambda each: _rank(each[0]))
+        others = len(groups[group]) - 1
+        chosen.append(Chosen(storage.uri(facts.path), facts, name, others, size))
+    return chosen
+
+
+def _rank(facts: StoreFacts) -> tuple[int, int]:
+    confirmed = -1 if facts.confirm_offset is None else facts.confirm_offset
+    return -confirmed, facts.broker_id if facts.broker_id is not None else 1 << 62
+
+
 def run(
-    engine: Engine, request: StatsRequest, sources: Sources, results: Results, step: Step
+    engine: Engine, request: StatsRequest, chosen: Sequence[Chosen], results: Results, step: Step
 ) -> dict[str, Any]:
     """Write all tables; they are views of the engine, then, too. The content of summary.json.
 
@@ -43,62 +90,54 @@ def run(
     its own, and leaves those of earlier runs. Raises OSError, StoreError.
     """
     results.begin()
-    stores = [(each.store, each.broker) for each in sources.chosen]
-    columns = [pa.array(values, pa.string()) for values in zip(*stores, strict=True)]
-    engine.table("sources", pa.table(columns, names=["store", "broker"]))
+    stores = [{"store": each.facts.path, "broker": each.broker} for each in chosen]
+    engine.table("sources", pa.Table.from_pylist(stores))
     options = {"mode": request.mode, "topic": ",".join(request.topics)}
-    paths = [each.uri for each in sources.chosen]
+    paths = [each.uri for each in chosen]
     with step("counting messages"):
         engine.source("offsets", paths, {"table": "offsets", **options})
         loose = str(request.unconfirmed).lower()
-        columns_of = {"columns": stats_queries.MESSAGE_COLUMNS, "unconfirmed": loose}
-        engine.source("messages", paths, {"table": "messages", **columns_of, **options})
+        columns = {"columns": stats_queries.MESSAGE_COLUMNS, "unconfirmed": loose}
+        engine.source("messages", paths, {"table": "messages", **columns, **options})
         for name, query in stats_queries.views(request.bucket_ms).items():
             engine.define(name, query, keep=True)
-    snapshot = request.snapshot
-    taken = {"day": f"{snapshot:%Y-%m-%d}", "snapshot": f"{snapshot:%Y-%m-%dT%H-%M-%S}"}
+    at = request.snapshot
+    taken = {"day": f"{at:%Y-%m-%d}", "snapshot": f"{at:%Y-%m-%dT%H-%M-%S}"}
     with step("writing the tables"):
-        moment_ms = round(snapshot.timestamp() * 1000)
-        for name, query in stats_queries.tables(request.bucket_ms, moment_ms).items():
+        at_ms = round(at.timestamp() * 1000)
+        for name, query in stats_queries.tables(request.bucket_ms, at_ms).items():
             engine.define(name, query, keep=True)
-            is_lag = name == LAG
-            table = results.table(name, **taken) if is_lag else results.table(name, ["day"])
+            only = taken if name == LAG else {}
+            table = results.table(name, () if only else ["day"], **only)
             engine.write(f"SELECT * FROM {name}", table)
-    return _summary(engine, request, sources)
+    return _summary(engine, request, chosen)
 
 
-def _summary(engine: Engine, request: StatsRequest, sources: Sources) -> dict[str, Any]:
+def _summary(engine: Engine, request: StatsRequest, chosen: Sequence[Chosen]) -> dict[str, Any]:
     (sums,) = dicts(engine, stats_queries.SUMS)
     hottest, slowest = dicts(engine, stats_queries.HOTTEST), dicts(engine, stats_queries.SLOWEST)
+    late = sums.pop("late")
+    for name in ("first_bucket", "last_bucket"):
+        at = sums[name]
+        sums[name] = None if at is None else f"{at.astimezone(UTC):{_SHOWN}}"
     return {
-        "messages": sums["messages"],
-        "bytes": sums["bytes"],
-        "topics": sums["topics"],
-        "first_bucket": _moment(sums["first_bucket"]),
-        "last_bucket": _moment(sums["last_bucket"]),
+        **sums,
         "bucket_ms": request.bucket_ms,
         "snapshot_at": f"{request.snapshot:{_SHOWN}}",
-        "stored_before_born": sums["late"],
+        "stored_before_born": late,
         "hottest_queue": hottest[0] if hottest else None,
         "slowest_group": slowest[0] if slowest else None,
         "stores": [
             {
-                "store": each.store,
-                "broker": each.broker,
-                "broker_id": each.broker_id,
-                "confirm_offset": each.confirm_offset,
-                "replicas_left_aside": each.others,
+                "store": each.facts.path, "broker": each.broker, "broker_id": each.facts.broker_id,
+                "confirm_offset": each.facts.confirm_offset, "replicas_left_aside": each.others,
             }
-            for each in sources.chosen
+            for each in chosen
         ],
         "inputs": list(request.stores),
         "generated_at": f"{datetime.now(UTC):{_SHOWN}}",
         "version": own_version(),
-    }
-
-
-def _moment(at: datetime | None) -> str | None:
-    return None if at is None else f"{at.astimezone(UTC):{_SHOWN}}"
+    }  # fmt: skip
 
 
 def lines(summary: dict[str, Any]) -> list[str]:

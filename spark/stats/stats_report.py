@@ -7,7 +7,7 @@ The words are in `report/templates/stats.html`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from batonmq.spark.report import traffic_figures as figures
-from batonmq.spark.report.page import Figure, render
+from batonmq.spark.report.page import render
 from batonmq.spark.report.quantities import (
     DURATION_TICKS_MS,
     SIZE_TICKS,
@@ -81,9 +81,6 @@ _LAST: Final = """
     SELECT b.* FROM behind b WHERE b.at = (SELECT max(o.at) FROM behind o)
     ORDER BY CASE WHEN b.lag IS NULL THEN 1 ELSE 0 END, b.lag DESC, b.group, b.topic LIMIT 100
 """
-_LAGS: Final = """
-    SELECT b.* FROM behind b ORDER BY b.at DESC LIMIT 100000
-"""
 
 
 def stats_page(engine: Engine, summary: Mapping[str, Any]) -> str:
@@ -97,14 +94,15 @@ def stats_page(engine: Engine, summary: Mapping[str, Any]) -> str:
     engine.define("behind", _BEHIND)
     topics = rows(_TOPICS)
     (totals,) = rows(_TOTALS)
-    hottest = rows(
-        "SELECT * FROM hot ORDER BY times_even DESC, messages DESC, topic, broker, queue_id "
-        "LIMIT 50"
-    )
-    grid = rows(_GRID)
+    order = "times_even DESC, messages DESC, topic, broker, queue_id"
+    hottest = rows(f"SELECT * FROM hot ORDER BY {order} LIMIT 50")
+    heat = [
+        (topic, [(f"{r.broker}, queue {r.queue_id}", r.messages, r.times_even) for r in queues])
+        for topic, queues in groupby(rows(_GRID), key=lambda r: r.topic)
+    ]
     last = rows(_LAST)
     worst = {(row.group, row.topic) for row in [row for row in last if row.lag][:TOPICS_NAMED]}
-    lines = rows(_LAGS) if worst else []
+    lines = rows("SELECT b.* FROM behind b ORDER BY b.at DESC LIMIT 100000") if worst else []
     lines = [row for row in lines if (row.group, row.topic) in worst][: 500 * len(worst)]
     lines.sort(key=lambda row: (row.group, row.topic, row.at))
     mine = [row for row in topics if not row.is_system]
@@ -114,26 +112,9 @@ def stats_page(engine: Engine, summary: Mapping[str, Any]) -> str:
         "peak": max(mine, key=lambda row: row.peak, default=None),
         "latest": max(mine, key=lambda row: row.delay_p99_ms or -1, default=None),
         **_traffic(engine, totals, int(summary["bucket_ms"])), **_lags(last, lines),
-        "heat": _heat(grid) if grid else None,
+        "heat": figures.queue_heat_figure(heat) if heat else None,
     }  # fmt: skip
     return render("stats.html", facts)
-
-
-def _series(
-    engine: Engine, bar: str, largest: Sequence[str]
-) -> Iterable[tuple[str, list[dict[str, Any]]]]:
-    """(topic, a row for each bar) of the largest topics, then of all others together."""
-    found = dicts(engine, f"""
-        SELECT named, {bar} AS bar, CAST(sum(messages) AS BIGINT) AS messages,
-            CAST(sum(bytes) AS BIGINT) AS bytes
-        FROM (SELECT m.*, r.topic AS named FROM traffic m LEFT JOIN largest r ON m.topic = r.topic
-            WHERE NOT m.is_system) t
-        GROUP BY named, {bar} ORDER BY 2
-    """)  # fmt: skip
-    rank = {topic: at for at, topic in enumerate(largest)}
-    found.sort(key=lambda row: rank.get(row["named"], len(rank)))
-    for name, rows in groupby(found, key=lambda row: row["named"]):
-        yield name or "other topics", list(rows)
 
 
 def _histogram(
@@ -175,23 +156,27 @@ def _traffic(engine: Engine, totals: Any, bucket_ms: int) -> dict[str, Any]:
     past = f"(unix_millis(t.at) - {totals.first_ms})"
     bar = f"{past} - {past} % {width} + {totals.first_ms}"
     engine.define("largest", f"""
-        SELECT topic, CAST(sum(messages) AS BIGINT) AS messages FROM traffic WHERE NOT is_system
-        GROUP BY topic ORDER BY messages DESC, topic LIMIT {TOPICS_NAMED}
+        SELECT topic, row_number() OVER (ORDER BY messages DESC, topic) AS place FROM (
+            SELECT topic, sum(messages) AS messages FROM traffic WHERE NOT is_system GROUP BY topic
+        ) each_topic ORDER BY place LIMIT {TOPICS_NAMED}
     """)  # fmt: skip
-    named = dicts(engine, "SELECT topic FROM largest ORDER BY messages DESC, topic")
-    messages, volume = {}, {}
-    for name, rows in _series(engine, bar, [row["topic"] for row in named]):
-        messages[name] = [(row["bar"], row["messages"] * 1000 / width) for row in rows]
-        volume[name] = [(row["bar"], row["bytes"] * 1000 / width) for row in rows]
+    # Bars of the largest topics, in their order, then of all others together.
+    series = dicts(engine, f"""
+        SELECT coalesce(r.topic, 'other topics') AS named, {bar} AS bar,
+            CAST(sum(t.messages) AS BIGINT) AS messages, CAST(sum(t.bytes) AS BIGINT) AS bytes
+        FROM traffic t LEFT JOIN largest r ON t.topic = r.topic WHERE NOT t.is_system
+        GROUP BY r.topic, r.place, {bar} ORDER BY coalesce(r.place, 1000), {bar}
+    """)  # fmt: skip
+    messages: dict[str, list[Any]] = {}
+    volume: dict[str, list[Any]] = {}
+    for row in series:
+        messages.setdefault(row["named"], []).append((row["bar"], row["messages"] * 1000 / width))
+        volume.setdefault(row["named"], []).append((row["bar"], row["bytes"] * 1000 / width))
+    rates, rate = figures.rates_figure, lambda v: f"{rate_text(v)} messages"
     drawn: dict[str, Any] = {
-        "bar_ms": width,
-        "volumes": figures.rates_figure(
-            messages, width, "messages/s", lambda v: f"{rate_text(v)} messages"
-        ),
-        "bytes_figure": figures.rates_figure(
-            volume, width, "bytes/s", lambda v: f"{bytes_text(v)}/s"
-        ),
-    }
+        "bar_ms": width, "volumes": rates(messages, width, "messages/s", rate),
+        "bytes_figure": rates(volume, width, "bytes/s", lambda v: f"{bytes_text(v)}/s"),
+    }  # fmt: skip
     kinds: tuple[tuple[str, str, str, Sequence[int], Callable[[float], str]], ...] = (
         ("size", "size", "", SIZE_TICKS, bytes_text),
         ("delay", "delay_ms", "_ms", DURATION_TICKS_MS, duration_text),
@@ -208,15 +193,6 @@ def _traffic(engine: Engine, totals: Any, bucket_ms: int) -> dict[str, Any]:
             figures.percentiles_figure(found, name, ticks, text) if found else None
         )
     return drawn
-
-
-def _heat(grid: Sequence[Any]) -> Figure:
-    return figures.queue_heat_figure(
-        [
-            (topic, [(f"{r.broker}, queue {r.queue_id}", r.messages, r.times_even) for r in rows])
-            for topic, rows in groupby(grid, key=lambda r: r.topic)
-        ]
-    )
 
 
 def _lags(last: Sequence[Any], lines: Sequence[Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,43 +122,13 @@ class ResultTable:
         return ds.dataset(folder, filesystem=system, format="parquet", partitioning=folders)
 
 
-class Engine(ABC):
-    """Views by name, queries over them, and tables written from queries. Use it as a context."""
+class _Writes:
+    """What engines have in common. Use one as a context."""
 
     def __enter__(self) -> Self:
         return self
 
-    @abstractmethod
-    def __exit__(self, *_: object) -> None: ...
-
-    @abstractmethod
-    def source(self, view: str, paths: Sequence[str], options: Options) -> None:
-        """A table of the data source. Raises what `open_arrow` does, now or when it is read."""
-
-    @abstractmethod
-    def table(self, view: str, rows: pa.Table) -> None:
-        """Rows that this process has."""
-
-    @abstractmethod
-    def define(self, view: str, query: str, *, keep: bool = False) -> None:
-        """A query by name; `keep`: it is used more than once, so its rows are kept."""
-
-    @abstractmethod
-    def mapped(self, view: str, tasks: Sequence[Any], function: OfTask, schema: pa.Schema) -> None:
-        """The rows that a function makes of each task; they are kept. What it raises ends it."""
-
-    @abstractmethod
-    def applied(
-        self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
-    ) -> None:
-        """The rows that a function makes of a query's. With `by` they come in that order, those
-        with one value of its first column in one task, and what is made of them is kept."""
-
-    @abstractmethod
-    def rows(self, query: str) -> pa.Table:
-        """The result of a query, in this process."""
-
-    def write(self, query: str, table: ResultTable) -> None:
+    def write(self: Any, query: str, table: ResultTable) -> None:
         """The result of a query in place of what is there; without rows it has its columns all the
         same."""
         if table.form == PARQUET:
@@ -167,10 +136,7 @@ class Engine(ABC):
         else:  # result tables are small, whatever they were made of
             write_version(self.rows(query), table)
 
-    @abstractmethod
-    def _write_parquet(self, query: str, table: ResultTable) -> None: ...
-
-    def read(self, view: str, table: ResultTable) -> None:
+    def read(self: Any, view: str, table: ResultTable) -> None:
         """A table that was written."""
         self.table(view, table.dataset().to_table())
 
@@ -250,8 +216,8 @@ def _write_iceberg(rows: pa.Table, table: ResultTable) -> None:
         change.overwrite(rows, And(AlwaysTrue(), AlwaysTrue(), *only))
 
 
-class DuckEngine(Engine):
-    """DuckDB in this process."""
+class DuckEngine(_Writes):
+    """DuckDB in this process: views by name, queries over them, and tables written from queries."""
 
     def __init__(self) -> None:
         import duckdb
@@ -264,11 +230,15 @@ class DuckEngine(Engine):
         self._db.close()
 
     def source(self, view: str, paths: Sequence[str], options: Options) -> None:
+        """A table of the data source. Raises what `open_arrow` does, now or when it is read."""
         reader = open_arrow(paths, **options)
         self._stream(view, reader.schema, reader)
 
-    def table(self, view: str, rows: pa.Table) -> None:
-        self._store(view, rows)
+    def table(self, view: str, rows: Any) -> None:
+        """Rows that this process has."""
+        self._db.register("_rows", rows)
+        self._db.execute(f"CREATE OR REPLACE TABLE {view} AS SELECT * FROM _rows")
+        self._db.unregister("_rows")
 
     def _stream(self, view: str, schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> None:
         failed: list[Exception] = []
@@ -281,30 +251,30 @@ class DuckEngine(Engine):
                 raise
 
         try:
-            self._store(view, pa.RecordBatchReader.from_batches(schema, batches()))
+            self.table(view, pa.RecordBatchReader.from_batches(schema, batches()))
         except Exception as error:
             raise (failed or [error])[0] from None
 
-    def _store(self, view: str, rows: Any) -> None:
-        self._db.register("_rows", rows)
-        self._db.execute(f"CREATE OR REPLACE TABLE {view} AS SELECT * FROM _rows")
-        self._db.unregister("_rows")
-
     def define(self, view: str, query: str, *, keep: bool = False) -> None:
+        """A query by name; `keep`: it is used more than once, so its rows are kept."""
         self._db.execute(f"CREATE OR REPLACE {'TABLE' if keep else 'VIEW'} {view} AS {query}")
 
     def mapped(self, view: str, tasks: Sequence[Any], function: OfTask, schema: pa.Schema) -> None:
+        """The rows that a function makes of each task; they are kept. What it raises ends it."""
         self._stream(view, schema, (batch for task in tasks for batch in function(task)))
 
     def applied(
         self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
     ) -> None:
+        """The rows that a function makes of a query's. With `by` they come in that order, those
+        with one value of its first column in one task, and what is made of them is kept."""
         with self._db.cursor() as reading:
             sorts = f" ORDER BY {', '.join(by)}" if by else ""
             text = f"SELECT * FROM ({query}) q{sorts}"
             self._stream(view, schema, function(reading.sql(text).to_arrow_reader()))
 
     def rows(self, query: str) -> pa.Table:
+        """The result of a query, in this process."""
         return self._db.sql(query).to_arrow_table()
 
     def _write_parquet(self, query: str, table: ResultTable) -> None:
@@ -315,8 +285,8 @@ class DuckEngine(Engine):
         table.finish(None if rows.num_rows else rows.schema)
 
 
-class SparkEngine(Engine):
-    """A session of Spark."""
+class SparkEngine(_Writes):
+    """A session of Spark; its methods do what those of DuckEngine do."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -410,3 +380,6 @@ class SparkEngine(Engine):
             yield
         finally:
             context.setJobDescription(None)
+
+
+Engine = DuckEngine | SparkEngine

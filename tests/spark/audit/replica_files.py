@@ -5,15 +5,13 @@ import shutil
 import struct
 from pathlib import Path
 
-import msgspec
-
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.audit.audit import AuditRequest, findings_text, plan_audit, run_audit
 from batonmq.spark.differences.checkpoint_findings import checkpoint_findings
-from batonmq.spark.differences.log_findings import IDENTIFIED_SCHEMA, finding_table
+from batonmq.spark.differences.log_findings import finding_table
 from batonmq.spark.differences.replica_groups import find_groups, log_files
-from batonmq.spark.differences.scan import Scanned, ScanSettings, plan_tasks, scan_range
+from batonmq.spark.differences.table import DifferencesOptions, plan_tasks, scan_range
 from batonmq.spark.steps.sql import DuckEngine
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
@@ -114,32 +112,23 @@ def set_confirm(root, offset):
     (root / "checkpoint").write_bytes(data)
 
 
-def scan(paths, *, group=None, unconfirmed=False, with_tails=False, **options):
+def scan(paths, *, group="", unconfirmed=False, whole_logs=False, messages=True, **options):
     """All rows of all groups, with `part`: what tasks tell, and what is found before."""
+    chosen = DifferencesOptions(
+        path=tuple(map(str, paths)), group=group, unconfirmed=unconfirmed, whole_logs=whole_logs,
+        messages=messages, **options,
+    )  # fmt: skip
     rows = []
-
-    def add(part, found):
-        rows.extend({"part": part, **row} for row in found)
-
     groups = find_groups(
-        [str(path) for path in paths], group=group, unconfirmed=unconfirmed, with_tails=with_tails
+        chosen.paths, group=group or None, unconfirmed=unconfirmed, with_tails=whole_logs
     )
-    range_bytes = options.pop("range_bytes", 64 << 20)
-    chosen = ScanSettings(unconfirmed=unconfirmed, **options)
-    for number, each in enumerate(groups):
-        files = log_files(each)
-        known = checkpoint_findings(each, files, unconfirmed=unconfirmed)
-        add("finding", finding_table(known).to_pylist())
-        for task in plan_tasks(number, each, files, range_bytes):
-            found = Scanned()
-            scan_range(task, each, chosen, found)
-            add("finding", finding_table(found.findings, IDENTIFIED_SCHEMA).to_pylist())
-            add("queue", found.queues)
-            add("behind", found.behind)
-            add("count", [msgspec.structs.asdict(found.counts)])
-            for table in found.messages:
-                table.validate(full=True)
-                add("message", table.to_pylist())
+    for each in groups:
+        known = checkpoint_findings(each, log_files(each), unconfirmed=unconfirmed)
+        rows += [{**row, "part": "finding"} for row in finding_table(known).to_pylist()]
+        for task in plan_tasks(each, chosen.split_bytes):
+            for batch in scan_range(task, chosen):
+                batch.validate(full=True)
+                rows += batch.to_pylist()
     return rows
 
 

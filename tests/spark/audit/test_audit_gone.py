@@ -41,15 +41,15 @@ def grave(found):
     return [f for f in found if f["severity"] != "info"]
 
 
-@pytest.mark.parametrize("with_tails", [False, True])
-def test_a_later_epoch_that_begins_below_what_others_confirm(replicas, with_tails):
+@pytest.mark.parametrize("whole_logs", [False, True])
+def test_a_later_epoch_that_begins_below_what_others_confirm(replicas, whole_logs):
     cut = replicas.offsets[40]
     cut_log(replicas.roots[0], cut)
     replicas.confirm(1, cut)
     (replicas.roots[0] / "epochFileCheckpoint").write_text(
         epochs_text((3, 0), (4, replicas.offsets[30]), (5, cut))
     )
-    rows = scan(replicas.paths, queues=False, with_tails=with_tails)
+    rows = scan(replicas.paths, queues=False, whole_logs=whole_logs)
     (found,) = grave([row for row in rows if row["part"] == "finding"])
     assert brief([found]) == [("critical", "missing", ["broker-a#1"], cut)]
     assert (found["size"], found["epoch"]) == (replicas.end - cut, 4)
@@ -73,7 +73,7 @@ def test_messages_of_an_old_master_that_its_successors_passed_over(replicas):
         (root / "epochFileCheckpoint").write_text(
             epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
         )
-    rows = scan(replicas.paths, queues=False, with_tails=True)
+    rows = scan(replicas.paths, queues=False, whole_logs=True)
     told = {
         row["unique_key"]: (row["amount"], row["have"], row["lack"])
         for row in rows
@@ -96,7 +96,7 @@ def test_a_tail_behind_a_later_epoch_that_has_no_message_yet(replicas):
         (root / "epochFileCheckpoint").write_text(
             epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
         )
-    rows = scan(replicas.paths, queues=False, with_tails=True)
+    rows = scan(replicas.paths, queues=False, whole_logs=True)
     current = {r["unique_key"]: r["amount"] for r in rows if r["part"] == "message"}
     assert current[key(57)] == 1 and (current[key(58)], current[key(59)]) == (0, 0)
 

@@ -17,7 +17,7 @@ from tests.spark.audit.replica_files import (
     raw,
 )
 
-SMALL = [{}, {"range_bytes": 1500, "chunk_bytes": 700}]
+SMALL = [{}, {"split_bytes": 1500, "batch_bytes": 700}]
 
 
 @pytest.fixture

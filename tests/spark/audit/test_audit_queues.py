@@ -45,7 +45,7 @@ def write_unit(root, queue_id, offset, *unit):
     path.write_bytes(data)
 
 
-@pytest.fixture(params=[{}, {"range_bytes": 1500, "chunk_bytes": 700}])
+@pytest.fixture(params=[{}, {"split_bytes": 1500, "batch_bytes": 700}])
 def options(request, monkeypatch):
     if request.param:
         monkeypatch.setattr(queues, "_FEW_UNITS", 4)  # so that units are bisected
@@ -57,6 +57,12 @@ def test_queues_of_a_store_of_ours_are_right(two, options):
     assert {row["part"] for row in rows} == {"message", "queue", "count"}
     spans = [(r["queue_offset"], r["last_offset"]) for r in rows if r["part"] == "queue"]
     assert sum(last - first + 1 for first, last in spans) == 60
+
+
+def test_a_queue_file_that_ends_within_a_unit_is_searched_all_the_same(two, options):
+    path, _ = queue_file(two[1], 1, 29)
+    path.write_bytes(path.read_bytes()[:-7])
+    assert findings(two, **options) == []
 
 
 @pytest.mark.parametrize(

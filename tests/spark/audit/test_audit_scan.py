@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.records.codec import encode_blank
-from batonmq.spark.differences.replica_groups import find_groups, log_files
-from batonmq.spark.differences.scan import plan_tasks
-from batonmq.spark.differences.table import packed
+from batonmq.spark.differences.replica_groups import find_groups
+from batonmq.spark.differences.table import plan_tasks
+from batonmq.spark.read.queues import gather
 from batonmq.spark.read.store_facts import StoreError
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
@@ -25,7 +25,7 @@ from tests.spark.log_files import LogFiles, message
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
 # Small enough that a file has several ranges and a range several stretches.
-SMALL = [{}, {"range_bytes": 1500, "chunk_bytes": 700}]
+SMALL = [{}, {"split_bytes": 1500, "batch_bytes": 700}]
 
 
 @pytest.fixture
@@ -314,11 +314,15 @@ def test_stores_that_cannot_be_compared_are_refused(tmp_path, replicas):
 def test_small_ranges_share_a_task(tmp_path):
     every = Replicas(tmp_path, count=2)
     (group,) = find_groups(every.paths, group=None, unconfirmed=False, with_tails=False)
-    tasks = plan_tasks(0, group, log_files(group), 1500)
+    tasks = list(plan_tasks(group, 1500))
     assert len(tasks) > 8
+
+    def size_of(task):
+        return task.end - task.begin
+
     for size_bytes in (1, 3000, 1 << 30):
-        packs = packed(tasks, size_bytes)
+        packs = gather(tasks, size_of, size_bytes)
         assert [task for pack in packs for task in pack] == tasks
-        sizes = [sum(task.end - task.begin for task in pack) for pack in packs]
+        sizes = [sum(map(size_of, pack)) for pack in packs]
         assert all(size <= size_bytes or len(p) == 1 for size, p in zip(sizes, packs, strict=True))
-    assert len(packs) == 1 and packed([], 1) == []
+    assert len(packs) == 1 and gather([], size_of, 1) == []

@@ -4,6 +4,7 @@ import json
 import shutil
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -274,7 +275,7 @@ def test_entries_of_brokers_without_a_store_are_a_warning(many):
 
 
 def test_counts_of_the_acknowledged_list(many):
-    counts = many["result"].acked
+    counts = SimpleNamespace(**many["result"].acked)
     expired = sum(at < FILE_SIZE for at in many["stores"]["old"].offsets)
     assert counts.expired == expired > 20
     assert counts.unconfirmed == 10

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from batonmq.spark.jobs.command import span_ms
 from batonmq.spark.jobs.topic_stats import main
 from batonmq.spark.read.store_facts import StoreError
-from batonmq.spark.stats.chosen_replicas import one_per_group
-from batonmq.spark.stats.stats_job import StatsRequest, run
+from batonmq.spark.stats.stats_job import StatsRequest, one_per_group, run
 from batonmq.spark.stats.stats_queries import TABLES
 from batonmq.spark.stats.stats_report import stats_page
 from batonmq.spark.steps.result_folder import Results
@@ -295,8 +294,8 @@ def test_which_stores_stand_for_their_groups(tmp_path):
     plain = store("plain", "", confirm=0)  # as a broker without a controller leaves it
     with pytest.raises(StoreError, match=r"plain has no confirmOffset.* --unconfirmed"):
         one_per_group([str(tmp_path / "*")])
-    found = one_per_group([str(tmp_path / "*")], unconfirmed=True).chosen
-    assert {(each.broker, each.store, each.others) for each in found} == {
+    found = one_per_group([str(tmp_path / "*")], unconfirmed=True)
+    assert {(each.broker, each.facts.path, each.others) for each in found} == {
         ("east#a", longest, 1),
         ("west#a", west, 0),
         (plain, plain, 0),
