@@ -140,12 +140,19 @@ CHECKPOINT_OURS: Final = RecordLayout(
     ("crc", ">u4"),  # 80
 )
 CHECKPOINT_MAGIC: Final = b"BATONCP1"
-# Where only this broker reads. It belongs to one recovery offset; the CRC-32 covers what is before.
+# Where only this broker reads. Both belong to one recovery offset; a CRC-32 covers what is before.
 CHECKPOINT_ENDS_AT: Final = 96
 CHECKPOINT_ENDS: Final = RecordLayout(
     ("recovery_offset", ">i8"),  # 96
     ("queue_ends", ">i8"),  # 104: the sum of all queues' next offsets there
     ("crc", ">u4"),  # 112
+)
+CHECKPOINT_LOG_AT: Final = 120
+CHECKPOINT_LOG: Final = RecordLayout(
+    ("recovery_offset", ">i8"),  # 120
+    ("queue_begins", ">i8"),  # 128: the sum of the first units in all queues' files, -1: unknown
+    ("log_id", ">u4"),  # 136: CRC-32 of the log id
+    ("crc", ">u4"),  # 140
 )
 
 # What a controller keeps (`controller.raft`). The journal: its magic, then groups of u32 length,

@@ -254,6 +254,22 @@ class Background:
         self._held.append(job)
         self.retry_jobs()
 
+    def job_in_slices(self, job: Callable[[], None]) -> Iterator[None]:
+        """`run_job` as a part of `in_slices`: steps until it is done. Without threads it is done at
+        once, and raises OSError."""
+        if self._jobs is None:
+            job()
+            return
+        done: list[bool] = []
+
+        def run() -> None:
+            job()
+            done.append(True)
+
+        self._jobs.submit(run)
+        while not done:
+            yield
+
     def free_space(self, job: Callable[[], None]) -> None:
         """As `run_job`, for what frees disk space and depends on no other job: it must not wait
         behind one that needs space (R45)."""

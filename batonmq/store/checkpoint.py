@@ -1,8 +1,9 @@
 """The `checkpoint` file: up to where the parts of the store are good. Java's fields are followed by
 ours (`protocol.layout`), which Java ignores. The recovery offset is the end of the log that is
 durable with all that is derived from it; it is None if the CRC does not match (a Java broker used
-the file, a torn write). The sum of the queues' ends belongs to it, and has a CRC of its own. After
-`flush` the values survive power loss: they lie in one disk sector.
+the file, a torn write). The totals of the queues, and which log this is about, belong to it and
+have CRCs of their own: earlier versions do not know them. After `flush` the values survive power
+loss: they lie in one disk sector.
 """
 
 import logging
@@ -15,10 +16,13 @@ from batonmq.protocol.layout import (
     CHECKPOINT,
     CHECKPOINT_ENDS,
     CHECKPOINT_ENDS_AT,
+    CHECKPOINT_LOG,
+    CHECKPOINT_LOG_AT,
     CHECKPOINT_MAGIC,
     CHECKPOINT_OURS,
     CHECKPOINT_OURS_AT,
     CHECKPOINT_SIZE,
+    RecordLayout,
 )
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import sync_directory, write_all
@@ -30,6 +34,7 @@ _CRC_AT = CHECKPOINT_OURS.at["crc"]
 _SAFETY_MS = 3000
 _OURS_END = CHECKPOINT_OURS_AT + CHECKPOINT_OURS.size
 _ENDS_END = CHECKPOINT_ENDS_AT + CHECKPOINT_ENDS.size
+_LOG_END = CHECKPOINT_LOG_AT + CHECKPOINT_LOG.size
 _TIME_END_MS = 1 << 42  # in the year 2109
 _SUM_END = 1 << 63
 
@@ -43,26 +48,33 @@ def _may_be_javas(data: bytes) -> bool:
     """Whether a broker may have written what has no CRC of ours, or one that does not fit."""
     fields = CHECKPOINT.struct.unpack_from(data)
     filler = data[CHECKPOINT.size : CHECKPOINT_OURS_AT]
-    filler += data[_OURS_END:CHECKPOINT_ENDS_AT] + data[_ENDS_END:]
+    filler += data[_OURS_END:CHECKPOINT_ENDS_AT] + data[_ENDS_END:CHECKPOINT_LOG_AT]
+    filler += data[_LOG_END:]
     return min(fields) >= -1 and max(fields[:3]) < _TIME_END_MS and not any(filler)
 
 
-class QueueEnds(NamedTuple):
-    """`total`: the sum of the next offsets of all queues with units, of records below
-    `recovery_offset`."""
+class QueueTotals(NamedTuple):
+    """Of all queues with units, of records below `recovery_offset`: the sum of their next offsets,
+    and of the first units in their files (`UNKNOWN` while files expire)."""
 
     recovery_offset: int
-    total: int
-
-    def encode(self) -> bytes:
-        fields = CHECKPOINT_ENDS.struct.pack(*self, 0)[: CHECKPOINT_ENDS.at["crc"]]
-        return CHECKPOINT_ENDS.struct.pack(*self, zlib.crc32(fields))
+    ends: int
+    begins: int
 
 
-def _decode_ends(data: bytes) -> QueueEnds | None:
-    offset, total, _ = CHECKPOINT_ENDS.struct.unpack_from(data, CHECKPOINT_ENDS_AT)
-    ends = QueueEnds(offset, total)
-    return ends if ends.encode() == data[CHECKPOINT_ENDS_AT:_ENDS_END] else None
+UNKNOWN = -1
+
+
+def _sealed(layout: RecordLayout, *fields: int) -> bytes:
+    """With the CRC-32 of the fields as the last one."""
+    return layout.struct.pack(*fields, zlib.crc32(layout.struct.pack(*fields, 0)[:-4]))
+
+
+def _unsealed(layout: RecordLayout, data: bytes, at: int) -> tuple[int, ...] | None:
+    """The fields without the CRC; None if that does not fit."""
+    fields: tuple[int, ...] = layout.struct.unpack_from(data, at)[:-1]
+    # All zeros fit no CRC of zeros: CRC-32 of them is not 0.
+    return fields if _sealed(layout, *fields) == data[at : at + layout.size] else None
 
 
 class StoreCheckpoint:
@@ -71,6 +83,7 @@ class StoreCheckpoint:
 
     __slots__ = (
         "_fd",
+        "_log",
         "_path",
         "_written",
         "confirm_phy_offset",
@@ -78,7 +91,7 @@ class StoreCheckpoint:
         "logics_msg_timestamp",
         "master_flushed_offset",
         "physic_msg_timestamp",
-        "queue_ends",
+        "queue_totals",
         "recovery_offset",
     )
 
@@ -93,7 +106,9 @@ class StoreCheckpoint:
         #: The log offset up to which recovery need not read; None if unknown.
         self.recovery_offset: int | None = None
         #: Not written, and not believed, if it belongs to another recovery offset; None if unknown.
-        self.queue_ends: QueueEnds | None = None
+        self.queue_totals: QueueTotals | None = None
+        # CRC-32 of the log id; None if the file does not say it.
+        self._log: int | None = None
         try:
             data = disk.read_bytes(path)
         except FileNotFoundError:
@@ -106,8 +121,7 @@ class StoreCheckpoint:
         magic, offset, crc = CHECKPOINT_OURS.struct.unpack_from(data, CHECKPOINT_OURS_AT)
         if magic == CHECKPOINT_MAGIC and offset >= 0 and crc == _checksum(data):
             self.recovery_offset = offset
-            ends = _decode_ends(data)
-            self.queue_ends = ends if ends is not None and ends.recovery_offset == offset else None
+            self._decode_totals(data, offset)
         elif not _may_be_javas(data):
             log.error("checkpoint_damaged file=%s", self._path)
             return
@@ -118,6 +132,16 @@ class StoreCheckpoint:
             self.master_flushed_offset,
             self.confirm_phy_offset,
         ) = CHECKPOINT.struct.unpack_from(data)
+
+    def _decode_totals(self, data: bytes, recovery_offset: int) -> None:
+        begins = UNKNOWN
+        fields = _unsealed(CHECKPOINT_LOG, data, CHECKPOINT_LOG_AT)
+        if fields is not None:
+            self._log = fields[2]
+            begins = fields[1] if fields[0] == recovery_offset else UNKNOWN
+        fields = _unsealed(CHECKPOINT_ENDS, data, CHECKPOINT_ENDS_AT)
+        if fields is not None and fields[0] == recovery_offset:
+            self.queue_totals = QueueTotals(fields[0], fields[1], begins)
 
     def encode(self) -> bytes:
         """The file's 4096 bytes for the current values."""
@@ -136,11 +160,23 @@ class StoreCheckpoint:
             pack_ours(data, CHECKPOINT_OURS_AT, CHECKPOINT_MAGIC, self.recovery_offset, 0)
             crc = _checksum(data)
             pack_ours(data, CHECKPOINT_OURS_AT, CHECKPOINT_MAGIC, self.recovery_offset, crc)
-        ends = self.queue_ends
+        offset, ends, begins = self.queue_totals or (UNKNOWN, 0, UNKNOWN)
         # Positions come from the log, so from strangers: their sum may not fit.
-        if ends and ends.recovery_offset == self.recovery_offset and ends.total < _SUM_END:
-            data[CHECKPOINT_ENDS_AT:_ENDS_END] = ends.encode()
+        is_known = offset >= 0 and offset == self.recovery_offset and ends < _SUM_END
+        if is_known:
+            data[CHECKPOINT_ENDS_AT:_ENDS_END] = _sealed(CHECKPOINT_ENDS, offset, ends)
+        if self.recovery_offset is not None and self._log is not None:
+            fields = (self.recovery_offset, begins if is_known else UNKNOWN, self._log)
+            data[CHECKPOINT_LOG_AT:_LOG_END] = _sealed(CHECKPOINT_LOG, *fields)
         return bytes(data)
+
+    def is_of_other_log(self, log_id: str) -> bool:
+        """Whether the file says that it is about another log; without effect on what it says."""
+        return self._log is not None and self._log != zlib.crc32(log_id.encode())
+
+    def belongs_to(self, log_id: str) -> None:
+        """Written with the next `flush`."""
+        self._log = zlib.crc32(log_id.encode())
 
     def lower_recovery(self, offset: int) -> None:
         """A start must read the log from `offset` on at the latest. In memory until `flush`."""
@@ -151,6 +187,12 @@ class StoreCheckpoint:
         """What the log contradicts says nothing of where a start may begin."""
         self.recovery_offset = None
         self.physic_msg_timestamp = self.logics_msg_timestamp = self.index_msg_timestamp = 0
+
+    def forget_all(self) -> None:
+        """Another log's. Even its confirmed offset would show what is not confirmed here."""
+        self.forget_start()
+        self.queue_totals = self._log = None
+        self.master_flushed_offset = self.confirm_phy_offset = 0
 
     @property
     def min_timestamp(self) -> int:

@@ -278,19 +278,23 @@ class CommitLog:
     def log_id(self) -> str:
         """The random id of this log, made when it was empty; it goes with its folder. Each
         heartbeat contains it, so it is read once."""
-        if not self._log_id:
-            path = self._private / _LOG_ID_FILE
-            if path.exists():
-                text = disk.read_bytes(path).decode("ascii", "replace").strip()
-                if not text.isprintable() or not text.isascii() or not text:
-                    raise CorruptLogError(
-                        str(path), 0, "no log id; move the whole store aside to copy the master"
-                    )
-                self._log_id = text
-            else:
-                fresh = uuid.uuid4().hex
-                replace_file(path, fresh.encode("ascii"))
-                self._log_id = fresh
+        if not self.found_log_id:
+            fresh = uuid.uuid4().hex
+            replace_file(self._private / _LOG_ID_FILE, fresh.encode("ascii"))
+            self._log_id = fresh
+        return self._log_id
+
+    @property
+    def found_log_id(self) -> str:
+        """The log id; "" if none was made yet."""
+        path = self._private / _LOG_ID_FILE
+        if not self._log_id and path.exists():
+            text = disk.read_bytes(path).decode("ascii", "replace").strip()
+            if not text.isprintable() or not text.isascii() or not text:
+                raise CorruptLogError(
+                    str(path), 0, "no log id; move the whole store aside to copy the master"
+                )
+            self._log_id = text
         return self._log_id
 
     @property

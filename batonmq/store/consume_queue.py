@@ -44,13 +44,23 @@ class Boundary(StrEnum):
 
 class SharedByQueues:
     """What the queues of a store keep together. `dirty`: those for which `write_back` has something
-    to do. `ends_total`: the sum of the next offsets of those that have a file or a unit."""
+    to do. `ends_total`: the sum of the next offsets of those that have a file or a unit;
+    `begins_total`: of the first units in their files."""
 
-    __slots__ = ("dirty", "ends_total")
+    __slots__ = ("begins_total", "dirty", "ends_total")
 
     def __init__(self) -> None:
         self.dirty: dict[ConsumeQueue, None] = {}
         self.ends_total = 0
+        self.begins_total = 0
+
+    def add(self, share: tuple[int, int]) -> None:
+        self.begins_total += share[0]
+        self.ends_total += share[1]
+
+    def take(self, share: tuple[int, int]) -> None:
+        self.begins_total -= share[0]
+        self.ends_total -= share[1]
 
 
 class ConsumeQueue:
@@ -148,18 +158,23 @@ class ConsumeQueue:
     def _begin_tail(self) -> None:
         self._shared.dirty[self] = None
         if not self._files.starts:
-            self._shared.ends_total += self._tail_position // UNIT_SIZE
+            self._shared.add((self.first_in_files, self.max_offset))
 
     @property
-    def _share(self) -> int:
-        """What this queue adds to `ends_total`: nothing for a mere position (R38)."""
-        return self.max_offset if self._tail or self._files.starts else 0
+    def _share(self) -> tuple[int, int]:
+        """What this queue adds to the totals, begin and end: nothing for a mere position (R38)."""
+        is_counted = bool(self._tail or self._files.starts)
+        return (self.first_in_files, self.max_offset) if is_counted else (0, 0)
+
+    @property
+    def first_in_files(self) -> int:
+        """The first unit in the files, or in the one that the tail will make; perhaps filler."""
+        files, begin = self._files, self._tail_position
+        return (files.starts[0] if files.starts else begin - begin % files.file_size) // UNIT_SIZE
 
     def put_unit_at(self, index: int, phy_offset: int, size: int, tags_code: int) -> bool:
-        """Adds the unit of message `index`; False if this or a later one exists. An empty queue
-        begins with filler up to `index` in its first file, and `index` becomes its minimum. A gap
-        inside a queue (lost log) is closed with filler. Raises CorruptLogError as `begin_at` does.
-        """
+        """Adds the unit of message `index`; False if this or a later one exists. Filler closes a
+        gap (lost log). Raises CorruptLogError as `begin_at` does."""
         # Dispatch may repeat records after a start.
         if phy_offset + size <= self.last_physical_end:
             return False
@@ -167,12 +182,8 @@ class ConsumeQueue:
         if index < expected:
             log.warning(
                 "consume_queue_behind topic=%s queue_id=%d index=%d expected=%d phy_offset=%d",
-                self.topic,
-                self.queue_id,
-                index,
-                expected,
-                phy_offset,
-            )
+                self.topic, self.queue_id, index, expected, phy_offset,
+            )  # fmt: skip
             return False
         if index > expected:
             self.begin_at(index, phy_offset)
@@ -182,9 +193,7 @@ class ConsumeQueue:
     def begin_at(self, index: int, phy_offset: int) -> None:
         """The next unit is `index`, above the queue's end; what would be below is gone. Without
         files this is in memory only: the first unit creates its file, with filler. Raises
-        CorruptLogError for a gap larger than a file behind messages that the log still has. If it
-        has none of them the gap may be of any size: after a full disk and a kill, segments may have
-        expired whose units were only in memory."""
+        CorruptLogError for a gap larger than a file behind messages that the log still has."""
         # A stated position (R38): the first file will begin there.
         if not self._files.starts and not self._tail:
             self._tail_position = index * UNIT_SIZE
@@ -192,7 +201,8 @@ class ConsumeQueue:
             self._minimum_phy = -1
             return
         missing = index - self.max_offset
-        # So large a jump behind live messages is a wrong record, not a lost segment.
+        # So large a jump behind live messages is a wrong record. Without any it may be right: a
+        # full disk and a kill lose units whose segments expired meanwhile.
         if len(self) and missing * UNIT_SIZE > self._files.file_size:
             raise CorruptLogError(
                 self._files.directory,
@@ -204,12 +214,8 @@ class ConsumeQueue:
             self._minimum_phy = -1
         log.warning(
             "consume_queue_gap topic=%s queue_id=%d index=%d expected=%d phy_offset=%d",
-            self.topic,
-            self.queue_id,
-            index,
-            self.max_offset,
-            phy_offset,
-        )
+            self.topic, self.queue_id, index, self.max_offset, phy_offset,
+        )  # fmt: skip
         self._shared.dirty[self] = None
         self._shared.ends_total += missing
         while missing:
@@ -359,17 +365,16 @@ class ConsumeQueue:
         self._minimum_phy = unit[0] if unit is not None and is_known else -1
 
     def truncate_dirty(self, phy_offset: int) -> list[Path] | None:
-        """Drops units of records at or above `phy_offset`; None if there are none. Sync the paths
-        before anything is written to the log there: a unit that returned after a crash would point
-        into newer bytes. The next unit gets the index of the first one dropped."""
+        """Drops units of records at or above `phy_offset`; None if there are none, else what to
+        sync before the log is written there: a unit that came back would point into newer bytes."""
         if _ends_at_or_below(self, phy_offset):
             return None
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
             return None
-        before = self._share
+        self._shared.take(self._share)
         self._cut_to(index * UNIT_SIZE)
-        self._shared.ends_total += self._share - before
+        self._shared.add(self._share)
         return self._files.take_unsynced()
 
     def end_below(self, phy_offset: int) -> int:
@@ -416,20 +421,18 @@ class ConsumeQueue:
             self.last_physical_end = unit[0] + unit[1]
 
     def delete_expired(self, log_min_offset: int) -> int:
-        """Removes files whose records are all gone from the log, never the last one; how many.
-        Corrects min_offset. The caller syncs `folder`; a file that returned after a crash would be
-        removed again."""
-        files, removed = self._files, 0
-        while len(files.starts) > 1:
-            last_unit = self.unit_at(files.starts[1] // UNIT_SIZE - 1)
-            assert last_unit is not None
-            # The log still has the newest record of this file.
-            if last_unit[1] != FILLER_SIZE and last_unit[0] >= log_min_offset:
-                break
-            files.drop_first()
-            removed += 1
+        """Removes files whose records are all gone from the log; how many. Corrects min_offset. The
+        caller syncs `folder`; a file that returned after a crash would be removed again."""
+        removed = 0
+        self._shared.take(self._share)
+        try:
+            while has_expired_file(self, log_min_offset):
+                self._files.drop_first()
+                removed += 1
+        finally:
+            self._shared.add(self._share)
         if removed:
-            self._minimum = max(self._minimum, files.starts[0] // UNIT_SIZE)
+            self._minimum = max(self._minimum, self.first_in_files)
             self._minimum_phy = -1
         self.correct_min_offset(log_min_offset)
         return removed
@@ -449,7 +452,7 @@ class ConsumeQueue:
         try:
             return self._load(safe_offset)
         finally:
-            self._shared.ends_total += self._share
+            self._shared.add(self._share)
 
     def _load(self, safe_offset: int) -> list[Path]:
         files = self._files
@@ -485,13 +488,24 @@ class ConsumeQueue:
 
     def forget_files(self) -> None:
         """Starts as an empty queue; the caller now owns the files."""
-        self._shared.ends_total -= self._share
+        self._shared.take(self._share)
         self._files.forget()
         self._unfilled = None
         self._shared.dirty.pop(self, None)
         self._minimum_phy = -1
         self._tail.clear()
         self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0
+
+
+def has_expired_file(queue: ConsumeQueue, log_min_offset: int) -> bool:
+    """Whether no record of the first file is in the log any more. Never of the only file: its name
+    keeps the queue's place."""
+    starts = queue._files.starts
+    if len(starts) < 2:
+        return False
+    last_unit = queue.unit_at(starts[1] // UNIT_SIZE - 1)
+    assert last_unit is not None
+    return last_unit[1] == FILLER_SIZE or last_unit[0] < log_min_offset
 
 
 def whole_units(file_size: int) -> int:

@@ -244,9 +244,16 @@ class IndexService:
 
     @staticmethod
     def preload() -> None:
-        """Imports numpy, on any thread, so that the first large batch does not wait for it."""
-        import batonmq.store.index_batch  # noqa: F401
+        """Loads what a large batch needs, on any thread, so that the first one does not wait."""
+        import batonmq.protocol.records.columns  # noqa: F401
+        from batonmq.store.index_batch import SlotTable, entry_columns
 
+        # The first call of each function costs far more: Python looks for the codec of Java's
+        # strings on the disk, numpy makes its tables and takes memory.
+        each = [java_string_hash("#") & 0xFFFFFFFF] * _DRAIN_RECORDS
+        hashes, *_ = entry_columns(each, [1] * len(each), each, each, [bytes(40)] * len(each))
+        table = SlotTable(1)
+        table.apply(*table.chain(hashes, 1)[1:])
         IndexService._is_preloaded = True
 
     # Queries.

@@ -147,7 +147,8 @@ class MessageStore:
                 self._recover(boot_id)
                 self._mark_run(boot_id)
                 self._confirm_rule.begin_run(self._files)
-                _ = self.log.log_id  # durable before anyone sees it
+                # The log id is durable before anyone sees it.
+                self._files.checkpoint.belongs_to(self.log.log_id)
             except BaseException:
                 self._files.close(write_back=False)
                 raise
@@ -196,10 +197,9 @@ class MessageStore:
             files, self._dispatcher, self.before_checkpoint, self.background, self.disk_space
         )
         self.expirer = Expirer(
-            files, self._dispatcher, self.background, self._clock_ms, self._disk_use_of,
+            files, self._dispatcher, self.checkpoints, self._clock_ms, self._disk_use_of,
             lambda: self.positions.may_expire_below, self.disk_space,
         )  # fmt: skip
-        self.expirer.before_checkpoint = self.before_checkpoint
         self.slave_log = SlaveLog(
             files, self._dispatcher, self.appender, self.truncation, self.checkpoints,
             self.stop_writes, self._fail,
@@ -486,7 +486,7 @@ class MessageStore:
         OSError if the folder cannot be taken away; then the process must end: the next one finds
         the deletion's record again, which no checkpoint covers."""
         self.end_turn()
-        self.checkpoints.forget_queue_ends()
+        self.checkpoints.forget_queue_totals()
         count = self._queues.delete_topic(topic)
         self._dispatcher.forget_topic(topic)
         self.background.free_space(

@@ -209,6 +209,11 @@ class ConsumeQueueStore:
         """The sum of the next offsets of all queues that have a file or a unit."""
         return self._shared.ends_total
 
+    @property
+    def begins_total(self) -> int:
+        """The sum of the first units in the files of these queues."""
+        return self._shared.begins_total
+
     def drop_damaged(self, phy_offset: int, *, expects_none: bool) -> bool:
         """Removes queues whose units above `phy_offset` must be damage, to be rebuilt from the log;
         whether there were any."""

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.layout import RECORD_HEAD
+from batonmq.protocol.layout import FILLER_SIZE, RECORD_HEAD, UNIT_SIZE
 from batonmq.protocol.records.codec import FIXED_SIZE_V1, RecordHead
 from batonmq.protocol.records.search import ends_in_property_crc
 from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.protocol.topic_name import METADATA_TOPIC
-from batonmq.store.checkpoint import QueueEnds, StoreCheckpoint
+from batonmq.store.checkpoint import QueueTotals, StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
-from batonmq.store.consume_queue import ConsumeQueue
+from batonmq.store.consume_queue import ConsumeQueue, whole_units
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import LogScanner, check_record, find_valid_record, whole_records_end
 from batonmq.store.queue_positions import POSITIONS_QUEUE, decode_positions
@@ -128,12 +128,9 @@ def recover_store(
     truncation.resume()
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm = files.checkpoint.confirm_phy_offset
-    queue_ends = files.checkpoint.queue_ends
+    totals = files.checkpoint.queue_totals
     start = _begin_below(files.checkpoint, _start_offset(files))
-    damaged = _drop_wrong_ends(files)
-    # After a rebuild queues are missing that the log gives back.
-    is_low = not damaged and _are_ends_low(files, queue_ends)
-    damaged = _drop_short_queues(files, dispatcher.queues, start, is_any=is_low) or damaged
+    damaged = _drop_bad_queues(files, dispatcher.queues, start, totals)
     # Only confirmed records have units, so queues may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
     is_rebuilt = _are_queues_lost(files)
@@ -176,6 +173,18 @@ def _begin_below(checkpoint: StoreCheckpoint, offset: int) -> int:
     return offset
 
 
+def _drop_bad_queues(
+    files: StoreFiles, table: QueueTable, start: int, totals: QueueTotals | None
+) -> bool:
+    """Removes queues that lack units or end wrongly, for rebuilding; whether there were any."""
+    are_wrong = _drop_wrong_ends(files)
+    # After a rebuild queues are missing that the log gives back: the totals say nothing then.
+    is_low = not are_wrong and _are_ends_low(files, totals)
+    is_late = not are_wrong and _begin_late(files, totals)
+    are_short = _drop_short_queues(files, table, start, is_any=is_low)
+    return (is_late and _drop_late_queues(files, start)) or are_short or are_wrong
+
+
 def _drop_wrong_ends(files: StoreFiles) -> bool:
     """Removes queues whose last unit is wrong, for rebuilding; whether there were any. Such a unit
     may lie behind the log's end, and does not prove that the log was longer (R24)."""
@@ -209,13 +218,71 @@ def _has_wrong_end(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
     return False
 
 
-def _are_ends_low(files: StoreFiles, stored: QueueEnds | None) -> bool:
+def _are_ends_low(files: StoreFiles, stored: QueueTotals | None) -> bool:
     """Whether queues have fewer units than when the checkpoint was written: a file is gone, or the
     end of one is zeros. Units of later records do not count."""
     if stored is None:
         return False
     queues = files.consume_queues.queues()
-    return sum(queue.end_below(stored.recovery_offset) for queue in queues) < stored.total
+    return sum(queue.end_below(stored.recovery_offset) for queue in queues) < stored.ends
+
+
+def _begin_late(files: StoreFiles, stored: QueueTotals | None) -> bool:
+    """Whether the files of queues begin later than when the checkpoint was written: the first ones
+    are gone."""
+    if stored is None or stored.begins < 0:
+        return False
+    begins = 0
+    for queue in files.consume_queues.queues():
+        if not queue.first_in_files:
+            continue
+        # A queue may have been given its position (R38) behind the checkpoint.
+        if _first_place(queue) < stored.recovery_offset or not _is_placed(files, queue):
+            begins += queue.first_in_files
+    if begins <= stored.begins:
+        return False
+    log.warning("consume_queues_begin_late stored=%d found=%d", stored.begins, begins)
+    return True
+
+
+def _first_place(queue: ConsumeQueue) -> int:
+    """Where the first record of the queue's files begins in the log; -1 if all units are filler."""
+    units = queue.iter_units(queue.first_in_files)
+    return next((place for _, place, size, _ in units if size != FILLER_SIZE), -1)
+
+
+def _is_placed(files: StoreFiles, queue: ConsumeQueue) -> bool:
+    """Whether a stated position explains where the files of a queue begin."""
+    position = files.positions.placed.get(queue.topic, {}).get(queue.queue_id)
+    if position is None:
+        return False
+    units = whole_units(files.config.consume_queue_file_size) // UNIT_SIZE
+    return position // units == queue.first_in_files // units
+
+
+def _drop_late_queues(files: StoreFiles, end: int) -> bool:
+    """Removes queues whose files begin behind a message that the log below `end` has, for
+    rebuilding; whether there were any."""
+    unseen = {
+        (queue.topic.encode("utf-8"), queue.queue_id): queue
+        for queue in files.consume_queues.queues()
+        if queue.first_in_files
+    }
+    lost = []
+    scanner = LogScanner(files.log, files.log.min_offset, end, check_crc=False)
+    while unseen and (head := scanner.next()) is not None:
+        if not has_queue_unit(head.sys_flag):
+            continue
+        # Offsets only grow: the first message of a queue in the log decides.
+        queue = unseen.pop((head.topic, head.queue_id), None)
+        if queue is not None and head.queue_offset < queue.first_in_files:
+            log.error(
+                "consume_queue_file_missing topic=%s queue_id=%d first=%d log_has=%d",
+                queue.topic, queue.queue_id, queue.first_in_files, head.queue_offset,
+            )  # fmt: skip
+            lost.append(queue)
+    files.consume_queues.rebuild(lost)
+    return bool(lost)
 
 
 def _drop_short_queues(files: StoreFiles, table: QueueTable, start: int, *, is_any: bool) -> bool:

@@ -141,6 +141,10 @@ def _open_files(
 def _doubt_checkpoint(checkpoint: StoreCheckpoint, commit_log: CommitLog) -> None:
     """A checkpoint that the log contradicts is damaged or of another store: the start must not
     begin where it says. Its confirmed offset stays: the log may have lost its end (R24)."""
+    log_id = commit_log.found_log_id
+    if log_id and checkpoint.is_of_other_log(log_id):
+        log.error("checkpoint_of_other_log log_id=%s", log_id)
+        checkpoint.forget_all()
     offset = checkpoint.recovery_offset
     if offset is None:
         newest_ms = newest_timestamp(commit_log)

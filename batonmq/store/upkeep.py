@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -24,10 +25,10 @@ from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import sync_below, sync_directory
 from batonmq.store.background import Background, DiskSpaceWatch
-from batonmq.store.checkpoint import QueueEnds
+from batonmq.store.checkpoint import UNKNOWN, QueueTotals
 from batonmq.store.commit_log import Segment
 from batonmq.store.config import StoreConfig
-from batonmq.store.consume_queue import ConsumeQueue
+from batonmq.store.consume_queue import ConsumeQueue, has_expired_file
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.store_files import StoreFiles
 
@@ -88,8 +89,8 @@ class Round:
     log_timestamp: int
     index_timestamp: int
     generation: int
-    queue_ends: QueueEnds
-    ends_generation: int
+    queue_totals: QueueTotals
+    totals_generation: int
 
 
 _HOUR_MS = 3_600_000
@@ -193,11 +194,12 @@ class CheckpointWriter:
         self._files = files
         self._checkpoint = files.checkpoint
         self._dispatcher = dispatcher
-        self._before_checkpoint = before_checkpoint
-        self._background = background
+        self.before_checkpoint = before_checkpoint
+        self.background = background
         self._lock = threading.Lock()
         self._generation = 0
-        self._ends_generation = 0
+        self._totals_generation = 0
+        self._files_expire = False
         # Written and not yet given to a job, for queues and index.
         self._queue_paths: list[Path] = []
         self._index_paths: list[Path] = []
@@ -215,13 +217,13 @@ class CheckpointWriter:
         (R45). A failed store writes nothing (R37)."""
         if self._health.has_failed:
             return
-        background, epochs = self._background, self._files.epochs
+        background, epochs = self.background, self._files.epochs
         background.retry_jobs()
         if self._space.is_waiting or background.is_slicing(_FLUSH):
             return
         probe = self._space.begin_probe()
-        if self._before_checkpoint is not None:
-            for job in self._before_checkpoint():
+        if self.before_checkpoint is not None:
+            for job in self.before_checkpoint():
                 background.run_job(job)
         for job in self._files.positions.writes_due():
             background.run_job(job)
@@ -240,7 +242,7 @@ class CheckpointWriter:
             else:
                 self._hand_over(work)
         if probe is not None:
-            self._background.run_job(lambda: self._space.end_probe(probe))
+            self.background.run_job(lambda: self._space.end_probe(probe))
 
     def begin(self) -> Round | None:
         """A round makes durable what is dispatched now; queues may get more meanwhile. None if the
@@ -257,8 +259,12 @@ class CheckpointWriter:
             self._dispatcher.last_store_timestamp,
             self._files.index.end_timestamp,
             self._generation,
-            QueueEnds(self._dispatcher.offset, self._files.consume_queues.ends_total),
-            self._ends_generation,
+            QueueTotals(
+                self._dispatcher.offset,
+                self._files.consume_queues.ends_total,
+                UNKNOWN if self._files_expire else self._files.consume_queues.begins_total,
+            ),
+            self._totals_generation,
         )
 
     def _write_queues(self, work: Round) -> Iterator[None]:
@@ -278,27 +284,25 @@ class CheckpointWriter:
 
     def _make_files(self, queues: Sequence[ConsumeQueue]) -> Iterator[None]:
         """The files that they need and lack, in the thread if there is one."""
-        if not self._background.has_threads:
+        if not self.background.has_threads:
             return
         making = self._files.consume_queues.missing_files(queues)
         if making is not None:
-            self._background.run_job(making.run)
-            while not making.is_done:
-                yield
+            yield from self.background.job_in_slices(making.run)
             self._files.consume_queues.note_made(making)
 
     def _hand_over(self, work: Round) -> None:
         """The rest of a round waits for the disk, so it is a job; none if nothing is new."""
         checkpoint = self._checkpoint
         is_covered = checkpoint.recovery_offset == work.dispatched_offset
-        is_covered = is_covered and checkpoint.queue_ends == work.queue_ends
+        is_covered = is_covered and checkpoint.queue_totals == work.queue_totals
         is_covered = is_covered and checkpoint.confirm_phy_offset == work.dispatched_offset
         if is_covered and not self._queue_paths and not self._index_paths:
             return
         queues, index = self._queue_paths, self._index_paths
         self._queue_paths, self._index_paths = [], []
         self._is_running = True
-        self._background.run_job(lambda: self.finish(work, queues, index))
+        self.background.run_job(lambda: self.finish(work, queues, index))
 
     def finish(self, work: Round, queues: Sequence[Path], index: Sequence[Path]) -> None:
         """Makes durable what a round has written, then writes the checkpoint; in any thread. Raises
@@ -321,8 +325,8 @@ class CheckpointWriter:
         # A damaged log is dispatched less far than before; only a truncation lowers this.
         checkpoint.confirm_phy_offset = max(checkpoint.confirm_phy_offset, work.dispatched_offset)
         checkpoint.recovery_offset = work.dispatched_offset
-        is_current = work.ends_generation == self._ends_generation
-        checkpoint.queue_ends = work.queue_ends if is_current else None
+        is_current = work.totals_generation == self._totals_generation
+        checkpoint.queue_totals = work.queue_totals if is_current else None
         if work.log_timestamp:
             checkpoint.physic_msg_timestamp = work.log_timestamp
             checkpoint.logics_msg_timestamp = work.log_timestamp
@@ -331,14 +335,23 @@ class CheckpointWriter:
         checkpoint.master_flushed_offset = self._files.log.flushed_offset
         checkpoint.flush()
 
-    def forget_queue_ends(self) -> None:
-        """Queues will be removed, and lower the sum of the ends: a start must not take them for
-        lost. Durable on return; raises OSError."""
+    def forget_queue_totals(self) -> None:
+        """Queues or files of them will be removed: a start must not take them for lost. Durable on
+        return; in any thread. Raises OSError."""
         with self._lock:
-            self._ends_generation += 1
-            if self._checkpoint.queue_ends is not None:
-                self._checkpoint.queue_ends = None
+            self._totals_generation += 1
+            if self._checkpoint.queue_totals is not None:
+                self._checkpoint.queue_totals = None
                 self._checkpoint.flush()
+
+    @contextmanager
+    def files_expire(self) -> Iterator[None]:
+        """Meanwhile no checkpoint says where the files of the queues begin."""
+        self._files_expire = True
+        try:
+            yield
+        finally:
+            self._files_expire = False
 
     def void_running(self) -> None:
         """Lets a round in another thread end without writing the checkpoint."""
@@ -361,20 +374,19 @@ class Expirer:
         self,
         files: StoreFiles,
         dispatcher: LogDispatcher,
-        background: Background,
+        checkpoints: CheckpointWriter,
         clock_ms: Callable[[], int],
         disk_use_of: DiskUseOf,
         may_expire_below: Callable[[], int],
         space: DiskSpaceWatch,
     ) -> None:
         """No segment that ends above `may_expire_below` goes, whatever the disk (R38)."""
-        self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
-        """See `MessageStore`."""
         self._files = files
         self._dispatcher = dispatcher
         self._may_expire_below = may_expire_below
         self._space = space
-        self._background = background
+        self._checkpoints = checkpoints
+        self._background = checkpoints.background
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
         self._log_time = LogTime(clock_ms(), boot_ms())
@@ -424,7 +436,8 @@ class Expirer:
         if free:
             self._background.free_space(lambda: self._free(free))
         if rest := segments[len(free) :]:
-            for job in self.before_checkpoint() if self.before_checkpoint is not None else ():
+            before = self._checkpoints.before_checkpoint
+            for job in before() if before is not None else ():
                 self._background.run_job(job)
             # In the order of jobs: the files go after what the jobs above have written.
             self._background.run_job(lambda: self._background.free_space(lambda: self._free(rest)))
@@ -469,12 +482,33 @@ class Expirer:
 
     def _trim(self, min_offset: int) -> Iterator[None]:
         self._files.index.delete_expired(min_offset)
-        queues, folders = self._files.consume_queues, list[Path]()
+        queues, expired = self._files.consume_queues, list[ConsumeQueue]()
         for number, queue in enumerate(queues.queues(), 1):
-            if queue.delete_expired(min_offset):
-                folders.append(queue.folder)
+            queue.correct_min_offset(min_offset)
+            if has_expired_file(queue, min_offset):
+                expired.append(queue)
             if number % _TRIMMED_AT_ONCE == 0:
                 yield
+        if not expired:
+            return
+        with self._checkpoints.files_expire():
+            # Else a start after a kill would miss these files, and read the whole log for them.
+            try:
+                for _ in self._background.job_in_slices(self._checkpoints.forget_queue_totals):
+                    # It waits behind a job that needs space: the next segments must go first.
+                    if self._files.log.health.full:
+                        return
+                    yield
+            except OSError as error:
+                if not disk.is_short(error):
+                    raise
+                log.warning("queue_files_not_trimmed reason=%s", error)  # they go with the next
+                return
+            for number, queue in enumerate(expired, 1):
+                queue.delete_expired(min_offset)
+                if number % _TRIMMED_AT_ONCE == 0:
+                    yield
+        folders = [queue.folder for queue in expired]
         self._background.run_job(partial(sync_below, queues.root, folders))
 
 

@@ -26,6 +26,7 @@ def test_the_formats() -> None:
     assert layout.CHECKPOINT.struct.format == ">qqqqq"
     assert layout.CHECKPOINT_OURS.struct.format == ">8sqI"
     assert layout.CHECKPOINT_ENDS.struct.format == ">qqI"
+    assert layout.CHECKPOINT_LOG.struct.format == ">qqII"
 
 
 def test_the_places_in_a_record() -> None:

@@ -8,7 +8,7 @@ from power_cut import watching
 
 from batonmq.protocol.layout import CHECKPOINT_SIZE
 from batonmq.runtime import disk
-from batonmq.store.checkpoint import QueueEnds, StoreCheckpoint
+from batonmq.store.checkpoint import QueueTotals, StoreCheckpoint
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
@@ -78,11 +78,12 @@ def test_a_torn_recovery_point_is_not_believed(tmp_path: Path, at: int) -> None:
     assert torn.confirm_phy_offset == 5
 
 
-def with_queue_ends(path: Path, ends: QueueEnds) -> StoreCheckpoint:
+def with_totals(path: Path, ends: QueueTotals) -> StoreCheckpoint:
     checkpoint = StoreCheckpoint(path)
     checkpoint.recovery_offset = 4711
     checkpoint.confirm_phy_offset = 5
-    checkpoint.queue_ends = ends
+    checkpoint.queue_totals = ends
+    checkpoint.belongs_to("the log")
     checkpoint.flush()
     checkpoint.close()
     return StoreCheckpoint(path)
@@ -90,41 +91,41 @@ def with_queue_ends(path: Path, ends: QueueEnds) -> StoreCheckpoint:
 
 def test_the_sum_of_the_ends_belongs_to_its_recovery_offset(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
-    again = with_queue_ends(path, QueueEnds(4711, 99))
-    assert again.queue_ends == QueueEnds(4711, 99)
+    again = with_totals(path, QueueTotals(4711, 99, 7))
+    assert again.queue_totals == QueueTotals(4711, 99, 7)
     again.lower_recovery(4710)
     again.flush()
     again.close()
-    assert StoreCheckpoint(path).queue_ends is None
+    assert StoreCheckpoint(path).queue_totals is None
     assert StoreCheckpoint(path).recovery_offset == 4710
 
 
 def test_a_sum_that_does_not_fit_is_unknown(tmp_path: Path) -> None:
     """Positions come from the log, which a stranger may have written."""
-    again = with_queue_ends(tmp_path / "checkpoint", QueueEnds(4711, 1 << 63))
-    assert (again.queue_ends, again.recovery_offset) == (None, 4711)
+    again = with_totals(tmp_path / "checkpoint", QueueTotals(4711, 1 << 63, 7))
+    assert (again.queue_totals, again.recovery_offset) == (None, 4711)
 
 
 @pytest.mark.parametrize("at", [96, 111, 115])
 def test_a_torn_sum_is_unknown_and_the_rest_is_believed(tmp_path: Path, at: int) -> None:
     path = tmp_path / "checkpoint"
-    with_queue_ends(path, QueueEnds(4711, 99))
+    with_totals(path, QueueTotals(4711, 99, 7))
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
     torn = StoreCheckpoint(path)
-    assert (torn.queue_ends, torn.recovery_offset, torn.confirm_phy_offset) == (None, 4711, 5)
+    assert (torn.queue_totals, torn.recovery_offset, torn.confirm_phy_offset) == (None, 4711, 5)
 
 
 def test_a_java_broker_may_use_a_file_with_a_sum(tmp_path: Path) -> None:
     """It writes the first 40 bytes only."""
     path = tmp_path / "checkpoint"
-    with_queue_ends(path, QueueEnds(4711, 99))
+    with_totals(path, QueueTotals(4711, 99, 7))
     data = bytearray(path.read_bytes())
     data[39] ^= 1
     path.write_bytes(data)
     javas = StoreCheckpoint(path)
-    assert (javas.queue_ends, javas.recovery_offset, javas.confirm_phy_offset) == (None, None, 4)
+    assert (javas.queue_totals, javas.recovery_offset, javas.confirm_phy_offset) == (None, None, 4)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01" * 100, bytes(8192)])

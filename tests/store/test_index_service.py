@@ -511,3 +511,19 @@ def test_r22_entries_that_were_cut_are_in_no_chain() -> None:
     previous, slots, heads = table.chain(np.array([13, 14, 23], dtype=np.int64), 5)
     assert previous.tolist() == [0, 2, 5]
     assert dict(zip(slots.tolist(), heads.tolist(), strict=True)) == {3: 7, 4: 6}
+
+
+def test_r58_after_the_preload_the_first_large_batch_loads_nothing(tmp_path):
+    """In a process of its own: a module is looked for on the disk, and the loop would wait."""
+    program = (
+        "import sys; from pathlib import Path; from batonmq.store.index_service import *\n"
+        "IndexService.preload(); service = IndexService(Path(sys.argv[1]))\n"
+        "loaded = set(sys.modules)\n"
+        "for n in range(600): service.put('T', b'U%d' % n, b'a b', 100 * n, 5)\n"
+        "assert service.end_phy_offset > 0\n"
+        "print(*sorted(set(sys.modules) - loaded))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "\n"

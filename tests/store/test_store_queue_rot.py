@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 
@@ -274,6 +275,76 @@ def test_r38_a_queue_that_lost_its_newest_units_numbers_none_again(rig, damage, 
     assert bodies(rig, rig.open_master()) == [*SIXTY, b"m99"]
 
 
+def expire_first_segment(rig, store):
+    """Of the log, and of the queue what was in it."""
+    store.positions.put_if_due()
+    store.advance_confirm_offset(store.end_turn())
+    os.utime(rig.segment(), (0, 0))
+    assert store.expirer.clean_expired(manual=True) == 1
+    return store.queries.min_offset_in_queue(TOPIC, 0)
+
+
+@pytest.mark.parametrize("lost", [(0,), (0, 1), (1,)], ids=["first", "two", "middle"])
+@pytest.mark.parametrize("how", STOPS)
+@pytest.mark.parametrize("has_expired", [False, True])
+def test_g8_a_queue_that_lost_its_oldest_files_is_built_from_the_log(rig, lost, how, has_expired):
+    """No message would be numbered twice, but those of the lost files would never be served."""
+    store = rig.open_master()
+    rig.put_confirmed(store, *[b"old"] * (25 if has_expired else 0))
+    rig.put_confirmed(store, *[bytes(900)] * (16 if has_expired else 0), topic="Other")
+    begin = store.queries.next_offset_in_queue(TOPIC, 0)
+    rig.put_confirmed(store, *SIXTY * 2)
+    store.checkpoints.flush_derived()
+    if has_expired:
+        assert 20 < expire_first_segment(rig, store) <= begin
+    store.checkpoints.flush_derived()
+    stop(rig, store, how)
+    files = sorted((rig.root / "consumequeue" / TOPIC / "0").iterdir())
+    assert len(files) > 4 and (int(files[0].name) > 0) == has_expired
+    for number in lost:
+        files[number].unlink()
+    store = rig.open_master()
+    assert rig.read_bodies(store)[-120:] == SIXTY * 2
+    rig.put_confirmed(store, b"m99")
+    assert store.queries.next_offset_in_queue(TOPIC, 0) == begin + 121
+    store.close()
+    assert rig.read_bodies(rig.open_master())[-121:] == [*SIXTY * 2, b"m99"]
+
+
+def test_g8_an_expiry_that_is_killed_at_any_disk_call_raises_no_alarm(rig, caplog):
+    """Whichever of log and queue files were removed by then."""
+    store = rig.open_master()
+    rig.put_confirmed(store, *[b"old"] * 50)
+    rig.put_confirmed(store, *[b"old"] * 25, queue_id=1)
+    rig.put_confirmed(store, *[bytes(900)] * 16, topic="Other")
+    rig.put_confirmed(store, *SIXTY)
+    rig.put_confirmed(store, *SIXTY[:30], queue_id=1)
+    store.checkpoints.flush_derived()
+    store.close()
+    filled = rig.root
+
+    def prepare(number):
+        return shutil.copytree(filled, rig.folder / f"copy-{number}")
+
+    def live(folder):
+        rig.root = folder
+        store = rig.open_master()
+        assert expire_first_segment(rig, store)
+        store.checkpoints.flush_derived()
+        store.close()
+
+    def check(folder):
+        rig.root = folder
+        for _ in range(2):
+            store = rig.open()
+            assert rig.read_bodies(store)[-60:] == SIXTY
+            assert rig.read_bodies(store, queue_id=1)[-30:] == SIXTY[:30]
+            store.close()
+        assert "consume_queues_begin_late" not in caplog.text
+
+    assert walk_kills(prepare, live, check) > 10
+
+
 def offset_of(store, index):
     return store._queues.get(TOPIC, 0).consume_queue.unit_at(index)[0]
 
@@ -337,9 +408,11 @@ CHANGES = [
 
 
 def check_total(store):
-    """The total, kept unit by unit, is what the queues say."""
-    queues = list(store._files.consume_queues.queues())
-    assert store._files.consume_queues.ends_total == sum(queue._share for queue in queues)
+    """The totals, kept unit by unit, are what the queues say."""
+    queues = store._files.consume_queues
+    shares = [queue._share for queue in queues.queues()]
+    assert queues.ends_total == sum(end for _, end in shares)
+    assert queues.begins_total == sum(begin for begin, _ in shares)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -347,14 +420,17 @@ def check_total(store):
 @pytest.mark.parametrize("is_written", [False, True])
 def test_r38_what_queues_lose_in_operation_is_no_damage(rig, change, how, is_written, monkeypatch):
     """A false alarm would read the log, and perhaps build all queues, at each start."""
-    found_low = []
-    real = recovery._are_ends_low
+    alarms = []
 
-    def noting(files, stored):
-        found_low.append(real(files, stored))
-        return found_low[-1]
+    def note(real):
+        def noting(*arguments):
+            alarms.append(real(*arguments))
+            return alarms[-1]
 
-    monkeypatch.setattr(recovery, "_are_ends_low", noting)
+        monkeypatch.setattr(recovery, real.__name__, noting)
+
+    note(recovery._are_ends_low)
+    note(recovery._begin_late)
     store = rig.open_master()
     rig.put_confirmed(store, *SIXTY)
     store.checkpoints.flush_derived()
@@ -367,5 +443,6 @@ def test_r38_what_queues_lose_in_operation_is_no_damage(rig, change, how, is_wri
         store = rig.open()
         check_total(store)
         store.close()
-    assert found_low == [False] * 3
-    assert StoreCheckpoint(rig.root / "checkpoint").queue_ends is not None
+    assert len(alarms) == 6 and not any(alarms)
+    totals = StoreCheckpoint(rig.root / "checkpoint").queue_totals
+    assert totals is not None and totals.begins >= 0

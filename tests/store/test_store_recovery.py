@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.layout import CHECKPOINT_LOG, CHECKPOINT_LOG_AT
 from batonmq.protocol.records.codec import decode_records
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.errors import StoreStateError
@@ -588,3 +589,44 @@ def test_r38_a_checkpoint_that_cannot_be_true_hides_no_message(rig, content, see
     assert content is _cut_short or "checkpoint_" in caplog.text
     store.close()
     assert StoreCheckpoint(path).recovery_offset == end
+
+
+def test_r38_a_checkpoint_of_another_replica_hides_no_message(rig, caplog):
+    """Its CRC is good, and its end is an end of a record here too: the logs are the same."""
+    other = rig.open_master()
+    rig.put_confirmed(other, *BODIES, uniq_key=b"U")
+    end = other.max_phy_offset
+    data = b"".join(bytes(segment.buffer) for segment in other.log.segments)[:end]
+    other.close()
+    copied = rig.root / "checkpoint"
+    rig.root = rig.folder / "replica"
+    replica = rig.open()
+    replica.slave_log.append_replicated(0, data)
+    own = replica.advance_confirm_offset(end // 2)
+    replica.checkpoints.flush_derived()
+    replica.close()
+    shutil.copy(copied, rig.root / "checkpoint")
+    store = rig.open()
+    assert "checkpoint_of_other_log" in caplog.text
+    assert store.confirm_offset == own and not store.trust.reason
+    store.prepare_master()
+    assert store.advance_confirm_offset(end) == end
+    assert rig.read_bodies(store) == BODIES
+    assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
+    store.close()
+
+
+def test_r38_a_checkpoint_of_the_version_before_is_believed(rig):
+    """It does not say which log it is about."""
+    store = rig.open_master()
+    rig.put_confirmed(store, *BODIES)
+    store.close()
+    path = rig.root / "checkpoint"
+    data = bytearray(path.read_bytes())
+    data[CHECKPOINT_LOG_AT : CHECKPOINT_LOG_AT + CHECKPOINT_LOG.size] = bytes(CHECKPOINT_LOG.size)
+    path.write_bytes(data)
+    found = StoreCheckpoint(path)
+    assert found.recovery_offset == store.max_phy_offset
+    assert (found.queue_totals.ends, found.queue_totals.begins) == (len(BODIES), -1)
+    rig.open().close()
+    assert StoreCheckpoint(path).queue_totals.begins == 0

@@ -27,6 +27,8 @@ from batonmq.mqctl.verdict.evidence import (
 )
 from batonmq.protocol.layout import (
     CHECKPOINT,
+    CHECKPOINT_LOG,
+    CHECKPOINT_LOG_AT,
     CHECKPOINT_MAGIC,
     CHECKPOINT_OURS,
     CHECKPOINT_OURS_AT,
@@ -287,6 +289,13 @@ class _StoreReader:
         ):
             if any(data):
                 self.fault("checkpoint", path, "its checksum differs")
+            return
+        about = data[CHECKPOINT_LOG_AT : CHECKPOINT_LOG_AT + CHECKPOINT_LOG.size]
+        *_, log_crc, crc = CHECKPOINT_LOG.struct.unpack(about)
+        log_id = _text(self.folder / "commitlog" / ".baton" / "log_id")
+        is_good = crc == zlib.crc32(about[: CHECKPOINT_LOG.at["crc"]])
+        if log_id and is_good and log_crc != zlib.crc32(log_id.encode()):
+            self.fault("checkpoint", path, "it is about the log of another store")
             return
         newest_ms, *_, confirmed = CHECKPOINT.struct.unpack(head)
         self.facts = replace(

@@ -1,0 +1,249 @@
+"""Every kind of disk call of a store fails, at every kind of file: once, or from then on.
+
+A life puts, rolls segments, confirms, flushes, expires, cuts, reads and stops. A first life without
+faults notes its disk calls. Then for each (call, kind of file) a position is drawn, and a life is
+led in which that call fails. It may pause (R45), end with an error, or notice nothing; what it
+acknowledged is served by the next start, and no offset is given twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from failing_disk import failing
+
+from batonmq.epoch.entry import EpochEntry
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.records.codec import decode_records
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import replace_file
+from batonmq.store.errors import PutRefused
+from lab.cluster.fault_points import _paths
+from lab.cluster.up import rounds
+
+FOREVER_MS = 2**62
+SEED = int(os.environ.get("BATONMQ_DISK_SEED", "0"))
+PER_GROUP = rounds(1, 12)
+TOPICS = ("T", "U")
+
+
+@pytest.fixture(autouse=True)
+def disk_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is lost here: a sync that succeeds need not wait for the disk."""
+    monkeypatch.setattr(disk, "fsync", lambda fd: None)
+    monkeypatch.setattr(disk, "fdatasync", lambda fd: None)
+
+
+class Life:
+    """`acked`: (topic, queue offset) -> (place in the log, body). `error`: what ended it."""
+
+    def __init__(self, rig: Any) -> None:
+        self.rig = rig
+        self.acked: dict[tuple[str, int], tuple[int, bytes]] = {}
+        self.cut_at = FOREVER_MS
+        self.error: BaseException | None = None
+        self.number = 0
+        self.store: Any = None
+
+    def lead(self) -> None:
+        try:
+            self.store = self.rig.open_master()
+            self._work()
+        except (OSError, BatonError) as error:
+            self.error = error
+            if self.store is not None:
+                self.store._fail(error)  # as the broker does with whatever its store raises
+        if self.store is not None:
+            self._stop()
+
+    def _stop(self) -> None:
+        try:
+            self.store.close()
+        except (OSError, BatonError) as error:
+            self.error = self.error or error
+
+    def _work(self) -> None:
+        store = self.store
+        store._on_fatal = lambda error: None
+        store.checkpoints.before_checkpoint = self._tables
+        store.epochs.append(EpochEntry(1, 0))
+        self.put(14)
+        store.flush()
+        self._expire()
+        self.put(6)
+        self._cut()
+        store.epochs.append(EpochEntry(2, store.max_phy_offset))
+        self.put(6)
+        store.checkpoints.flush_derived()
+        for topic in TOPICS:
+            self.rig.read_bodies(store, topic)
+            store.queries.query_message(topic, "k", 99, 0, FOREVER_MS)
+
+    def _tables(self) -> list[Callable[[], None]]:
+        data = b"{%d}" % self.number
+        return [lambda: replace_file(self.rig.root / "config" / "topics.json", data)]
+
+    def put(self, count: int) -> None:
+        for _ in range(count):
+            self.number += 1
+            body = b"%04d" % self.number + bytes(850)
+            topic = TOPICS[self.number % 3 == 0]
+            try:
+                put = self.rig.put(self.store, body, topic=topic, keys=b"k")
+            except PutRefused:
+                continue
+            end = self.store.end_turn()
+            if put.end_offset <= end <= self.store.advance_confirm_offset(end):
+                self.acked[topic, put.queue_offset] = (put.physical_offset, body)
+            if self.number % 4 == 0:
+                self.store.checkpoints.flush_derived()
+
+    def _expire(self) -> None:
+        """The first segment, if positions are stated above it."""
+        store = self.store
+        store.positions.put_if_due()
+        store.advance_confirm_offset(store.end_turn())
+        if len(store.log.segments) > 1:
+            os.utime(store.log.segments[0].path, (0, 0))
+        store.expirer.clean_expired(manual=True)
+
+    def _cut(self) -> None:
+        """As a slave that has more than its master; nothing of that was acknowledged."""
+        store, before = self.store, len(self.acked)
+        confirmed = store.confirm_offset
+        for number in range(3):
+            try:
+                self.rig.put(store, b"cut %d" % number)
+            except PutRefused:
+                break
+        store.stop_writes()
+        if store.max_phy_offset > confirmed == store.confirm_offset:
+            store.slave_log.truncate_to(confirmed)
+        store.prepare_master()
+        assert before == len(self.acked)
+
+
+def served(store: Any, topic: str) -> dict[int, bytes]:
+    """Queue offset -> body."""
+    found: dict[int, bytes] = {}
+    offset = store.queries.min_offset_in_queue(topic, 0)
+    while (result := store.queries.get_message(topic, 0, offset, 32)).message_count:
+        for record in decode_records(b"".join(result.parts)):
+            assert record.queue_offset not in found
+            found[record.queue_offset] = record.body
+        offset = result.next_begin_offset
+    return found
+
+
+def check_next_life(rig: Any, life: Life) -> None:
+    store = rig.open()
+    store.prepare_master()
+    store.advance_confirm_offset(store.max_phy_offset)
+    for topic in TOPICS:
+        left = {
+            offset: body
+            for (of, offset), (place, body) in life.acked.items()
+            if of == topic and place >= store.min_phy_offset
+        }
+        found = served(store, topic)
+        assert left.items() <= found.items()
+        keys = store.queries.query_message(topic, "k", 99, 0, FOREVER_MS).parts
+        assert {record.body for record in decode_records(b"".join(keys))} >= set(left.values())
+        given = [offset for of, offset in life.acked if of == topic]
+        new = rig.put(store, b"new", topic=topic)
+        assert new.queue_offset > max((*given, *found), default=-1)
+    store.advance_confirm_offset(store.end_turn())
+    store.close()
+    assert not (rig.root / "abort").exists()
+    store = rig.open()
+    assert [served(store, topic).popitem()[1] for topic in TOPICS] == [b"new", b"new"]
+    store.close()
+
+
+def kind_of(root: Path, path: str) -> str:
+    """A piece of the path that a rule can name: the file or folder below the store's root."""
+    if not path.startswith(f"{root}/"):
+        return ""
+    parts = Path(path).relative_to(root).parts
+    if parts[:2] == ("commitlog", ".baton"):
+        return ".baton"
+    return f"/{parts[0].partition('.tmp')[0]}"
+
+
+@contextmanager
+def noting_calls(root: Path) -> Iterator[Counter[tuple[str, str]]]:
+    """How often each call came to each kind of file."""
+    counts: Counter[tuple[str, str]] = Counter()
+
+    def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            for kind in {kind_of(root, path) for path in _paths(name, arguments)}:
+                counts[name, kind] += 1
+            return real(*arguments)
+
+        return call
+
+    before = disk.replace_calls(
+        {name: noting(name, getattr(disk, name)) for name in disk.CALLS if name != "close"}
+    )
+    try:
+        yield counts
+    finally:
+        disk.replace_calls(before)
+
+
+def plain_life(rig: Any) -> Counter[tuple[str, str]]:
+    """The calls of a life without faults, of which everything is served."""
+    rig.root = rig.folder / "plain"
+    with noting_calls(rig.root) as counts:
+        life = Life(rig)
+        life.lead()
+    assert life.error is None and len(life.acked) == 26
+    check_next_life(rig, life)
+    del counts["", ""]
+    return Counter({group: count for group, count in counts.items() if group[1]})
+
+
+@pytest.mark.parametrize("times", ["once", "from then on"])
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_r40_r45_whatever_disk_call_fails_the_next_start_serves_what_was_acknowledged(
+    rig: Any, error: str, times: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = plain_life(rig)
+    assert len(counts) > 40, "kinds of calls"
+    rng = random.Random(f"{SEED} {error} {times}")
+    struck_lives = 0
+    for (call, kind), count in sorted(counts.items()):
+        for after in {rng.randrange(count) for _ in range(PER_GROUP)}:
+            rule = f"{call} {kind} {error} after {after}" + (" once" if times == "once" else "")
+            rig.root = rig.folder / f"life-{call}{kind.replace('/', '-')}-{after}"
+            life = Life(rig)
+            try:
+                caplog.clear()
+                with failing(rule):
+                    life.lead()
+                struck_lives += "disk_fault" in caplog.text
+                check_life(life)
+                check_next_life(rig, life)
+            except BaseException as failure:
+                failure.add_note(f"BATONMQ_DISK_SEED={SEED}: {rule}; ended by {life.error!r}")
+                raise
+    assert struck_lives > len(counts) // 2
+
+
+def check_life(life: Life) -> None:
+    """What ended it names the error, and is not taken for a clean stop."""
+    if life.error is None:
+        return
+    assert isinstance(life.error, BatonError) or life.error.errno in (errno.EIO, errno.ENOSPC)
+    assert str(life.error)
+    if life.store is not None:
+        assert (life.rig.root / "abort").exists()
