@@ -108,6 +108,21 @@ class SimCluster(World):
             raise
         self.check()
 
+    def until(
+        self,
+        done: Callable[[], object],
+        seconds: float,
+        what: str | Callable[[], str] = "the group does not become so",
+        step_s: float = 0.25,
+    ) -> None:
+        """Lets time pass until `done()`. Raises Violation with `what` after so many seconds."""
+        end_s = self.now_s + seconds
+        while not done():
+            if self.now_s >= end_s:
+                text = what if isinstance(what, str) else what()
+                raise Violation(f"liveness: {text} ({seconds:g} s were not enough)")
+            self.run(step_s)
+
     def close(self) -> None:
         self.network.muted = True
         for host in self.hosts:

@@ -11,7 +11,7 @@ server hears it any more. All the time the group must keep acknowledging (`lab.s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lab.sim.clients import Sender, Topics
@@ -28,7 +28,7 @@ _ZONES = ((("L", "M"), ("F1", "S1"), ("F2", "S2")), (("L", "S1"), ("F1", "M"), (
 _TOPICS = {"TopicA": 3}
 _START_S = 10.0
 _SETTLED_S = 10.0
-_STEP_S = 0.25
+_RUNS_S = 0.5
 _LASTS_S = 4.0
 _STRAGGLES_S = 1.0
 _SLOW_DISK_S = 1.0
@@ -113,7 +113,7 @@ class WholeGroup:
         self.messages.confirmed_at = cluster.promises.confirmed_at
         cluster.promises.on_given_up = self.messages.give_up
         cluster.promises.on_cut_later = self.messages.cut_later
-        self._cluster = cluster
+        self._cluster, self.until = cluster, cluster.until
         for host in cluster.hosts:
             host.start()
         topics = Topics(cluster, self.messages, 9, _TOPICS)
@@ -122,19 +122,12 @@ class WholeGroup:
         for n in _SENDERS:
             Sender(cluster, self.messages, n, _TOPICS, ()).start()
         self.until(lambda: bool(self.messages.acked) and self.is_whole, _SETTLED_S)
-        cluster.run(2 * _STEP_S)
+        cluster.run(_RUNS_S)
 
     @property
     def is_whole(self) -> bool:
         group = self._cluster.promises.group
         return group is not None and len(group.sync_state_set) == len(self._cluster.brokers)
-
-    def until(self, done: Callable[[], bool], seconds: float) -> None:
-        end_s = self._cluster.now_s + seconds
-        while not done():
-            if self._cluster.now_s >= end_s:
-                raise Violation(f"liveness: {seconds:g} s were not enough")
-            self._cluster.run(_STEP_S)
 
 
 class _CutLife:

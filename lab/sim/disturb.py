@@ -21,7 +21,6 @@ from typing import Any
 
 import grpc
 
-from batonmq.client.admin.admin import Admin
 from batonmq.controller.rules.groups import ReplicaRecord
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.ha.wire import HAIdentity, SlaveFrameReader, encode_master_handshake
@@ -29,7 +28,6 @@ from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.controller_pb2_grpc import ControllerServiceStub
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData
 from batonmq.protocol.codes import RequestCode
-from batonmq.protocol.errors import BatonError
 from batonmq.protocol.incarnation import new_process_name
 from batonmq.protocol.topic_name import GROUP_LENGTH_MAX, NAME_BYTES_MAX
 from batonmq.remoting.command import (
@@ -38,15 +36,13 @@ from batonmq.remoting.command import (
     RemotingCommand,
     encode_frame,
 )
-from lab.sim.clients import CLIENT_OPTIONS
+from lab.sim.clients import Operator
 from lab.sim.cluster import SimCluster
 from lab.sim.hosts import (
     BROKER_PORT,
     CLUSTER,
-    CONTROLLER_ADDRESSES,
     GROUP,
     GRPC_ADDRESSES,
-    NAME_SERVERS,
     NAMESRV_PORT,
     BrokerHost,
     ControllerHost,
@@ -56,7 +52,6 @@ from lab.sim.kinds import Kinds, PlannedFault
 from lab.sim.loop import SimProcess
 
 _STRANGER = "10.0.3.2"
-_OPERATOR = "10.0.2.98"
 _AWAY_S = 1.5
 """Longer than the session time-out: the controllers call it dead."""
 _AGAIN_S = 0.3
@@ -81,33 +76,14 @@ class DisturbFaults(Kinds):
         if host is None or host.service is None or self._master() is None:
             return None
         broker_id = host.service.replication.broker_id()
-        for other in self.cluster.hosts:
-            if other is not host:
-                self.cluster.network.block(host.address, other.address)
         self.cluster.later(_AWAY_S, self._clean, broker_id)
-        self.cluster.later(2 * _AWAY_S, self._back, host)
+        self._isolate(host, 2 * _AWAY_S)
         return f"{host.name}, broker id {broker_id}"
 
     def _clean(self, broker_id: int) -> None:
         group = self.cluster.promises.group
         if not self.over and group is not None and group.master_broker_id != broker_id:
-            SimProcess(self.cluster.loop, _OPERATOR).spawn(self._ask_to_clean(broker_id))
-
-    async def _ask_to_clean(self, broker_id: int) -> None:
-        try:
-            async with Admin(
-                NAME_SERVERS, client_options=CLIENT_OPTIONS, timeout_ms=1_000
-            ) as admin:
-                controllers = admin.controller(CONTROLLER_ADDRESSES)
-                await controllers.clean_broker_data(CLUSTER, GROUP, [broker_id])
-        except BatonError as error:
-            self.cluster.tell("operator", f"not cleaned: {error}")
-
-    def _back(self, host: BrokerHost) -> None:
-        for other in self.cluster.hosts:
-            if other is not host:
-                pair = frozenset((host.address, other.address))
-                self.cluster.network.heal_link(pair)
+            Operator(self.cluster).clean(broker_id)
 
     def reset_session(self, fault: PlannedFault) -> str | None:
         """Of the master with each controller, twice."""

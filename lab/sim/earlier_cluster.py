@@ -19,7 +19,6 @@ from lab.sim.clients import Sender, Topics
 from lab.sim.cluster import MEMORY, SimCluster, cluster_of
 from lab.sim.messages import Messages
 from lab.sim.settings import NOT_PLAIN, Settings
-from lab.sim.world import Violation
 
 PRODUCER = 41
 """Its messages are named by its address, which no client of the later cluster has."""
@@ -63,11 +62,12 @@ def _live(cluster: SimCluster, rng: random.Random, topics: dict[str, int], has_b
     for host in cluster.hosts:
         host.start()
     setup.start()
-    _until(cluster, lambda: setup.done)
+    what = "the earlier cluster does not start"
+    cluster.until(lambda: setup.done, _START_S, what, _STEP_S)
     if has_begun:
         return
     sender.start()
-    _until(cluster, lambda: bool(messages.acked))
+    cluster.until(lambda: bool(messages.acked), _START_S, what, _STEP_S)
     for _ in range(rng.randrange(3)):
         cluster.run(rng.choice(_LIVES_S))
         for host in cluster.brokers.values():
@@ -76,10 +76,3 @@ def _live(cluster: SimCluster, rng: random.Random, topics: dict[str, int], has_b
                 cluster.run(_WITHOUT_MASTER_S)
                 host.start()
     cluster.run(rng.choice(_LIVES_S))
-
-
-def _until(cluster: SimCluster, done: object) -> None:
-    while not done():  # type: ignore[operator]
-        if cluster.now_s > _START_S:
-            raise Violation("liveness: the earlier cluster does not start")
-        cluster.run(_STEP_S)

@@ -249,9 +249,7 @@ class NetworkFaults(Kinds):
 
     def cut(self, fault: PlannedFault) -> str | None:
         one, other = self._two(fault)
-        pair = frozenset((one.address, other.address))
-        self.cluster.network.blocked.add(pair)
-        self._later(fault, self.cluster.network.heal_link, pair)
+        self._block(one, other, fault.for_s)
         return f"{one.name} and {other.name} for {fault.for_s:.2f} s"
 
     def cut_one_way(self, fault: PlannedFault) -> str | None:
@@ -270,11 +268,7 @@ class NetworkFaults(Kinds):
         if master is not None and fault.pick2 < 0.5:
             host, for_s = master, fault.for_s + 1.0
         assert host is not None
-        for other in self.cluster.hosts:
-            if other is not host:
-                pair = frozenset((host.address, other.address))
-                self.cluster.network.blocked.add(pair)
-                self.cluster.later(for_s, self.cluster.network.heal_link, pair)
+        self._isolate(host, for_s)
         return f"{host.name} for {for_s:.2f} s"
 
     def _two(self, fault: PlannedFault) -> tuple[Host, Host]:
@@ -290,9 +284,7 @@ class NetworkFaults(Kinds):
 
     def slow_link(self, fault: PlannedFault) -> str | None:
         one, other = self._two(fault)
-        pair = frozenset((one.address, other.address))
-        self.cluster.network.slow_links[pair] = 0.02 + 0.2 * fault.pick2
-        self._later(fault, self.cluster.network.slow_links.pop, pair, None)
+        self._slow(one, other, 0.02 + 0.2 * fault.pick2, fault.for_s)
         return f"{one.name} and {other.name} for {fault.for_s:.2f} s"
 
     def reset(self, fault: PlannedFault) -> str | None:
@@ -343,7 +335,7 @@ class ClientFaults(Kinds):
                 other.kill()
             elif other is not host:
                 for far in (host, *self.cluster.controllers.values()):
-                    self.cluster.network.blocked.add(frozenset((other.address, far.address)))
+                    self.cluster.network.block(other.address, far.address)
         host.start()
         how = "are killed" if fault.pick2 < 0.5 else "are out of sight"
         self.cluster.tell("fault", f"unclean election: the others {how}")

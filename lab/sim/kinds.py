@@ -189,6 +189,22 @@ class Kinds:
     def _later(self, fault: PlannedFault, undo: Callable[..., object], *args: object) -> None:
         self.cluster.later(fault.for_s, undo, *args)
 
+    def _block(self, one: Host, other: Host, for_s: float) -> None:
+        self.cluster.network.block(one.address, other.address)
+        pair = frozenset((one.address, other.address))
+        self.cluster.later(for_s, self.cluster.network.heal_link, pair)
+
+    def _isolate(self, host: Host, for_s: float) -> None:
+        """From all servers. Clients still reach it."""
+        for other in self.cluster.hosts:
+            if other is not host:
+                self._block(host, other, for_s)
+
+    def _slow(self, one: Host, other: Host, slow_s: float, for_s: float) -> None:
+        pair, links = frozenset((one.address, other.address)), self.cluster.network.slow_links
+        links[pair] = slow_s
+        self.cluster.later(for_s, links.pop, pair, None)
+
     def _is_member(self, host: BrokerHost) -> bool:
         """Whether this very process is recorded in the set."""
         group, service = self.cluster.promises.group, host.service

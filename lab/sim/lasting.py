@@ -59,9 +59,7 @@ class LastingFaults(ServedKinds):
         two = self._two(fault)
         if two is None:
             return None
-        pair = frozenset(host.address for host in two)
-        self.cluster.network.slow_links[pair] = _SLOW_LINK_S
-        self._later(fault, self.cluster.network.slow_links.pop, pair, None)
+        self._slow(*two, _SLOW_LINK_S, fault.for_s)
         return self._begin(fault, "slow link", " and ".join(host.name for host in two))
 
     def lasting_slow_disk(self, fault: PlannedFault) -> str | None:
@@ -145,11 +143,7 @@ class LastingFaults(ServedKinds):
         master = self._master()
         if master is None:
             return
-        for other in self.cluster.hosts:
-            if other is not master:
-                pair = frozenset((master.address, other.address))
-                self.cluster.network.blocked.add(pair)
-                self.cluster.later(fault.for_s / 2, self.cluster.network.heal_link, pair)
+        self._isolate(master, fault.for_s / 2)
         self._then(fault, "silence", what, master)
 
     def _then(self, fault: PlannedFault, kind: str, what: str, master: Host) -> None:

@@ -53,15 +53,8 @@ from lab.sim.service import Service
 from lab.sim.settings import (
     Settings,
     draw_settings,
-    with_disturbance,
     with_features,
-    with_lags,
-    with_lasting,
-    with_recalls,
-    with_returning,
     with_strains,
-    with_torn_ends,
-    with_unanswered,
     with_variants,
     without_features,
 )
@@ -79,7 +72,6 @@ _WHOLE_S = 25.0
 _DELIVERED_S = 95.0
 """A consumer whose end no living member saw keeps its queues for 40 s (ConsumerSightings), its
 locks for 60 s, counted again in each election."""
-_STEP_S = 0.25
 _WHOLE_SET_S = 1.5
 """After the first ack. Until then all replicas have joined, and what lasts finds a whole group."""
 _TORN_S = 2.5
@@ -126,23 +118,55 @@ class LifePlan:
 
 
 class First(NamedTuple):
-    """Faults that come alone, before the others. `numbers` names their random numbers, `setting`
-    says whether a life has one, which `decide` sets."""
+    """Faults that come alone, before the others. `numbers` names their random numbers; a life has
+    one if `is_drawn(settings, number in [0, 1))`, and then the `setting` is true."""
 
     numbers: str
     setting: str
-    decide: Callable[[Settings, random.Random], Settings]
+    is_drawn: Callable[[Settings, float], bool]
     kinds: Callable[[Settings], Mapping[str, int]]
     for_s: float | None = None
 
 
+def _loses_bytes(s: Settings) -> bool:
+    """Whether bytes of a log are lost otherwise than by its expiry."""
+    return s.unclean or s.wears
+
+
 _FIRSTS = (
-    First("torn", "tears", with_torn_ends, lambda _: TEARING, _TORN_S),
-    First("lasting", "lasts", with_lasting, lambda _: LASTING),
-    First("recalled", "recalls", with_recalls, lambda _: RECALLING),
-    First("disks", "returns", with_returning, lambda s: RETURNING_LATE if s.expires else RETURNING),
-    First("unanswered", "unanswered", with_unanswered, lambda _: UNANSWERED, _UNANSWERED_S),
+    First(
+        "torn",
+        "tears",
+        lambda s, number: number < 0.2 and s.transactions and not _loses_bytes(s),
+        lambda _: TEARING,
+        _TORN_S,
+    ),
+    First("lasting", "lasts", lambda _, number: number < 0.2, lambda _: LASTING),
+    First(
+        "recalled",
+        "recalls",
+        lambda s, number: (
+            number < 0.15 and s.delays and not (_loses_bytes(s) or s.tears or s.lasts)
+        ),
+        lambda _: RECALLING,
+    ),
+    First(
+        "disks",
+        "returns",
+        lambda s, number: (
+            number < (0.12 if s.expires else 0.25) and not (_loses_bytes(s) or s.lasts or s.recalls)
+        ),
+        lambda s: RETURNING_LATE if s.expires else RETURNING,
+    ),
+    First(
+        "unanswered",
+        "unanswered",
+        lambda s, number: number < 0.05 and not (s.tears or s.lasts or s.recalls or s.returns),
+        lambda _: UNANSWERED,
+        _UNANSWERED_S,
+    ),
 )
+_DISTURBS, _LAGS = 0.15, 0.3
 
 
 def plan_of(seed: int, *, plain: bool = False) -> LifePlan:
@@ -166,17 +190,17 @@ def plan_of(seed: int, *, plain: bool = False) -> LifePlan:
         settings = with_strains(settings, of_strains)
         faults += _strains(settings, of_strains, seconds)
         of_disturbance = random.Random(f"disturbance {seed}")
-        settings = with_disturbance(settings, of_disturbance)
-        if settings.disturbs:
+        if of_disturbance.random() < _DISTURBS and not _loses_bytes(settings):
+            settings = replace(settings, disturbs=True)
             faults += draw_faults(of_disturbance, seconds, DISTURBING)
         of_lags = random.Random(f"lags {seed}")
-        settings = with_lags(settings, of_lags)
-        if settings.lags:
+        if of_lags.random() < _LAGS and settings.recreates:
+            settings = replace(settings, lags=True)
             faults += draw_faults(of_lags, seconds, LAGGING)
         for one in _FIRSTS:
             of_first = random.Random(f"{one.numbers} {seed}")
-            settings = one.decide(settings, of_first)
-            if getattr(settings, one.setting):
+            if one.is_drawn(settings, of_first.random()):
+                settings = replace(settings, **{one.setting: True})
                 first = draw_first(of_first, _WHOLE_SET_S, one.kinds(settings))
                 first = replace(first, for_s=one.for_s or first.for_s)
                 if first.kind == "change of mode":  # features are watched under controllers only
@@ -313,14 +337,14 @@ class Life:
             host.rate = 1 + cluster.rng.uniform(-1, 1) * self.plan.settings.drift
             host.start()
         self._topics.start()
-        self._until(lambda: self._topics.done, _START_S, "the topics are not created")
+        self.cluster.until(lambda: self._topics.done, _START_S, "the topics are not created")
         if self._features is not None:
             setup = self._features.setup
             setup.start()
-            self._until(lambda: setup.done, _START_S, "the features' topics are not created")
+            self.cluster.until(lambda: setup.done, _START_S, "the features' topics are not created")
         for client in self._clients:
             client.start()
-        self._until(lambda: bool(self.messages.acked), _START_S, "nothing is acknowledged")
+        self.cluster.until(lambda: bool(self.messages.acked), _START_S, "nothing is acknowledged")
 
     def suffer(self) -> None:
         self.faults.schedule(self.plan.faults)
@@ -342,38 +366,34 @@ class Life:
         ):
             cluster.later(_OPERATOR_S, self.faults.elect_longest)
         try:
-            self._until(
+            self.cluster.until(
                 lambda: len(self.messages.acked) > acked + 3, _WHOLE_S, "no message is acknowledged"
             )
         except Violation:
             if self.waits_for_positions():
                 return
             raise
-        self._until(lambda: not lineage.unnamed(), _WHOLE_S, lineage.unnamed)
+        self.cluster.until(lambda: not lineage.unnamed(), _WHOLE_S, lineage.unnamed)
         self._recreator.stopping = True
         for sender in self._senders:
             sender.stopping = True
         if self._features is not None:
             self._features.stop()
-        self._until(lambda: self._recreator.process is None, _WHOLE_S, "a topic is not recreated")
-        self._until(lambda: not self.unlevel() or self.waits_for_expiry(), _WHOLE_S, self.unlevel)
+        self.cluster.until(
+            lambda: self._recreator.process is None, _WHOLE_S, "a topic is not recreated"
+        )
+        self.cluster.until(
+            lambda: not self.unlevel() or self.waits_for_expiry(), _WHOLE_S, self.unlevel
+        )
         if self.waits_for_expiry():
-            self._until(self._is_delivered, _DELIVERED_S, self.undelivered)
-            self._until(lambda: not self.unlevel(by_set=False), _WHOLE_S, self.unlevel)
+            self.cluster.until(self._is_delivered, _DELIVERED_S, self.undelivered)
+            self.cluster.until(lambda: not self.unlevel(by_set=False), _WHOLE_S, self.unlevel)
             self.check_queues()
             self.let_expire()
-            self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
-        self._until(self._is_delivered, _DELIVERED_S, self.undelivered)
-        self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)  # members still pop
+            self.cluster.until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
+        self.cluster.until(self._is_delivered, _DELIVERED_S, self.undelivered)
+        self.cluster.until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)  # members still pop
         self.check_queues()
-
-    def _until(self, done: object, seconds: float, what: object) -> None:
-        end_s = self.cluster.now_s + seconds
-        while not done():  # type: ignore[operator]
-            if self.cluster.now_s >= end_s:
-                text = what() if callable(what) else what
-                raise Violation(f"liveness: {text} ({seconds:g} s after the faults)")
-            self.cluster.run(_STEP_S)
 
     def unlevel(self, *, by_set: bool = True) -> str:
         """Why the group is not whole and level, empty if it is. `by_set`: all are in the set."""
@@ -443,7 +463,7 @@ class Life:
         cluster.tell("life", "disks fill up: a log begins behind the master's")
         for host in cluster.brokers.values():
             host.disk.plan.used = NEARLY_FULL
-        self._until(lambda: not self.waits_for_expiry(), _WHOLE_S, self.unlevel)
+        self.cluster.until(lambda: not self.waits_for_expiry(), _WHOLE_S, self.unlevel)
         for host in cluster.brokers.values():
             host.disk.plan.used = DiskPlan().used
 

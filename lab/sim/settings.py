@@ -14,14 +14,6 @@ _FEATURE = 0.4
 
 _WEARS = 0.25
 _STRAINS = 0.2
-_TEARS = 0.2
-_RECALLS = 0.15
-_LAGS = 0.3
-_UNANSWERED = 0.05
-_LASTS = 0.2
-_DISTURBS = 0.15
-_RETURNS = 0.25
-_RETURNS_LATE = 0.12
 
 #: Settings that are features of the broker, beside sends and pulls.
 FEATURES = ("retries", "delays", "transactions", "orderly", "pops", "filters", "questions")
@@ -149,49 +141,6 @@ def with_strains(settings: Settings, rng: Draw) -> Settings:
     wears, strains = rng.random() < _WEARS, rng.random() < _STRAINS
     is_free = not settings.expires and not settings.unclean
     return replace(settings, wears=wears and is_free, strains=strains and not settings.unclean)
-
-
-def with_torn_ends(settings: Settings, rng: Draw) -> Settings:
-    """Whether the end of a transaction is torn."""
-    tears = rng.random() < _TEARS and settings.transactions
-    return replace(settings, tears=tears and not settings.unclean and not settings.wears)
-
-
-def with_lasting(settings: Settings, rng: Draw) -> Settings:
-    """Whether a life begins with a partial fault that lasts."""
-    return replace(settings, lasts=rng.random() < _LASTS)
-
-
-def with_disturbance(settings: Settings, rng: Draw) -> Settings:
-    """Whether operators and strangers disturb servers; not where logs have to be compared."""
-    disturbs = rng.random() < _DISTURBS
-    return replace(settings, disturbs=disturbs and not settings.unclean and not settings.wears)
-
-
-def with_recalls(settings: Settings, rng: Draw) -> Settings:
-    """Whether a life begins with the end of a master that has answered a recall."""
-    recalls = rng.random() < _RECALLS and settings.delays
-    is_free = not (settings.unclean or settings.wears or settings.tears or settings.lasts)
-    return replace(settings, recalls=recalls and is_free)
-
-
-def with_unanswered(settings: Settings, rng: Draw) -> Settings:
-    """Whether a life begins so. It takes long, so nothing else comes first."""
-    is_first = not (settings.tears or settings.lasts or settings.recalls or settings.returns)
-    return replace(settings, unanswered=rng.random() < _UNANSWERED and is_first)
-
-
-def with_lags(settings: Settings, rng: Draw) -> Settings:
-    """Whether a slave learns late that a topic was deleted."""
-    return replace(settings, lags=rng.random() < _LAGS and settings.recreates)
-
-
-def with_returning(settings: Settings, rng: Draw) -> Settings:
-    """Whether disks of another time come back: where nothing but expiry takes bytes from a log for
-    good, and nothing else comes first."""
-    returns = rng.random() < (_RETURNS_LATE if settings.expires else _RETURNS)
-    is_free = not (settings.unclean or settings.wears or settings.lasts or settings.recalls)
-    return replace(settings, returns=returns and is_free)
 
 
 def without_features(settings: Settings) -> Settings:

@@ -81,12 +81,7 @@ class StrainFaults(Kinds):
         assert service is not None and process is not None
         self._operator.elect(service.replication.broker_id())
         if fault.pick2 < 0.5:
-            links, pair = (
-                self.cluster.network.slow_links,
-                frozenset((master.address, chosen.address)),
-            )
-            links[pair] = _SLOW_S
-            self.cluster.later(_HANGS_S, links.pop, pair, None)
+            self._slow(master, chosen, _SLOW_S, _HANGS_S)
             return f"to {chosen.name}, by a slow link"
         process.pause()
         self.cluster.later(_HANGS_S, process.resume)
@@ -221,9 +216,7 @@ class StrainFaults(Kinds):
         producer asks for the commit again (R30)."""
 
         def commit_came(master: BrokerHost, slave: BrokerHost, slaves: list[BrokerHost]) -> None:
-            pair = frozenset((master.address, slave.address))
-            self.cluster.network.blocked.add(pair)
-            self._later(fault, self.cluster.network.heal_link, pair)
+            self._block(master, slave, fault.for_s)
             self.cluster.later(0.0, self._end_master, fault, master, slaves)
 
         return self._when_it_came(

@@ -1,9 +1,9 @@
 """A Java broker and one of ours in one group under our controller: each leads, each follows.
 
-The tests share one group and one load, and go on where the one before ended. Java has its defaults
-but for `allAckInSyncStateSet`, by which it acknowledges what every replica of the set has, a
-shorter heartbeat on its HA connection, which is how long it waits before it asks for log, and small
-files.
+The tests share one group. Each has its own load and begins by naming its master, so they run in any
+order, and alone. Java has its defaults but for `allAckInSyncStateSet`, by which it acknowledges
+what every replica of the set has, a shorter heartbeat on its HA connection, which is how long it
+waits before it asks for log, and small files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from batonmq.protocol.records.codec import decode_records
 from lab.cluster import frames
 from lab.cluster.cluster import GROUP
-from lab.cluster.connection import BlockingConnection, ask
+from lab.cluster.connection import BlockingConnection, ask, ha_status
 from lab.cluster.java import SEGMENT
 from lab.cluster.mixed import MixedGroup
 from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
@@ -42,13 +42,32 @@ def group(java_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
         running.start_ours(OURS)
         running.start_java(JAVA, haSendHeartbeatInterval=1000)
         running.wait_for("our master", lambda: running.master() == OURS and running.is_open(OURS))
+        make_readers(running, OURS)
+        with BlockingConnection(running.address(OURS)) as connection:
+            for topic in (TOPIC, LATER, HALVES):
+                assert connection.send(topic, b"makes the topic").code == frames.OK
         yield running
 
 
-@pytest.fixture(scope="module")
-def load(group: MixedGroup) -> Iterator[Writer]:
-    with steady_load(group, TOPIC, OURS, JAVA) as writer:
+@pytest.fixture
+def load(group: MixedGroup, request: pytest.FixtureRequest) -> Iterator[Writer]:
+    with steady_load(group, f"{TOPIC}-{request.node.name}", OURS, JAVA) as writer:
         yield writer
+
+
+def lead(group: MixedGroup, load: Writer, place: int) -> None:
+    """Makes that broker master, with the other in the set."""
+    if group.master() != place:
+        group.elect(group.address(place))
+    wait_master(group, load, place)
+    group.wait_in_sync(OURS, JAVA)
+
+
+def set_all_ack(group: MixedGroup, value: str) -> None:
+    """At the Java broker, while it runs."""
+    body = f"allAckInSyncStateSet={value}".encode()
+    changed = ask(group.address(JAVA), frames.UPDATE_CONFIG, {}, body)
+    assert changed.code == frames.OK, changed
 
 
 def make_readers(group: MixedGroup, place: int) -> None:
@@ -56,6 +75,12 @@ def make_readers(group: MixedGroup, place: int) -> None:
     body = json.dumps({"groupName": READERS, "consumeEnable": True, "retryMaxTimes": 5}).encode()
     made = ask(group.address(place), frames.UPDATE_GROUP, {}, body)
     assert made.code == frames.OK, made
+
+
+def end_of(group: MixedGroup, place: int) -> int:
+    """Of its log."""
+    status = ha_status(group.address(place))
+    return status.max_offset if status is not None else 0
 
 
 def commit(group: MixedGroup, place: int, offset: int) -> None:
@@ -131,10 +156,7 @@ def commit_half(group: MixedGroup, place: int, fields: dict[str, object]) -> Non
 
 def test_java_takes_over_from_our_killed_master(group: MixedGroup, load: Writer) -> None:
     """Ours is killed with kill -9, and comes back as the slave of a Java master."""
-    make_readers(group, OURS)
-    with BlockingConnection(group.address(OURS)) as connection:
-        for topic in (LATER, HALVES):
-            assert connection.send(topic, b"makes the topic").code == frames.OK
+    lead(group, load, OURS)
     commit(group, OURS, 7)
     wait_table(group, JAVA, "consumerOffset.json", f"{TOPIC}@{READERS}:{{0:7")
     wait_table(group, JAVA, "subscriptionGroup.json", READERS)
@@ -152,6 +174,7 @@ def test_java_takes_over_from_our_killed_master(group: MixedGroup, load: Writer)
 
 def test_our_controllers_restart_under_a_java_master(group: MixedGroup, load: Writer) -> None:
     """By kill -9: the master goes on, and is the one that they know."""
+    lead(group, load, JAVA)
     epoch = (group.group_state() or {})["masterEpoch"]
     group.restart_controllers()
     wait_acks(load, 50)
@@ -164,6 +187,7 @@ def test_our_controllers_restart_under_a_java_master(group: MixedGroup, load: Wr
 
 def test_ours_takes_over_from_a_killed_java_master(group: MixedGroup, load: Writer) -> None:
     """What Java's master was told meanwhile is there; it comes back as our slave."""
+    lead(group, load, JAVA)
     commit(group, JAVA, 11)
     with BlockingConnection(group.address(JAVA)) as connection:
         assert connection.send("MadeAtJava", b"first").code == frames.OK
@@ -178,21 +202,19 @@ def test_ours_takes_over_from_a_killed_java_master(group: MixedGroup, load: Writ
     wait_delivered(group, OURS, later)
     with BlockingConnection(group.address(OURS)) as connection:
         assert connection.pull("MadeAtJava", 0).code == frames.OK
-    group.start_java(JAVA, haSendHeartbeatInterval=1000, allAckInSyncStateSet="false")
+    group.start_java(JAVA, haSendHeartbeatInterval=1000)
     group.wait_in_sync(OURS, JAVA)
 
 
 def test_all_ack_is_switched_on_at_run_time(group: MixedGroup, load: Writer) -> None:
     """Before it a Java master's code 0 says that the master has the message, and no more."""
-    group.elect(group.address(JAVA))
-    wait_master(group, load, JAVA)
-    group.wait_in_sync(OURS, JAVA)
+    lead(group, load, JAVA)
+    set_all_ack(group, "false")
     group.signal(OURS, signal.SIGSTOP)
     try:
         with BlockingConnection(group.address(JAVA)) as connection:
             assert connection.send("AllAck", b"Java has it").code == frames.OK
-            changed = connection.request(frames.UPDATE_CONFIG, {}, b"allAckInSyncStateSet=true")
-            assert changed.code == frames.OK, changed
+            set_all_ack(group, "true")
             assert connection.send("AllAck", b"do both have it?").code != frames.OK
     finally:
         group.signal(OURS, signal.SIGCONT)
@@ -205,6 +227,7 @@ def test_all_ack_is_switched_on_at_run_time(group: MixedGroup, load: Writer) -> 
 
 
 def test_planned_switches_over_the_border(group: MixedGroup, load: Writer, tmp_path: Path) -> None:
+    lead(group, load, OURS)
     where = {"CONTROLLER_ADDR": group.controller}
     for place in (JAVA, OURS, JAVA, OURS):
         broker_id = str(group.broker_id(place))
@@ -217,6 +240,8 @@ def test_planned_switches_over_the_border(group: MixedGroup, load: Writer, tmp_p
 
 def test_both_logs_are_equal(group: MixedGroup, load: Writer) -> None:
     """Byte for byte, epochs included, over more than one segment."""
+    lead(group, load, OURS)
+    group.wait_for("a second segment", lambda: end_of(group, OURS) > SEGMENT)
     load.stop()
     group.wait_in_sync(OURS, JAVA)
     assert logs_equal(group, OURS, JAVA) > SEGMENT
