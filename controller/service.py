@@ -105,7 +105,7 @@ class ControllerService:
         )
         self._switches = PlannedSwitches(self.requests, self.sessions, self._notes)
         self._grpc_endpoint = GrpcEndpoint(
-            self.requests, self.sessions, self._watch, self._switches, self._history, tls
+            self.requests, self.sessions, self._watch, self._switches, self._history, tls, guard
         )
         self._remoting_endpoint = RemotingEndpoint(
             self.requests, self._runtime, self._switches, self._watch, tls, guard

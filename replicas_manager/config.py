@@ -6,12 +6,11 @@ Keys are spelled as in RocketMQ's broker.conf where RocketMQ has them (`controll
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from batonmq.remoting.command import RemotingCommand
+from batonmq.auth.signature import Signer
 from batonmq.runtime.tls import Tls
 
 Protocol = Literal["grpc", "remoting"]
@@ -87,7 +86,7 @@ class ReplicasManagerConfig:
     timings: SessionTimings = field(default_factory=SessionTimings)
     protocol: Protocol = "grpc"
     tls: Tls | None = None
-    sign: Callable[[RemotingCommand], None] | None = None
+    sign: Signer | None = None
     """Signs requests to controllers; None: they are unsigned."""
 
 

@@ -166,7 +166,7 @@ class GrpcLink:
         self._config = config
         self._incarnation = incarnation
         self._events = events
-        self._channels = ControllerChannels(config.tls)
+        self._channels = ControllerChannels(config.tls, config.sign)
         self._sessions: dict[str, ControllerSession] = {}
         self._calls: ControllerCalls | None = None
         self._silent_since_ms: int | None = None

@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import assert_never
+from functools import partial
+from typing import Any, assert_never, cast
 
 import grpc
 
+from batonmq.auth.signature import Signer
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.proto.controller.v1.role_view import role_view_from_pb
@@ -25,6 +27,7 @@ from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
+from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -68,12 +71,24 @@ def channel_credentials(pem: tuple[bytes, bytes, bytes]) -> grpc.ChannelCredenti
     return grpc.ssl_channel_credentials(trust, key, cert)
 
 
+class _SignedStub:
+    """Signs each call as this node."""
+
+    def __init__(self, stub: object, sign: Signer) -> None:
+        self._stub = stub
+        self._sign = sign
+
+    def __getattr__(self, method: str) -> Any:
+        return partial(getattr(self._stub, method), metadata=self._sign.call_metadata(wall_ms()))
+
+
 class ControllerChannels:
     """One channel per controller address, shared by session and unary calls. While settings change,
     some controllers use TLS and some do not (`permissive`): after a failed attempt the other way is
     tried."""
 
-    def __init__(self, tls: Tls | None = None) -> None:
+    def __init__(self, tls: Tls | None = None, sign: Signer | None = None) -> None:
+        self._sign = sign
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tls = tls if tls is not None and tls.config.nodes != "disabled" else None
         self._with_tls: dict[str, bool] = {}
@@ -98,9 +113,10 @@ class ControllerChannels:
         return channel
 
     def stub(self, address: str) -> controller_pb2_grpc.ControllerServiceStub:
-        return controller_pb2_grpc.ControllerServiceStub(  # type: ignore[no-untyped-call]
+        stub = controller_pb2_grpc.ControllerServiceStub(  # type: ignore[no-untyped-call]
             self.channel(address)
         )
+        return stub if self._sign is None else cast(Any, _SignedStub(stub, self._sign))
 
     async def drop(self, address: str) -> None:
         """Closes the connection; the next use connects again."""

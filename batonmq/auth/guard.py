@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
@@ -23,6 +23,7 @@ from batonmq.auth.signature import (
     SIGNATURE,
     Signer,
     SigningKey,
+    call_signature,
     signed_send,
     signed_text,
 )
@@ -44,7 +45,6 @@ from batonmq.runtime.clock import wall_ms
 log = logging.getLogger(__name__)
 
 NODE: Final = "auth.node"
-USER: Final = "auth.user"
 _DECIDED: Final = "auth.decided"
 _SENDERS: Final = "auth.senders"
 _Senders: TypeAlias = tuple[int, dict[tuple[str, int, str], SigningKey]]
@@ -65,6 +65,13 @@ NO_USERS_YET: Final = (
 _SIGNATURE_ONLY: Final = frozenset({SIGNATURE})
 _NOT_SIGNED: Final = frozenset({SIGNATURE, RELAY_FIELD, UNIQUE_KEY})
 _RELAYED: Final = frozenset({SIGNATURE, RELAY_FIELD})
+
+
+class Caller(NamedTuple):
+    """Who makes a gRPC call, in place of a connection."""
+
+    peer: str
+    attachments: dict[str, object]
 
 
 class Guard:
@@ -230,11 +237,40 @@ class Guard:
         except BrokerRefusal:
             return request.ext.get(ACCESS_KEY, "")
 
-    def _checked(self, code: int, request: RemotingCommand, connection: Connection) -> str:
+    def check_call(
+        self, code: int, metadata: Iterable[tuple[str, str | bytes]], peer: str, subject: str
+    ) -> str:
+        """The same for a gRPC call that does what the request `code` does. `subject`: the broker
+        group that it is about."""
+        call = call_signature(metadata)
+        fields = {ACCESS_KEY: call.user if call is not None else "", "group": subject}
+        request, now_ms = RemotingCommand.request(code, fields), wall_ms()
+        known = self._known(call.user) if call is not None else []
+        found = [
+            (book, user)
+            for book, user in known
+            if call is not None and user.signed_call(call, now_ms, peer) and user.is_enabled
+        ]
+        try:
+            return self._checked(code, request, Caller(peer, {}), found)
+        except BrokerRefusal:
+            if not self._config.audit_only:
+                raise
+            return fields[ACCESS_KEY]
+
+    def _checked(
+        self,
+        code: int,
+        request: RemotingCommand,
+        connection: Connection | Caller,
+        found: list[tuple[Rulebook, KnownUser]] | None = None,
+    ) -> str:
+        """`found`: the users that have signed it; None: see who has."""
         name = request.ext.get(ACCESS_KEY, "")
         if code in self._open_codes:
             return name
-        found = self._proven(name, request, connection.peer)
+        if found is None:
+            found = self._proven(name, request, connection.peer)
         if not found:
             why = (
                 f"user {name[:NAME_MAX]!r}: unknown, or its signature is not right{self.hint}"
@@ -287,7 +323,7 @@ class Guard:
         self,
         code: int,
         request: RemotingCommand,
-        connection: Connection,
+        connection: Connection | Caller,
         found: list[tuple[Rulebook, KnownUser]],
         source: str,
     ) -> None:
@@ -319,7 +355,7 @@ class Guard:
         self,
         code: int,
         request: RemotingCommand,
-        connection: Connection,
+        connection: Connection | Caller,
         found: list[tuple[Rulebook, KnownUser]],
         source: str,
         needs: Iterable[Need],
@@ -353,7 +389,7 @@ class Guard:
             source = _source(request, connection)
             self._require(request.code, request, connection, found, source, needs)
 
-    def _decided(self, connection: Connection) -> set[tuple[str | int | None, ...]]:
+    def _decided(self, connection: Connection | Caller) -> set[tuple[str | int | None, ...]]:
         """What was allowed on this connection under the rules of now."""
         version = self.version
         kept = connection.attachments.get(_DECIDED)
@@ -368,7 +404,7 @@ class Guard:
         name: str,
         code: int,
         request: RemotingCommand,
-        connection: Connection,
+        connection: Connection | Caller,
         why: str,
         resource: str = "",
     ) -> BrokerRefusal:
@@ -381,7 +417,7 @@ class Guard:
         self.audit.close()
 
 
-def _source(request: RemotingCommand, connection: Connection) -> str:
+def _source(request: RemotingCommand, connection: Connection | Caller) -> str:
     """The client's address without its port; behind a relay, the one that the relay names."""
     relayed = request.ext.get(RELAY_FIELD)
     address = connection.peer if relayed is None else relayed.partition("@")[2]

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from batonmq.auth.signature import SigningKey
+from batonmq.auth.signature import CallSignature, SigningKey
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -264,11 +264,19 @@ class KnownUser:
         self, request: RemotingCommand, skipped: frozenset[str], now_ms: int, peer: str
     ) -> bool:
         """Whether one of its secrets signed this request of `peer`; notes the use of an old one."""
-        fields, body = request.ext, request.body
-        if self.key.proves(fields, body, skipped):
+        return self._proven(
+            lambda key: key.proves(request.ext, request.body, skipped), now_ms, peer
+        )
+
+    def signed_call(self, call: CallSignature, now_ms: int, peer: str) -> bool:
+        """The same for a gRPC call."""
+        return self._proven(lambda key: key.proves_call(call), now_ms, peer)
+
+    def _proven(self, proves: Callable[[SigningKey], bool], now_ms: int, peer: str) -> bool:
+        if proves(self.key):
             return True
         old, until = self._old_key, self.user.old_until
-        if old is None or (until and now_ms >= until) or not old.proves(fields, body, skipped):
+        if old is None or (until and now_ms >= until) or not proves(old):
             return False
         self.old_used = (now_ms, peer)
         return True

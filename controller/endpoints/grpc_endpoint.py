@@ -13,10 +13,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Collection, MutableSequence
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
+from batonmq.auth.guard import Guard
 from batonmq.controller.config import Peer
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces, connections_max
 from batonmq.controller.history_log import HistoryLog
@@ -45,8 +47,8 @@ from batonmq.history.event import HistoryEvent
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
-from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.errors import NotLeaderError
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, NotLeaderError
 from batonmq.protocol.incarnation import is_proven, owns
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.sockets import check_port_free, listening_as
@@ -126,6 +128,62 @@ class AwaitedHellos:
         return message
 
 
+_SAME_AS: Final = {
+    "GetNextBrokerId": RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
+    "RegisterBroker": RequestCode.CONTROLLER_REGISTER_BROKER,
+    "AlterSyncStateSet": RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
+    "ElectMaster": RequestCode.CONTROLLER_ELECT_MASTER,
+    "GetReplicaInfo": RequestCode.CONTROLLER_GET_REPLICA_INFO,
+    "GetSyncStateData": RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
+    "GetMetadata": RequestCode.CONTROLLER_GET_METADATA_INFO,
+    "CleanBrokerData": RequestCode.CLEAN_BROKER_DATA,
+    "GetHistory": RequestCode.CONTROLLER_GET_METADATA_INFO,
+    "ReportEvent": RequestCode.BROKER_HEARTBEAT,
+    "BrokerSession": RequestCode.BROKER_HEARTBEAT,
+}
+"""Method -> the remoting request whose right it needs."""
+
+
+class SignedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets only calls of users pass that may make them, by the table of remoting requests."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        method = details.method.rpartition("/")[2]
+        if handler is None or method not in _SAME_AS:
+            return None
+
+        async def call(request: Any, context: Any) -> Any:
+            if refusal := self._refusal(method, context, getattr(request, "broker_name", "")):
+                return getattr(pb, f"{method}Reply")(status=refusal)
+            return await handler.unary_unary(request, context)
+
+        async def session(messages: Any, context: Any) -> None:
+            if refusal := self._refusal(method, context, ""):
+                await context.write(pb.ControllerMessage(refused=pb.Refused(status=refusal)))
+            else:
+                await handler.stream_stream(messages, context)
+
+        coders = handler.request_deserializer, handler.response_serializer
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(call, *coders)
+        return grpc.stream_stream_rpc_method_handler(session, *coders)
+
+    def _refusal(self, method: str, context: Any, broker_name: str) -> pb.Status | None:
+        # As in remoting: ipv4:10.0.0.1:4711, ipv6:%5B::1%5D:4711.
+        peer = unquote(context.peer().partition(":")[2])
+        try:
+            self._guard.check_call(
+                _SAME_AS[method], context.invocation_metadata(), peer, broker_name
+            )
+        except BrokerRefusal as error:
+            return pb.Status(code=error.code, remark=error.remark)
+        return None
+
+
 class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     """Handlers raise only to end a call; every reply carries a status."""
 
@@ -137,8 +195,10 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         switches: PlannedSwitches,
         history: HistoryLog,
         tls: Tls | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._tls = tls
+        self._guard = guard
         self._requests = requests
         self._history = history
         self._switches = switches
@@ -155,7 +215,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         with listening_as("gRPC", int(wanted)):
             check_port_free(host.strip("[]"), int(wanted))
         limit = ("grpc.max_allowed_incoming_connections", connections_max())
-        server = grpc.aio.server(options=(*_SERVER_OPTIONS, limit))
+        users = {} if self._guard is None else {"interceptors": (SignedCalls(self._guard),)}
+        server = grpc.aio.server(options=(*_SERVER_OPTIONS, limit), **users)
         pb_grpc.add_ControllerServiceServicer_to_server(  # type: ignore[no-untyped-call]
             self, server
         )

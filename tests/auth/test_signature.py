@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.guard import Guard
-from batonmq.auth.signature import Credentials, Signer, SigningKey, signed_send, signed_text
+from batonmq.auth.signature import (
+    CallSignature,
+    Credentials,
+    Signer,
+    SigningKey,
+    call_signature,
+    signed_send,
+    signed_text,
+)
 from batonmq.controller.main import guard_of
 from batonmq.mqctl.target import TargetError, credentials_in, credentials_of
 from batonmq.protocol.codes import RequestCode
@@ -52,6 +60,45 @@ def test_a_prepared_key_signs_as_hmac_does(
 @given(st.text(st.characters(categories=["Cs", "L", "P"])), st.binary())
 def test_any_text_of_a_stranger_is_refused_without_an_error(text: str, body: bytes) -> None:
     assert not SigningKey("secret").proves({"a": text, "Signature": text}, body)
+
+
+HEX = "744D438196AF86606D44B8C9A7C8E0E0B2FFB22B"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"MQv2-HMAC-SHA1 Credential=AK, SignedHeaders=x-mq-date-time, Signature={HEX}",
+        f"MQv2-HMAC-SHA1 Credential=AK/cn/Rocketmq,SignedHeaders=x-mq-date-time,Signature={HEX}",
+        f"MQv2-HMAC-SHA1  Signature={HEX.lower()} , Credential=AK/",
+    ],
+)
+def test_the_signature_of_stock_clients_of_grpc(header: str) -> None:
+    """The spellings of the Java, C++ and Go clients."""
+    date = ("x-mq-date-time", "20260101T000000Z")
+    call = call_signature([date, ("authorization", header), ("grpc-bin", b"1")])
+    assert call is not None and call.user == "AK"
+    assert SigningKey("12345678").proves_call(call)
+    assert not SigningKey("12345679").proves_call(call)
+    assert not SigningKey("12345678").proves_call(call._replace(signed="20260101T000001Z"))
+    assert call_signature([("authorization", header)]) is None
+    assert call_signature([date, ("authorization", header.removeprefix("MQv2-"))]) is None
+
+
+@given(st.text(), st.text())
+def test_any_metadata_of_a_stranger_proves_nothing(header: str, digest: str) -> None:
+    call = call_signature([("x-mq-date-time", "x"), ("authorization", f"MQv2-HMAC-SHA1 {header}")])
+    assert call is None or not SigningKey("secret").proves_call(call)
+    assert not SigningKey("secret").proves_call(CallSignature("u", header, digest))
+
+
+def test_our_calls_are_signed_as_stock_ones_are() -> None:
+    signer = Signer(Credentials(access_key="AK", secret_key="12345678"))
+    stock = f"MQv2-HMAC-SHA1 Credential=AK, SignedHeaders=x-mq-date-time, Signature={HEX}"
+    assert dict(signer.call_metadata(1_767_225_600_000)) == {
+        "x-mq-date-time": "20260101T000000Z",
+        "authorization": stock,
+    }
 
 
 def test_a_request_that_is_sent_again_is_signed_again() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from batonmq.auth.signature import Signer
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.admin.types import (
     ControllerLogStatus,
@@ -249,7 +250,9 @@ class ControllerAdmin:
 
         stub_class: Any = controller_pb2_grpc.ControllerServiceStub
         endpoints = [grpc_address(address) for address in addresses or self.addresses]
-        tls, why = self._requests.client.options.tls, ""
+        options, why = self._requests.client.options, ""
+        tls, user = options.tls, options.credentials
+        signed = Signer(user).call_metadata(wall_ms()) if user is not None else None
         for endpoint in endpoints:
             channel = grpc.aio.insecure_channel(endpoint)
             if tls is not None:
@@ -259,7 +262,9 @@ class ControllerAdmin:
             async with channel:
                 call = getattr(stub_class(channel), method)
                 try:
-                    reply = await call(request, timeout=self._requests.timeout_ms / 1000)
+                    reply = await call(
+                        request, timeout=self._requests.timeout_ms / 1000, metadata=signed
+                    )
                 except grpc.aio.AioRpcError as error:
                     why = f"{error.code().name} {error.details() or ''}"
                     continue
