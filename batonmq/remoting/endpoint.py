@@ -309,7 +309,7 @@ class RemotingClient(Endpoint):
             raise ConnectError(address, f"no connection within {timeout_ms} ms") from None
         except asyncio.CancelledError:
             if dial.cancelled():
-                raise ConnectError(address, "the client is closed") from None
+                raise ConnectError(address, "the attempt to connect was ended") from None
             raise
 
     def _dialled(self, address: str, dial: asyncio.Task[Connection]) -> None:
@@ -345,7 +345,11 @@ class RemotingClient(Endpoint):
             del self._by_address[address]
 
     def close_connection(self, address: str, reason: str = "no longer needed") -> None:
-        """Closes the connection to an address, if any."""
+        """Closes the connection to an address, if any. Who waits for one gets ConnectError: a dial
+        may take seconds, to a host that is cut off or a process that is just starting with TLS."""
+        dial = self._dials.get(address)
+        if dial is not None:
+            dial.cancel()
         connection = self._by_address.pop(address, None)
         if connection is not None:
             connection.close(reason)

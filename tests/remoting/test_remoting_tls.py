@@ -59,6 +59,36 @@ def made(tmp_path: Path) -> Authority:
     return authority(tmp_path / "tls")
 
 
+def test_a_handshake_that_hangs_does_not_keep_a_request_from_another_broker(
+    made: Authority,
+) -> None:
+    """A process that is just starting listens, and shakes no hands yet: whoever learns of another
+    master ends the dial, as it closes a silent connection."""
+
+    async def scenario() -> None:
+        dialled, never = asyncio.Event(), asyncio.Event()
+
+        async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            dialled.set()
+            await never.wait()
+            writer.close()
+
+        async with await asyncio.start_server(accept, "127.0.0.1", 0) as silent:
+            address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+            client = RemotingClient(tls=DialTls(client_tls(made)), connect_timeout_ms=60_000)
+            request = RemotingCommand.request(30)
+            asking = asyncio.create_task(client.invoke(address, request, 60_000))
+            async with asyncio.timeout(20):
+                await dialled.wait()
+                client.close_connection(address)
+                with pytest.raises(ConnectError, match="was ended"):
+                    await asking
+            never.set()
+            await client.close()
+
+    asyncio.run(scenario())
+
+
 def test_one_permissive_port_serves_plain_and_tls(made: Authority) -> None:
     async def scenario() -> None:
         tls = node_tls(made, server_mode="permissive")
