@@ -185,6 +185,7 @@ class BrokerService:
         )
         self.locks = LockProcessor(path, topics, self.tables.locks)
         self.waiting.transactions.require = self.endpoint.require
+        self.waiting.producers.may = self.endpoint.may_publish
         self._register_pop(processors := Processors())
         for processor in (
             self.replication,

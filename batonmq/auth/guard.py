@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.policy import NAME_MAX, KnownUser, Need, Rulebook, UserInfo
-from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of
+from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of, publish_needs
 from batonmq.auth.signature import (
     ACCESS_KEY,
     SIGNATURE,
@@ -45,6 +45,8 @@ from batonmq.runtime.clock import wall_ms
 log = logging.getLogger(__name__)
 
 NODE: Final = "auth.node"
+USER: Final = "auth.user"
+"""Of a connection: whose request was proven last, apart from repeated sends."""
 _DECIDED: Final = "auth.decided"
 _SENDERS: Final = "auth.senders"
 _Senders: TypeAlias = tuple[int, dict[tuple[str, int, str], SigningKey]]
@@ -237,6 +239,20 @@ class Guard:
         except BrokerRefusal:
             return request.ext.get(ACCESS_KEY, "")
 
+    def may_publish(self, connection: Connection, topic: str) -> bool:
+        """Whether the user that signed last on this connection may write to the topic: a broker
+        sends it half messages of it."""
+        config = self._config
+        if not config.authorization_enabled or config.audit_only:
+            return True
+        known = self._known(str(connection.attachments.get(USER, "")))
+        found = [(book, user) for book, user in known if user.is_enabled]
+        source = _host(connection.peer)
+        return all(
+            any(user.evaluate(need, source, book.cluster).allowed for book, user in found)
+            for need in publish_needs(topic)
+        )
+
     def check_call(
         self, code: int, metadata: Iterable[tuple[str, str | bytes]], peer: str, subject: str
     ) -> str:
@@ -285,6 +301,7 @@ class Guard:
         if RELAY_FIELD in request.ext and NODE not in connection.attachments:
             why = f"{RELAY_FIELD} is taken from nodes only"
             raise self._refusal(name, code, request, connection, why)
+        connection.attachments[USER] = name
         if code == RequestCode.BATON_CONNECTION_ENDS and self.is_node(name):
             connection.attachments[NODE] = True
         if code in self._free_codes:
@@ -421,6 +438,10 @@ def _source(request: RemotingCommand, connection: Connection | Caller) -> str:
     """The client's address without its port; behind a relay, the one that the relay names."""
     relayed = request.ext.get(RELAY_FIELD)
     address = connection.peer if relayed is None else relayed.partition("@")[2]
+    return _host(address)
+
+
+def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 

@@ -34,6 +34,9 @@ class ProducerCheck:
         self._senders: dict[str, Connection] = {}
         #: Called with a group when a producer of it connects.
         self.came: Callable[[str], None] = lambda group: None
+        self.may: Callable[[Connection, str], bool] = lambda channel, topic: True
+        """Whether a client may see half messages of a topic. Any user can name any producer group
+        in a heartbeat."""
         clients.producer_came = lambda group: self.came(group)
 
     def sent_half(self, group: str, channel: Connection) -> None:
@@ -44,11 +47,12 @@ class ProducerCheck:
         if is_new:
             self.came(group)
 
-    def channel(self, group: str) -> Connection | None:
-        """The connection of a producer of the group; None if there is none."""
+    def channel(self, group: str, topic: str) -> Connection | None:
+        """The connection of a producer of the group that may write to the topic, if any."""
         heard = cast("Connection | None", self._clients.next_producer(group))
         known = (heard, self._senders.get(group))
-        return next((one for one in known if one is not None and not one.closed), None)
+        open_ones = (one for one in known if one is not None and not one.closed)
+        return next((one for one in open_ones if self.may(one, topic)), None)
 
     def ask(
         self, channel: Connection, copy: NewMessage, put: PutResult, place: tuple[str, int]

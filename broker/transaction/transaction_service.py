@@ -470,7 +470,7 @@ class TransactionService(LogFeature):
             self._table.later(half, now_ms, log_features.REFUSED_MS)
         elif due.action == "give up":
             self._give_up(half, record)
-        elif (channel := self._producers.channel(half.group)) is None:
+        elif (channel := self._producers.channel(half.group, topic)) is None:
             log.info("transaction_not_checked group=%s: no producer of it is here", half.group)
             self._table.no_producer(half, now_ms)
         else:

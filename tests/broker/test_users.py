@@ -59,6 +59,8 @@ from batonmq.proto.controller.v1 import controller_pb2
 from batonmq.proto.controller.v1.controller_pb2_grpc import ControllerServiceStub
 from batonmq.protocol.bodies import (
     DataVersion,
+    HeartbeatData,
+    ProducerData,
     SubscriptionGroupConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
@@ -814,6 +816,44 @@ def test_a_master_that_was_replaced_does_not_bring_back_a_user() -> None:
                 assert await put(1, USER, OTHER) == ResponseCode.SYSTEM_ERROR
                 assert names.guard.user("shop") is None and names.guard.user("other") is not None
             finally:
+                await client.close()
+
+    play(test)
+
+
+def test_half_messages_are_shown_to_producers_that_may_write_their_topic(tmp_path: Path) -> None:
+    """Any user can name any producer group: in a heartbeat, and in a half message of its own."""
+
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            assert isinstance(server.service, BrokerService)
+            producers = server.service.waiting.producers
+            for who, topic in ((USER, "Orders"), (OTHER, "Other")):
+                await server.create(who)
+                await server.grant(who, (f"Topic:{topic}", "Pub"))
+
+            def beat(client_id: str) -> RemotingCommand:
+                shops = [ProducerData(group_name="shops")]
+                body = HeartbeatData(client_id=client_id, producer_data_set=shops).encode()
+                return RemotingCommand.request(RequestCode.HEART_BEAT, body=body)
+
+            clients = {who.access_key: RemotingClient(sign=Signer(who)) for who in (OTHER, USER)}
+            thief, shop = clients.values()
+            assert (await thief.invoke(server.address, beat("thief"), 5000)).code == 0
+            assert producers.channel("shops", "Orders") is None
+            half = RemotingCommand.request(
+                310, send_header("Other", 0, HALF) | {"a": "shops"}, b"h"
+            )
+            assert (await thief.invoke(server.address, half, 5000)).code == 0
+            assert producers.channel("shops", "Other") is not None
+            assert producers.channel("shops", "Orders") is None
+            assert (await shop.invoke(server.address, beat("shop"), 5000)).code == 0
+            found = [producers.channel("shops", "Orders") for _ in range(4)]
+            assert any(found)
+            ports = {each.peer for each in found if each is not None}
+            connection = shop.live_connection(server.address)
+            assert connection is not None and ports == {connection.local}
+            for client in clients.values():
                 await client.close()
 
     play(test)
