@@ -302,14 +302,21 @@ def _argv(node: Node) -> list[str]:
 def rotate_log(path: Path, size_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> None:
     """Keeps a `process.log` above `size_max` bytes as `.1`, the one before as `.2` and so on, and
     empties it. Its process writes to it by appending, and needs no signal. What it writes within
-    the copy is lost. Raises OSError."""
+    the copy is lost. Raises OSError; then no file has changed its name."""
     if not path.exists() or path.stat().st_size <= size_max:
         return
+    # The copy first: a full disk, where each try fails, must not push older logs out one by one.
+    copy = Path(f"{path}.new")
+    try:
+        shutil.copyfile(path, copy)
+    except OSError:
+        copy.unlink(missing_ok=True)
+        raise
     for number in range(kept, 1, -1):
         older, newer = Path(f"{path}.{number}"), Path(f"{path}.{number - 1}")
         if newer.exists():
             newer.replace(older)
-    shutil.copyfile(path, f"{path}.1")
+    copy.replace(f"{path}.1")
     os.truncate(path, 0)
 
 
@@ -329,7 +336,9 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def tail_of_log(child: Child, lines: int = 3) -> str:
     """The last lines of a child's log, for the report of its end."""
     try:
-        text = child.log_path.read_bytes()[-4096:].decode(errors="replace")
+        with child.log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])

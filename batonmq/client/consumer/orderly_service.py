@@ -23,6 +23,7 @@ from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 
+# Half of the broker's 60 s: this member stops long before another one can get the lock.
 LOCK_LIVE_MS = 30_000
 LOCK_RENEW_MS = 20_000
 _LOCK_CALL_MS = 1_000
@@ -85,6 +86,7 @@ class OrderlyService(ConsumeService):
                 unlocking = self._client.spawn(self._unlock_after(task, running[task]))
                 self._unlocking.add(unlocking)
                 unlocking.add_done_callback(self._unlocking.discard)
+        # A listener that takes minutes keeps its own queue only.
         kept = {running[task] for task in late}
         await self._unlock([reader for reader in readers if reader not in kept])
 
@@ -124,10 +126,10 @@ class OrderlyService(ConsumeService):
             del self._consuming[reader]
 
     async def _lock(self, readers: Sequence[QueueReader]) -> bool:
-        """Locks queues; returns whether all were locked. The lock's time counts from before the
-        request."""
+        """Locks queues; returns whether all were locked."""
         complete = True
         for (topic, name), some in _by_broker(readers).items():
+            # The lock counts from before the request: the broker counts from when it got it.
             sent_ms = boot_ms()
             try:
                 held = await self._calls.lock_queues(
@@ -178,6 +180,7 @@ class OrderlyService(ConsumeService):
                     return
                 context = ConsumeContext(reader.queue)
                 status = await self._listener(batch, context)
+            # Another member has the queue, or it was moved: its progress is not ours to commit.
             if process_queue.dropped:
                 return
             if status is ConsumeStatus.SUCCESS:

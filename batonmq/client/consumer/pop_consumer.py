@@ -106,6 +106,8 @@ class PopConsumer(Receiver):
                     self._note_received(messages, began_ms)
                     return messages
                 waits_ms = 0
+            # The first round asks each broker without a wait: one of them may have messages. Then
+            # only one is waited at, in turns, so that no broker is left out for long.
             waits_ms = timeout_ms if len(names) == 1 else _TURN_MS
 
     async def _pop(
@@ -146,9 +148,10 @@ class PopConsumer(Receiver):
         messages = _with_handles(reply, subscription.topic, broker_name)
         wanted = list(wanted_only(messages, subscription))
         if len(wanted) < len(messages):
-            others = {id(message) for message in wanted}
+            # Acknowledged, or they come again after each invisible time, and end as dead letters.
+            kept = {id(message) for message in wanted}
             for message in messages:
-                if id(message) not in others:
+                if id(message) not in kept:
                     await self.ack(message)
         return wanted
 

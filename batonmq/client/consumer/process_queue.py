@@ -74,6 +74,7 @@ class ProcessQueue:
         batch = [self._cached.pop(offset) for offset in offsets]
         for message in batch:
             self._taken[message.queue_offset] = message
+        # Out of order only after a `put_back`, so the sort is rare.
         if not in_order:
             self._taken = dict(sorted(self._taken.items()))
         return batch
@@ -88,6 +89,7 @@ class ProcessQueue:
     def put_back(self, messages: Iterable[MessageExt]) -> None:
         """Returns taken messages to the front, in order (orderly retry)."""
         for message in messages:
+            # The one that is kept, not the caller's: `replace_taken` may have changed it.
             held = self._taken.pop(message.queue_offset, None)
             if held is not None:
                 self._cached[message.queue_offset] = held

@@ -131,7 +131,7 @@ class QueueReader:
                 await asyncio.sleep(pause_ms(failures) / 1000)
             else:
                 if failures:
-                    log.info("pull_goes_on queue=%s address=%s", self.queue, address)
+                    log.info("pull_continues queue=%s address=%s", self.queue, address)
                 failures = 0
                 if result.messages:
                     now_ms, count = boot_ms(), len(result.messages)
@@ -154,6 +154,7 @@ class QueueReader:
 
     async def _wait_until_allowed(self) -> None:
         while True:
+            # Before the checks: a change between them and the wait wakes it at once.
             self._room.clear()
             if self._shared.orderly and self.process_queue.locked_until_ms <= boot_ms():
                 await self._wait_for_room(_LOCK_PAUSE_MS)
@@ -163,6 +164,7 @@ class QueueReader:
             )
             if reason is None:
                 return
+            # A slow listener leads here after each of its messages.
             if self._flow_controlled % 1000 == 0:
                 log.warning("flow_control queue=%s reason=%s", self.queue, reason)
             self._flow_controlled += 1
@@ -243,6 +245,7 @@ class QueueReader:
         if result.status is PullStatus.OFFSET_ILLEGAL:
             await self._move_to(result)
             return
+        # The offset moves on also without messages: a filter may skip a whole pull.
         process_queue.put(result.messages, result.next_begin_offset)
         if result.messages:
             self._shared.arrived(self)
@@ -260,6 +263,7 @@ class QueueReader:
     def _replace(self, offset: int) -> None:
         old, self.process_queue = self.process_queue, ProcessQueue(offset)
         old.dropped = True
+        # The lock is for the queue, whatever the offset.
         self.process_queue.locked_until_ms = old.locked_until_ms
         self._offsets.reset(self.queue, offset)
 

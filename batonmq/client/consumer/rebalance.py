@@ -55,6 +55,7 @@ def plan_rebalance(
         return RebalancePlan((), ())
     else:
         in_order = sorted(dict.fromkeys(queues))  # usually in order already, so this is fast
+        # Sets: a member that two brokers report counts once, else its share would be doubled.
         target = set(allocate_averagely(in_order, sorted(set(client_ids)), own_id))
     return RebalancePlan(
         give_up=tuple(sorted(held_now - target)), take_up=tuple(sorted(target - held_now))

@@ -84,6 +84,7 @@ class SilenceWatch:
             request = self._requests[serial]
             silence = request.silence
             address = silence.address
+            # Pushed after the loop, so that one call sees each request once.
             again.append((now_ms + request.recheck_ms, serial))
             if not silence.is_held:
                 found[address] = silence

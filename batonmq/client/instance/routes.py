@@ -157,6 +157,7 @@ class RouteTable:
         None. All other routes are updated in the next turns of the loop."""
         address = self._hints.note(broker_name, refusal.ext, boot_ms())
         if address is not None:
+            # This send needs its route now. The others follow in slices: there may be thousands.
             is_news = self._masters.get(broker_name) != address
             self._apply_hints(topic)
             if is_news:
@@ -181,6 +182,7 @@ class RouteTable:
         """Refreshes the known routes, and those of the topics in use, periodically."""
         while True:
             await asyncio.sleep(self._connections.options.route_poll_ms / 1000)
+            # One after the other: a poll of many topics must not crowd out sends.
             for topic in sorted({*used_topics(), *self._routes}):
                 try:
                     await self.refresh(topic)
@@ -224,6 +226,7 @@ class RouteTable:
         left = {
             address
             for name, address in named.items()
+            # A group without a master is no news: the old one may still be it.
             if not self.is_master(address) and route.master_address(name) is not None
         }
         if left:

@@ -391,6 +391,7 @@ class Producer(GroupMember):
                 topic, queue.broker_name, address, request, left_ms
             )
         except (ConnectError, RequestTimeoutError) as error:
+            # Else a hint that names this address would win over each route that is fetched.
             self._client.routes.master_unreachable(address)
             self._failed(sending, queue, address, NO_REPLY, str(error))
             return None

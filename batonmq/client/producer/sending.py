@@ -112,7 +112,7 @@ ADVICE_BY_CODE: dict[int, str] = {
 
 def _advice(code: int, remark: str) -> str:
     if remark.startswith(DISK_FULL):
-        return "make room on the disk of that broker, it takes writes again by itself"
+        return "free disk space on that broker: it then takes writes again by itself"
     return ADVICE_BY_CODE.get(code, "see `mqctl health`")
 
 
@@ -231,6 +231,7 @@ class Sending:
 
     def pause_ms(self, now_ms: int) -> int:
         """The pause before the next try. Raises SendFailedError if the deadline is earlier."""
+        # A living broker named the new master: there is nothing to wait for.
         if self.follow_hint:
             return 0
         pause = pause_ms(len(self.attempts))

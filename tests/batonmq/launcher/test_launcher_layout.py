@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -196,6 +197,26 @@ def test_a_log_is_rotated_while_its_process_appends(tmp_path: Path) -> None:
     kept = [(tmp_path / f"process.log.{n}").read_text() for n in (1, 2, 3)]
     assert kept == [f"line {n} of it\n" for n in (4, 3, 2)]
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_full_disk_pushes_no_older_log_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rotation that fails is tried again each time, and leaves all logs as they are."""
+    path = tmp_path / "process.log"
+    files = {"process.log": "the long newest one", "process.log.1": "b", "process.log.2": "a"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    def copy_part(source: Path, target: Path | str) -> None:
+        Path(target).write_bytes(source.read_bytes()[:4])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", copy_part)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            rotate_log(path, 10, kept=2)
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == files
 
 
 def _numbers(layout: Layout) -> list[tuple[int, str]]:

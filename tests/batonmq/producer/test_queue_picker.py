@@ -110,7 +110,7 @@ def test_r45_the_advice_for_a_full_disk_names_the_disk_and_no_missing_master() -
         return str(sending.error(0))
 
     full = advice("the disk is full: No space left on device")
-    assert "make room on the disk" in full and "no master" not in full
+    assert "free disk space on that broker" in full and "no master" not in full
     assert "no master answers" in advice("this broker has no role yet")
 
 
