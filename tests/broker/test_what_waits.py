@@ -191,7 +191,7 @@ def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
         waiting, asked = rig.service.waiting, []
         monkeypatch.setattr(waiting.producers, "ask", lambda *args: asked.append(args))
         with monkeypatch.context() as away:
-            away.setattr(waiting.producers, "channel", lambda group: None)
+            away.setattr(waiting.producers, "channel", lambda group, topic: None)
             await half(rig)
             await until(lambda: bool(waiting.transactions._table._without_producer))
         body = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="pg")])
