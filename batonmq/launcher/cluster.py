@@ -80,6 +80,8 @@ class LocalCluster:
         self._respawn = respawn
         self._started_at_ms = 0
         self._written: dict[str, object] | None = None
+        self._is_stale = False
+        """Whether `cluster.json` could not be written; reported once."""
         self._admin: Admin | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._poll_now = asyncio.Event()
@@ -403,7 +405,17 @@ class LocalCluster:
         pids = {name: child.pid for name, child in self.children.by_name.items()}
         document = cluster_document(self.layout, self._started_at_ms, pids, self.view.states)
         if document != self._written:
-            write_document(self.layout.cluster_file, document)
+            try:
+                write_document(self.layout.cluster_file, document)
+            except OSError as exc:
+                # The next poll tries again. A full disk must not end the watch over the processes:
+                # one that died would not be started again.
+                if not self._is_stale:
+                    text = f"{self.layout.cluster_file} is not up to date: {exc.strerror}"
+                    self._reporter.report(ClusterEvent("cluster_file_stale", text, bad=True))
+                self._is_stale = True
+                return
+            self._is_stale = False
             if self.announced and self._written is None:
                 announce(self.layout.cluster_file)
             self._written = document

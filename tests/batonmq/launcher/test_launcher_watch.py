@@ -1,7 +1,20 @@
-"""What `batonmq up` makes of a group's record at the controllers."""
+"""What `batonmq up` makes of a group's record at the controllers, and of its own full disk."""
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from batonmq.launcher import cluster as launcher_cluster
+from batonmq.launcher.children import ChildChanged
+from batonmq.launcher.cluster import LocalCluster
+from batonmq.launcher.events import ClusterEvent, Reporter
+from batonmq.launcher.forks import ForkServer
+from batonmq.launcher.layout import plan
 from batonmq.launcher.watch import _group
 from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
 
@@ -34,3 +47,30 @@ def test_a_lost_member_does_not_hide_the_living_replica_on_its_address() -> None
     )
     group = _group("broker-a", info)
     assert group.in_sync == 0 and group.replicas[ADDRESS].broker_id == 4
+
+
+def test_a_full_disk_does_not_end_the_watch_over_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends a process is handled whether `cluster.json` can be written or not. It is reported
+    once, and written with the next change after there is space."""
+    reported: list[str] = []
+
+    class Notes:
+        def report(self, event: ClusterEvent) -> None:
+            reported.append(event.kind)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cluster = LocalCluster(
+        plan(tmp_path), cast("Reporter", Notes()), cast("ForkServer", None), respawn=True
+    )
+    cluster.whole = True
+    with monkeypatch.context() as disk:
+        disk.setattr(launcher_cluster, "write_document", full)
+        for node in cluster.layout.brokers:
+            cluster._child_changed(ChildChanged(node, None, "SIGKILL"))
+    assert reported.count("process_ended") == 3 and reported.count("cluster_file_stale") == 1
+    cluster._child_changed(ChildChanged(cluster.layout.brokers[0], 77, "started"))
+    assert cluster.layout.cluster_file.exists()
