@@ -8,6 +8,7 @@ there is no cluster (`gave_up`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -49,6 +50,8 @@ from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.sockets import listens
 from batonmq.runtime.tls import TlsError
 from batonmq.runtime.words import counted
+
+log = logging.getLogger(__name__)
 
 POLL_STARTING_S = 0.05
 POLL_S = 0.5
@@ -363,9 +366,15 @@ class LocalCluster:
         addresses = [node.address for node in name_servers]
         if addresses == self._asked:
             return
-        before, self._admin = self._admin, self._new_admin(addresses)
+        admin = self._new_admin(addresses)
+        try:
+            await admin.start()
+        except TlsError as exc:
+            # Certificates may be just being replaced: the next poll tries again.
+            log.warning("cluster_not_asked reason=%s", exc)
+            return
+        before, self._admin = self._admin, admin
         self._asked = addresses
-        await self._admin.start()
         if before is not None:
             await before.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import plan
 from batonmq.launcher.watch import _group
 from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
+from batonmq.runtime.tls import TlsError
 
 ADDRESS, OTHER = "127.0.0.1:1", "127.0.0.1:2"
 
@@ -74,3 +76,36 @@ def test_a_full_disk_does_not_end_the_watch_over_the_processes(
     assert reported.count("process_ended") == 3 and reported.count("cluster_file_stale") == 1
     cluster._child_changed(ChildChanged(cluster.layout.brokers[0], 77, "started"))
     assert cluster.layout.cluster_file.exists()
+
+
+def test_a_certificate_that_cannot_be_read_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cluster.json` and the reports of elections would stop. The next poll asks again."""
+    started: list[str] = []
+
+    class FakeAdmin:
+        def __init__(self, addresses: list[str]) -> None:
+            self.addresses = addresses
+
+        async def start(self) -> None:
+            started.append(self.addresses[0])
+            if len(started) == 2:
+                raise TlsError("certPath", "the file ends within the certificate")
+
+        async def close(self) -> None:
+            pass
+
+    cluster = LocalCluster(plan(tmp_path), cast("Reporter", None), cast("ForkServer", None))
+    monkeypatch.setattr(cluster, "_new_admin", FakeAdmin)
+    first, second, _ = cluster.layout.name_servers
+
+    async def play() -> None:
+        await cluster._ask_only([first])
+        kept = cluster.admin
+        await cluster._ask_only([second])
+        assert cluster.admin is kept
+        await cluster._ask_only([second])
+        assert cluster.admin is not kept and len(started) == 3
+
+    asyncio.run(play())
