@@ -62,16 +62,19 @@ _ADVICE: Final = {
 
 class Problem(str):
     """One line about what is wrong. `is_down`: a group takes no writes, or its state is unknown.
-    `next_step`: one command, or what to do."""
+    `next_step`: one command, or what to do. `group`: which group is down; "" not known."""
 
-    __slots__ = ("is_down", "next_step")
+    __slots__ = ("group", "is_down", "next_step")
+    group: str
     is_down: bool
     next_step: str
 
     @classmethod
-    def of(cls, text: str, next_step: str = "", *, is_down: bool = False) -> Self:
+    def of(
+        cls, text: str, next_step: str = "", *, is_down: bool = False, group: str | None = ""
+    ) -> Self:
         problem = cls(text)
-        problem.next_step, problem.is_down = next_step, is_down
+        problem.next_step, problem.is_down, problem.group = next_step, is_down, group or ""
         return problem
 
 
@@ -101,14 +104,7 @@ class Findings:
     @property
     def leader(self) -> str:
         """The controller that reports itself as leader; empty if there is none."""
-        return next(
-            (
-                address
-                for address, answer in self.controllers.items()
-                if not isinstance(answer, BatonError) and answer.is_leader
-            ),
-            "",
-        )
+        return next((a for a, answer in self.controllers.items() if _leads(answer)), "")
 
     @property
     def groups(self) -> list[str]:
@@ -126,11 +122,17 @@ class Findings:
             return DOWN
         return DEGRADED if problems else OK
 
+    @property
+    def groups_down(self) -> list[str]:
+        """Those that are known to take no writes, or whose master does not answer."""
+        return sorted({p.group for p in self.problems() if p.is_down} - {""})
+
     def problems(self) -> list[Problem]:
         """None means healthy."""
         if self.nowhere:
             return [Problem.of(self.nowhere, is_down=True)]
         unreachable = bool(self.name_servers) and all(self.name_servers.values())
+        masters = self.masters
         found = [
             Problem.of(f"name server {a}: {why}", _next_step(why), is_down=unreachable)
             for a, why in self.name_servers.items()
@@ -138,12 +140,15 @@ class Findings:
         ]
         for address, answer in self.controllers.items():
             if isinstance(answer, BatonError):
-                found.append(Problem.of(f"controller {address}: {reason(address, answer)}", _AWAY))
+                why = reason(address, answer)
+                found.append(Problem.of(f"controller {address}: {why}", _next_step(why)))
         if not self.classic:
             found += self._leader_problems()
             found += self._log_problems()
         found += [
-            Problem.of(f"broker {a}: {why}", _next_step(why), is_down=a in self.masters)
+            Problem.of(
+                f"broker {a}: {why}", _next_step(why), is_down=a in masters, group=masters.get(a)
+            )
             for a, why in self.brokers.items()
             if why and a not in self.left
         ]
@@ -161,19 +166,19 @@ class Findings:
         what, _, why = text.partition(": ")
         advice = _FREE_SPACE if "disk" in why else _ADVICE.get(what, "")
         # A new master whose disk is full has not refused anything yet: its first write will be.
-        is_down = what == "refuses writes" or (
-            what == "its disk is full" and address in self.masters
-        )
-        return Problem.of(f"broker {address}: {text}", advice.format(address), is_down=is_down)
+        group = self.masters.get(address)
+        is_down = what == "refuses writes" or (what == "its disk is full" and group is not None)
+        line, step = f"broker {address}: {text}", advice.format(address)
+        return Problem.of(line, step, is_down=is_down, group=group)
 
     @property
-    def masters(self) -> frozenset[str]:
-        """Addresses of the masters, as the controllers or, without them, the routes name them."""
-        routed = (
-            data.broker_addrs.get(MASTER_ID) for data in self.routes.broker_addr_table.values()
-        )
-        named = (info.master_address for info in self.replicas.replicas_info_table.values())
-        return frozenset(filter(None, (*named, *routed)))
+    def masters(self) -> dict[str, str]:
+        """Address of each master -> its group, as the routes and the controllers name them."""
+        routed = self.routes.broker_addr_table.items()
+        masters = {data.broker_addrs.get(MASTER_ID): name for name, data in routed}
+        known = self.replicas.replicas_info_table.items()
+        masters |= {info.master_address: name for name, info in known}
+        return {address: name for address, name in masters.items() if address}
 
     def removed(self, name: str) -> list[ReplicaIdentity]:
         """Dead replicas of a group that are no part of it any more by cluster.json: the controllers
@@ -288,6 +293,7 @@ class Findings:
             f"{name}: no master",
             f"start every member of the last set: mqctl getSyncStateSet -b {name}",
             is_down=True,
+            group=name,
         )
         if self.classic:
             has_master = MASTER_ID in self.routes.broker_addr_table[name].broker_addrs
@@ -295,14 +301,14 @@ class Findings:
         info = self.replicas.replicas_info_table.get(name)
         if info is None:
             text = f"{name}: the controllers know no such group"
-            return [Problem.of(text, "start its brokers", is_down=True)]
+            return [Problem.of(text, "start its brokers", is_down=True, group=name)]
         found: list[Problem] = []
         alive = {r.broker_address for r in info.in_sync_replicas if r.alive}
         if not info.master_address:
             found.append(no_master)
         elif info.master_address not in alive:
             text = f"{name}: its master {info.master_address} is not alive"
-            found.append(Problem.of(text, no_master.next_step, is_down=True))
+            found.append(Problem.of(text, no_master.next_step, is_down=True, group=name))
         routed = self.routes.broker_addr_table.get(name)
         to = routed.broker_addrs.get(MASTER_ID) if routed is not None else None
         if info.master_address and to != info.master_address:
@@ -336,6 +342,7 @@ class Findings:
         return {
             "healthy": not problems,
             "state": self.state,
+            "groupsDown": self.groups_down,
             "cluster": self.cluster,
             "problems": problems,
             "nextSteps": [problem.next_step for problem in problems],
@@ -352,6 +359,14 @@ class Findings:
 
 
 _AWAY: Final = "start it again; mqctl verdict says why it ended, and what is safe"
+_CLOSES: Final = (
+    "it runs and closes connections. `connections_crowded_out` in its log: it has too few file"
+    " descriptors, so raise LimitNOFILE (ulimit -n) and restart it; else it may take only TLS"
+)
+_CERTIFICATE: Final = (
+    "it runs: compare the dates of its certificate, and the clocks: mqctl secure status; new"
+    " certificates: mqctl secure rotate"
+)
 _RIGHTS: Final = "a super user can allow it: mqctl acl create USER -r Cluster:* -a Get"
 
 
@@ -399,8 +414,20 @@ def may_not(why: str) -> bool:
     return ResponseCode.NO_PERMISSION.name in why
 
 
+def closes(why: str) -> bool:
+    """Whether a node accepted the connection, and ended it without an answer."""
+    return why.startswith("connection ended: ")
+
+
+def distrusts(why: str) -> bool:
+    """Whether one of the two refuses the other's certificate."""
+    return "certificate" in why
+
+
 def _next_step(why: str) -> str:
-    return _RIGHTS if may_not(why) else _AWAY
+    if may_not(why):
+        return _RIGHTS
+    return _CERTIFICATE if distrusts(why) else _CLOSES if closes(why) else _AWAY
 
 
 async def poll_classic(admin: Admin) -> Findings:

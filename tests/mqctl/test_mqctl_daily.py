@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import batonmq.client.admin.admin
 from batonmq.client.errors import NoMasterError
 from batonmq.mqctl.commands import bench, dlq
 from batonmq.mqctl.main import cli
-from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.bodies import ReplicaIdentity, SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.errors import RequestTimeoutError
 
 MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
@@ -160,7 +161,53 @@ def test_top_fits_a_terminal_of_80_by_24(
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     assert lines[1].split()[:3] == ["Broker", "ID", "Address"]
     document = mqctl("top", "--once", "--json").json
-    assert len(document["brokers"]) == 31 and document["topics"][0]["topic"] == "T"
+    assert len(document["brokers"]) == 32, "with the slave that no route has"
+    assert document["topics"][0]["topic"] == "T"
+
+
+def test_top_shows_dead_brokers_also_of_a_group_that_is_wholly_dead(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Name servers forget a dead broker, the controllers know it; cluster.json knows each group."""
+    del fake.info.broker_addr_table["broker-a"].broker_addrs[2]
+    alone = "10.0.0.9:10911"
+    fake.dead = {SLAVE, alone}
+    done = mqctl("top", "--once")
+    rows = [line.split() for line in done.out.splitlines()]
+    assert ["broker-a", "2", SLAVE, "dead"] in rows
+    for name in ("NAMESRV_ADDR", "CONTROLLER_ADDR"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BATONMQ_DATA", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    planned = {"broker-a": (MASTER, SLAVE), "broker-z": (alone,)}
+    document = {
+        "supervisorPid": os.getpid(),
+        "nameServers": [{"address": "10.0.0.1:9876"}],
+        "controllers": [{"address": "10.0.0.1:9878"}],
+        "brokers": [{"name": n, "address": a} for n, every in planned.items() for a in every],
+    }
+    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    many = {2 + n: f"10.20.30.{n}:10911" for n in range(30)}
+    fake.info.broker_addr_table["broker-a"].broker_addrs |= many
+    done = mqctl("top", "--once")
+    lines = done.out.splitlines()
+    assert ["broker-z", alone, "dead"] in [line.split() for line in lines]
+    assert ["broker-a", "2", SLAVE, "dead"] in [line.split() for line in lines]
+    assert len(lines) + len(done.err.splitlines()) <= 24 and max(map(len, lines)) <= 80
+    brokers = mqctl("top", "--once", "--json").json["brokers"]
+    assert [each["address"] for each in brokers if not each["answers"]] == [SLAVE, alone]
+    info = fake.replicas.replicas_info_table["broker-a"]
+    info.not_in_sync_replicas.append(
+        ReplicaIdentity(
+            alive=False, broker_address="10.0.0.8:1", broker_id=9, broker_name="broker-a"
+        )
+    )
+    assert "10.0.0.8:1" not in mqctl("top", "--once").out, "it was removed"
+    fake.info.broker_addr_table.clear()
+    fake.dead |= {MASTER}
+    done = mqctl("top", "--once")
+    assert done.out.count(" dead") == 3 and done.code == 1
 
 
 def completed(*words: str) -> list[str]:

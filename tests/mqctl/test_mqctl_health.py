@@ -14,8 +14,15 @@ from typing import Any
 
 import pytest
 
+import batonmq.client.admin.admin
 from batonmq.mqctl.health import Findings
-from batonmq.protocol.bodies import BrokerData, BrokerReplicasInfo, ClusterInfo, ReplicaIdentity
+from batonmq.protocol.bodies import (
+    BrokerData,
+    BrokerReplicasInfo,
+    ClusterInfo,
+    ReplicaIdentity,
+    ReplicasInfo,
+)
 from batonmq.protocol.errors import ConnectError, ResponseError
 
 NS = "10.0.0.1:9876"
@@ -142,7 +149,7 @@ def test_the_exit_code_tells(mqctl: Run, fake: Any) -> None:
     assert ran.out.splitlines()[-1] == "degraded: all groups take writes"
     fake.dead = {MASTER}
     ran = mqctl("health", "--json")
-    assert (ran.code, ran.json["state"]) == (1, "down")
+    assert (ran.code, ran.json["state"], ran.json["groupsDown"]) == (1, "down", ["broker-a"])
 
 
 def test_without_controllers_master_and_slaves_are_named(mqctl: Run, fake: Any) -> None:
@@ -471,3 +478,49 @@ def test_a_verdict_by_a_user_that_may_not_ask_calls_no_node_hung(mqctl: Run, fak
     assert ran.code == 1 and "shop lacks Get" in ran.err and "mqctl verdict DIR" in ran.err
     assert "hung" not in ran.out
     assert "mqctl acl create USER" in mqctl("health").out
+
+
+def test_groups_that_take_no_writes_are_named_and_no_others(mqctl: Run, fake: Any) -> None:
+    """By each way in which one is known: no master, a dead master, a master that refuses."""
+    for n, name in enumerate(("broker-b", "broker-c", "broker-d"), 5):
+        address = f"10.0.0.{n}:10911"
+        member = ReplicaIdentity(alive=True, broker_address=address, broker_id=1, broker_name=name)
+        fake.replicas.replicas_info_table[name] = ReplicasInfo([member], address, 1)
+        routed = BrokerData(broker_addrs={0: address}, broker_name=name, cluster="C")
+        fake.info.broker_addr_table[name] = routed
+    fake.replicas.replicas_info_table["broker-b"].master_address = None
+    fake.dead = {"10.0.0.6:10911", SLAVE}
+    fake.problems = {"10.0.0.7:10911": ["refuses writes: its lease ended"]}
+    last = mqctl("health").out.splitlines()[-1]
+    assert last.startswith("down: broker-b, broker-c, broker-d: ")
+    assert mqctl("health", "--json").json["groupsDown"] == ["broker-b", "broker-c", "broker-d"]
+    fake.name_server_error = f"{NS}: Connection refused"
+    assert mqctl("health").out.splitlines()[-1].startswith("down: broker-b, ")
+
+
+EXPIRED = "the certificate of the peer is refused: certificate has expired"
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("connection ended: closed by the peer", ("LimitNOFILE", "ulimit -n")),
+        ("connection ended: lost: [Errno 104] Connection reset", ("LimitNOFILE", "ulimit -n")),
+        (EXPIRED, ("mqctl secure status", "mqctl secure rotate", "clock")),
+        ("sslv3 alert certificate expired", ("mqctl secure rotate",)),
+    ],
+)
+def test_a_process_that_runs_and_refuses_connections_is_not_to_be_started(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch, why: str, words: tuple[str, ...]
+) -> None:
+    """Recorded of a broker with `ulimit -n 64` that had 42 descriptors open, and of certificates
+    that had ended."""
+
+    def check(_: Any, address: str) -> None:
+        if address == SLAVE:
+            raise ConnectError(address, why, sent=True)
+
+    monkeypatch.setattr(batonmq.client.admin.admin.Admin, "_check", check)
+    (step,) = mqctl("health", "--json").json["nextSteps"]
+    assert all(word in step for word in words) and "start it again" not in step
+    assert " silent" in mqctl("top", "--once").out

@@ -33,10 +33,12 @@ from batonmq.mqctl.verdict.evidence import (
 from batonmq.mqctl.verdict.evidence import GroupEvidence as Recorded
 from batonmq.mqctl.verdict.files import due_ms
 from batonmq.mqctl.verdict.group_incidents import UNCHECKED
-from batonmq.mqctl.verdict.incidents import FILES, LAST_WORDS
+from batonmq.mqctl.verdict.incidents import CROWDED_OUT, FILES, LAST_WORDS, SPACE_AGAIN
 from batonmq.mqctl.verdict.judge import INCIDENTS, judge
 from batonmq.mqctl.verdict.safety import may_restart, safety
 from batonmq.protocol.layout import INDEX_HEADER, JOURNAL_MAGIC, UNIT
+from batonmq.remoting import budget
+from batonmq.store import disk_health
 from batonmq.store.checkpoint import StoreCheckpoint
 from lab.cluster.mqctl import mqctl as run_mqctl
 from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
@@ -243,6 +245,79 @@ def test_a_full_disk_is_no_cause_once_it_has_space_again() -> None:
     assert "disk-full" in found()
     assert "disk-full" not in found(ended_well=True)
     assert "disk-full" not in found("2026-11-28T11:58:00.000 INFO x it works")
+
+
+def test_what_a_broker_says_of_its_disk_is_not_contradicted_by_free_space() -> None:
+    """Its state decides: it tries again every second, or there is no space for what waits."""
+    evidence = live((1, 2, 3), {1, 2, 3})
+    told = "its disk is full: /d/log: No space left on device (/d: Total : 1.0 GiB, Free : 0 B)"
+    space: dict[str, Any] = {"folder": "/d", "disk_bytes": 1 << 30}
+
+    def cause(free: int, *told: str, **facts: Any) -> str:
+        node = replace(evidence.nodes[0], told=told, free_bytes=free, **space, **facts)
+        judged = judge(replace(evidence, now_ms=NOW, nodes=(node, *evidence.nodes[1:])))
+        return next((each.cause for each in judged.causes if each.incident == "disk-full"), "")
+
+    again = cause(103 << 20, told)
+    assert "is full" not in again and "103 MiB are free now" in again and "again" in again
+    assert "its disk is full; 0 MiB are free" in cause(0, told)
+    assert "more than 90 % of it is used" in cause(103 << 20, "its disk is full: " + WATERMARK)
+    # It had space again before it was killed; the line of that has the text of the error too.
+    lines = (
+        "2026-11-28T11:59:00.000 WARNING x disk_full reason=[Errno 28] No space left on device",
+        "2026-11-28T11:59:20.000 INFO x disk_has_space reason=/d/log: No space left on device",
+    )
+    for count, is_full in ((1, True), (2, False)):
+        log = LogTail(lines[:count], last_ms=line_ms(lines[count - 1]))
+        ended: dict[str, Any] = {"log": log, "asked": False, "process": ProcessFacts()}
+        assert bool(cause(103 << 20, **ended)) == is_full
+
+
+WATERMARK = "more than 90 % of it is used"
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "age_s", "found"),
+    [
+        (42, 64, 5, True),
+        (0, 0, 5, True),  # another user's process: only the log can be read
+        (42, 64, 900, False),
+        (400, 65_536, 5, False),  # 16,384 connections are the limit, not descriptors
+    ],
+)
+def test_a_broker_at_its_limit_of_descriptors_is_not_called_hung(
+    count: int, limit: int, age_s: int, found: bool
+) -> None:
+    """Recorded: it closes connections long before all 64 descriptors are in use."""
+    evidence = live((1, 2, 3), {1, 2, 3})
+    at = f"2026-11-28T11:{60 - age_s // 60 - 1:02}:55.000"
+    line = f"{at} WARNING batonmq.remoting.budget connections_crowded_out open=13 ended=7"
+    node = replace(
+        evidence.nodes[1],
+        refused="connection ended: closed by the peer",
+        process=ProcessFacts(77, False, count, limit),
+        log=LogTail((line,), last_ms=line_ms(line)),
+    )
+    nodes = (evidence.nodes[0], node, *evidence.nodes[2:])
+    first, *rest = judge(replace(evidence, now_ms=NOW, nodes=nodes)).causes
+    assert (first.incident == "descriptors-exhausted") == found
+    if found:
+        assert not any("hung" in each.incident for each in rest)
+        assert "LimitNOFILE" in first.repairs[0].what
+
+
+@pytest.mark.parametrize("process", [ProcessFacts(77), None])
+def test_a_certificate_that_has_ended_is_the_cause_and_no_process_is_killed(
+    process: ProcessFacts | None,
+) -> None:
+    evidence = live((1, 2, 3), {1, 2, 3})
+    why = "the certificate of the peer is refused: certificate has expired"
+    node = replace(evidence.nodes[0], refused=why, process=process)
+    judged = judge(replace(evidence, now_ms=NOW, nodes=(node, *evidence.nodes[1:])))
+    first = judged.causes[0]
+    assert (first.incident, first.subject) == ("certificate-refused", "broker-1")
+    assert "certificate has expired" in first.cause and "secure rotate" in first.repairs[0].command
+    assert not any("kill" in r.command for each in judged.findings for r in each.repairs)
 
 
 def test_the_first_three_lines_say_state_cause_and_command(mqctl: Run, folders: list[Path]) -> None:
@@ -566,9 +641,10 @@ def test_a_broker_that_only_the_controllers_do_not_hear_is_named() -> None:
     assert [each.incident for each in judged.causes] == ["slave-behind"]
 
 
-def test_the_log_line_of_an_unchecked_transaction_is_the_brokers() -> None:
-    source = inspect.getsource(transaction_service)
-    assert f'"{UNCHECKED}group=%s: ' in source
+def test_the_lines_of_a_log_that_count_are_those_that_are_written() -> None:
+    sources = "".join(map(inspect.getsource, (transaction_service, budget, disk_health)))
+    for line in (f"{UNCHECKED}group=%s: ", CROWDED_OUT.lstrip(), SPACE_AGAIN.lstrip()):
+        assert f'"{line}' in sources, line
 
 
 def test_a_topic_that_no_table_lists_is_named(mqctl: Run, folders: list[Path]) -> None:

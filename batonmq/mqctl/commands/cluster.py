@@ -36,7 +36,9 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
         elif more_stats:
             _show_totals(context, info, figures)
         else:
-            _show_rates(context, info, figures, await _not_registered(context, admin, info))
+            away = await not_registered(context, admin, info)
+            away = [each for each in away if cluster_name in (None, each[0])]
+            _show_rates(context, info, figures, away)
 
 
 async def cluster_of(
@@ -65,24 +67,34 @@ def _brokers(info: ClusterInfo) -> list[tuple[str, str, int, str]]:
     )
 
 
-async def _not_registered(
+async def not_registered(
     context: CommandContext, admin: Admin, info: ClusterInfo
 ) -> list[tuple[str, str, int, str]]:
-    """As `_brokers`: replicas of these groups that the controllers know and no route has."""
+    """As `_brokers`: replicas that the controllers or cluster.json know and no route has, but for
+    those that were removed. Id 0: not known."""
     from batonmq.protocol.errors import BatonError
 
-    if not context.target.controllers:
-        return []
+    table = info.broker_addr_table
+    local = context.target.local
+    planned = {address: name for name, address in (local.brokers if local is not None else ())}
+    found = {address: (name, 0) for address, name in planned.items()}
     try:
-        controller = admin.controller(context.target.controllers)
-        known = await controller.sync_state_data(sorted(info.broker_addr_table))
+        if context.target.controllers:
+            controller = admin.controller(context.target.controllers)
+            known = await controller.sync_state_data(sorted({*table, *planned.values()}))
+            found |= {
+                replica.broker_address: (name, replica.broker_id)
+                for name, group in known.replicas_info_table.items()
+                for replica in (*group.in_sync_replicas, *group.not_in_sync_replicas)
+                if replica.alive or name not in planned.values() or replica.broker_address in found
+            }
     except BatonError:
-        return []  # `mqctl health` says so
+        pass  # `mqctl health` says so
+    routed = set(broker_addresses(info))
     return sorted(
-        (info.broker_addr_table[name].cluster, name, replica.broker_id, replica.broker_address)
-        for name, group in known.replicas_info_table.items()
-        for replica in (*group.in_sync_replicas, *group.not_in_sync_replicas)
-        if replica.broker_address not in info.broker_addr_table[name].broker_addrs.values()
+        (table[name].cluster if name in table else "", name, broker_id, address)
+        for address, (name, broker_id) in found.items()
+        if address not in routed
     )
 
 
@@ -90,7 +102,7 @@ def _show_rates(
     context: CommandContext,
     info: ClusterInfo,
     figures: Mapping[str, Mapping[str, str]],
-    not_registered: Sequence[tuple[str, str, int, str]],
+    away: Sequence[tuple[str, str, int, str]],
 ) -> None:
     from batonmq.protocol.codes import MASTER_ID
 
@@ -112,8 +124,8 @@ def _show_rates(
                 takes.get(found.get("brokerActive", ""), "") if is_master else "",
             ]
         rows.append(row)
-    for each in not_registered:
-        rows.append([*each, Cell.of("away", BAD), "", "", "", "", ""])
+    for *where, broker_id, address in away:
+        rows.append([*where, broker_id or "-", address, Cell.of("away", BAD), "", "", "", "", ""])
     headings = [
         "Cluster", "Broker", "ID", "Address", "Role", "Version", "In/s", "Out/s", "Disk", "Writes",
     ]  # fmt: skip

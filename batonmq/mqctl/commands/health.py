@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from batonmq.mqctl.health import Findings
     from batonmq.mqctl.target import Target
 
+NAMED_MAX = 10  # groups in the last line
+
 
 @command("health", controllers=True, timeout_s=0.45)
 @option("-w", "--watch", is_flag=True, help="Look again until healthy, or ctrl-C.")
@@ -40,7 +42,7 @@ async def health(
     a local cluster that has ended: --watch waits for one to start. With --classic name servers and
     brokers are asked, and no controller. A node that hangs is waited for twice --timeout at most.
 
-    JSON: healthy, state, cluster, problems, nextSteps (one for each problem), notes,
+    JSON: healthy, state, groupsDown, cluster, problems, nextSteps (one for each problem), notes,
     controllerLeaderAddress, nameServers, controllers, brokers (address, alive), replicasInfoTable
     as getSyncStateSet; with --watch one document a line.
     """
@@ -203,10 +205,10 @@ def _show_problems(context: CommandContext, findings: Findings) -> None:
     if not problems:
         context.out.line("healthy", style=GOOD)
     else:
-        is_down = findings.state == "down"
-        what = (
-            "a group takes no writes, or its state is unknown"
-            if is_down
-            else "all groups take writes"
-        )
+        what = "all groups take writes"
+        if findings.state == "down":
+            names = findings.groups_down
+            more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            which = f"{', '.join(names[:NAMED_MAX])}{more}: " if names else ""
+            what = f"{which}no writes are taken, or the state is unknown"
         context.out.line(f"{findings.state}: {what}", style=BAD)

@@ -6,14 +6,15 @@ import shutil
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batonmq.mqctl.commands.cluster import cluster_of, first_rate, percent
-from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.commands.cluster import cluster_of, first_rate, not_registered, percent
+from batonmq.mqctl.context import CommandContext, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
     from batonmq.protocol.bodies import ClusterInfo
+    from batonmq.protocol.errors import BatonError
 
 ASKED_MAX = 100
 """Topics and groups that one round looks at: each costs a request to every master."""
@@ -27,6 +28,9 @@ LINES_BESIDE = 8
 @option("--once", is_flag=True, help="One round.")
 async def top(context: CommandContext, every_s: float, once: bool) -> None:
     """The rates of brokers, topics and groups, live until ctrl-C.
+
+    A broker that is not there is `dead`, one that runs and does not answer `silent`; then the exit
+    code is 1.
 
     JSON: one document a line: brokers, topics (topic, tps, day), groups (consumerGroup, diff,
     members), notKnown: why topics or groups are missing, such as a broker group without a master.
@@ -43,18 +47,22 @@ async def _round(context: CommandContext, admin: Admin) -> None:
     from batonmq.runtime.clock import wall_ms
 
     info = await cluster_of(admin)
-    addresses = [a for data in info.broker_addr_table.values() for a in data.broker_addrs.values()]
+    members = [
+        (name, broker_id, address)
+        for name, data in info.broker_addr_table.items()
+        for broker_id, address in data.broker_addrs.items()
+    ]
+    members += [each[1:] for each in await not_registered(context, admin, info)]
+    members.sort(key=lambda member: (member[0], member[2]))
     figures, (topics, no_topics), (groups, no_groups) = await asyncio.gather(
-        context.ask_each(addresses, admin.brokers.runtime_info),
+        asyncio.gather(*(_figures(admin, address) for *_, address in members)),
         _or_why(_topics(admin, info)),
         _or_why(_groups(admin)),
     )
     not_known = list(dict.fromkeys(filter(None, (no_topics, no_groups))))
-    brokers = [
-        _broker(name, address, figures.get(address))
-        for name, data in sorted(info.broker_addr_table.items())
-        for address in sorted(data.broker_addrs.values())
-    ]
+    brokers = [_broker(*each, found) for each, found in zip(members, figures, strict=True)]
+    # Its row says what one that does not answer is: a line of an error would push the screen up.
+    context.failed |= not all(broker["answers"] for broker in brokers)
     if context.out.as_json:
         document = {"brokers": brokers, "topics": topics, "groups": groups, "notKnown": not_known}
         context.out.document(document)
@@ -64,7 +72,9 @@ async def _round(context: CommandContext, admin: Admin) -> None:
     context.out.line(f"{when(wall_ms())[:19]}  {context.target}"[: _width()], style="bold")
     for why in not_known:
         context.out.line(why, style=BAD)
-    rows = [_row(broker) for broker in brokers[: shown[0]]]
+    # Those that do not answer are shown also where there is not space for all.
+    chosen = sorted(brokers, key=lambda broker: broker["answers"])[: shown[0]]
+    rows = [_row(broker) for broker in brokers if broker in chosen]
     headings = ["Broker", "ID", "Address", "Role", "In/s", "Out/s", "Disk", "Behind", "Waiting"]
     context.out.table(headings, rows)
     context.out.line()
@@ -78,6 +88,15 @@ async def _round(context: CommandContext, admin: Admin) -> None:
         ["Group", "Members", "Diff"],
         [[_short(g["consumerGroup"], wide), g["members"], g["diff"]] for g in groups[: shown[1]]],
     )
+
+
+async def _figures(admin: Admin, address: str) -> Mapping[str, str] | BatonError:
+    from batonmq.protocol.errors import BatonError
+
+    try:
+        return await admin.brokers.runtime_info(address)
+    except BatonError as error:
+        return error
 
 
 async def _or_why(
@@ -100,13 +119,14 @@ def _short(text: str, size: int) -> str:
     return text if len(text) <= size else text[: size - 1] + "…"
 
 
-def _broker(name: str, address: str, found: Mapping[str, str] | None) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "brokerName": name,
-        "address": address,
-        "answers": found is not None,
-    }
-    if found is not None:
+def _broker(
+    name: str, broker_id: int, address: str, found: Mapping[str, str] | BatonError
+) -> dict[str, Any]:
+    answers = not isinstance(found, Exception)
+    document: dict[str, Any] = {"brokerName": name, "address": address, "answers": answers}
+    if isinstance(found, Exception):
+        document |= {"brokerId": str(broker_id or ""), "error": reason(address, found)}
+    else:
         behind = int(found.get("commitLogMaxOffset", 0)) - int(found.get("confirmOffset", 0))
         document |= {
             "brokerId": found.get("brokerId", ""),
@@ -121,9 +141,14 @@ def _broker(name: str, address: str, found: Mapping[str, str] | None) -> dict[st
 
 
 def _row(broker: Mapping[str, Any]) -> Sequence[object]:
+    from batonmq.mqctl.health import closes, distrusts, may_not
+
     name, address = _short(broker["brokerName"], 14), broker["address"]
     if not broker["answers"]:
-        return [name, "", address, Cell.of("silent", BAD), "", "", "", "", ""]
+        runs = any(is_so(broker["error"]) for is_so in (closes, distrusts, may_not))
+        runs = runs or "no answer" in broker["error"]
+        state = Cell.of("silent" if runs else "dead", BAD)
+        return [name, broker["brokerId"], address, state, "", "", "", "", ""]
     role = broker["role"].upper()
     return [
         name,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from batonmq.mqctl.health import closes, distrusts
 from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
 from batonmq.runtime.words import counted
@@ -22,6 +23,10 @@ LOOP_MS: Final = 600_000
 LOOP_STARTS: Final = 4
 LEAVING_MS: Final = 3_000
 LOOP_SPAN_MS: Final = 60_000
+CROWDED_OUT: Final = " connections_crowded_out "
+SPACE_AGAIN: Final = " disk_has_space "
+"""Lines of a process's log."""
+ROTATE: Final = "mqctl secure status; mqctl secure rotate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,11 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
         process = node.process
         groups = (node.group,) if node.kind == BROKER else ()
-        if node.is_hung:
+        if distrusts(node.refused or ""):
+            cause = f"{node.name}: {node.refused}"
+            renew = Repair("renew it, if its dates are wrong and no clock is", ROTATE)
+            yield Finding("certificate-refused", node.name, cause, 0, groups, (renew,))
+        elif node.is_hung:
             pid = process.pid if process is not None else 0
             is_stopped = process is not None and process.stopped
             how = "is stopped (SIGSTOP, a debugger)" if is_stopped else "answers no request"
@@ -329,13 +338,10 @@ def _controllers_lost(evidence: Evidence) -> Iterator[Finding]:
             continue
         if facts.is_empty and evidence.stories:
             cause = f"{node.name}: the folder of controller {facts.node_id} is empty"
-            repairs = (_empty_controller(evidence, node),)
-            if not repairs[0].command.startswith("mv"):
-                yield Finding("controller-lost", node.name, cause, 0, (), repairs)
-            else:
-                yield Finding(
-                    "controller-lost", node.name, cause, 0, (), (start_of(evidence, node),)
-                )
+            repair = _empty_controller(evidence, node)
+            if repair.command.startswith("mv"):  # there is nothing to move
+                repair = start_of(evidence, node)
+            yield Finding("controller-lost", node.name, cause, 0, (), (repair,))
         elif facts.members and facts.configured and set(facts.members) != set(facts.configured):
             cause = (
                 f"{node.name}: its log was written by {', '.join(facts.members)}, configured are"
@@ -355,11 +361,19 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
         told = next(
             (t for t in node.told if "disk is full" in t or "waits for disk space" in t), ""
         )
-        is_full = bool(told) or 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
-        if is_full or (not node.runs and node.log.at_its_end("No space left", "ENOSPC")):
+        has_none = 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
+        ended = "" if node.runs else node.log.at_its_end("No space left", "ENOSPC")
+        if told or has_none or (ended and SPACE_AGAIN not in ended):
             free = f"{node.free_bytes >> 20} MiB are free in {node.folder}" if node.folder else ""
-            when = "is full" if is_full else "was full when it ended"
+            when = "is full" if told or has_none else "was full when it ended"
             cause = f"{node.name}: its disk {when}; {free or told}"
+            if told and free and not has_none:  # its own state decides
+                what, again = told, ""
+                if "% of it is used" not in told:
+                    needs = "".join(told.partition("; a segment")[1:]).rstrip(")")
+                    what = f"a write found no space on its disk{needs}"
+                    again = "; what waits is tried again every second"
+                cause = f"{node.name}: {what}; {free.replace(' are free', ' are free now')}{again}"
             keep = f"mqctl updateBrokerConfig -b {node.address} -k fileReservedTime -v 24"
             repairs = (Repair("free disk space; it continues by itself", f"df -h {node.folder}"),)
             if node.kind == BROKER and node.runs:
@@ -374,14 +388,25 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
             cause = f"{node.name}: its disk reports errors: {_words(node, 'Input/output error')}"
             repairs = (refill(evidence, node),) if node.kind == BROKER else ()
             yield Finding("disk-failing", node.name, cause, node.log.last_ms, groups, repairs)
+
+
+def _descriptors(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.nodes:
         process = node.process
         count, most = (process.descriptors, process.descriptors_max) if process else (0, 0)
         log, text = node.log, "Too many open files"
         line = log.latest(text) if node.runs else log.at_its_end(text)
         was_refused = bool(line) and log.age_ms(line, evidence.now_ms) < LOOP_MS
-        if (most and count * 20 >= most * 19) or was_refused:
-            cause = f"{node.name}: it has {count} of {most} file descriptors"
-            repairs = (Repair("raise its limit and restart it", "ulimit -n 65536", START_S),)
+        # It keeps a part of them for its files, and closes connections long before all are used.
+        line = log.latest(CROWDED_OUT) if node.runs or closes(node.refused or "") else ""
+        was_crowded = bool(line) and log.age_ms(line, evidence.now_ms) < LOOP_MS
+        if (most and count * 20 >= most * 19) or was_refused or (was_crowded and count * 2 >= most):
+            how = f"{count} of {most} file descriptors" if most else "too few file descriptors"
+            cause = f"{node.name}: it has {how}"
+            cause += ", and closes connections" if was_crowded else " in use"
+            what = "raise its limit (LimitNOFILE of systemd, ulimit -n) and restart it"
+            repairs = (Repair(what, "ulimit -n 65536", START_S),)
+            groups = (node.group,) if node.kind == BROKER else ()
             yield Finding("descriptors-exhausted", node.name, cause, 0, groups, repairs)
 
 
@@ -395,5 +420,6 @@ OF_NODES: Final[tuple[Recogniser, ...]] = (
     _wrong_stores,
     _controllers_lost,
     _disks,
+    _descriptors,
     _processes,
 )

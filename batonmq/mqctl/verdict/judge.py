@@ -63,7 +63,11 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "config-wrong": Incident("a setting stops the start", _REFUSED),
     "port-taken": Incident("another process has the port", _REFUSED),
     "folder-locked": Incident("another process has the folder", _REFUSED),
-    "descriptors-exhausted": Incident("no file descriptors are left", _REFUSED),
+    "descriptors-exhausted": Incident(
+        "too few file descriptors are left",
+        ("master-hung", "slave-hung", "name-server-hung", "slave-behind", *_REFUSED),
+    ),
+    "certificate-refused": Incident("a certificate has ended, or is of others", ("slave-behind",)),
     "crash-loop": Incident("a process ends again and again", _ENDED),
     "start-refused": Incident("a process refused to start", _ENDED),
     # The whole, and groups.
