@@ -144,16 +144,18 @@ class BatonmqSource(DataSource):
         return StreamReader(read)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from batonmq.spark.live.options import SinkOptions
+        from batonmq.spark.live.options import SinkOptions, with_user
         from batonmq.spark.live.sink import TopicWriter
 
-        return TopicWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
+        options = SinkOptions.from_mapping(with_user(self.options))
+        return TopicWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from batonmq.spark.live.options import SinkOptions
+        from batonmq.spark.live.options import SinkOptions, with_user
         from batonmq.spark.live.sink import TopicStreamWriter
 
-        return TopicStreamWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
+        options = SinkOptions.from_mapping(with_user(self.options))
+        return TopicStreamWriter(options, schema, overwrite)
 
     def _check_schema(self, schema: StructType) -> None:
         wanted = self.schema()
@@ -166,15 +168,16 @@ class BatonmqSource(DataSource):
     def _read(self, *, streaming: bool | None = None) -> Any:
         """`streaming` None: not known yet. Raises ValueError."""
         if self._table() == LIVE_TABLE:
-            from batonmq.spark.live.options import TopicOptions
+            from batonmq.spark.live.options import TopicOptions, with_user
             from batonmq.spark.live.stream_plan import TopicStreamRead
 
-            return TopicStreamRead(TopicOptions.from_mapping(self.options, streaming=streaming))
+            given = with_user(self.options)
+            return TopicStreamRead(TopicOptions.from_mapping(given, streaming=streaming))
         if self._is_live_history() or (streaming and self._table() == "history"):
             from batonmq.spark.live.history_feed import HistoryRead
-            from batonmq.spark.live.options import HistoryOptions
+            from batonmq.spark.live.options import HistoryOptions, with_user
 
-            return HistoryRead(HistoryOptions.from_mapping(self.options))
+            return HistoryRead(HistoryOptions.from_mapping(with_user(self.options)))
         return read_of(self.options)
 
     def _is_live_history(self) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batonmq.auth.given import credentials_in, credentials_of
 from batonmq.launcher.current import current_cluster_file, hint_file, serves
 
 if TYPE_CHECKING:
@@ -28,12 +29,6 @@ DATA_VARIABLE = "BATONMQ_DATA"
 CONTEXT_VARIABLE = "BATONMQ_CONTEXT"
 TRUST_VARIABLE = "BATONMQ_TLS_TRUST"
 CERT_VARIABLE = "BATONMQ_TLS_CERT"
-CREDENTIALS_VARIABLE = "BATONMQ_CREDENTIALS"
-KEY_VARIABLES = {
-    "accessKey": "BATONMQ_ACCESS_KEY",
-    "secretKey": "BATONMQ_SECRET_KEY",
-    "securityToken": "BATONMQ_SECURITY_TOKEN",
-}
 DEFAULT_DATA_DIR = "batonmq-data"
 
 
@@ -193,7 +188,11 @@ def _target_of_context(name: str, known: Contexts) -> Target:
         addresses(kept["namesrv"], "-n"),
         addresses(kept["controller"], "-a"),
     )
-    user = credentials_in(Path(kept["credentials"])) if kept.get("credentials") else None
+    file = kept.get("credentials")
+    try:
+        user = credentials_in(Path(file)) if file else None
+    except ValueError as error:
+        raise TargetError(str(error)) from None
     return Target(name_servers, controllers, context=name, tls=_tls_of(kept), credentials=user)
 
 
@@ -212,47 +211,11 @@ def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target
     )
     if given is not None:
         found = replace(found, tls=given)
-    user = credentials_of(os.environ)
-    return replace(found, credentials=user) if user is not None else found
-
-
-def credentials_of(environ: Mapping[str, str]) -> Credentials | None:
-    """The user that the environment names: its keys by themselves, or a file that has them. Raises
-    TargetError."""
-    keys = {key: environ[name] for key, name in KEY_VARIABLES.items() if environ.get(name)}
-    if keys:
-        return _credentials(keys, " and ".join(list(KEY_VARIABLES.values())[:2]))
-    file = environ.get(CREDENTIALS_VARIABLE)
-    return credentials_in(Path(file)) if file else None
-
-
-def credentials_in(file: Path) -> Credentials:
-    """The user in a file as mqadmin's `conf/tools.yml`: YAML with accessKey, secretKey and maybe
-    securityToken. Raises TargetError, which never shows what is in the file."""
-    import yaml
-
     try:
-        found = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise TargetError(f"{file}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError):
-        raise TargetError(f"{file} is not YAML") from None
-    if not isinstance(found, dict):
-        raise TargetError(f"{file} has no accessKey and secretKey")
-    return _credentials({key: str(found[key]) for key in KEY_VARIABLES if found.get(key)}, file)
-
-
-def _credentials(keys: Mapping[str, str], where: object) -> Credentials:
-    from batonmq.auth.signature import Credentials  # commands that ask nothing load nothing
-
-    try:
-        return Credentials(
-            access_key=keys.get("accessKey", ""),
-            secret_key=keys.get("secretKey", ""),
-            security_token=keys.get("securityToken", ""),
-        )
+        user = credentials_of(os.environ)
     except ValueError as error:
-        raise TargetError(f"{where}: {error}") from None
+        raise TargetError(str(error)) from None
+    return replace(found, credentials=user) if user is not None else found
 
 
 def contexts_file() -> Path | None:

@@ -24,6 +24,7 @@ from batonmq.client.consumer.pulling import (
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.failover import pause_ms
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.epoch.entry import EpochEntry
@@ -75,12 +76,19 @@ def lose(loss: Loss, *, fails: bool) -> None:
 class LiveCluster:
     """`with LiveCluster(...) as cluster`. Methods raise ClusterError after `patience_ms`."""
 
-    def __init__(self, name_servers: Sequence[str], *, group: str, patience_ms: int) -> None:
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        *,
+        group: str,
+        patience_ms: int,
+        client_options: ClientOptions | None = None,
+    ) -> None:
         self.group = group
         self.patience_ms = patience_ms
         # Not asyncio.Runner: its care for ctrl-C makes a text of what each run returned.
         self._loop = uvloop.new_event_loop()
-        self.client = ClientInstance(list(name_servers))
+        self.client = ClientInstance(list(name_servers), client_options)
         self._calls = QueueCalls(self.client)
         self.run(self.client.start())
 

@@ -3,12 +3,15 @@
 Free of Spark.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Final, Self
 
 import msgspec
 from msgspec import Meta
 
+from batonmq.auth.given import KEY_VARIABLES, credentials_of, made_of
+from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.producer.outgoing import MESSAGE_SIZE_MAX
 from batonmq.spark.read.options import (
     MIB,
@@ -61,6 +64,37 @@ def _folder(text: str) -> str:
     return path
 
 
+class _Hidden(str):
+    """A text that no `repr` shows."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
+
+
+Secret = Annotated[str, by(_Hidden)]
+
+
+def with_user(options: Mapping[str, str]) -> Mapping[str, str]:
+    """`options` with the user that signs: the one that they name, else that of this process's
+    environment, if any. Raises ValueError for a user without a secret."""
+    given = {name.lower(): value.strip() for name, value in options.items()}
+    keys = {key: given[key.lower()] for key in KEY_VARIABLES if given.get(key.lower())}
+    user = made_of(keys, "options") if keys else credentials_of(os.environ)
+    if user is None:
+        return options
+    values = (user.access_key, user.secret_key, user.security_token)
+    return {**given, **dict(zip(map(str.lower, KEY_VARIABLES), values, strict=True))}
+
+
+def client_of(options: "TopicOptions | HistoryOptions | SinkOptions") -> ClientOptions:
+    """How a client of the cluster is made. Raises ValueError for a user without a secret."""
+    values = (options.access_key, options.secret_key, options.security_token)
+    keys = dict(zip(KEY_VARIABLES, values, strict=True))
+    return ClientOptions(credentials=made_of(keys, "options") if any(values) else None)
+
+
 class TopicOptions(Narrowed, frozen=True, kw_only=True):
     """The options of a read. Sizes are bytes, times ms, counts messages.
 
@@ -80,6 +114,9 @@ class TopicOptions(Narrowed, frozen=True, kw_only=True):
     pass_over_silent: bool = msgspec.field(name="passOverSilentGroups", default=False)
     batch_bytes: Annotated[int, Meta(ge=MIB // 16)] = 4 * MIB
     group: Group = msgspec.field(name="consumerGroup", default="BATON_SPARK")
+    access_key: str = ""
+    secret_key: Secret = ""
+    security_token: Secret = ""
 
     @classmethod
     def what(cls) -> str:
@@ -115,6 +152,9 @@ class HistoryOptions(Options, frozen=True):
     events_per_trigger_max: Positive = msgspec.field(name="maxOffsetsPerTrigger", default=10_000)
     fail_on_data_loss: bool = True
     operation_timeout_ms: DurationMs = msgspec.field(name="operationTimeout", default=60_000)
+    access_key: str = ""
+    secret_key: Secret = ""
+    security_token: Secret = ""
 
     @classmethod
     def what(cls) -> str:
@@ -134,6 +174,9 @@ class SinkOptions(Options, frozen=True):
     in_flight: Positive = 8
     ack_folder: Annotated[str, by(_folder)] = msgspec.field(name="ackReport", default="")
     checkpoint_location: str = ""
+    access_key: str = ""
+    secret_key: Secret = ""
+    security_token: Secret = ""
 
     @classmethod
     def what(cls) -> str:

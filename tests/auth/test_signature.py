@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.auth.config import AuthConfig
+from batonmq.auth.given import credentials_in, credentials_of, environment_of
 from batonmq.auth.guard import Guard
 from batonmq.auth.signature import (
     CallSignature,
@@ -27,7 +28,6 @@ from batonmq.auth.signature import (
     signed_text,
 )
 from batonmq.controller.main import guard_of
-from batonmq.mqctl.target import TargetError, credentials_in, credentials_of
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
@@ -146,7 +146,7 @@ def test_secrets_are_in_no_text(tmp_path) -> None:
     file = tmp_path / "tools.yml"
     for text in ("hidden", "secretKey: hidden", "{hidden: [", "accessKey: ''\nsecretKey: hidden"):
         file.write_text(text)
-        with pytest.raises(TargetError) as caught:
+        with pytest.raises(ValueError) as caught:
             credentials_in(file)
         assert "hidden" not in str(caught.value)
 
@@ -160,9 +160,10 @@ def test_who_signs_is_in_the_environment_or_in_a_file(tmp_path) -> None:
     keys = {"BATONMQ_ACCESS_KEY": "a", "BATONMQ_SECRET_KEY": "b", "BATONMQ_SECURITY_TOKEN": "c"}
     found = credentials_of(keys | {"BATONMQ_CREDENTIALS": str(file)})
     assert found == Credentials(access_key="a", secret_key="b", security_token="c")
-    with pytest.raises(TargetError, match="BATONMQ_SECRET_KEY"):
+    assert environment_of(found) == keys
+    with pytest.raises(ValueError, match="BATONMQ_SECRET_KEY"):
         credentials_of({"BATONMQ_ACCESS_KEY": "a"})
-    with pytest.raises(TargetError, match="No such file"):
+    with pytest.raises(ValueError, match="No such file"):
         credentials_of({"BATONMQ_CREDENTIALS": str(tmp_path / "none")})
 
 

@@ -35,7 +35,8 @@ KEBAB = ("epoch-history", "message-audit", "topic-stats", "stream-history")
 STAND_IN = """#!{python}
 import json, os, signal, sys
 print(json.dumps({{"argv": sys.argv[1:], "pid": os.getpid(),
-                  "safe": os.environ.get("PYTHONSAFEPATH")}}), flush=True)
+                  "safe": os.environ.get("PYTHONSAFEPATH"),
+                  "secret": os.environ.get("BATONMQ_SECRET_KEY")}}), flush=True)
 if "--wait" in sys.argv:
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     print("waiting", flush=True)
@@ -230,6 +231,19 @@ def test_the_stream_takes_the_controllers_as_every_command_does(machine: Machine
     for option in ("-a", "--controllerAddress", "--controller-address"):
         assert told(option, "x:2", CONTROLLER_ADDR="h:1") == ["--controllers", "x:2"]
     assert told("--controllers=y:3", CONTROLLER_ADDR="h:1") == ["--controllers=y:3"]
+
+
+@pytest.mark.parametrize("command", [("streamHistory",), ("topicTable", "Orders", "--to=t")])
+def test_the_user_of_a_context_signs_by_the_environment(
+    machine: Machine, command: tuple[str, ...]
+) -> None:
+    file = machine.folder / "user.yml"
+    file.write_text("accessKey: shop\nsecretKey: hidden\n")
+    kept = {"namesrv": "h:1", "controller": "h:2", "credentials": str(file)}
+    (machine.folder / ".batonmq").mkdir()
+    (machine.folder / ".batonmq" / "contexts.json").write_text(json.dumps({"prod": kept}))
+    told = json.loads(machine.run(*command, BATONMQ_CONTEXT="prod").stdout)
+    assert told["secret"] == "hidden" and "hidden" not in " ".join(told["argv"])
 
 
 def test_a_topics_table_takes_the_name_servers_as_every_command_does(machine: Machine) -> None:

@@ -1,0 +1,64 @@
+"""The user that signs a client's requests, as it is given: by its keys, or by a file that has them.
+No error shows a secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from batonmq.auth.signature import Credentials
+
+FILE_VARIABLE: Final = "BATONMQ_CREDENTIALS"
+KEY_VARIABLES: Final = {
+    "accessKey": "BATONMQ_ACCESS_KEY",
+    "secretKey": "BATONMQ_SECRET_KEY",
+    "securityToken": "BATONMQ_SECURITY_TOKEN",
+}
+
+
+def credentials_of(environ: Mapping[str, str]) -> Credentials | None:
+    """The user that the environment names: its keys by themselves, or a file that has them. Raises
+    ValueError."""
+    keys = {key: environ[name] for key, name in KEY_VARIABLES.items() if environ.get(name)}
+    if keys:
+        return made_of(keys, " and ".join(list(KEY_VARIABLES.values())[:2]))
+    file = environ.get(FILE_VARIABLE)
+    return credentials_in(Path(file)) if file else None
+
+
+def credentials_in(file: Path) -> Credentials:
+    """The user in a file as mqadmin's `conf/tools.yml`: YAML with accessKey, secretKey and maybe
+    securityToken. Raises ValueError, which never shows what is in the file."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError):
+        raise ValueError(f"{file} is not YAML") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} has no accessKey and secretKey")
+    return made_of({key: str(found[key]) for key in KEY_VARIABLES if found.get(key)}, file)
+
+
+def environment_of(user: Credentials) -> dict[str, str]:
+    """What `credentials_of` reads as this user."""
+    values = (user.access_key, user.secret_key, user.security_token)
+    return dict(zip(KEY_VARIABLES.values(), values, strict=True))
+
+
+def made_of(keys: Mapping[str, str], where: object) -> Credentials:
+    """`keys`: those of KEY_VARIABLES; `where` they are from. Raises ValueError if one lacks."""
+    from batonmq.auth.signature import Credentials  # commands that ask nothing load nothing
+
+    try:
+        return Credentials(
+            access_key=keys.get("accessKey", ""),
+            secret_key=keys.get("secretKey", ""),
+            security_token=keys.get("securityToken", ""),
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
