@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ CLONE_NEWNET: Final = 0x40000000
 NETNS: Final = Path("/run/netns")
 TOOLS: Final = {"ip": "iproute2", "tc": "iproute2", "iptables-restore": "iptables"}
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_numbers = itertools.count()
 
 
 class NetworkError(RuntimeError):
@@ -38,7 +40,7 @@ def why_not() -> str:
     absent = sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
     if absent:
         return f"missing: {' and '.join(absent)}"
-    trial = network_commands.namespace(os.getpid(), "trial")
+    trial = network_commands.namespace(str(os.getpid()), "trial")
     try:
         _run(["ip", "netns", "add", trial])
         _run(["ip", "netns", "exec", trial, "iptables-restore"], network_commands.first_rules())
@@ -99,7 +101,8 @@ class Namespaces(Network):
 
     def __init__(self, hosts: Sequence[str]) -> None:
         super().__init__(hosts)
-        self._owner = os.getpid()
+        # A process may have several: each test module one, say.
+        self._name = f"{os.getpid()}-{next(_numbers)}"
         self._slowed: list[str] = []
 
     def _address(self, index: int) -> str:
@@ -108,7 +111,7 @@ class Namespaces(Network):
     def open(self) -> None:
         remove_stale()
         try:
-            for command in network_commands.build(self._owner, self.hosts):
+            for command in network_commands.build(self._name, self.hosts):
                 _run(command)
             self._restore(network_commands.first_rules())
         except BaseException:
@@ -116,14 +119,14 @@ class Namespaces(Network):
             raise
 
     def close(self) -> None:
-        mine = [network_commands.namespace(self._owner, name) for name in (*self.hosts, ROUTER)]
+        mine = [network_commands.namespace(self._name, name) for name in (*self.hosts, ROUTER)]
         _try_all(network_commands.removal(name for name in mine if (NETNS / name).exists()))
 
     @contextlib.contextmanager
     def inside(self, host: str) -> Iterator[None]:
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._enter(NETNS / network_commands.namespace(self._owner, host))
+            self._enter(NETNS / network_commands.namespace(self._name, host))
             try:
                 yield
             finally:

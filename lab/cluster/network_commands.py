@@ -19,9 +19,9 @@ Pair = tuple[str, str]
 """(source address, destination address): packets from the one to the other."""
 
 
-def namespace(owner: int, name: str) -> str:
-    """The namespace of a host of the laboratory of process `owner`."""
-    return f"{PREFIX}-{owner}-{name}"
+def namespace(network: str, name: str) -> str:
+    """The namespace of a host. `network` begins with the pid of the process that made it."""
+    return f"{PREFIX}-{network}-{name}"
 
 
 def owner_of(namespace_name: str) -> int | None:
@@ -45,16 +45,16 @@ def router_port(index: int) -> str:
     return f"v{index}"
 
 
-def build(owner: int, hosts: Sequence[str]) -> list[list[str]]:
+def build(network: str, hosts: Sequence[str]) -> list[list[str]]:
     """All commands that make the network, in order."""
-    router = namespace(owner, ROUTER)
+    router = namespace(network, ROUTER)
     done = [
         ["ip", "netns", "add", router],
         ["ip", "-n", router, "link", "set", "lo", "up"],
         ["ip", "netns", "exec", router, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1"],
     ]
     for index, host in enumerate(hosts):
-        done += _host(router, namespace(owner, host), index)
+        done += _host(router, namespace(network, host), index)
     return done
 
 

@@ -70,6 +70,13 @@ def test_the_own_thread_comes_back_to_its_network(network: Namespaces) -> None:
     assert os.readlink("/proc/thread-self/ns/net") == before
 
 
+def test_a_process_has_two_of_them_side_by_side(network: Namespaces) -> None:
+    with namespaces(HOSTS) as second, second.inside("left"):
+        second.cut([(second.address["left"], second.address["right"])])
+    with network.inside("left"), network.inside("right"):
+        pass  # the end of the second one took nothing of the first
+
+
 def test_nothing_is_left_of_it(network: Namespaces) -> None:
     network.close()
     assert not [path for path in NETNS.glob("bmqf-*") if f"-{os.getpid()}-" in path.name]
@@ -83,5 +90,5 @@ def test_what_a_killed_laboratory_left_is_removed_by_the_next(network: Namespace
     )
     child = subprocess.Popen([sys.executable, "-c", made], cwd=ROOT)
     child.wait(30)
-    assert set(remove_stale()) == {f"bmqf-{child.pid}-router", f"bmqf-{child.pid}-a"}
+    assert set(remove_stale()) == {f"bmqf-{child.pid}-0-router", f"bmqf-{child.pid}-0-a"}
     assert not list(NETNS.glob(f"bmqf-{child.pid}-*"))

@@ -216,7 +216,7 @@ def test_the_table_names_what_was_left_out_and_what_missed_its_limit() -> None:
 
 
 def test_a_namespace_names_its_owner() -> None:
-    name = network_commands.namespace(4711, "broker-a-1")
+    name = network_commands.namespace("4711-0", "broker-a-1")
     assert network_commands.owner_of(name) == 4711
     assert network_commands.owner_of("bmqf-x-probe") is None
     assert network_commands.owner_of("bmqf-4711") is None
@@ -224,17 +224,17 @@ def test_a_namespace_names_its_owner() -> None:
 
 
 def test_every_host_gets_a_namespace_a_link_and_a_way_out() -> None:
-    built = network_commands.build(7, ["a", "b"])
+    built = network_commands.build("7-0", ["a", "b"])
     assert [c[3] for c in built if c[:3] == ["ip", "netns", "add"]] == [
-        "bmqf-7-router",
-        "bmqf-7-a",
-        "bmqf-7-b",
+        "bmqf-7-0-router",
+        "bmqf-7-0-a",
+        "bmqf-7-0-b",
     ]
     flat = [" ".join(command) for command in built]
     for index, host in enumerate(("a", "b")):
         address = network_commands.host_address(index)
-        assert any(f"-n bmqf-7-{host} addr add {address}/30" in line for line in flat)
-        assert any(f"-n bmqf-7-{host} route add default" in line for line in flat)
+        assert any(f"-n bmqf-7-0-{host} addr add {address}/30" in line for line in flat)
+        assert any(f"-n bmqf-7-0-{host} route add default" in line for line in flat)
     assert all(command[0] == "ip" for command in built)
     assert all(" netns " in line or " -n " in line for line in flat), "nothing outside a namespace"
 
