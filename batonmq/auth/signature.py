@@ -9,6 +9,7 @@ Origin: AclClientRPCHook, AclUtils, AclSigner.
 from __future__ import annotations
 
 import hmac
+import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -142,6 +143,7 @@ def signed_text(f: _SignedFields) -> str:
 _SCHEME: Final = "MQv2-HMAC-SHA1"
 _AUTHORIZATION: Final = "authorization"
 _DATE_TIME: Final = "x-mq-date-time"
+_TIME: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
 class CallSignature(NamedTuple):
@@ -160,7 +162,8 @@ def call_signature(metadata: Iterable[tuple[str, str | bytes]]) -> CallSignature
     parts = dict(part.strip().partition("=")[::2] for part in rest.split(","))
     user = parts.get("Credential", "").partition("/")[0]  # some clients add region and service
     signed = fields.get(_DATE_TIME, "")
-    if scheme != _SCHEME or not user or not signed:
+    # A time only: else the signed text of any request that was seen would sign a call, too.
+    if scheme != _SCHEME or not user or not _TIME.fullmatch(signed):
         return None
     return CallSignature(user, signed, parts.get("Signature", ""))
 

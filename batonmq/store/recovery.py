@@ -232,6 +232,9 @@ def _begin_late(files: StoreFiles, stored: QueueTotals | None) -> bool:
     are gone."""
     if stored is None or stored.begins < 0:
         return False
+    # Queues are only left out below, so the sum can only fall.
+    if files.consume_queues.begins_total <= stored.begins:
+        return False
     begins = 0
     for queue in files.consume_queues.queues():
         if not queue.first_in_files:

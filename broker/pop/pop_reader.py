@@ -98,7 +98,7 @@ class PopReader:
         self._random = random.Random()
 
     def walk(self, pop: PopRequest) -> Walk:
-        """Begins a walk over the queues, for `look`."""
+        """Begins a walk over the queues, for `read_more`."""
         return Walk(self._places(pop), self._service.now_ms())
 
     def _places(self, pop: PopRequest) -> Iterator[tuple[str, int]]:

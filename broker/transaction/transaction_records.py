@@ -93,7 +93,9 @@ class TransactionTable:
         self._replaced: set[int] = set()
         self._ops: deque[tuple[int, int]] = deque()
         self._due: list[tuple[int, int]] = []
-        self._without_producer: dict[str, list[int]] = {}
+        self._due_ms: dict[int, int] = {}
+        """Open half -> the time of its valid entry in `_due`; its other entries are outdated."""
+        self._without_producer: dict[str, dict[int, None]] = {}
 
     def begin(self, half_offset: int, op_offset: int) -> None:
         """A mastership begins: read from these offsets on."""
@@ -104,6 +106,7 @@ class TransactionTable:
         self._replaced.clear()
         self._ops.clear()
         self._due.clear()
+        self._due_ms.clear()
         self._without_producer.clear()
 
     def __len__(self) -> int:
@@ -126,8 +129,13 @@ class TransactionTable:
         # The producer's own limit applies to the first check only; later ones follow the interval.
         if half.immunity_ms is not None and not half.checks:
             wait_ms = half.immunity_ms
-        heapq.heappush(self._due, (half.stored_ms + wait_ms, half.queue_offset))
+        self._due_at(half.stored_ms + wait_ms, half.queue_offset)
         return replaced
+
+    def _due_at(self, due_ms: int, offset: int) -> None:
+        # One valid entry for a half: each one is checked, and leads to another one.
+        self._due_ms[offset] = due_ms
+        heapq.heappush(self._due, (due_ms, offset))
 
     def half_gone(self, queue_offset: int) -> None:
         """The next half message has expired, or cannot be read."""
@@ -143,6 +151,7 @@ class TransactionTable:
         self.next_op = op_offset + 1
         for offset in ended:
             half = self._open.pop(offset, None)
+            self._due_ms.pop(offset, None)
             self._ending.discard(offset)
             self._replaced.discard(offset)
             # A newer half of this key stays open: only the named one has ended.
@@ -180,7 +189,7 @@ class TransactionTable:
         self._ending.difference_update(offsets)
         for offset in offsets:
             # Its earlier heap entry may be gone.
-            heapq.heappush(self._due, (now_ms + self.rules.interval_ms, offset))
+            self._due_at(now_ms + self.rules.interval_ms, offset)
 
     def is_open(self, queue_offset: int) -> bool:
         """Whether the half message was read and no op names it."""
@@ -205,9 +214,12 @@ class TransactionTable:
         about giving up."""
         rules = self.rules
         while self._due and self._due[0][0] <= now_ms:
-            _, offset = heapq.heappop(self._due)
+            due_ms, offset = heapq.heappop(self._due)
             half = self._open.get(offset)
-            if half is None or offset in self._ending:  # an outdated heap entry
+            if half is None:
+                self._due_ms.pop(offset, None)
+                continue
+            if offset in self._ending or self._due_ms.get(offset) != due_ms:
                 continue
             self._ending.add(offset)
             if offset in self._replaced:
@@ -221,12 +233,12 @@ class TransactionTable:
         """The check was not possible: due again after the interval, or after `pause_ms`."""
         self._ending.discard(half.queue_offset)
         wait_ms = self.rules.interval_ms if pause_ms is None else pause_ms
-        heapq.heappush(self._due, (now_ms + wait_ms, half.queue_offset))
+        self._due_at(now_ms + wait_ms, half.queue_offset)
 
     def no_producer(self, half: Half, now_ms: int) -> None:
         """No producer of its group is connected: as `later`, but also due when one connects."""
         self.later(half, now_ms)
-        self._without_producer.setdefault(half.group, []).append(half.queue_offset)
+        self._without_producer.setdefault(half.group, {})[half.queue_offset] = None
 
     def group_came(self, group: str) -> bool:
         """A producer of the group connected: halves that waited for one are due now. Returns
@@ -234,7 +246,7 @@ class TransactionTable:
         waited = self._without_producer.pop(group, None)
         for offset in waited or ():
             if offset in self._open:
-                heapq.heappush(self._due, (0, offset))  # first: its check was due already
+                self._due_at(0, offset)  # first: its check was due already
         return waited is not None
 
     def progress(self) -> tuple[int, int]:

@@ -179,3 +179,16 @@ def test_a_new_mastership_knows_of_no_end_under_way() -> None:
     core.begin(0, 0)
     core.half_seen(half(0))
     assert core.next_due(6_000, 6_000) == Due(half(0), "check")
+
+
+def test_producers_that_come_and_are_not_asked_do_not_multiply_the_checks() -> None:
+    """A producer that may not see the half comes again and again: each time it is checked once."""
+    core, checks = table(half(0)), 0
+    for second in range(6, 306, 3):
+        core.group_came("g")
+        while (due := core.next_due(second * 1000, second * 1000)) is not None:
+            checks += 1
+            core.no_producer(due.half, second * 1000)
+    assert checks <= 101, "one for each that came, and the first one"
+    core.op_seen(0, [0])
+    assert core.next_due(400_000, 400_000) is None and len(core) == 0
