@@ -107,7 +107,8 @@ class PopReader:
         retries: list[tuple[str, int]] = []
         if not pop.order and not is_retry_or_dlq(pop.topic):
             # `%RETRY%a_b` is also the retry topic of a group `a_b`, whose messages group `a` need
-            # not be allowed to see. This broker writes there for `a` only while there is no `a_b`.
+            # not be allowed to see. While there is an `a_b`, this broker writes nothing there for
+            # `a`; what it wrote before waits until `a_b` is deleted.
             is_anothers = self._has_users and f"{pop.group}_{pop.topic}" in self._topics.groups
             retries = [
                 (flag, queue_id)
