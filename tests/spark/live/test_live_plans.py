@@ -210,7 +210,7 @@ def test_what_can_be_written_is_checked():
         with pytest.raises(ValueError, match=told):
             check_columns(columns, given)
     for wrong, told in (
-        ({"ackReports": "x"}, "unknown option ackreports for writing; there are ackReport"),
+        ({"ackReports": "x"}, "unknown option ackreports for writing; there are accessKey, ackReport"),
         ({"topic": "T,U"}, "name one"),
         ({"table": "messages"}, "only topics are written"),
         ({"batchBytes": "4194305"}, "batchBytes=4194305: a broker takes no more than 4194304"),
