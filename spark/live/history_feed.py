@@ -139,9 +139,14 @@ class HistoryFeed:
             self._target[event.log] = max(event.key, self._target.get(event.log, event.key))
 
     def next_end(self, start: EventKey | None, most: int) -> EventKey | None:
-        """Where the batch behind `start` ends, of `most` events; `start` if there is nothing."""
+        """Where the batch behind `start` ends, of `most` events; `start` if there is nothing.
+
+        `most` 0 is the trigger `once`, which knows no limit: the option's holds all the same, since
+        the driver holds the events of a batch.
+        """
         if self._is_reached(start):
             return start
+        most = most or self._options.events_per_trigger_max
         time.sleep(max(0, self._idle_until_ms - boot_ms()) / 1000)
         events = self._next(start, most)
         while events and len(events) < most:

@@ -153,6 +153,15 @@ def test_a_batch_that_is_repeated_by_another_process_holds_the_same(controllers,
     assert drain(again, end)[0] == [("log-a", 6, 0), ("log-a", 7, 0), ("log-a", 9, 0)]
 
 
+def test_a_trigger_without_a_limit_keeps_the_limit_of_the_option(controllers, feed_of):
+    """Spark asks so for the trigger `once`; the driver holds the events of a batch in memory."""
+    for each in controllers:
+        each.append(*(event(index) for index in range(1, 8)))
+    feed = feed_of(maxOffsetsPerTrigger="3")
+    assert feed.next_end(feed.initial(), 0) == ("log-a", 3, 0)
+    assert drain(feed, ("log-a", 3, 0), most=0)[0] == places(map(event, range(4, 8)))
+
+
 def test_a_batch_waits_for_a_controller_that_is_behind(controllers, feed_of):
     """The one that had the events is gone; those that are left apply the log up to there."""
     start, end = ("log-a", 1, 0), ("log-a", 3, 0)
