@@ -167,9 +167,10 @@ class EpochTables:
         more = self._rows(
             """SELECT "group", master_epoch, kind, elected_at, how, detected_by, address, role_at,
                 silent_ms, set_before, sync_state_set, complete, overtaken, truncated_bytes,
-                clock_problem FROM failovers WHERE list_contains(?, master_epoch)""",
-            [row["master_epoch"] for row in rows],
-        )
+                clock_problem
+            FROM failovers WHERE list_contains($1, "group") AND list_contains($2, master_epoch)""",
+            [row["group"] for row in rows], [row["master_epoch"] for row in rows],
+        )  # fmt: skip
         stories = {tuple(row[name] for name in key): row for row in more}
         return [row | stories.get(tuple(row[name] for name in key), {}) for row in rows]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.spark.report.epoch_report import epoch_page
-from batonmq.spark.report.epoch_tables import FAILOVERS_LISTED
+from batonmq.spark.report.epoch_tables import FAILOVERS_LISTED, EpochTables
 from batonmq.spark.steps.sql import ResultTable
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.report.epoch_folders import EpochFolder, at, incident_hour
@@ -171,6 +171,22 @@ def test_an_incident_says_its_numbers(browser, incident):
     )
     assert len(rows) == 3
     assert "3.30 s" in rows[0] and "900 ms" in rows[0] and "600 ms" in rows[0]
+
+
+def test_stories_are_read_of_the_groups_that_are_listed_only(tmp_path, monkeypatch):
+    """All groups have the same epochs: thousands of groups would all be held in memory."""
+    made, start = EpochFolder(tmp_path), at("2026-01-05 00:00:00")
+    for number in range(2 * FAILOVERS_LISTED):
+        made.failover(f"broker-{number}", 2, start, 1000 + number, how=f"of broker-{number}")
+    folder, read = made.save(), []
+    rows = EpochTables._rows
+    monkeypatch.setattr(EpochTables, "_rows", lambda *of: read.append(rows(*of)) or read[-1])
+    tables = EpochTables(lambda name: ResultTable(f"{folder}/{name}"), {})
+    listed = tables.dearest()
+    last = 2 * FAILOVERS_LISTED
+    assert [row["group"] for row in listed] == [f"broker-{last - n}" for n in range(1, 51)]
+    assert all(row["how"] == f"of {row['group']}" for row in listed)
+    assert max(map(len, read)) == FAILOVERS_LISTED
 
 
 def test_the_bars_of_a_change_are_as_long_as_it_took(incident):
