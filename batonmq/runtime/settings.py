@@ -266,10 +266,10 @@ def _is_no_longer_used(key: str, kind: type[msgspec.Struct], where: str) -> bool
 def unknown_key(section: str, key: str, known: Mapping[str, Set[str]]) -> str:
     """The error text for an unknown key: suggests the nearest key of its section, else of another
     one. `known`: the keys of each section."""
-    if near := _nearest(key, known.get(section, ())):
+    if near := nearest(key, known.get(section, ())):
         return f"unknown key, did you mean {near}?"
     for other, keys in known.items():
-        if near := _nearest(key, keys):
+        if near := nearest(key, keys):
             return f"unknown key, did you mean {other}.{near}?"
     return (
         "unknown key, and none is spelled like it; docs/settings.md and RocketMQ's lists name them"
@@ -277,12 +277,13 @@ def unknown_key(section: str, key: str, known: Mapping[str, Set[str]]) -> str:
 
 
 def _unknown_section(name: str, known: Iterable[str]) -> str:
-    if near := _nearest(name, known):
+    if near := nearest(name, known):
         return f"unknown section, did you mean {near}?"
     return f"unknown section; allowed are {', '.join(sorted(known))}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of the known names that `name` is most likely meant to be, whatever its case."""
     folded = {candidate.lower(): candidate for candidate in sorted(known)}
     near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
     return folded[near[0]] if near else None

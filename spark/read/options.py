@@ -15,6 +15,7 @@ from msgspec import Meta, inspect
 from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.protocol.records.codec import FIXED_SIZE_V1
 from batonmq.protocol.topic_name import group_problem, topic_problem
+from batonmq.runtime.settings import nearest
 from batonmq.spark.read.columns import LIVE_TABLE, TABLES
 from batonmq.spark.read.damage import Mode
 from batonmq.spark.read.selection import HIGH, LOW, Bound, Selection, Span, parse_bound
@@ -41,8 +42,10 @@ class Options(msgspec.Struct, frozen=True, rename="camel"):
         fields = {each.encode_name: each for each in inspect.type_info(cls).fields}  # type: ignore[attr-defined]
         unknown = sorted(set(given) - {name.lower() for name in fields})
         if unknown:
+            near = nearest(unknown[0], fields)
             raise ValueError(
-                f"unknown option {', '.join(unknown)} for {cls.what()}; there are "
+                f"unknown option {', '.join(unknown)} for {cls.what()}"
+                f"{f', did you mean {near}? There' if near else '; there'} are "
                 f"{', '.join(sorted(fields, key=str.lower))}"
             )
         return cls(**{

@@ -63,7 +63,7 @@ def test_options_are_read_in_every_documented_form():
 @pytest.mark.parametrize(
     ("streaming", "more", "told"),
     [
-        (None, {"startingOffset": "latest"}, "unknown option startingoffset .*startingOffsets"),
+        (None, {"startingOffset": "latest"}, "did you mean startingOffsets[?] There are accessKey"),
         (None, {"nameServers": ""}, "no nameServers"),
         (None, {"nameServers": "host"}, "an address is 'host': host:port is allowed"),
         (None, {"topic": " "}, "no topic"),
@@ -210,7 +210,7 @@ def test_what_can_be_written_is_checked():
         with pytest.raises(ValueError, match=told):
             check_columns(columns, given)
     for wrong, told in (
-        ({"ackReports": "x"}, "unknown option ackreports for writing; there are accessKey, ackReport"),
+        ({"ackReports": "x"}, "ackreports for writing, did you mean ackReport[?] There are access"),
         ({"topic": "T,U"}, "name one"),
         ({"table": "messages"}, "only topics are written"),
         ({"batchBytes": "4194305"}, "batchBytes=4194305: a broker takes no more than 4194304"),
