@@ -124,3 +124,22 @@ def test_a_way_through_the_house_names_few_files() -> None:
         assert len(names) <= FILES_OF_A_WAY_MAX, way
         for name in names:
             assert (ROOT / "batonmq" / f"{name}.py").is_file(), name
+
+
+def test_the_map_names_each_package_and_what_it_may_import() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
+    table = text.partition("| folder | holds | may import |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(?:batonmq/)?(\w+)/` \|.*\| ([\w, ]*)\|$", table, re.MULTILINE)
+    named = {folder: set(re.findall(r"\w+", cell)) for folder, cell in rows}
+
+    def allowed(folder: str) -> set[str]:
+        return named[folder].union(*(allowed(below) for below in named[folder]))
+
+    packages = {file.parent.name for file in (ROOT / "batonmq").glob("*/__init__.py")}
+    assert packages <= named.keys()
+    for package in packages:
+        imported = set()
+        for file in (ROOT / "batonmq" / package).resolve().rglob("*.py"):
+            found = re.findall(r"^\s*(?:from|import) batonmq\.(\w+)", file.read_text("utf-8"), re.M)
+            imported |= packages.intersection(found) - {package}
+        assert imported <= allowed(package), package
