@@ -48,6 +48,7 @@ class EndlessStream(ABC):
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._batch = threading.Lock()
+        self._is_over = False
         self._failed: Exception | None = None
         """What a commit failed with: Spark hides its sentence in traces."""
 
@@ -98,10 +99,14 @@ class EndlessStream(ABC):
             while not query.awaitTermination(_LOOK_S):
                 if stopping.is_set():
                     with self._batch:
-                        query.stop()
-        except BaseException:
+                        self._is_over = True
+                    query.stop()
+        except BaseException as error:
             query.stop()
-            raise
+            # What a stop cuts off may fail; it comes again with the next start.
+            cut_off = self._is_over and self._failed is None
+            if not (cut_off and isinstance(error, StreamingQueryException)):
+                raise
 
     def _query(
         self, rows: DataFrame, name: str, checkpoint: str, trigger: str | None
@@ -117,6 +122,9 @@ class EndlessStream(ABC):
 
     def _take(self, batch: DataFrame, number: int) -> None:
         with self._batch:
+            if self._is_over:
+                # The stop waits for this call, so it must end; a return would mean that it is done.
+                raise InterruptedError("the stream is being stopped")
             try:
                 self._commit(batch, number)
             except PySparkException:

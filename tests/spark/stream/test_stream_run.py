@@ -76,6 +76,53 @@ def test_a_batch_that_is_under_way_is_finished_before_the_end(stream, monkeypatc
     assert query.stopped_in_batch is False
 
 
+class Stopping(Query):
+    """Its stop waits, as Spark's does, for a batch that has just begun, and cuts off what runs."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.cut_off, self.run, self.taken = error, None, []
+
+    def stop(self):
+        if not self.taken:
+            taking = threading.Thread(target=self.take)
+            taking.start()
+            taking.join(5)
+        self.error = self.cut_off
+
+    def take(self):
+        try:
+            self.run._take(Batch(), 1)
+        except InterruptedError as error:
+            self.taken.append(str(error))
+
+
+def test_a_batch_that_begins_while_the_stream_stops_is_left_for_the_next_start(stream, monkeypatch):
+    """To wait for the stop, which waits for it, would last for ever; a return would tell Spark that
+    it was done."""
+    query, stopping = Stopping(failed("java.io.EOFException")), threading.Event()
+    query.run = run = stream(query)
+    monkeypatch.setattr(run, "_commit", pytest.fail)
+    stopping.set()
+    run.run(None, PLAN, stopping)
+    assert query.taken == ["the stream is being stopped"]
+
+
+def test_the_last_batch_that_fails_while_the_stream_stops_is_told(stream, monkeypatch):
+    query, stopping = Stopping(failed("java.io.IOException")), threading.Event()
+    query.run = run = stream(query)
+
+    def fail(rows, number):
+        stopping.set()
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(run, "_commit", fail)
+    with pytest.raises(OSError, match="full"):
+        run._take(Batch(), 0)
+    with pytest.raises(OSError, match="the disk is full"):
+        run.run(None, PLAN, stopping)
+
+
 def test_what_the_query_failed_with_is_raised(stream):
     query = Query(error=ValueError("no cluster"))
     with pytest.raises(ValueError, match="no cluster"):
