@@ -1,5 +1,5 @@
-"""The user that signs a client's requests, as it is given: by its keys, or by a file that has them.
-No error shows a secret."""
+"""The user that signs a client's requests, as it is given: by its keys, or by a file that has them;
+and the files by which it connects with TLS. No error shows a secret."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from batonmq.auth.signature import Credentials
+    from batonmq.runtime.tls import ClientTls
 
 FILE_VARIABLE: Final = "BATONMQ_CREDENTIALS"
 KEY_VARIABLES: Final = {
@@ -16,6 +17,7 @@ KEY_VARIABLES: Final = {
     "secretKey": "BATONMQ_SECRET_KEY",
     "securityToken": "BATONMQ_SECURITY_TOKEN",
 }
+TLS_VARIABLES: Final = {"trust": "BATONMQ_TLS_TRUST", "cert": "BATONMQ_TLS_CERT"}
 
 
 def credentials_of(environ: Mapping[str, str]) -> Credentials | None:
@@ -62,3 +64,24 @@ def made_of(keys: Mapping[str, str], where: object) -> Credentials:
         )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def tls_of(files: Mapping[str, str]) -> ClientTls | None:
+    """`trust`: the authority, None without it; `cert`: certificate and key of this user, if servers
+    ask for one. Paths of PEM files."""
+    if not files.get("trust"):
+        return None
+    from batonmq.runtime.tls import ClientTls
+
+    cert = files.get("cert", "")
+    return ClientTls(trust_cert_path=files["trust"], cert_path=cert, key_path=cert)
+
+
+def tls_environment(tls: ClientTls) -> dict[str, str]:
+    """What `tls_in_environment` reads as these files."""
+    values = (tls.trust_cert_path, tls.cert_path)
+    return dict(zip(TLS_VARIABLES.values(), values, strict=True))
+
+
+def tls_in_environment(environ: Mapping[str, str]) -> ClientTls | None:
+    return tls_of({key: environ.get(name, "") for key, name in TLS_VARIABLES.items()})

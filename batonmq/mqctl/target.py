@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batonmq.auth.given import credentials_in, credentials_of
+from batonmq.auth.given import credentials_in, credentials_of, tls_in_environment, tls_of
 from batonmq.launcher.current import current_cluster_file, hint_file, serves
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ NAMESRV_VARIABLE = "NAMESRV_ADDR"
 CONTROLLER_VARIABLE = "CONTROLLER_ADDR"
 DATA_VARIABLE = "BATONMQ_DATA"
 CONTEXT_VARIABLE = "BATONMQ_CONTEXT"
-TRUST_VARIABLE = "BATONMQ_TLS_TRUST"
-CERT_VARIABLE = "BATONMQ_TLS_CERT"
 DEFAULT_DATA_DIR = "batonmq-data"
 
 
@@ -193,7 +191,7 @@ def _target_of_context(name: str, known: Contexts) -> Target:
         user = credentials_in(Path(file)) if file else None
     except ValueError as error:
         raise TargetError(str(error)) from None
-    return Target(name_servers, controllers, context=name, tls=_tls_of(kept), credentials=user)
+    return Target(name_servers, controllers, context=name, tls=tls_of(kept), credentials=user)
 
 
 def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target:
@@ -206,9 +204,7 @@ def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target
         hint=current_cluster_file(),
         contexts=kept_contexts(),
     )
-    given = _tls_of(
-        {"trust": os.environ.get(TRUST_VARIABLE, ""), "cert": os.environ.get(CERT_VARIABLE, "")}
-    )
+    given = tls_in_environment(os.environ)
     if given is not None:
         found = replace(found, tls=given)
     try:
@@ -272,16 +268,6 @@ def _places(environ: Mapping[str, str], folder: Path, hint: Path | None) -> list
     return list(dict.fromkeys(place for place in places if place is not None))
 
 
-def _tls_of(files: Mapping[str, str]) -> ClientTls | None:
-    """`trust`: the authority; `cert`: certificate and key of this user, if servers ask for one."""
-    if not files.get("trust"):
-        return None
-    from batonmq.runtime.tls import ClientTls  # commands that ask nothing load nothing
-
-    cert = files.get("cert", "")
-    return ClientTls(trust_cert_path=files["trust"], cert_path=cert, key_path=cert)
-
-
 def read_cluster_file(path: Path) -> RunningCluster | None:
     """None if it is not there or no description of a cluster."""
     try:
@@ -292,7 +278,7 @@ def read_cluster_file(path: Path) -> RunningCluster | None:
             tuple(str(node["address"]) for node in document["controllers"]),
             tuple((str(node["name"]), str(node["address"])) for node in document["brokers"]),
             int(document["supervisorPid"]),
-            _tls_of(document.get("tls", {})),
+            tls_of(document.get("tls", {})),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

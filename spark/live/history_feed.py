@@ -29,7 +29,7 @@ from batonmq.protocol.errors import BatonError
 from batonmq.runtime.clock import boot_ms
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.offsets import DataLossError
-from batonmq.spark.live.options import HistoryOptions, client_of
+from batonmq.spark.live.options import HistoryOptions
 from batonmq.spark.read.columns import batch_of, table_schema
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.history_table import decode_lines
@@ -111,7 +111,7 @@ class HistoryFeed:
     def __init__(self, options: HistoryOptions) -> None:
         self._options = options
         self._loop = uvloop.new_event_loop()
-        admin = Admin((), client_options=client_of(options), timeout_ms=ANSWER_MS)
+        admin = Admin((), client_options=options.access.client_options(), timeout_ms=ANSWER_MS)
         self._controllers = admin.controller(options.controllers)
         self._current = options.controllers[0]
         self._target: dict[str, EventKey] | None = None

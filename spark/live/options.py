@@ -10,9 +10,10 @@ from typing import Annotated, Final, Self
 import msgspec
 from msgspec import Meta
 
-from batonmq.auth.given import KEY_VARIABLES, credentials_of, made_of
+from batonmq.auth.given import KEY_VARIABLES, credentials_of, made_of, tls_in_environment
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.producer.outgoing import MESSAGE_SIZE_MAX
+from batonmq.runtime.tls import ClientTls, client_context
 from batonmq.spark.read.options import (
     MIB,
     DurationMs,
@@ -25,6 +26,7 @@ from batonmq.spark.read.options import (
     Words,
     by,
     read_addresses,
+    read_truth,
 )
 
 _NO_CONTROLLERS: Final = (
@@ -76,23 +78,54 @@ class _Hidden(str):
 Secret = Annotated[str, by(_Hidden)]
 
 
-def with_user(options: Mapping[str, str]) -> Mapping[str, str]:
-    """`options` with the user that signs: the one that they name, else that of this process's
-    environment, if any. Raises ValueError for a user without a secret."""
+class Access(Options, frozen=True, kw_only=True):
+    """As whom a cluster is asked, and how connections are encrypted. Paths are of PEM files, and
+    the same on all executors."""
+
+    access_key: str = ""
+    secret_key: Secret = ""
+    security_token: Secret = ""
+    tls_enable: Annotated[bool | None, by(read_truth)] = None
+    """None: if a path is given. Without `trustCertPath` authorities of the machine are trusted."""
+    trust_cert_path: str = ""
+    cert_path: str = ""
+    key_path: str = ""
+    key_password: Secret = ""
+    check_host: bool = True
+
+    def client_options(self) -> ClientOptions:
+        """Raises ValueError for a user without a secret, TlsError for a file."""
+        values = (self.access_key, self.secret_key, self.security_token)
+        keys = dict(zip(KEY_VARIABLES, values, strict=True))
+        tls, is_on = None, self.tls_enable
+        if is_on or (is_on is None and (self.trust_cert_path or self.cert_path)):
+            tls = ClientTls(
+                trust_cert_path=self.trust_cert_path,
+                cert_path=self.cert_path,
+                key_path=self.key_path,
+                key_password=self.key_password,
+                check_host=self.check_host,
+            )
+            client_context(tls)  # a bad file is told now, not when nobody has answered for long
+        return ClientOptions(credentials=made_of(keys, "options") if any(values) else None, tls=tls)
+
+
+_OF_TLS: Final = ("tlsEnable", "trustCertPath", "certPath", "keyPath", "keyPassword", "checkHost")
+
+
+def with_environment(options: Mapping[str, str]) -> Mapping[str, str]:
+    """`options` with the user that signs, and the files of TLS: those that they name, else those of
+    this process's environment, if any. Raises ValueError for a user without a secret."""
     given = {name.lower(): value.strip() for name, value in options.items()}
     keys = {key: given[key.lower()] for key in KEY_VARIABLES if given.get(key.lower())}
     user = made_of(keys, "options") if keys else credentials_of(os.environ)
-    if user is None:
-        return options
-    values = (user.access_key, user.secret_key, user.security_token)
-    return {**given, **dict(zip(map(str.lower, KEY_VARIABLES), values, strict=True))}
-
-
-def client_of(options: "TopicOptions | HistoryOptions | SinkOptions") -> ClientOptions:
-    """How a client of the cluster is made. Raises ValueError for a user without a secret."""
-    values = (options.access_key, options.secret_key, options.security_token)
-    keys = dict(zip(KEY_VARIABLES, values, strict=True))
-    return ClientOptions(credentials=made_of(keys, "options") if any(values) else None)
+    if user is not None:
+        values = (user.access_key, user.secret_key, user.security_token)
+        given |= dict(zip(map(str.lower, KEY_VARIABLES), values, strict=True))
+    tls = tls_in_environment(os.environ)
+    if tls is not None and not any(given.get(name.lower()) for name in _OF_TLS):
+        given |= {"trustcertpath": tls.trust_cert_path, "certpath": tls.cert_path}
+    return given
 
 
 class TopicOptions(Narrowed, frozen=True, kw_only=True):
@@ -114,9 +147,7 @@ class TopicOptions(Narrowed, frozen=True, kw_only=True):
     pass_over_silent: bool = msgspec.field(name="passOverSilentGroups", default=False)
     batch_bytes: Annotated[int, Meta(ge=MIB // 16)] = 4 * MIB
     group: Group = msgspec.field(name="consumerGroup", default="BATON_SPARK")
-    access_key: str = ""
-    secret_key: Secret = ""
-    security_token: Secret = ""
+    access: Access = Access()
 
     @classmethod
     def what(cls) -> str:
@@ -152,13 +183,18 @@ class HistoryOptions(Options, frozen=True):
     events_per_trigger_max: Positive = msgspec.field(name="maxOffsetsPerTrigger", default=10_000)
     fail_on_data_loss: bool = True
     operation_timeout_ms: DurationMs = msgspec.field(name="operationTimeout", default=60_000)
-    access_key: str = ""
-    secret_key: Secret = ""
-    security_token: Secret = ""
+    access: Access = Access()
 
     @classmethod
     def what(cls) -> str:
         return "a stream of table=history"
+
+    def __post_init__(self) -> None:
+        if self.access.key_password or not self.access.check_host:
+            raise ValueError(
+                "keyPassword and checkHost=false are not for controllers, which are asked by gRPC: "
+                "give a key without a password, and name hosts as their certificates do"
+            )
 
 
 class SinkOptions(Options, frozen=True):
@@ -174,9 +210,7 @@ class SinkOptions(Options, frozen=True):
     in_flight: Positive = 8
     ack_folder: Annotated[str, by(_folder)] = msgspec.field(name="ackReport", default="")
     checkpoint_location: str = ""
-    access_key: str = ""
-    secret_key: Secret = ""
-    security_token: Secret = ""
+    access: Access = Access()
 
     @classmethod
     def what(cls) -> str:

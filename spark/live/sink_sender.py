@@ -34,7 +34,7 @@ from batonmq.protocol.tags import java_string_hash
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import replace_file
 from batonmq.spark.live.cluster import DOWN, Tries, is_down, route_of
-from batonmq.spark.live.options import SinkOptions, client_of
+from batonmq.spark.live.options import SinkOptions
 
 Ack = dict[str, str | int]
 """topic, broker, queue_id, queue_offset, unique_key, and msg_id if the broker sent it."""
@@ -169,7 +169,7 @@ class SinkSender:
     def __init__(self, options: SinkOptions, acknowledged: Callable[[list[Ack]], None]) -> None:
         self._options = options
         self._acknowledged = acknowledged
-        self._client = ClientInstance(list(options.name_servers), client_of(options))
+        self._client = ClientInstance(list(options.name_servers), options.access.client_options())
         self._producer = Producer(options.group, client=self._client)
         self._lanes: dict[tuple[str, MessageQueue | None], _Lane] = {}
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}

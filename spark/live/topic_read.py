@@ -21,7 +21,7 @@ from batonmq.protocol.records.columns import Records
 from batonmq.protocol.sysflag import COMPRESSED
 from batonmq.spark.live.cluster import LiveCluster, epochs_of, lose
 from batonmq.spark.live.offsets import ENDS_BELOW, Loss, Offsets, QueueRange, loss_of, share_out
-from batonmq.spark.live.options import TopicOptions, client_of
+from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import TopicRangeReader, Window
 from batonmq.spark.read.columns import TABLES, wanted_columns
 from batonmq.spark.read.message_columns import message_batch
@@ -56,7 +56,7 @@ class TopicRead:
             options.name_servers,
             group=options.group,
             patience_ms=options.operation_timeout_ms,
-            client_options=client_of(options),
+            client_options=options.access.client_options(),
         )
 
     # -- planning -------------------------------------------------------------------------------

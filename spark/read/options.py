@@ -5,7 +5,7 @@ Free of Spark.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Self
 
@@ -39,20 +39,38 @@ class Options(msgspec.Struct, frozen=True, rename="camel"):
         Raises ValueError, with what is allowed, for a bad value or an unknown name.
         """
         given = {name.lower(): value.strip() for name, value in options.items()}
-        fields = {each.encode_name: each for each in inspect.type_info(cls).fields}  # type: ignore[attr-defined]
-        unknown = sorted(set(given) - {name.lower() for name in fields})
+        names = sorted(cls._names(), key=str.lower)
+        unknown = sorted(set(given) - {name.lower() for name in names})
         if unknown:
-            near = nearest(unknown[0], fields)
+            near = nearest(unknown[0], names)
             raise ValueError(
                 f"unknown option {', '.join(unknown)} for {cls.what()}"
-                f"{f', did you mean {near}? There' if near else '; there'} are "
-                f"{', '.join(sorted(fields, key=str.lower))}"
+                f"{f', did you mean {near}? There' if near else '; there'} are {', '.join(names)}"
             )
-        return cls(**{
-            field.name: _value(name, field, given.get(name.lower(), ""))
-            for name, field in fields.items()
-            if field.required or given.get(name.lower())
-        })  # fmt: skip
+        return cls._made(given)
+
+    @classmethod
+    def _fields(cls) -> Iterator[tuple[inspect.Field, "type[Options] | None"]]:
+        """Each field; with its struct, if that is one of options beside the others."""
+        for field in inspect.type_info(cls).fields:  # type: ignore[attr-defined]
+            part: Any = field.type.cls if isinstance(field.type, inspect.StructType) else None
+            yield field, part
+
+    @classmethod
+    def _names(cls) -> Iterator[str]:
+        for field, part in cls._fields():
+            yield from part._names() if part else [field.encode_name]
+
+    @classmethod
+    def _made(cls, given: Mapping[str, str]) -> Self:
+        values: dict[str, Any] = {}
+        for field, part in cls._fields():
+            text = given.get(field.encode_name.lower(), "")
+            if part:
+                values[field.name] = part._made(given)
+            elif field.required or text:
+                values[field.name] = _value(field.encode_name, field, text)
+        return cls(**values)
 
     @classmethod
     def what(cls) -> str:
@@ -75,7 +93,7 @@ def _value(name: str, field: inspect.Field, text: str) -> Any:
         if isinstance(kind, inspect.IntType):
             return _number(kind, text, field.default)
         if isinstance(kind, inspect.BoolType):
-            return _one_of(_TRUTHS, text, "true or false")
+            return read_truth(text)
         every = kind.cls if isinstance(kind, inspect.EnumType) else kind.values  # type: ignore[attr-defined]
         return _one_of({str(each).lower(): each for each in every}, text)
     except ValueError as error:
@@ -96,6 +114,11 @@ def _one_of(allowed: Mapping[str, Any], text: str, told: str = "") -> Any:
     if text.lower() not in allowed:
         raise ValueError(f"it must be {told or 'one of ' + ', '.join(map(str, allowed.values()))}")
     return allowed[text.lower()]
+
+
+def read_truth(text: str) -> bool:
+    truth: bool = _one_of(_TRUTHS, text, "true or false")
+    return truth
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from batonmq.spark.live.endless_stream import EndlessStream, StreamCounts
-from batonmq.spark.live.options import TopicOptions, with_user
+from batonmq.spark.live.options import TopicOptions, with_environment
 from batonmq.spark.live.topic_read import TopicRead
 from batonmq.spark.read.storage import locate
 from batonmq.spark.topic_table.bodies import JSON, Bodies
@@ -322,7 +322,7 @@ def _packed(fields: pa.Schema) -> bytes:
 def _behind(plan: TablePlan, state: TableState) -> str:
     """Behind the last row of each queue, as an option of the source; other queues from their
     beginning. Raises ClusterError."""
-    read = TopicRead(TopicOptions.from_mapping(with_user(
+    read = TopicRead(TopicOptions.from_mapping(with_environment(
         {"nameServers": plan.name_servers, "topic": plan.topic, "operationTimeout": plan.patience}
     )))  # fmt: skip
     with read.connect() as cluster:

@@ -16,20 +16,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 import click
 
-from batonmq.auth.given import environment_of
+from batonmq.auth.given import environment_of, tls_environment
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import Output
-from batonmq.mqctl.target import data_folder_here
+from batonmq.mqctl.target import Target, data_folder_here
 from batonmq.runtime import extras
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.auth.signature import Credentials
 
 ANALYSIS_FOLDER: Final = "analysis"
 HELP: Final = ("--help", "-h")
@@ -131,16 +128,20 @@ def fresh_folder(parent: Path, job: str, now_s: float) -> Path:
     return path
 
 
-def become(job: str, arguments: Sequence[str], user: Credentials | None = None) -> NoReturn:
-    """Replaces this process by the job; `user` signs its requests. Exits with 2 and a sentence if
-    something is missing."""
+def become(job: str, arguments: Sequence[str], target: Target | None = None) -> NoReturn:
+    """Replaces this process by the job, which connects as `target` says. Exits with 2 and a
+    sentence if something is missing."""
     why_not = lacking(os.environ, jvm=job not in _SMALL_WITHOUT_JVM)
     if why_not:
         raise click.UsageError(why_not)
     sys.stdout.flush()
     sys.stderr.flush()
     # No module in the working folder may replace one of ours, in Spark's workers neither.
-    environ = os.environ | {"PYTHONSAFEPATH": "1"} | (environment_of(user) if user else {})
+    environ = os.environ | {"PYTHONSAFEPATH": "1"}
+    if target is not None and target.credentials is not None:
+        environ |= environment_of(target.credentials)
+    if target is not None and target.tls is not None:
+        environ |= tls_environment(target.tls)
     argv = [sys.executable, "-m", f"batonmq.spark.jobs.{job}", *arguments]
     os.execve(sys.executable, argv, environ)
 
@@ -195,23 +196,23 @@ def topic_stats(arguments: Arguments) -> None:
 @_job("streamHistory")
 def stream_history(arguments: Arguments) -> None:
     """Stream the history of a running cluster to Parquet."""
-    wanted, user = with_our_name(arguments), None
+    wanted, target = with_our_name(arguments), None
     if not _asks_for_help(arguments) and not is_given(CONTROLLERS, wanted):
         context = CommandContext(Output(as_json=False))
         wanted += [CONTROLLERS, ";".join(context.controllers)]
-        user = context.target.credentials
-    become("stream_history", wanted, user)
+        target = context.target
+    become("stream_history", wanted, target)
 
 
 @_job("topicTable")
 def topic_table(arguments: Arguments) -> None:
     """Keep a topic as a Delta or Iceberg table, each message once."""
-    wanted, user = with_our_name(arguments), None
+    wanted, target = with_our_name(arguments), None
     if not _asks_for_help(arguments) and not is_given(NAME_SERVERS, wanted):
         context = CommandContext(Output(as_json=False))
         wanted += [NAME_SERVERS, ";".join(context.name_servers)]
-        user = context.target.credentials
-    become("topic_table", wanted, user)
+        target = context.target
+    become("topic_table", wanted, target)
 
 
 def with_our_name(arguments: Sequence[str]) -> list[str]:

@@ -26,7 +26,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.history_feed import HistoryFeed
-from batonmq.spark.live.options import HistoryOptions, SinkOptions, TopicOptions, with_user
+from batonmq.spark.live.options import HistoryOptions, SinkOptions, TopicOptions, with_environment
 from batonmq.spark.live.sink_sender import SinkSender, row_of
 from batonmq.spark.live.topic_read import TopicRead
 from tests.broker.lone_broker import sections_of
@@ -54,7 +54,7 @@ async def running(service):
 
 
 def oldest_event(**options):
-    feed = HistoryFeed(HistoryOptions.from_mapping(with_user(options)))
+    feed = HistoryFeed(HistoryOptions.from_mapping(with_environment(options)))
     try:
         return feed.initial()
     finally:
@@ -100,13 +100,13 @@ def test_topics_are_written_and_read_as_the_user_of_the_environment(tmp_path, mo
     given = {"topic": "Orders", "operationTimeout": "20s"}
 
     def rows():
-        read = TopicRead(TopicOptions.from_mapping(with_user(given)))
+        read = TopicRead(TopicOptions.from_mapping(with_environment(given)))
         read, tasks = pickle.loads(pickle.dumps((read, read.plan())))  # as they reach an executor
         return sum(len(batch) for task in tasks for batch in read.run(task))
 
     async def send(acks):
         options = SinkOptions.from_mapping(
-            with_user({"topic": "Orders", "nameServers": given["nameServers"]})
+            with_environment({"topic": "Orders", "nameServers": given["nameServers"]})
         )
         sender = SinkSender(options, acks.extend)
         await sender.start()
@@ -127,7 +127,7 @@ def test_topics_are_written_and_read_as_the_user_of_the_environment(tmp_path, mo
                 assert await asyncio.to_thread(rows) == 1
                 monkeypatch.delenv("BATONMQ_ACCESS_KEY")
                 with pytest.raises(ValueError, match="accessKey and secretKey are needed") as half:
-                    with_user(given)
+                    with_environment(given)
                 assert SECRET not in str(half.value)
                 monkeypatch.delenv("BATONMQ_SECRET_KEY")
                 with pytest.raises(ClusterError, match="not signed"):
@@ -141,13 +141,14 @@ def test_no_text_of_the_options_shows_a_secret(kind):
     at = "controllers" if kind is HistoryOptions else "nameServers"
     given = {at: "h:1", "SECRETKEY": SECRET, "accessKey": "admin", "securityToken": SECRET}
     given |= {} if kind is HistoryOptions else {"topic": "T"}
-    made = kind.from_mapping(with_user(given))
-    assert made.secret_key == SECRET == pickle.loads(pickle.dumps(made)).security_token
+    made = kind.from_mapping(with_environment(given))
+    assert made.access.secret_key == SECRET
+    assert pickle.loads(pickle.dumps(made)).access.security_token == SECRET
     assert SECRET not in repr(made) + str(made) and "admin" in repr(made)
     with pytest.raises(ValueError, match="accessKey and secretKey are needed") as half:
-        with_user({"secretKey": SECRET})
+        with_environment({"secretKey": SECRET})
     with pytest.raises(ValueError, match="unknown option x") as unknown:
-        kind.from_mapping(with_user(given | {"x": "y"}))
+        kind.from_mapping(with_environment(given | {"x": "y"}))
     assert SECRET not in f"{half.value} {unknown.value}"
 
 
