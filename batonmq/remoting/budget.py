@@ -251,23 +251,27 @@ class MemoryBudget:
         self._peer_bytes_max = peer_bytes_max
         # (bytes, since when), oldest first.
         self._holders: dict[Holder, tuple[int, float]] = {}
-        self._by_host: Counter[str] = Counter()
+        self._bytes_of_host: Counter[str] = Counter()
+        self._of_host: dict[str, dict[Holder, None]] = {}  # oldest first
         self._waiting: dict[Holder, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, holder: Holder, size: int) -> bool:
         """`holder` now holds `size` bytes. Returns False if it must not read before
         `memory_came`."""
+        host = holder.peer_host
         before, since_s = self._holders.get(holder, (0, boot_s()))
+        of_host = self._of_host.setdefault(host, {})
         if size < before:  # its frame was complete: these bytes are of another one
-            del self._holders[holder]
+            del self._holders[holder], of_host[holder]
             since_s = boot_s()
         if size:
             self._holders[holder] = size, since_s
+            of_host[holder] = None
         self.held_bytes += size - before
-        self._by_host[holder.peer_host] += size - before
-        if not self._by_host[holder.peer_host]:
-            del self._by_host[holder.peer_host]
+        self._bytes_of_host[host] += size - before
+        if not of_host:
+            del self._of_host[host], self._bytes_of_host[host]
         if not size or self._may_read(holder):
             self._waiting.pop(holder, None)
             return True
@@ -277,22 +281,24 @@ class MemoryBudget:
         return False
 
     def _may_read(self, holder: Holder) -> bool:
-        host = holder.peer_host
         if self.held_bytes > self._bytes_max:
             # The oldest frame always continues: if all waited, no memory would be freed.
             return holder is next(iter(self._holders))
-        if self._by_host[host] > self._peer_bytes_max:
-            return holder is next(each for each in self._holders if each.peer_host == host)
+        host = holder.peer_host
+        if self._bytes_of_host[host] > self._peer_bytes_max:
+            return holder is next(iter(self._of_host[host]))
         return True
 
     def _check(self) -> None:
         self._timer = None
         stale_s = boot_s() - STALE_S
-        for holder, (size, since_s) in list(self._holders.items()):
+        is_full = self.held_bytes > self._bytes_max and bool(self._waiting)
+        waiting_hosts = {waiting.peer_host for waiting in self._waiting}
+        for holder, (size, since_s) in self._holders.items():
             if since_s > stale_s:
                 break
             # Only if others wait for its memory.
-            if any(self._competes(holder, other) for other in self._waiting):
+            if is_full or holder.peer_host in waiting_hosts:
                 holder.abort(
                     f"a frame of which {size} bytes came in {STALE_S:.0f} s: memory is short"
                 )
@@ -303,6 +309,3 @@ class MemoryBudget:
                 holder.memory_came()
         if self._waiting and self._timer is None:
             self._timer = self._loop.call_later(_CHECK_S, self._check)
-
-    def _competes(self, holder: Holder, other: Holder) -> bool:
-        return self.held_bytes > self._bytes_max or holder.peer_host == other.peer_host

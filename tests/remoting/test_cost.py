@@ -178,11 +178,18 @@ def test_r58_memory_only_for_bytes_that_arrived() -> None:
 
 
 class Peer:
+    looks = 0  # at the host of any peer
+
     def __init__(self, host: str) -> None:
-        self.peer_host = host
+        self.host = host
         self.aborted = ""
         self.rooms = 0
         self.memory: MemoryBudget
+
+    @property
+    def peer_host(self) -> str:
+        Peer.looks += 1
+        return self.host
 
     def memory_came(self) -> None:
         self.rooms += 1
@@ -217,6 +224,22 @@ def test_r58_a_frame_that_never_comes_loses_its_memory_to_who_waits(clock: Clock
     assert not memory.hold(b, 60)
     link.loop.advance(0.05)
     assert a.aborted and not c.aborted and b.rooms == 1
+
+
+def test_r58_who_waits_for_memory_costs_no_look_at_all_that_have_some(clock: Clock) -> None:
+    link = Link(Processors())
+    memory = MemoryBudget(link.loop, 1_000_000, 10_000)  # type: ignore[arg-type]
+    calm, crowd = [Peer("calm") for _ in range(2000)], [Peer("crowd") for _ in range(200)]
+    for each in calm:
+        assert memory.hold(each, 1)
+    Peer.looks = 0
+    waiting = [each for each in crowd if not memory.hold(each, 100)]
+    assert len(waiting) == 100
+    clock.now_s += STALE_S + 1  # all frames are late, those of the calm host disturb nobody
+    crowd[0].memory = memory
+    link.loop.advance(0.05)
+    assert crowd[0].aborted and not any(each.aborted for each in calm)
+    assert Peer.looks < 4 * (len(calm) + len(crowd)), "not the product of both"
 
 
 @in_a_loop
