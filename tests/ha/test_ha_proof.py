@@ -25,12 +25,12 @@ from tests.ha.cores import NOW, identity, mastership, recorded_set, registered, 
 MEMBER, OTHER = 7, 8
 
 
-def master(entries, members=(1, 2), *, written=0, policy=None, replicas=None):
+def master(entries, members=(1, 2), *, written=0, policy=None, replicas=None, window=1 << 20):
     sync = mastership(members, written=written, policy=policy)
     known = (registered(1), registered(2)) if replicas is None else replicas
     return MasterCore(
         sync,
-        MasterPolicy(segment_size=1 << 20),
+        MasterPolicy(segment_size=1 << 20, window_bytes=window),
         entries((1, 0)),
         min_offset=0,
         now_ms=NOW,
@@ -178,11 +178,13 @@ def test_r2_where_an_epoch_was_skipped_a_slave_counts_by_its_mark_alone(entries)
     """1 in epoch 1. 2 epoch 2 is another master's, of which neither we nor the slave have heard. 3
     we are elected for epoch 3. The slave acks bytes of epoch 1 sent since, and could still follow
     the master of epoch 2, and cut them: they are not confirmed by that."""
-    core = master(entries)
+    core = master(entries, window=100)
     follow(core)
     core.appended(150, NOW)
     recorded = recorded_set((1, 2), 2)
     core.epoch_begun(3, recorded, entries((1, 0), (3, 150)), NOW + 100)
+    since = of(SendLog, core.acks_received(MEMBER, [100], NOW + 101))[0]
+    assert (since.offset, since.size) == (100, 50)
     core.acks_received(MEMBER, [150], NOW + 101)
     assert core.log.confirm_offset == 0 and not core.sync.required_set_whole
     core.marks_received(MEMBER, 3, 1, NOW + 102)

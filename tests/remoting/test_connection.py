@@ -15,6 +15,7 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
 )
 from batonmq.remoting import connection as connection_module
+from batonmq.remoting import intake
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -23,6 +24,12 @@ from batonmq.remoting.command import (
     encode_frame,
 )
 from batonmq.remoting.connection import Connection, Processors
+
+
+@pytest.fixture(autouse=True)
+def time_of_a_turn_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the frames after the first would wait for the next turn (R58)."""
+    monkeypatch.setattr(intake, "boot_s", lambda: 0.0)
 
 
 def request(code: int, opaque: int, *, oneway: bool = False, body: bytes = b"") -> bytes:
