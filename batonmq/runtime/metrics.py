@@ -232,7 +232,7 @@ class Metrics:
         self._began_s = wall_ms() / 1000
         self._loop_lag = Histogram(_LAG_BUCKETS)
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], asyncio.WriteTransport] = {}  # oldest first
         self._page: asyncio.Task[list[bytes]] | None = None
         self._page_until_s = 0.0
         self._looks: asyncio.TimerHandle | None = None
@@ -307,15 +307,22 @@ class Metrics:
         task = asyncio.current_task()
         assert task is not None
         try:
-            if len(self._open) < CONNECTIONS_MAX:
-                self._open.add(task)
-                await self._serve(reader, writer)
+            if len(self._open) >= CONNECTIONS_MAX:
+                self._end_oldest()
+            self._open[task] = writer.transport
+            await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client sent no request in time, or did not read the answer
         finally:
-            self._open.discard(task)
+            self._open.pop(task, None)
             with contextlib.suppress(OSError):
                 writer.close()
+
+    def _end_oldest(self) -> None:
+        """The newest gets in: whoever starts again what does not answer /livez must be answered."""
+        task = next(iter(self._open))
+        self._open.pop(task).abort()  # also what it does not read
+        task.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(REQUEST_S):

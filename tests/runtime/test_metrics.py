@@ -142,17 +142,18 @@ def test_r58_whoever_asks_often_gets_the_same_page() -> None:
     play(metrics, script)
 
 
-def test_r58_connections_that_say_nothing_have_bounded_places() -> None:
+def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
     settings = config()
     metrics = Metrics(settings, "broker")
 
     async def script() -> None:
         address = ("127.0.0.1", settings.prom_exporter_port)
         silent = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
-        reader, writer = await asyncio.open_connection(*address)
-        assert await reader.read() == b""
+        assert (await ask(settings, get("/livez")))[1] == b"ok\n"
+        assert await silent[0][0].read() == b"", "the oldest made room"
+        assert metrics.connections < CONNECTIONS_MAX
         too_long = b"GET /" + b"x" * 20_000
-        for _, other in [(reader, writer), *silent]:
+        for _, other in silent:
             other.close()
         while metrics.connections:  # noqa: ASYNC110  nobody else waits for that
             await asyncio.sleep(0)
