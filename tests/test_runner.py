@@ -91,8 +91,10 @@ def _failing(folder: Path, tests: int, *, passes_alone: bool) -> Outcome:
         outcome = run.finish()
     finally:
         run.stop()
-    # pytest's names are those of the folder, which is none of this checkout.
-    return replace(outcome, failed=tuple(f"{folder}/{name}" for name in outcome.failed))
+    # Outside its root pytest names a file by a part of its path: which part depends on the root.
+    tests_of_file = (name.partition("::")[2] for name in outcome.failed)
+    file = folder / "test_busy.py"
+    return replace(outcome, failed=tuple(f"{file}::{test}" for test in tests_of_file))
 
 
 def test_failed_tests_run_once_more_alone_and_are_named(tmp_path: Path) -> None:
