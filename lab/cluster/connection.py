@@ -27,7 +27,7 @@ class BlockingConnection:
         host, port = frames.split_address(address)
         self._socket = socket.create_connection((host, port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if folder := frames.locks():
+        if folder := frames.tls_folder():
             self._socket = frames.tls_of(folder).wrap_socket(self._socket, server_hostname=host)
         self._frames = frames.Frames()
         self._ready: list[Reply] = []

@@ -51,16 +51,16 @@ _RECORD: Final = struct.Struct(">iiiiiqqi")
 _MAGIC_V2: Final = -626843477
 _BORN_V6: Final = 0x10
 _STORED_V6: Final = 0x20
-LOCKS_VARIABLE: Final = "BATONMQ_LAB_LOCKS"
+SECURE_VARIABLE: Final = "BATONMQ_LAB_SECURE"
 """Names the folder of certificates while the lab's cluster has TLS and users on: a variable of the
 environment, so that the probes, which are processes of their own, follow."""
 USER: Final = "admin"
 SECRET: Final = "secret-of-the-lab"
 
 
-def locks() -> Path | None:
+def tls_folder() -> Path | None:
     """The folder with `ca.pem` and `admin.pem`; None: connections are plain, requests unsigned."""
-    folder = os.environ.get(LOCKS_VARIABLE)
+    folder = os.environ.get(SECURE_VARIABLE)
     return Path(folder) if folder else None
 
 
@@ -112,7 +112,7 @@ def encode(
     header = json.dumps(
         {
             "code": code,
-            "extFields": _signed(fields, body) if locks() else fields,
+            "extFields": _signed(fields, body) if tls_folder() else fields,
             "flag": flag,
             "language": language,
             "opaque": opaque,

@@ -52,9 +52,9 @@ class HeldCluster(Cluster):
         network: Network,
         overrides: Sections | None = None,
         *,
-        locks: bool = False,
+        secure: bool = False,
     ) -> None:
-        """`locks`: TLS and users on, at every port."""
+        """`secure`: TLS and users on, at every port."""
         self.folder = folder
         self.network = network
         layout = plan(
@@ -64,8 +64,8 @@ class HeldCluster(Cluster):
             # On the loopback others may have the usual ports.
             base_port=network.base_port
             or (DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS)),
-            overrides=merged(SMALL_STORE, USERS if locks else None, overrides),
-            secure="enforcing" if locks else "disabled",
+            overrides=merged(SMALL_STORE, USERS if secure else None, overrides),
+            secure="enforcing" if secure else "disabled",
         )
         # Without metrics: a process may run an earlier version.
         self.layout: Layout = replace(placed(layout, network), metrics=False)

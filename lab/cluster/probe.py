@@ -158,7 +158,7 @@ class Probe:
         """Keeps one connection to a broker, a new one whenever the old is gone or silent."""
         loop = asyncio.get_running_loop()
         host, port = frames.split_address(self.options.brokers[broker])
-        folder = frames.locks()
+        folder = frames.tls_folder()
         tls = frames.tls_of(folder) if folder else None
         replaced: list[_Line] = []
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lab.faults import controllers, cuts, disks, failing, harmless, kills, midway, slaves
-from lab.faults.trial import Fault, with_locks
+from lab.faults.trial import Fault, secured
 
 FAULTS: Final[tuple[type[Fault], ...]] = (
     kills.KillMaster,
@@ -55,6 +55,6 @@ FAULTS: Final[tuple[type[Fault], ...]] = (
     harmless.SwitchFault,
     kills.Pauses,
     harmless.FullLoad,
-    *map(with_locks, (kills.KillMaster, kills.HangMaster, harmless.SwitchFault)),
+    *map(secured, (kills.KillMaster, kills.HangMaster, harmless.SwitchFault)),
 )
 BY_NAME: Final = {fault.name: fault for fault in FAULTS}

@@ -56,7 +56,7 @@ class SendTotals:
 
 
 def _options() -> ClientOptions:
-    if not (folder := frames.locks()):
+    if not (folder := frames.tls_folder()):
         return ClientOptions()
     user = Credentials(access_key=frames.USER, secret_key=frames.SECRET)
     return ClientOptions(tls=ClientTls(trust_cert_path=str(folder / "ca.pem")), credentials=user)

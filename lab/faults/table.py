@@ -123,7 +123,7 @@ def _measure(
     subject = fault()
     bad = False
     try:
-        with Lab(folder, make_network(), fresh=True, locks=fault.locks) as lab:
+        with Lab(folder, make_network(), fresh=True, secure=fault.secure) as lab:
             for number in range(1, trials + 1):
                 trial = lab.trial(subject, rng)
                 results.trials.append(trial.document())

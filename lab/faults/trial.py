@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 from lab.cluster import checks
 from lab.cluster.checks import BrokenPromise, Epoch
 from lab.cluster.cluster_view import GroupState
-from lab.cluster.frames import LOCKS_VARIABLE
+from lab.cluster.frames import SECURE_VARIABLE
 from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
 from lab.cluster.load import Load, longest_gap
 from lab.cluster.many_queues import ManyQueuesWriter
@@ -65,7 +65,7 @@ class Fault:
     watch_s: ClassVar[float] = 0.0
     elections: ClassVar[tuple[int, int] | None] = None
     in_soak: ClassVar[bool] = True
-    locks: ClassVar[bool] = False
+    secure: ClassVar[bool] = False
     """TLS and users are on."""
     trials_at_most: ClassVar[int | None] = None
 
@@ -84,16 +84,16 @@ class Fault:
         return []
 
 
-def with_locks(fault: type[Fault]) -> type[Fault]:
+def secured(fault: type[Fault]) -> type[Fault]:
     """The same in a cluster with TLS and users."""
     changed = {
-        "name": f"{fault.name}-locked",
+        "name": f"{fault.name}-secured",
         "title": f"{fault.title}; TLS and users on",
         "peer": "",
         "in_soak": False,
-        "locks": True,
+        "secure": True,
     }
-    return type(f"{fault.__name__}WithLocks", (fault,), changed)
+    return type(f"{fault.__name__}Secured", (fault,), changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +171,18 @@ class Lab:
         fresh: bool = False,
         consumed: bool = False,
         queues: int = 0,
-        locks: bool = False,
+        secure: bool = False,
     ) -> None:
         """`consumed`: consumer groups read along, and each must be given every acknowledged write.
         `queues`: so many more are written in turn, and read back at the end.
         `fresh`: a broker that was declared dead while it ran is restarted after the trial, since
-        a process is not declared dead a second time within 10 s (R6). `locks`: of the cluster, and
+        a process is not declared dead a second time within 10 s (R6). `secure`: of the cluster, and
         of whatever this process and its children dial meanwhile."""
         self.folder = folder
         self._fresh = fresh
         self.network = network
-        self.cluster = HeldCluster(folder, network, locks=locks)
-        self._locks = locks
+        self.cluster = HeldCluster(folder, network, secure=secure)
+        self._secure = secure
         self._load_options = list(load)
         self._reader = ReadBack()
         self._checked = 0
@@ -199,9 +199,9 @@ class Lab:
             self.network.open()
             undo.callback(self.network.close)
             undo.enter_context(self.network.inside(PROBE_HOST))
-            if self._locks:
-                os.environ[LOCKS_VARIABLE] = str(self.cluster.layout.tls_folder)
-                undo.callback(os.environ.pop, LOCKS_VARIABLE)
+            if self._secure:
+                os.environ[SECURE_VARIABLE] = str(self.cluster.layout.tls_folder)
+                undo.callback(os.environ.pop, SECURE_VARIABLE)
             undo.callback(self.cluster.stop)
             self.cluster.start()
             self.load = Load(

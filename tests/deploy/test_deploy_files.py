@@ -218,7 +218,7 @@ def test_compose_itself_takes_the_project_with_all_profiles() -> None:
     assert all("mem_limit" in service for service in seen.values())
 
 
-def test_the_secured_project_is_the_same_with_locks_on_every_process() -> None:
+def test_the_secured_project_is_the_same_with_tls_and_users_in_every_process() -> None:
     """Beside the settings of docker-compose.yml a service has those of TLS and users, and its own
     folder of certificates, which no other one sees."""
     variables = dotenv()

@@ -26,7 +26,7 @@ ELSEWHERE = {
     "full-load",  # takes minutes; `python -m lab.faults table`
     "pause-300ms",  # its promise is one of time
 }
-LOCKED = [name for name, fault in BY_NAME.items() if fault.locks]
+SECURED = [name for name, fault in BY_NAME.items() if fault.secure]
 TIME_DECIDES = {"elections"}
 """It happens on a busy machine, and costs no message."""
 ELECTS_NOBODY = {"kill-controllers"}
@@ -38,7 +38,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield running
 
 
-@pytest.mark.parametrize("name", [n for n in BY_NAME if n not in ELSEWHERE and n not in LOCKED])
+@pytest.mark.parametrize("name", [n for n in BY_NAME if n not in ELSEWHERE and n not in SECURED])
 def test_g1_g2_nothing_acknowledged_is_lost_and_one_master_acknowledges(
     lab: Lab, name: str
 ) -> None:
@@ -65,7 +65,7 @@ def test_g3_after_all_that_the_logs_are_equal(lab: Lab) -> None:
 
 def test_g1_g2_g3_kill_hang_and_switch_with_tls_and_users_on(tmp_path: Path) -> None:
     """Every port takes TLS only, and each request is signed by a user of the table."""
-    with Lab(tmp_path, make_network(), locks=True) as locked:
-        for name in LOCKED:
-            try_once(locked, name)
-        assert locked.close_and_compare() == []
+    with Lab(tmp_path, make_network(), secure=True) as secured:
+        for name in SECURED:
+            try_once(secured, name)
+        assert secured.close_and_compare() == []
