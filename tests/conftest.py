@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -68,6 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SOAK_TEST_S))
         elif any(item.get_closest_marker(mark) for mark in SLOW_MARKS):
             item.add_marker(pytest.mark.timeout(SLOW_TEST_S))
+
+
+def pytest_collection_finish() -> None:
+    # A full collection took a tenth of a second for what was imported, after each test of the
+    # simulation and in the middle of many others.
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
