@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import click
 import pytest
@@ -87,6 +88,16 @@ def find(name: str) -> click.Command:
     found = cli.get_command(click.Context(cli), name)
     assert found is not None
     return found
+
+
+def test_every_command_of_a_module_is_listed() -> None:
+    for module in set(MODULES.values()):
+        home = vars(import_module(f"batonmq.mqctl.commands.{module}")).values()
+        commands = [each for each in home if isinstance(each, click.Command)]
+        groups = [each for each in commands if isinstance(each, click.Group)]
+        below = [each for group in groups for each in group.commands.values()]
+        found = {each.name for each in commands if each not in below}
+        assert found == {name for name, where in MODULES.items() if where == module}
 
 
 def test_every_wanted_command_is_there_under_both_names() -> None:
