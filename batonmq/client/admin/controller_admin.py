@@ -156,7 +156,7 @@ class ControllerAdmin:
         clean_living_broker: bool = False,
     ) -> None:
         """Removes the named replicas from the controllers' state, or the whole group if none is
-        named. Refused (2009) for a living replica unless `clean_living_broker`.
+        named. Raises ResponseError for a living replica unless `clean_living_broker`.
         """
         ext = {
             "clusterName": cluster_name,

@@ -1,4 +1,5 @@
-"""An operator's requests that brokers pass on to a member of a consumer group: 220, 221, 307, 309.
+"""An operator's requests that brokers pass on to a member of a consumer group: a reset, its
+progress, its state, a message to consume at once.
 
 Origin: ClientRemotingProcessor, MQClientInstance.resetOffset, DefaultMQPushConsumerImpl in Java.
 """

@@ -39,17 +39,17 @@ class ClientMember:
         """The masters of these broker groups have new addresses. Called once for all topics."""
 
     def transaction_asked(self, request: RemotingCommand, address: str) -> None:
-        """The broker at `address` asks for the state of a transaction (39)."""
+        """The broker at `address` asks for the state of a transaction."""
 
     def replied(self, request: RemotingCommand) -> bool:
-        """A broker pushes a reply (326); returns whether this member waits for it."""
+        """A broker pushes a reply; returns whether this member waits for it."""
         return False
 
     def members_changed(self, group: str) -> None:
         """A broker reports that a consumer group gained or lost a member."""
 
     async def asked(self, request: RemotingCommand) -> RemotingCommand | None:
-        """A broker passes on an operator's request to a group member (220, 221, 307, 309)."""
+        """A broker passes on an operator's request to a group member (`member_calls`)."""
         return RemotingCommand.response_to(
             request, ResponseCode.SYSTEM_ERROR, f"{type(self).__name__} does not answer that"
         )

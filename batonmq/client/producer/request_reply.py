@@ -1,4 +1,4 @@
-"""Request-reply: messages that ask for a reply, and the replies that brokers push (326).
+"""Request-reply: messages that ask for a reply, and the replies that brokers push.
 
 A request names its client (REPLY_TO_CLIENT) and itself (CORRELATION_ID). Its reply is a message of
 `<cluster>_REPLY_TOPIC` that the broker pushes over the client's connection. So the broker must know
@@ -51,7 +51,7 @@ def answer(asked: MessageExt, body: bytes) -> Message:
 
 
 def _pushed_answer(request: RemotingCommand, properties: dict[str, str]) -> MessageExt:
-    """The reply in a push (326). It does not say where the reply is stored."""
+    """The reply in a push. It does not say where the reply is stored."""
     ext = request.ext
 
     def number(name: str) -> int:
