@@ -53,7 +53,8 @@ def environment_of(user: Credentials) -> dict[str, str]:
 
 
 def made_of(keys: Mapping[str, str], where: object) -> Credentials:
-    """`keys`: those of KEY_VARIABLES; `where` they are from. Raises ValueError if one lacks."""
+    """`keys`: those of KEY_VARIABLES; `where` they are from. Raises ValueError if one is
+    missing."""
     from batonmq.auth.signature import Credentials  # commands that ask nothing load nothing
 
     try:

@@ -79,13 +79,14 @@ def read_plain_acl(texts: Mapping[str, str]) -> PlainAcl:
 
 
 def _file(name: str, root: dict[Any, Any], found: PlainAcl) -> Iterator[str]:
+    """Adds the accounts of one file to `found`; yields what is wrong with them."""
     for key in sorted(map(str, root.keys() - {"accounts", "dataVersion"})):
         if key != "globalWhiteRemoteAddresses":
             found.lost.append(f"{name}: {key[:64]!r} is no key of ACL 1.0")
         elif addresses := _list(root[key]):
             found.lost.append(
                 f"globalWhiteRemoteAddresses {', '.join(map(str, addresses))}: requests from there"
-                " passed without a signature; from now on each is signed by a user that may"
+                " passed without a signature; from now on each is signed by a user with that right"
             )
     accounts = root.get("accounts") or []
     if not isinstance(accounts, list):

@@ -1,5 +1,5 @@
 """How `mqctl up` talks to a running `batonmq up`: one JSON object and its answer, a line each, over
-the socket `run/up.sock`, which its owner alone may use.
+the socket `run/up.sock` (mode 0600).
 
 `{"do": "add", "group": "broker-a"}` ("": a new group) and `{"do": "remove", "address": …}` are
 answered with `name`, `address` and `group` of the broker, or with `error`.
@@ -56,7 +56,7 @@ async def serve(folder: Path, answer: Answer) -> asyncio.Server:
             writer.write(json.dumps(said).encode() + b"\n")
             await writer.drain()
         except (OSError, ValueError):
-            pass  # no request in time, or who asked has gone
+            pass  # no request came in time, or the client has gone
         finally:
             writer.close()
 

@@ -220,7 +220,7 @@ class StoreQueries:
         try:
             head = check_record(self._log, phy_offset)
         except CorruptLogError as error:
-            log.info("no_record_at file=%s offset=%d what=%s", *error.args)
+            log.info("no_record_at file=%s offset=%d reason=%s", *error.args)
             return None
         return self._log.view(phy_offset, head.size)
 

@@ -103,7 +103,7 @@ class QueuePositions:
             try:
                 self._state = _decode_file(disk.read_bytes(path))
             except (ValueError, msgspec.DecodeError) as error:
-                log.error("queue_positions_damaged file=%s offset=0 what=%s", path, error)
+                log.error("queue_positions_damaged file=%s offset=0 reason=%s", path, error)
                 self.was_damaged = True
 
     # What is known.

@@ -126,7 +126,7 @@ class ConsumeQueueStore:
                 cut += queue.load(safe_offset)
             except CorruptLogError as error:
                 log.error(
-                    "consume_queue_damaged topic=%s queue_id=%d what=%s", topic, queue_id, error
+                    "consume_queue_damaged topic=%s queue_id=%d reason=%s", topic, queue_id, error
                 )
                 if not damaged:
                     self._before_rebuild()
@@ -222,7 +222,7 @@ class ConsumeQueueStore:
             try:
                 queue.check_cut(phy_offset, expects_none=expects_none)
             except CorruptLogError as error:
-                log.error("consume_queue_damaged topic=%s queue_id=%d what=%s", *key, error)
+                log.error("consume_queue_damaged topic=%s queue_id=%d reason=%s", *key, error)
                 damaged.append(queue)
         self.rebuild(damaged)
         return bool(damaged)

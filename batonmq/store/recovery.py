@@ -448,7 +448,7 @@ def recover_log(
     if damage is None:
         cut_torn_tail(commit_log, end)
     else:
-        log.error("commit_log_damaged file=%s offset=%d what=%s", *_fields(damage))
+        log.error("commit_log_damaged file=%s offset=%d reason=%s", *_fields(damage))
     # What was read after an unclean stop may be in the page cache only.
     commit_log.set_end(end, None if was_clean else start_offset)
     return RecoveredLog(start_offset, end, damage)

@@ -53,15 +53,15 @@ def pinging(address: str, log: Path) -> Iterator[Pinged]:
 
 
 def main(address: str) -> None:
-    longest_s, said = 0.0, False
+    longest_s, is_connected = 0.0, False
     with BlockingConnection(address, timeout_s=60) as connection:
         while not select.select([0], [], [], PAUSE_S)[0] or os.read(0, 1):
             began = time.monotonic()
             connection.request(NO_SUCH_REQUEST)
-            if said:  # the first one also connects
+            if is_connected:  # the first one also connects
                 longest_s = max(longest_s, time.monotonic() - began)
             else:
-                said = True
+                is_connected = True
                 print("asking", flush=True)
     print(f"{longest_s * 1000:.2f}", flush=True)
 

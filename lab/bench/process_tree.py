@@ -11,7 +11,8 @@ _SAMPLE_S = 0.2
 
 
 def cpu_of_tree() -> float:
-    """Processor seconds of this process and all below it, ended ones included where waited for."""
+    """Processor seconds of this process and all below it, with ended ones that their parent waited
+    for."""
     total = 0.0
     for process in _tree(psutil.Process()):
         try:

@@ -1,7 +1,7 @@
 """Admin calls about topics.
 
-Changes are sent to every master concerned, one after the other, and return these; an error says
-where it stopped.
+A change is sent to every master concerned, one after the other, and returns these masters. An error
+names the master at which it stopped.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ class TopicAdmin:
     ) -> dict[str, ChangedTopic]:
         """Creates a topic, or changes only what is given, on the same brokers as
         `create_or_update`. Returns broker name or address -> the new settings. Unless `force`, our
-        brokers refuse (29) fewer queues than hold messages, and ClientError is raised if messages
+        brokers refuse fewer queues than hold messages, and ClientError is raised if messages
         would go to queues that are not read.
         """
         _check_name(topic)

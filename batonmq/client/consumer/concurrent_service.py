@@ -1,6 +1,6 @@
 """Concurrent consumption: a fixed number of workers take messages of a queue in any order.
 
-A message that fails is sent back to its broker (request 36). If the broker does not support that,
+A message that fails is sent back to its broker. If the broker does not support that,
 or cannot be reached, the message stays here, uncommitted, and is delivered again after growing
 delays; it is never skipped. Origin: ConsumeMessageConcurrentlyService.
 """
@@ -153,8 +153,8 @@ def _split(
 FIRST_DELAY_MS = 1_000
 LAST_DELAY_MS = 60_000
 
-# For so long no message is sent back to a broker that does not support it.
 ASK_AGAIN_MS = 60_000
+"""How long nothing is sent back to a broker that did not support it."""
 
 
 def redelivery_delay_ms(tries: int) -> int:

@@ -66,11 +66,11 @@ class QueueReader:
         self._client = shared.client
         self._options = shared.options
         self._offsets = shared.offsets
-        self._room = asyncio.Event()
+        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._flow_controlled = 0
-        # None while it need not pull: flow control or a missing lock stops it.
         self._asked_ms: int | None = None
+        """When the last pull began; None while flow control or a missing lock forbids one."""
         self._suggested_id = 0
 
     def start(self) -> None:
@@ -96,7 +96,7 @@ class QueueReader:
 
     def consumed(self) -> None:
         """Pulling may continue: the process queue shrank, or a lock was renewed."""
-        self._room.set()
+        self._wake.set()
 
     async def _run(self) -> None:
         failures = 0
@@ -122,7 +122,8 @@ class QueueReader:
                 failures += 1
                 if failures == 1:
                     log.error("pull_damaged reason=%s", error)
-                self._suggested_id = failures  # another slave may have a good copy
+                # Another slave may have a good copy; `slave_address` takes any number.
+                self._suggested_id = failures
                 await asyncio.sleep(pause_ms(failures) / 1000)
             except BatonError as error:
                 failures += 1
@@ -155,9 +156,9 @@ class QueueReader:
     async def _wait_until_allowed(self) -> None:
         while True:
             # Before the checks: a change between them and the wait wakes it at once.
-            self._room.clear()
+            self._wake.clear()
             if self._shared.orderly and self.process_queue.locked_until_ms <= boot_ms():
-                await self._wait_for_room(_LOCK_PAUSE_MS)
+                await self._wait_for_lock(_LOCK_PAUSE_MS)
                 continue
             reason = self.process_queue.flow_reason(
                 self._options.limits, orderly=self._shared.orderly
@@ -168,12 +169,12 @@ class QueueReader:
             if self._flow_controlled % 1000 == 0:
                 log.warning("flow_control queue=%s reason=%s", self.queue, reason)
             self._flow_controlled += 1
-            await self._room.wait()
+            await self._wake.wait()
 
-    async def _wait_for_room(self, timeout_ms: int) -> None:
+    async def _wait_for_lock(self, timeout_ms: int) -> None:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._room.wait()
+                await self._wake.wait()
         except TimeoutError:
             return
 
@@ -245,7 +246,7 @@ class QueueReader:
         if result.status is PullStatus.OFFSET_ILLEGAL:
             await self._move_to(result)
             return
-        # The offset moves on also without messages: a filter may skip a whole pull.
+        # The offset advances even without messages: a filter may skip a whole pull.
         process_queue.put(result.messages, result.next_begin_offset)
         if result.messages:
             self._shared.arrived(self)

@@ -85,8 +85,8 @@ class ClientInstance(Connections, RouteListener):
             member.transaction_asked(request, connection.peer)
 
     def _on_reply(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A reply was pushed (PUSH_REPLY_MESSAGE_TO_CLIENT, 326). The code of the response shows the replier whether its
-        requester still waits."""
+        """A reply was pushed. The code of the response shows the replier whether its requester
+        still waits."""
         if not any(member.replied(request) for member in self.heartbeats.members):
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, f"client {self.client_id} does not wait for this reply"
