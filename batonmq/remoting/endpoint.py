@@ -299,21 +299,19 @@ class RemotingClient(Endpoint):
             self._dials[address] = dial
             dial.add_done_callback(lambda task: self._dialled(address, task))
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
-        try:
-            # Not wait_for: in Python 3.11 it swallows a cancellation at the moment when the dial
-            # ends.
-            async with asyncio.timeout(timeout_s):
-                # Shielded: a caller that gives up must not end the dial for the others.
-                return await asyncio.shield(dial)
-        except TimeoutError:
-            raise ConnectError(address, f"no connection within {timeout_ms} ms") from None
-        except asyncio.CancelledError:
-            if dial.cancelled():
-                raise ConnectError(address, "the attempt to connect was ended") from None
-            raise
+        # Not wait_for: it ends the dial of all callers with this one, and in Python 3.11 swallows a
+        # cancellation at the moment when the dial ends.
+        ended, _ = await asyncio.wait((dial,), timeout=timeout_s)
+        if not ended:
+            raise ConnectError(address, f"no connection within {timeout_ms} ms")
+        if dial.cancelled():
+            raise ConnectError(address, "the attempt to connect was ended")
+        return dial.result()
 
     def _dialled(self, address: str, dial: asyncio.Task[Connection]) -> None:
-        self._dials.pop(address, None)
+        # After `close_connection` the address may have a newer dial: keep that.
+        if self._dials.get(address) is dial:
+            del self._dials[address]
         if not dial.cancelled():
             # Marks the error as retrieved: all callers may have given up.
             dial.exception()
@@ -347,7 +345,7 @@ class RemotingClient(Endpoint):
     def close_connection(self, address: str, reason: str = "no longer needed") -> None:
         """Closes the connection to an address, if any. Who waits for one gets ConnectError: a dial
         may take seconds, to a host that is cut off or a process that is just starting with TLS."""
-        dial = self._dials.get(address)
+        dial = self._dials.pop(address, None)
         if dial is not None:
             dial.cancel()
         connection = self._by_address.pop(address, None)

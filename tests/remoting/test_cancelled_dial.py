@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from batonmq.remoting.endpoint import RemotingClient
+from batonmq.protocol.errors import ConnectError
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from tests.shared.waiting import until
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -33,6 +36,54 @@ def test_a_cancellation_that_meets_the_end_of_the_dial_is_not_swallowed(
         if caller.cancel():
             with pytest.raises(asyncio.CancelledError):
                 await caller
+        await client.close()
+
+    asyncio.run(run())
+
+
+class HeldClient(RemotingClient):
+    """Its first dial does not end by itself."""
+
+    dials = 0
+
+    async def _dial(self, address: str) -> Connection:
+        self.dials += 1
+        if self.dials == 1:
+            await asyncio.get_running_loop().create_future()
+        return await super()._dial(address)
+
+    async def first_caller(self, address: str) -> asyncio.Task[Connection]:
+        caller = asyncio.create_task(self.connection(address, timeout_ms=10_000))
+        await until(lambda: self.dials)
+        return caller
+
+
+def test_who_comes_in_the_turn_of_a_cancelled_dial_gets_a_fresh_one() -> None:
+    """Its server answers again: only those who waited for the old dial are told that it ended."""
+
+    async def run() -> None:
+        server, client = RemotingServer(Processors(), name="test"), HeldClient(name="test")
+        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+        early = await client.first_caller(address)
+        client.close_connection(address)
+        late = await client.connection(address)
+        with pytest.raises(ConnectError, match="was ended"):
+            await early
+        assert client.live_connection(address) is late
+        await client.close()
+        await server.close()
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_is_cancelled_in_the_turn_of_its_dial_is_cancelled() -> None:
+    async def run() -> None:
+        client = HeldClient(name="test")
+        caller = await client.first_caller("127.0.0.1:1")
+        client.close_connection("127.0.0.1:1")
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
         await client.close()
 
     asyncio.run(run())
