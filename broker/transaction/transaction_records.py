@@ -133,9 +133,11 @@ class TransactionTable:
         return replaced
 
     def _due_at(self, due_ms: int, offset: int) -> None:
-        # One valid entry for a half: each one is checked, and leads to another one.
-        self._due_ms[offset] = due_ms
-        heapq.heappush(self._due, (due_ms, offset))
+        # It may have ended since the caller took it up.
+        if offset in self._open:
+            # One valid entry for a half: each one is checked, and leads to another one.
+            self._due_ms[offset] = due_ms
+            heapq.heappush(self._due, (due_ms, offset))
 
     def half_gone(self, queue_offset: int) -> None:
         """The next half message has expired, or cannot be read."""
@@ -215,12 +217,9 @@ class TransactionTable:
         rules = self.rules
         while self._due and self._due[0][0] <= now_ms:
             due_ms, offset = heapq.heappop(self._due)
-            half = self._open.get(offset)
-            if half is None:
-                self._due_ms.pop(offset, None)
-                continue
             if offset in self._ending or self._due_ms.get(offset) != due_ms:
                 continue
+            half = self._open[offset]
             self._ending.add(offset)
             if offset in self._replaced:
                 return Due(half, "end")
@@ -245,8 +244,7 @@ class TransactionTable:
         whether there are any."""
         waited = self._without_producer.pop(group, None)
         for offset in waited or ():
-            if offset in self._open:
-                self._due_at(0, offset)  # first: its check was due already
+            self._due_at(0, offset)  # first: its check was due already
         return waited is not None
 
     def progress(self) -> tuple[int, int]:
