@@ -81,9 +81,6 @@ class BrokerEndpoint:
         guard = self.guard
         self.sign = sign = guard.signer if guard is not None else None
         self.require: Require = guard.require_also if guard is not None else allow_all
-        self.may_publish: Callable[[Connection, str], bool] = lambda connection, topic: True
-        if guard is not None:
-            self.may_publish = guard.may_publish
         self.relay = Relay(self.gate, clock_ms, enabled=config.relays, tls=config.tls, sign=sign)
         self.is_listening = False
         self.laps = Laps(clock_ms)

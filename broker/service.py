@@ -185,7 +185,8 @@ class BrokerService:
         )
         self.locks = LockProcessor(path, topics, self.tables.locks)
         self.waiting.transactions.require = self.endpoint.require
-        self.waiting.producers.may = self.endpoint.may_publish
+        if self.endpoint.guard is not None:
+            self.waiting.producers.may = self.endpoint.guard.may_publish
         self._register_pop(processors := Processors())
         for processor in (
             self.replication,
