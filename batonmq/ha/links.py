@@ -10,7 +10,7 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.runtime.eviction import Crowd
-from batonmq.runtime.sockets import limit_unacknowledged_of, listening_as
+from batonmq.runtime.sockets import address_of, limit_unacknowledged_of, listening_as
 from batonmq.runtime.tls import PortTls, node_names, refused_names, tls_reason
 from batonmq.runtime.tls_listener import Listening, listen
 
@@ -43,7 +43,7 @@ class OpenLinks:
         names = node_names(transport.get_extra_info("peercert"))
         if self.tls.admits(names):
             return False
-        peer = transport.get_extra_info("peername")
+        peer = address_of(transport, "peername")
         log.warning("ha_refused peer=%s reason=%r", peer, refused_names(names))
         return True
 
@@ -197,8 +197,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         # uvloop's transports are no subclass of asyncio's.
         transport = cast(asyncio.Transport, transport)
         self._open_links.made()
-        peer = transport.get_extra_info("peername")
-        self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self.address = address_of(transport, "peername")
         self.transport = transport
         limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
         if self._open_links.refuses(transport):

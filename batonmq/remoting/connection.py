@@ -39,7 +39,7 @@ from batonmq.remoting.headers import SendFrame
 from batonmq.remoting.intake import Intake
 from batonmq.remoting.pending_requests import PendingRequests
 from batonmq.runtime.clock import boot_ms, boot_s
-from batonmq.runtime.sockets import descriptor_of, limit_unacknowledged_of
+from batonmq.runtime.sockets import address_of, descriptor_of, limit_unacknowledged_of
 
 log = logging.getLogger(__name__)
 
@@ -455,8 +455,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self.peer = _address_text(transport.get_extra_info("peername"))
-        self.local = _address_text(transport.get_extra_info("sockname"))
+        self.peer = address_of(transport, "peername")
+        self.local = address_of(transport, "sockname")
         self.intake.connected(self._transport, self.peer.rpartition(":")[0])
         self.is_encrypted = transport.get_extra_info("sslcontext") is not None
         self.descriptor = descriptor_of(transport)
@@ -564,10 +564,3 @@ class Connection(asyncio.BufferedProtocol):
             self._dispatcher.raw(self, raw, serialize_type, header, body)
         except RemoteProtocolError as error:
             self.abort(f"malformed frame: {error}")
-
-
-def _address_text(address: Any) -> str:
-    if not isinstance(address, tuple) or len(address) < 2:
-        return "?"
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

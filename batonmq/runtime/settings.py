@@ -244,7 +244,7 @@ def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Fo
 
 
 def _keys(kind: type[msgspec.Struct]) -> set[str]:
-    return {field.encode_name for field in msgspec.structs.fields(kind)}
+    return set(kind.__struct_encode_fields__)
 
 
 def _aliases(kind: type[msgspec.Struct]) -> Mapping[str, str]:

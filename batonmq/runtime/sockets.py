@@ -23,7 +23,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 BACKLOG: Final = 1024  # how many connections may wait until they are accepted
 
@@ -80,6 +80,16 @@ def descriptors_in_use() -> int:
         return descriptors_allowed()
     os.close(descriptor)
     return descriptor
+
+
+def address_of(transport: asyncio.BaseTransport, end: Literal["peername", "sockname"]) -> str:
+    """host:port of one end of a connection, [host]:port for IPv6; "?" if it is not known."""
+    address = transport.get_extra_info(end)
+    # Of a UNIX socket it is a path.
+    if not isinstance(address, tuple) or len(address) < 2:
+        return "?"
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def plain_address(host: str, port: str | int) -> str:
