@@ -158,50 +158,37 @@ _decode_send = msgspec.json.Decoder(SendFrame, strict=False).decode
 _decode_send_v1 = msgspec.json.Decoder(_SendFrameV1, strict=False).decode
 _decode_pull = msgspec.json.Decoder(PullFrame, strict=False).decode
 _LONG_NAMES: Final = dict(
-    zip(
-        (field.encode_name for field in msgspec.structs.fields(SendFields)),
-        (field.encode_name for field in msgspec.structs.fields(_SendFieldsV1)),
-        strict=True,
-    )
+    zip(SendFields.__struct_encode_fields__, _SendFieldsV1.__struct_encode_fields__, strict=True)
 )
+# A plain int: looking up a member of an enum takes longer than the rest of the comparison.
+_LONG_NAMED: Final = int(RequestCode.SEND_MESSAGE)
 _MISSING: Final = re.compile(r"missing required field `(\w+)`")
 _AT: Final = re.compile(r"at `\$\.(?:extFields\.)?(\w+)`")
 
 
-def decode_send_v2(serialize_type: int, header: bytes) -> SendFrame:
-    """The header of a send with one-letter names (310, 320)."""
-    if serialize_type == TYPE_JSON:
-        try:
-            return _decode_send(header)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _refusal(error, header, _LONG_NAMES) from error
-    code, opaque, flag, fields = _binary(serialize_type, header)
-    return SendFrame(code, opaque, _convert(fields, SendFields, _LONG_NAMES), flag)
-
-
-def decode_send_v1(serialize_type: int, header: bytes) -> SendFrame:
-    """The header of a send with long names (10), in the same shape."""
-    if serialize_type == TYPE_JSON:
-        try:
-            frame = _decode_send_v1(header)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _refusal(error, header, {}) from error
-        return SendFrame(frame.code, frame.opaque, _as_v2(frame.ext), frame.flag)
-    code, opaque, flag, fields = _binary(serialize_type, header)
-    return SendFrame(code, opaque, _as_v2(_convert(fields, _SendFieldsV1, {})), flag)
-
-
 def decode_send(serialize_type: int, header: bytes) -> SendFrame:
-    """The header of any send; the code says whether names are long."""
-    if peek_code(serialize_type, header) == RequestCode.SEND_MESSAGE:
-        return decode_send_v1(serialize_type, header)
-    return decode_send_v2(serialize_type, header)
+    """The header of any send: SEND_MESSAGE (10) has long names, the others one-letter names."""
+    has_long_names = peek_code(serialize_type, header) == _LONG_NAMED
+    if serialize_type != TYPE_JSON:
+        code, opaque, flag, fields = _binary(serialize_type, header)
+        return SendFrame(code, opaque, _send_fields(fields, has_long_names), flag)
+    try:
+        if not has_long_names:
+            return _decode_send(header)
+        frame = _decode_send_v1(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _refusal(error, header, {} if has_long_names else _LONG_NAMES) from error
+    return SendFrame(frame.code, frame.opaque, _as_v2(frame.ext), frame.flag)
 
 
 def send_fields(code: int, ext: dict[str, str]) -> SendFields:
     """The same for a decoded request: REPLY_MESSAGE (324) has long names, its V2
     (325) short ones."""
-    if code == RequestCode.SEND_REPLY_MESSAGE:
+    return _send_fields(ext, code == RequestCode.SEND_REPLY_MESSAGE)
+
+
+def _send_fields(ext: dict[str, str], has_long_names: bool) -> SendFields:
+    if has_long_names:
         return _as_v2(_convert(ext, _SendFieldsV1, {}))
     return _convert(ext, SendFields, _LONG_NAMES)
 

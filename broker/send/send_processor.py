@@ -47,14 +47,13 @@ from batonmq.protocol.topic_name import (
     check_topic,
     dlq_topic,
 )
-from batonmq.remoting.connection import Connection, Later, Processors, RawHandler
+from batonmq.remoting.command import FLAG_ONEWAY
+from batonmq.remoting.connection import Connection, Later, Processors
 from batonmq.remoting.headers import (
     SendFields,
     SendFrame,
     SendReplies,
     decode_send,
-    decode_send_v1,
-    decode_send_v2,
     recode,
     refusal_of,
 )
@@ -62,9 +61,9 @@ from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.turns import in_turns
 from batonmq.store.appender import BatchResult, PutResult
 
-FLAG_ONEWAY: Final = 2
 BATCH_AT_ONCE: Final = 128
 """Messages of a batch that are handled in one turn, about 6 µs each."""
+_BATCH_CODE: Final = int(RequestCode.SEND_BATCH_MESSAGE)  # compared in each send
 _COLUMNS: Final = "batonmq.protocol.records.columns"
 
 
@@ -75,8 +74,7 @@ async def _load_columns() -> None:
 
 
 class SendProcessor:
-    """Three raw handlers. `in_sync_count()`: the size of the required set, compared with
-    minInSyncReplicas."""
+    """`in_sync_count()`: the size of the required set, compared with minInSyncReplicas."""
 
     def __init__(
         self,
@@ -116,9 +114,10 @@ class SendProcessor:
         self.stored_total = 0
 
     def register(self, processors: Processors) -> None:
-        processors.register_send(RequestCode.SEND_MESSAGE_V2, self.send_v2)
-        processors.register_raw(RequestCode.SEND_MESSAGE, self.send_v1)
-        processors.register_send(RequestCode.SEND_BATCH_MESSAGE, self.send_batch)
+        processors.register_send(RequestCode.SEND_MESSAGE_V2, self.send)
+        # Raw, because the guard's short way reads one-letter names only.
+        processors.register_raw(RequestCode.SEND_MESSAGE, self.send)
+        processors.register_send(RequestCode.SEND_BATCH_MESSAGE, self.send)
 
     def topics_changed(self, topics: Collection[str] | None) -> None:
         """Drops the cached facts of these topics, or of all."""
@@ -129,7 +128,7 @@ class SendProcessor:
             self._known.pop(topic, None)
             self._made.discard(topic)
 
-    def send_v2(
+    def send(
         self,
         channel: Connection,
         kind: int,
@@ -137,55 +136,21 @@ class SendProcessor:
         body: bytes,
         request: SendFrame | None = None,
     ) -> Later:
-        """One message (SEND_MESSAGE_V2, 310)."""
-        if self._hold.active and self._held(self.send_v2, channel, kind, header, body):
+        """One message, or a batch: consecutive queue offsets, all stored or none."""
+        if self._hold.active and self._held(channel, kind, header, body):
             return None
         if request is None:
-            request = decode_send_v2(kind, header)
-        if request.ext.batch:
-            return self._batch(self.send_v2, channel, request, kind, header, body)
+            request = decode_send(kind, header)
+        if request.ext.batch or request.code == _BATCH_CODE:
+            return self._batch(channel, request, kind, header, body)
         try:
             self._put_one(channel, request, body)
         except BatonError as exc:
-            self._not_put(exc, request, self.send_v2, channel, kind, header, body)
+            self._not_put(exc, request, channel, kind, header, body)
         return None
-
-    def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
-        """One message, with long field names (SEND_MESSAGE, 10)."""
-        if self._hold.active and self._held(self.send_v1, channel, kind, header, body):
-            return None
-        request = decode_send_v1(kind, header)
-        if request.ext.batch:
-            return self._batch(self.send_v1, channel, request, kind, header, body)
-        try:
-            self._put_one(channel, request, body)
-        except BatonError as exc:
-            self._not_put(exc, request, self.send_v1, channel, kind, header, body)
-        return None
-
-    def send_batch(
-        self,
-        channel: Connection,
-        kind: int,
-        header: bytes,
-        body: bytes,
-        request: SendFrame | None = None,
-    ) -> Later:
-        """Messages with consecutive queue offsets, all stored or none (SEND_BATCH_MESSAGE, 320)."""
-        if self._hold.active and self._held(self.send_batch, channel, kind, header, body):
-            return None
-        if request is None:
-            request = decode_send_v2(kind, header)
-        return self._batch(self.send_batch, channel, request, kind, header, body)
 
     def _batch(
-        self,
-        handler: RawHandler,
-        channel: Connection,
-        request: SendFrame,
-        kind: int,
-        header: bytes,
-        body: bytes,
+        self, channel: Connection, request: SendFrame, kind: int, header: bytes, body: bytes
     ) -> Later:
         """Puts a small batch at once, so that sends of a connection stay in order. A large one is
         checked and encoded over several turns, then put in one (R58)."""
@@ -202,7 +167,7 @@ class SendProcessor:
                 return None
             batch = self._store.appender.encoded_batch(topic, queue_id)
         except BatonError as exc:
-            self._not_put(exc, request, handler, channel, kind, header, body)
+            self._not_put(exc, request, channel, kind, header, body)
             return None
 
         async def later() -> None:
@@ -213,22 +178,20 @@ class SendProcessor:
                 if channel.closed:
                     return
                 # The role or the topic may have changed since.
-                if self._hold.active and self._held(handler, channel, kind, header, body):
+                if self._hold.active and self._held(channel, kind, header, body):
                     return
                 self._target(request.ext)
                 result = self._store.appender.put_encoded(batch)
             except BatonError as exc:
-                self._not_put(exc, request, handler, channel, kind, header, body)
+                self._not_put(exc, request, channel, kind, header, body)
                 return
             self._batch_put(channel, request, topic, queue_id, result, batch.uniq_keys)
 
         return later()
 
-    def _held(
-        self, handler: RawHandler, channel: Connection, kind: int, header: bytes, body: bytes
-    ) -> bool:
+    def _held(self, channel: Connection, kind: int, header: bytes, body: bytes) -> bool:
         """Holds the send until the switch ends (R33), or refuses it if the hold is full."""
-        if not self._hold.take(handler, channel, kind, header, body):
+        if not self._hold.take(self.send, channel, kind, header, body):
             full = BrokerRefusal(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"the master of this group is changing, and {len(self._hold)} sends wait already",
@@ -240,7 +203,6 @@ class SendProcessor:
         self,
         exc: BatonError,
         request: SendFrame,
-        handler: RawHandler,
         channel: Connection,
         kind: int,
         header: bytes,
@@ -248,7 +210,7 @@ class SendProcessor:
     ) -> None:
         """Relays the send to the master if only the gate refused it; else refuses it."""
         if not isinstance(exc, GateClosedError) or not self._relay.take_raw(
-            channel, handler, kind, header, body
+            channel, self.send, kind, header, body
         ):
             self._refuse(channel, request, exc)
 

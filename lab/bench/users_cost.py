@@ -19,7 +19,7 @@ from batonmq.auth.signature import Credentials, Signer, SigningKey, signed_send,
 from batonmq.protocol.codes import RequestCode
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, encode_header
 from batonmq.remoting.connection import Processors
-from batonmq.remoting.headers import SendFrame, decode_send_v2
+from batonmq.remoting.headers import SendFrame, decode_send
 
 CODE: Final = RequestCode.SEND_MESSAGE_V2
 CALLS: Final = 1_000
@@ -61,7 +61,7 @@ def _decoding(
     _: object, kind: int, header: bytes, __: bytes, request: SendFrame | None = None
 ) -> None:
     if request is None:
-        decode_send_v2(kind, header)
+        decode_send(kind, header)
 
 
 def main() -> None:

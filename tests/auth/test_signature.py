@@ -33,7 +33,7 @@ from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
-from batonmq.remoting.headers import decode_pull, decode_send_v2
+from batonmq.remoting.headers import decode_pull, decode_send
 
 JAVA = {"topic": "T1", "a": "x", "B": "up", "AccessKey": "AK"}
 
@@ -264,7 +264,7 @@ def test_the_guard_reads_the_topic_that_the_handler_reads(
         fields = f'"extFields":{{"b":"first","topic":"first"}},{fields}'
     header = f'{{"code":310,{fields},"flag":0,"opaque":1,"version":479}}'.encode()
     for decode, names in (
-        (decode_send_v2, {"b": "topic"}),
+        (decode_send, {"b": "topic"}),
         (decode_pull, {"topic": "topic", "consumerGroup": "consumer_group"}),
     ):
         try:
@@ -275,7 +275,7 @@ def test_the_guard_reads_the_topic_that_the_handler_reads(
         for name, attribute in names.items():
             assert getattr(read, attribute) == checked[name]
         short = signed_send(header)
-        if short is not None and decode is decode_send_v2:
+        if short is not None and decode is decode_send:
             assert (short.ext.access_key, short.ext.topic) == (checked["AccessKey"], checked["b"])
 
 

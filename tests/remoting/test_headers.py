@@ -15,7 +15,7 @@ from batonmq.remoting.command import (
     decode_frame,
     encode_header,
 )
-from batonmq.remoting.headers import decode_pull, decode_send, decode_send_v1, decode_send_v2
+from batonmq.remoting.headers import decode_pull, decode_send
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -99,7 +99,7 @@ def test_a_bad_field_of_a_send_is_named(
     if value is not None:
         ext[field] = value
     with pytest.raises(BrokerRefusal) as caught:
-        decode_send_v2(serialize_type, header_of(310, ext, serialize_type))
+        decode_send(serialize_type, header_of(310, ext, serialize_type))
     assert caught.value.code == ResponseCode.SYSTEM_ERROR
     assert named in caught.value.remark
 
@@ -113,10 +113,10 @@ def test_a_missing_field_of_a_pull_is_named(serialize_type: int) -> None:
 
 def test_a_send_without_any_fields_is_answered_not_dropped() -> None:
     with pytest.raises(BrokerRefusal, match="<extFields> is null"):
-        decode_send_v2(TYPE_JSON, b'{"code":310,"opaque":1}')
+        decode_send(TYPE_JSON, b'{"code":310,"opaque":1}')
 
 
-@pytest.mark.parametrize("decode", [decode_send_v1, decode_send_v2, decode_pull])
+@pytest.mark.parametrize("decode", [decode_send, decode_pull])
 def test_bytes_that_are_no_header_are_a_protocol_error(decode: object) -> None:
     assert callable(decode)
     for serialize_type, header in [
