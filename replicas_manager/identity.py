@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,6 +140,8 @@ class RoleFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._next_slot = 0
+        # A write for which there was no thread is made when there is one, beside the next write.
+        self._writing = threading.Lock()
 
     def load(self) -> int:
         """Returns the epoch; creates a missing file and returns 0. Raises RoleFileError,
@@ -157,15 +160,16 @@ class RoleFile:
 
     def store(self, master_epoch: int) -> None:
         """Durable on return; `load` comes first. Raises OSError."""
-        fd = disk.open(self.path, os.O_WRONLY)
-        try:
-            write_all(fd, _slot(master_epoch), self._next_slot * _SLOT_SIZE)
-            disk.fdatasync(fd)
-        finally:
-            disk.close(fd)
-        # Only after the sync: a failed write is repeated in the same slot, and the other stays
-        # whole.
-        self._next_slot = 1 - self._next_slot
+        with self._writing:
+            fd = disk.open(self.path, os.O_WRONLY)
+            try:
+                write_all(fd, _slot(master_epoch), self._next_slot * _SLOT_SIZE)
+                disk.fdatasync(fd)
+            finally:
+                disk.close(fd)
+            # Only after the sync: a failed write is repeated in the same slot, and the other stays
+            # whole.
+            self._next_slot = 1 - self._next_slot
 
     def _read_slot(self, data: bytes, number: int) -> int:
         slot = data[number * _SLOT_SIZE : (number + 1) * _SLOT_SIZE]

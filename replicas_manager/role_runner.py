@@ -63,7 +63,11 @@ class EpochStore:
         self._wanted = max(self._wanted, master_epoch)
         if self._storing is None and self._wanted > self._durable:
             loop, epoch, self._error = asyncio.get_running_loop(), self._wanted, None
-            written = loop.run_in_executor(None, self._persist, epoch)
+            try:
+                written = loop.run_in_executor(None, self._persist, epoch)
+            except RuntimeError as error:  # no thread can be started: the write has failed
+                written = loop.create_future()
+                written.set_exception(error)
             self._storing = loop.create_task(self._end(epoch, written))
 
     async def stored(self, master_epoch: int) -> None:

@@ -242,8 +242,10 @@ class ReplicasManager:
         if self._closed or state is None:
             return
         # In order, even if one waits for a full disk: later effects rely on earlier ones.
-        self._effects.add(state.step(event, self._clock_ms()))
-        self._arm()
+        try:
+            self._effects.add(state.step(event, self._clock_ms()))
+        finally:  # R54: after an error that nobody expected, too
+            self._arm()
 
     def _arm(self) -> None:
         """Sets the one timer for all deadlines of the core."""

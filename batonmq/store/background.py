@@ -193,16 +193,18 @@ class Background:
         self._freeing.start()
 
     def repeat(self, name: str, period_s: float, work: Callable[[], object]) -> None:
-        """Does `work` in the loop every `period_s`, until `stop_timers`."""
+        """Does `work` in the loop every `period_s`, until `stop_timers` or a lasting disk error."""
         assert self._loop is not None
 
         def run() -> None:
+            goes_on = True
             try:
                 work()
             except OSError as error:
-                if not self._failed(error):
-                    return
-            self.repeat(name, period_s, work)
+                goes_on = self._failed(error)
+            finally:  # R54: after an error that nobody expected, too
+                if goes_on:
+                    self.repeat(name, period_s, work)
 
         self._timers[name] = self._loop.call_later(period_s, run)
 

@@ -401,7 +401,11 @@ class CommitLog:
             and self.missing_segment != self.end_of_segments
             and not self._allocation_lock.locked()
         ):
-            threading.Thread(target=self.preallocate_next, name="log-alloc", daemon=True).start()
+            thread = threading.Thread(target=self.preallocate_next, name="log-alloc", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread can be started: the roll would wait in this one, too
+                self.preallocate_next()
 
     def preallocate_next(self) -> None:
         """Allocates the next segment, so that the roll does not wait; from any thread. A failure is

@@ -53,7 +53,11 @@ class GrpcPlaces:
 
     async def close_excess(self, port: int) -> None:
         """Closes the connections of strangers that are too many."""
-        found = await asyncio.to_thread(accepted_at, port)
+        try:
+            found = await asyncio.to_thread(accepted_at, port)
+        except (OSError, RuntimeError) as error:  # no descriptor or no thread is left: look again
+            log.warning("grpc_connections_unknown reason=%s", error)
+            return
         members = {_address(peer) for peer in self._members()}
         crowd: Crowd[tuple[str, int]] = Crowd(self.stranger_places)
         ended = 0

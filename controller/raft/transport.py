@@ -368,8 +368,12 @@ class BackgroundResolver:
                 thread = threading.Thread(
                     target=self._refresh, args=(host,), name=f"resolve-{host}", daemon=True
                 )
-                self._under_way[host] = thread
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    log.warning("raft_name_unknown host=%s reason=%s", host, error)
+                else:
+                    self._under_way[host] = thread
             return self._known.get(host)
 
     def wait(self, host: str) -> None:

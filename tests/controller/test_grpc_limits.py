@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -15,6 +18,7 @@ from test_admission import registration
 from test_remoting_endpoint import Endpoint, WithEndpoint, with_endpoint
 
 from batonmq.controller.endpoints import grpc_endpoint, grpc_places
+from batonmq.controller.endpoints.grpc_places import GrpcPlaces
 from batonmq.controller.liveness.watch import SESSIONS_OF_ID_MAX, STRANGERS_MAX
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
@@ -274,6 +278,23 @@ def test_r58_connections_are_limited_and_a_broker_keeps_and_gets_its_place(
             stranger.writer.close()
 
     with_endpoint(scenario)
+
+
+@pytest.mark.parametrize("short", [OSError(errno.EMFILE, "too many"), RuntimeError("no thread")])
+def test_r58_a_process_without_descriptors_looks_for_strangers_again(
+    monkeypatch: pytest.MonkeyPatch, short: Exception
+) -> None:
+    looks = Mock(side_effect=chain((short,), repeat([])))
+    monkeypatch.setattr(grpc_places, "accepted_at", looks)
+    monkeypatch.setattr(grpc_places, "descriptors_in_use", lambda: 1 << 20)
+    monkeypatch.setattr(grpc_places, "_CHECK_S", 0)
+
+    async def run() -> None:
+        watching = asyncio.create_task(GrpcPlaces(tuple).watch(1))
+        await until(lambda: looks.call_count > 1 or watching.done())
+        assert watching.cancel()
+
+    asyncio.run(run())
 
 
 def test_r58_a_connection_without_a_call_ends(

@@ -9,6 +9,7 @@ import pytest
 from pysyncobj.node import TCPNode
 
 from batonmq.controller.raft.transport import BackgroundResolver, install
+from tests.shared.no_threads import no_new_threads
 
 
 def test_an_address_is_its_own_answer() -> None:
@@ -34,6 +35,17 @@ def test_a_name_service_that_hangs_holds_nobody_up() -> None:
     may_answer.set()
     resolver.wait("n1")
     assert asked == ["n1"]
+    assert resolver.resolve("n1") == "10.0.0.1"
+    resolver.wait("n1")
+
+
+def test_a_name_for_which_no_thread_can_be_started_is_looked_up_at_the_next_call() -> None:
+    resolver = BackgroundResolver(lambda host: "10.0.0.1")
+    with no_new_threads():
+        assert resolver.resolve("n1") is None
+    resolver.wait("n1")
+    assert resolver.resolve("n1") is None
+    resolver.wait("n1")
     assert resolver.resolve("n1") == "10.0.0.1"
     resolver.wait("n1")
 

@@ -12,6 +12,7 @@ import pytest
 from batonmq.protocol.role_view import RoleView
 from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, EpochStore, RoleRunner
+from tests.shared.no_threads import no_new_threads
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 BROKEN = RuntimeError("the store does not open")
@@ -195,5 +196,20 @@ def test_r45_a_master_without_room_gives_way_and_never_ends() -> None:
             await scene.idle()
         assert (scene.no_room, scene.fatal) == (2, [])
         assert scene.failed == [2] * 2 * MASTER_ATTEMPTS_MAX
+
+    play(scenario)
+
+
+def test_r2_without_a_thread_to_store_its_epoch_a_change_fails_and_is_made_when_there_is_one() -> (
+    None
+):
+    async def scenario(scene: Scene) -> None:
+        with no_new_threads():
+            scene.runner.perform(ev.BecomeSlave(view(2)))
+            await scene.idle()
+        assert scene.failed == [2] and scene.calls == []
+        scene.runner.perform(ev.BecomeSlave(view(2)))
+        await scene.idle()
+        assert scene.calls[-1] == ("slave", 2) and scene.stored == [2]
 
     play(scenario)

@@ -32,6 +32,8 @@ from lab.cluster.up import rounds
 FOREVER_MS = 2**62
 SEED = int(os.environ.get("BATONMQ_DISK_SEED", "0"))
 PER_GROUP = rounds(1, 12)
+LOOKS = ("stat", "listdir", "scandir", "statvfs")
+"""Calls of `os` that change nothing, so servers make them without `disk`."""
 TOPICS = ("T", "U")
 
 
@@ -239,11 +241,67 @@ def test_r40_r45_whatever_disk_call_fails_the_next_start_serves_what_was_acknowl
     assert struck_lives > len(counts) // 2
 
 
+@contextmanager
+def looks(root: Path, seen: Callable[[str, str], None]) -> Iterator[None]:
+    """Calls `seen(call, kind of file)`, which may raise, before each look at the store's files."""
+    plain = {name: getattr(os, name) for name in LOOKS}
+
+    def looking(name: str) -> Callable[..., Any]:
+        def look(path: Any = ".", *arguments: Any, **named: Any) -> Any:
+            if isinstance(path, (str, Path)) and (kind := kind_of(root, str(path))):
+                seen(name, kind)
+            return plain[name](path, *arguments, **named)
+
+        return look
+
+    vars(os).update({name: looking(name) for name in LOOKS})
+    try:
+        yield
+    finally:
+        vars(os).update(plain)
+
+
+@pytest.mark.parametrize("times", ["once", "from then on"])
+def test_r40_whatever_look_at_the_disk_fails_the_next_start_serves_what_was_acknowledged(
+    rig: Any, times: str
+) -> None:
+    """`stat`, reading a folder, and asking for free space fail, too, on a bad disk."""
+    counts: Counter[tuple[str, str]] = Counter()
+    rig.root = rig.folder / "plain"
+    with looks(rig.root, lambda *look: counts.update([look])):
+        life = Life(rig)
+        life.lead()
+    assert life.error is None and len(counts) > 15, "kinds of looks"
+    rng = random.Random(f"{SEED} {times}")
+    for (call, kind), count in sorted(counts.items()):
+        for after in {rng.randrange(count) for _ in range(PER_GROUP)}:
+            rig.root = rig.folder / f"life-{call}{kind.replace('/', '-')}-{after}"
+            left = [after]
+
+            def seen(*look: str, these: Any = (call, kind), left: list[int] = left) -> None:
+                if look == these:
+                    left[0] -= 1
+                    if left[0] == -1 or (left[0] < 0 and times != "once"):
+                        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            life = Life(rig)
+            try:
+                with looks(rig.root, seen):
+                    life.lead()
+                check_life(life)
+                check_next_life(rig, life)
+            except BaseException as failure:
+                failure.add_note(f"BATONMQ_DISK_SEED={SEED}: {call} {kind} {after}; {life.error!r}")
+                raise
+
+
 def check_life(life: Life) -> None:
     """What ended it names the error, and is not taken for a clean stop."""
     if life.error is None:
         return
-    assert isinstance(life.error, BatonError) or life.error.errno in (errno.EIO, errno.ENOSPC)
+    # EEXIST: without an answer whether a path is a folder, `os.makedirs` takes it for a file.
+    named = (errno.EIO, errno.ENOSPC, errno.EEXIST)
+    assert isinstance(life.error, BatonError) or life.error.errno in named
     assert str(life.error)
     if life.store is not None:
         assert (life.rig.root / "abort").exists()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from batonmq.runtime import disk
+from tests.shared.no_threads import no_new_threads
 from tests.shared.waiting import until
 from tests.store.conftest import StoreRig
 
@@ -84,3 +85,33 @@ def test_r45_expired_segments_go_while_another_job_waits_for_room(
         await until(lambda: len(list(folder.iterdir())) < before)
 
     within(8, play)
+
+
+def test_a_segment_is_allocated_although_no_thread_can_be_started(rig: StoreRig) -> None:
+    store = rig.open_master()
+    with no_new_threads():
+        for _ in range(30):
+            rig.put_confirmed(store, bytes(850))
+    assert len(store.log.segments) > 2
+
+
+def test_r54_a_timer_of_the_store_does_not_end_with_an_error(rig: StoreRig) -> None:
+    store = rig.open_master()
+
+    async def play(loop: asyncio.AbstractEventLoop) -> None:
+        unhandled: list[object] = []
+        loop.set_exception_handler(lambda _, context: unhandled.append(context["exception"]))
+        store.start(loop, unhandled.append)
+        calls = 0
+
+        def work() -> None:
+            nonlocal calls
+            calls += 1
+            raise RuntimeError("can't start new thread")
+
+        store.background.repeat("test", 0.001, work)
+        await until(lambda: calls == 3)
+        assert {str(error) for error in unhandled} == {"can't start new thread"}
+
+    within(20, play)
+    store.close()
