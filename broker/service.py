@@ -184,9 +184,7 @@ class BrokerService:
             clients, sightings, self._client, self.replication.other_members, path.clock_ms
         )
         self.locks = LockProcessor(path, topics, self.tables.locks)
-        self.waiting.transactions.require = self.endpoint.require
-        if self.endpoint.guard is not None:
-            self.waiting.producers.may = self.endpoint.guard.may_publish
+        self.waiting.guarded_by(self.endpoint.guard)
         self._register_pop(processors := Processors())
         for processor in (
             self.replication,

@@ -5,6 +5,7 @@ They begin and end with the mastership, and are notified of messages in their to
 
 from __future__ import annotations
 
+from batonmq.auth.guard import Guard
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.pop.pop_service import PopService
@@ -45,6 +46,12 @@ class WaitingMessages:
             self.schedule, self.timers, self.transactions, self.pop,
         )  # fmt: skip
         self._by_topic = {topic: one for one in self.features for topic in one.TOPICS}
+
+    def guarded_by(self, guard: Guard | None) -> None:
+        """Who may end a transaction, and be asked for its state; None: everyone."""
+        if guard is not None:
+            self.transactions.require = guard.require_also
+            self.producers.may = guard.may_publish
 
     def register(self, processors: Processors) -> None:
         self.transactions.register(processors)

@@ -106,14 +106,18 @@ class PopReader:
         orderly POP reads none."""
         retries: list[tuple[str, int]] = []
         if not pop.order and not is_retry_or_dlq(pop.topic):
-            # `%RETRY%a_b` is also the retry topic of a group `a_b`, whose messages group `a` need
-            # not be allowed to see. While there is an `a_b`, this broker writes nothing there for
-            # `a`; what it wrote before waits until `a_b` is deleted.
-            is_anothers = self._has_users and f"{pop.group}_{pop.topic}" in self._topics.groups
+            # `%RETRY%a_b` is also the retry topic of a group `a_b`, or POP's of other names. What
+            # they have there, this group need not be allowed to see. While they exist, this broker
+            # writes nothing there for this group.
+            topics = self._topics
+            shares_v1 = self._has_users and (
+                f"{pop.group}_{pop.topic}" in topics.groups
+                or topics.has_namesake(pop.group, pop.topic)
+            )
             retries = [
                 (flag, queue_id)
-                for flag in ((RETRY_V2,) if is_anothers else (RETRY_V1, RETRY_V2))
-                if (config := self._topics.get(real_topic(flag, pop.topic, pop.group)))
+                for flag in ((RETRY_V2,) if shares_v1 else (RETRY_V1, RETRY_V2))
+                if (config := topics.get(real_topic(flag, pop.topic, pop.group)))
                 for queue_id in range(config.read_queue_nums)
             ]
         # Always first, failing messages would starve new ones; always last, they would wait as long

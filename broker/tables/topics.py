@@ -41,7 +41,6 @@ from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.system_record import decode_system_record
 from batonmq.protocol.topic_name import (
     METADATA_TOPIC,
-    RETRY_PREFIX,
     check_group,
     check_made_topic,
     is_file_name,
@@ -211,8 +210,10 @@ class TopicService:
         for group in self._offsets.groups_of(topic):
             retry, shared = pop_retry_topics(group, topic)
             topics += [name for name in (retry, shared) if name in self.topics]
-            # `%RETRY%a_b_c` is of group `a` and topic `b_c`, or of group `a_b` and topic `c`.
-            if shared in topics and self._is_shared(shared, group, topic):
+            used_by = self._offsets.groups_of(shared)
+            if shared in topics and (
+                f"{group}_{topic}" in used_by or self.has_namesake(group, topic)
+            ):
                 topics.remove(shared)
         end = self._append(MetadataChange(deleted_topics=topics).encode())
         # R39: until the record is confirmed the topic neither takes nor gives messages: after a
@@ -221,13 +222,12 @@ class TopicService:
         self._changed(topics)  # the send path has cached it as writable
         return end
 
-    def _is_shared(self, retry_topic: str, group: str, topic: str) -> bool:
-        """Whether a retry topic of the form `%RETRY%group_topic` also has messages of others."""
-        if retry_topic.removeprefix(RETRY_PREFIX) in self._offsets.groups_of(retry_topic):
-            return True  # it is the retry topic of a group named `group_topic`
+    def has_namesake(self, group: str, topic: str) -> bool:
+        """Whether POP's `%RETRY%group_topic` is also that of another group in another topic:
+        `%RETRY%a_b_c` is of group `a` in topic `b_c`, and of group `a_b` in topic `c`."""
         return any(
             pair != (group, topic) and pair[1] in self.topics and pair[0] in self.groups
-            for pair in pop_topic_pairs(retry_topic)
+            for pair in pop_topic_pairs(pop_retry_topics(group, topic)[1])
         )
 
     def _refuse_while_deleting(self, topic: str) -> None:

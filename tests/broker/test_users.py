@@ -859,8 +859,14 @@ def test_half_messages_are_shown_to_producers_that_may_write_their_topic(tmp_pat
     play(test)
 
 
-def test_pop_gives_no_retries_of_a_group_whose_name_begins_alike(tmp_path: Path) -> None:
-    """`%RETRY%bar_vip` is the retry topic of group bar_vip, and POP's of group bar in topic vip."""
+@pytest.mark.parametrize(
+    ("topic", "other_group", "other_topic"), [("vip", "bar_vip", ""), ("a_vip", "bar_a", "vip")]
+)
+def test_pop_gives_no_retries_of_a_group_whose_name_begins_alike(
+    tmp_path: Path, topic: str, other_group: str, other_topic: str
+) -> None:
+    """`%RETRY%bar_vip` is the retry topic of group bar_vip, and POP's of group bar in topic vip.
+    `%RETRY%bar_a_vip` is POP's of group bar in topic a_vip, and of group bar_a in topic vip."""
 
     async def test() -> None:
         async with (
@@ -869,22 +875,25 @@ def test_pop_gives_no_retries_of_a_group_whose_name_begins_alike(tmp_path: Path)
         ):
             assert isinstance(server.service, BrokerService)
             await server.create(USER)
-            await server.grant(USER, ("Topic:vip", "Sub"), ("Group:bar", "Sub"))
+            await server.grant(USER, (f"Topic:{topic}", "Sub"), ("Group:bar", "Sub"))
             groups = server.service.topics
-            for name in ("bar", "bar_vip"):
+            for name in ("bar", other_group):
                 groups.put_group(SubscriptionGroupConfig(group_name=name))
-            groups.of_group("%RETRY%bar_vip", 1)
-            for topic in ("%RETRY%bar_vip", "vip"):
-                sent = await server.ask(ADMIN, 310, send_header(topic, 0, {}), topic.encode())
+            groups.of_group(f"%RETRY%bar_{topic}", 1)
+            for name in filter(None, (f"%RETRY%bar_{topic}", other_topic, topic)):
+                sent = await server.ask(ADMIN, 310, send_header(name, 0, {}), name.encode())
                 assert sent.code == 0, sent
+            # The send has made it.
+            if other_group != f"bar_{topic}":
+                assert groups.groups.delete(f"bar_{topic}")
             await until(lambda: names.guard.user("shop") is not None)
             user = ClientOptions(credentials=USER)
             async with PopConsumer(
                 "bar", name_servers=names.address, client_options=user
             ) as consumer:
-                await consumer.subscribe("vip")
-                found = await consumer.receive("vip")
-                assert [each.body for each in found] == [b"vip"]
+                await consumer.subscribe(topic)
+                found = await consumer.receive(topic)
+                assert [each.body for each in found] == [topic.encode()]
 
     play(test)
 
