@@ -368,11 +368,10 @@ class Metrics:
             self._config.cardinality_limit,
         )
         page.exporter_names = self._config.exporter_names
-        self._of_process(page)
         failed = 0
-        for source in self._sources:
+        for collect in (self._of_process, *(source.collect for source in self._sources)):
             try:
-                await source.collect(page)
+                await collect(page)
             except Exception:
                 failed += 1
                 log.exception("metrics_incomplete")
@@ -385,17 +384,14 @@ class Metrics:
         self._page_until_s = boot_s() + PAGE_S
         return pieces
 
-    def _of_process(self, page: MetricsPage) -> None:
+    async def _of_process(self, page: MetricsPage) -> None:
         """Metrics of the process by the names of Prometheus' clients, and the lateness of the
-        loop."""
+        loop. Raises OSError."""
         release = _release()
         page.gauge("batonmq_build_info", "always 1", 1, version=release)
         times = os.times()
         page.counter("process_cpu_seconds_total", "user and system", times.user + times.system)
         page.gauge("process_start_time_seconds", "since 1970", self._began_s)
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        page.gauge("process_resident_memory_bytes", "resident", pages * limits.getpagesize())
-        page.gauge("process_open_fds", "open descriptors", len(os.listdir("/proc/self/fd")))
         page.gauge(
             "process_max_fds", "allowed descriptors", limits.getrlimit(limits.RLIMIT_NOFILE)[0]
         )
@@ -407,3 +403,7 @@ class Metrics:
         page.histogram(
             "batonmq_loop_lag_seconds", "how late a timer of the loop was", self._loop_lag
         )
+        # Last: they need a descriptor, and the page is most needed when none is left.
+        pages = int(Path("/proc/self/statm").read_text().split()[1])  # noqa: ASYNC240  it is in memory
+        page.gauge("process_resident_memory_bytes", "resident", pages * limits.getpagesize())
+        page.gauge("process_open_fds", "open descriptors", len(os.listdir("/proc/self/fd")))

@@ -302,6 +302,8 @@ def test_a_broker_at_its_limit_of_descriptors_is_not_called_hung(
     first, *rest = judge(replace(evidence, now_ms=NOW, nodes=nodes)).causes
     assert (first.incident == "descriptors-exhausted") == found
     if found:
+        used = f"{count} of its {limit} file descriptors are in use"
+        assert (used if limit else "it has too few file descriptors") in first.cause
         assert not any("hung" in each.incident for each in rest)
         assert "LimitNOFILE" in first.repairs[0].what
 

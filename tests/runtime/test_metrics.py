@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -104,6 +107,29 @@ def test_a_page_is_what_prometheus_reads() -> None:
         assert len(typed) == len({family.name for family in typed})
 
     play(metrics, script)
+
+
+def test_a_page_without_a_free_descriptor_lacks_only_what_needs_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = OSError(errno.EMFILE, "Too many open files")
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=full))
+    source = Source()
+    metrics = Metrics(config(), "broker")
+    metrics.show(source)
+
+    async def collects(page: MetricsPage) -> None:
+        page.gauge("batonmq_flag", "a bool", True)
+
+    source.collects = collects
+
+    async def script() -> None:
+        found = samples(b"".join(await metrics.page()))
+        assert {"batonmq_flag", "batonmq_loop_lag_seconds_count"} <= found.keys()
+        assert found["batonmq_metrics_failures"][0][1] == 1
+        assert "process_open_fds" not in found
+
+    asyncio.run(script())
 
 
 def test_live_and_ready() -> None:

@@ -401,9 +401,12 @@ def _descriptors(evidence: Evidence) -> Iterator[Finding]:
         line = log.latest(CROWDED_OUT) if node.runs or closes(node.refused or "") else ""
         was_crowded = bool(line) and log.age_ms(line, evidence.now_ms) < LOOP_MS
         if (most and count * 20 >= most * 19) or was_refused or (was_crowded and count * 2 >= most):
-            how = f"{count} of {most} file descriptors" if most else "too few file descriptors"
-            cause = f"{node.name}: it has {how}"
-            cause += ", and closes connections" if was_crowded else " in use"
+            used = f"{count} of its {most} file descriptors are in use"
+            cause = f"{node.name}: {used if most else 'it has too few file descriptors'}"
+            if was_crowded:
+                cause += "; it closes connections to keep some for its files"
+            elif was_refused:
+                cause += "; it asked for one more and got none"
             what = "raise its limit (LimitNOFILE of systemd, ulimit -n) and restart it"
             repairs = (Repair(what, "ulimit -n 65536", START_S),)
             groups = (node.group,) if node.kind == BROKER else ()
