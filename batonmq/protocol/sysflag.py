@@ -5,7 +5,6 @@ from typing import Final
 
 # Message.
 COMPRESSED: Final = 0x1
-MULTI_TAGS: Final = 0x2
 TRANSACTION_NOT_TYPE: Final = 0x0
 TRANSACTION_PREPARED: Final = 0x4
 TRANSACTION_COMMIT: Final = 0x8
@@ -13,7 +12,6 @@ TRANSACTION_ROLLBACK: Final = 0xC
 TRANSACTION_MASK: Final = 0xC
 BORN_HOST_V6: Final = 0x10
 STORE_HOST_V6: Final = 0x20
-NEED_UNWRAP: Final = 0x40
 INNER_BATCH: Final = 0x80
 COMPRESSION_MASK: Final = 0x700
 COMPRESSION_LZ4: Final = 0x100
@@ -25,7 +23,6 @@ PULL_COMMIT_OFFSET: Final = 0x1
 PULL_SUSPEND: Final = 0x2
 PULL_SUBSCRIPTION: Final = 0x4
 PULL_CLASS_FILTER: Final = 0x8
-PULL_LITE: Final = 0x10
 
 
 def has_queue_unit(sys_flag: int) -> bool:

@@ -74,7 +74,7 @@ class ConcurrentService(ConsumeService):
     async def _consume(self, work: _Work) -> None:
         context = ConsumeContext(work.reader.queue)
         status = await self._listener(work.messages, context)
-        if work.process_queue.dropped:
+        if work.process_queue.dropped:  # the next owner of the queue gets these messages again
             return
         done, failed = _split(work.messages, status, context)
         if failed and self._model is MessageModel.BROADCASTING:

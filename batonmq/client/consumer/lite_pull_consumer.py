@@ -107,7 +107,7 @@ class LitePullConsumer(PullConsumer):
             return
         try:
             for topic in sorted(self._shared):
-                with contextlib.suppress(NoRouteError):
+                with contextlib.suppress(NoRouteError):  # it may be created later
                     await self._client.routes.refresh(topic)
                     await self._calls.check_subscription(self.group, self._subscriptions[topic])
             await self._client.heartbeats.send()
@@ -134,6 +134,7 @@ class LitePullConsumer(PullConsumer):
         """As `PullConsumer.poll`, but without queues it returns nothing after the timeout. Messages
         of earlier calls count as processed."""
         self._check_running()
+        # The program asks for more: it has processed what it got.
         self._processed |= self._moved
         self._moved = {}
         if self._shared and not self._positions:
@@ -149,6 +150,7 @@ class LitePullConsumer(PullConsumer):
         """Yields messages one by one, without end. A message counts as processed when the next one
         is requested. Raises as `poll`."""
         while True:
+            # One at a time: all messages of a poll count as processed together, at the next one.
             for message in await self.poll(max_messages=1):
                 yield message
 
@@ -237,6 +239,7 @@ class LitePullConsumer(PullConsumer):
         if not queues:
             return
         gone = set(queues)
+        # First, so that `poll` returns no more of them while the callback runs.
         await self._forget(gone)
         await _tell(self._on_revoked, queues)
         if self.options.auto_commit_ms is not None:

@@ -271,6 +271,7 @@ class PullConsumer(Receiver):
                     self._positions[queue],
                     max_messages,
                     self._subscriptions[queue.topic],
+                    # The broker holds it for one of them; the other is for a failover.
                     boot_ms() + 2 * SUSPEND_MS,
                     block=True,
                 )
@@ -289,14 +290,17 @@ class PullConsumer(Receiver):
         pace = Pace()
         while self._done:
             queue = self._done.popleft()
-            fetch = self._fetches.pop(queue, None)
+            fetch = self._fetches.get(queue)
+            # It was given up since it ended, and may have a successor.
             if fetch is None or not fetch.done():
                 continue
+            del self._fetches[queue]
             error = fetch.exception()
             if error is None and fetch.result().messages:
                 found = self._aside if queue in self._paused else self._ready
                 found[queue] = list(fetch.result().messages)
             elif error is None:
+                # Messages that no tag matches are skipped, or they would be read each time.
                 self._move(queue, fetch.result().next_begin_offset)
                 self._due[queue] = None
             else:

@@ -93,6 +93,7 @@ def build_subscription(
 def wanted_only(
     messages: Iterable[MessageExt], subscription: SubscriptionData
 ) -> Sequence[MessageExt]:
+    # Brokers compare hashes only, so that other tags may be among them.
     tags = frozenset(subscription.tags_set)
     if not tags:
         return list(messages)
@@ -216,6 +217,7 @@ async def pull_at_master(
     """
 
     def command(left_ms: int) -> RemotingCommand:
+        # The answer "no new message" must arrive before the request times out.
         suspend_ms = min(SUSPEND_MS, max(left_ms - 200, 1)) if block else 0
         return replace(request, suspend_ms=suspend_ms).command()
 

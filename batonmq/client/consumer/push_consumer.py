@@ -250,6 +250,7 @@ class PushConsumer(Subscriber):
             except UnsupportedByBrokerError:
                 raise
             except NoRouteError:
+                # Without a retry topic there are no retries yet; any other topic is waited for.
                 settled &= topic.startswith(RETRY_PREFIX)
             except BatonError as error:
                 log.warning("rebalance_failed topic=%s reason=%s", topic, error)

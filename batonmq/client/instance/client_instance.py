@@ -71,6 +71,7 @@ class ClientInstance(Connections, RouteListener):
     def _on_asked(
         self, request: RemotingCommand, _: Connection
     ) -> Awaitable[RemotingCommand | None]:
+        # 220 and 221 name it `group`, 307 and 309 `consumerGroup`.
         group = request.ext.get("group") or request.ext.get("consumerGroup", "")
         for member in self.heartbeats.members:
             data = member.consumer_data()

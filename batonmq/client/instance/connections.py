@@ -94,6 +94,7 @@ class Connections:
 
     async def disconnect(self) -> None:
         """Ends the tasks, then closes the connections."""
+        # First, so that no task connects again while the others end.
         remoting, self._remoting, self._name_servers = self._remoting, None, None
         tasks = list(self._tasks)
         for task in tasks:
@@ -105,7 +106,7 @@ class Connections:
     def spawn(self, work: Coroutine[Any, Any, T], *, log_failure: bool = True) -> asyncio.Task[T]:
         """Runs a background task until this client closes."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks.add(task)  # the loop holds only a weak reference
         task.add_done_callback(self._log_failure if log_failure else self._discard)
         return task
 

@@ -72,6 +72,7 @@ class Heartbeats:
         """Unregisters a member at the brokers, so that its group can rebalance at once."""
         if member not in self._members:
             return
+        # First, or a heartbeat that is sent meanwhile would announce it again.
         self._members.remove(member)
         ext = {"clientID": self._connections.client_id}
         if (producer_group := member.producer_group()) is not None:
@@ -85,6 +86,7 @@ class Heartbeats:
 
     async def _unregister(self, address: str, ext: dict[str, str]) -> None:
         request = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, ext)
+        # A broker that does not hear it forgets the member when its heartbeats stop.
         with contextlib.suppress(ConnectError, RequestTimeoutError):
             await self._connections.remoting.invoke(address, request, _UNREGISTER_MS)
 

@@ -57,6 +57,7 @@ class MasterCalls:
                 address = await self._routes.master(
                     topic, broker_name, deadline_ms=deadline_ms, failed_at=failed_at
                 )
+                # Whatever comes of this call: if there is a next one, this address did not serve.
                 failed_at = address
                 left_ms = max(deadline_ms - boot_ms(), 1)
                 request = make_request(left_ms)
@@ -101,6 +102,7 @@ class MasterCalls:
         now_ms = boot_ms()
         silence = Silence(topic, broker_name, address, is_held=held_check_ms is not None)
         serial = self._watch.begin(silence, now_ms, patience_ms, recheck_ms)
+        # One timer for all requests, since nearly all end before they are due.
         if self._timer is None or now_ms + patience_ms < self._timer_ms:
             self._arm_timer(now_ms)
         try:
@@ -125,6 +127,7 @@ class MasterCalls:
     def _check_silence(self) -> None:
         now_ms = boot_ms()
         for silence in self._watch.due(now_ms):
+            # One question at a time about an address, however many requests wait there.
             if silence.address not in self._suspected:
                 self._suspected.add(silence.address)
                 self._connections.spawn(self._find_new_master(silence))

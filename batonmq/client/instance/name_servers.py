@@ -190,6 +190,7 @@ class NameServers:
         self, index: int, request: RemotingCommand, deadline_ms: int, *, last: bool
     ) -> RemotingCommand:
         left_ms = max(deadline_ms - boot_ms(), 1)
+        # A silent server leaves time to ask the others.
         timeout_ms = left_ms if last else min(left_ms, self._share_ms)
         return await self._remoting.invoke(self.addresses[index], request, timeout_ms)
 

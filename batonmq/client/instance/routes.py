@@ -8,7 +8,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
+from batonmq.client.errors import (
+    ClientClosedError,
+    NoMasterError,
+    NoNameServerError,
+    NoRouteError,
+)
 from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.topic_route import (
     MasterHints,
@@ -108,12 +113,14 @@ class RouteTable:
         left_ms = self._connections.options.request_timeout_ms
         if deadline_ms is not None:
             left_ms = deadline_ms - boot_ms()
-        try:
-            async with asyncio.timeout(max(left_ms, 1) / 1000):
-                return await asyncio.shield(fetch)
-        except TimeoutError:
+        # Who gives up waiting must not end the fetch for the others.
+        ended, _ = await asyncio.wait((fetch,), timeout=max(left_ms, 1) / 1000)
+        if not ended:
             addresses = self._connections.name_server_addresses
-            raise NoNameServerError([(each, "no answer in time") for each in addresses]) from None
+            raise NoNameServerError([(each, "no answer in time") for each in addresses])
+        if fetch.cancelled():
+            raise ClientClosedError("the client")
+        return fetch.result()
 
     async def get_or_template(
         self, topic: str, template_topic: str, queue_nums: int, *, deadline_ms: int

@@ -112,6 +112,7 @@ def timed(
             raise MessageIllegalError(f"delay is {delay!r}, at least 0 is allowed")
     else:
         name, seconds = names.TIMER_DELIVER_MS, _seconds("deliver_at", deliver_at)
+    # 1.1 * 1000 is a little more than 1100, which alone would be rounded up to 1101.
     properties = {**message.properties, name: str(math.ceil(round(seconds * 1000, 3)))}
     return Message(message.topic, message.body, message.flag, properties)
 
@@ -123,6 +124,7 @@ def _seconds(what: str, value: object) -> float:
         if value.tzinfo is None:
             raise MessageIllegalError(f"{what} is {value!r}, which has no time zone")
         return value.timestamp()
+    # A bool is an int as well.
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     kinds = "seconds or a timedelta" if what == "delay" else "seconds since 1970 or a datetime"
@@ -154,6 +156,7 @@ def outgoing_batch(
         raise MessageIllegalError(
             f"the batch has {len(body)} bytes, at most {size_max} are taken: split it"
         )
+    # As in Java, the batch has a key of its own, beside those of its messages.
     envelope = encode_properties({names.UNIQ_KEY: new_key(), names.WAIT: "true"})
     return Outgoing(topic, body, 0, 0, envelope, ",".join(msg_ids), batch=True)
 

@@ -7,7 +7,6 @@ broker. If the outcome is unknown or lost, the broker asks any producer of the g
 DefaultMQProducerImpl.
 """
 
-import asyncio
 import enum
 import inspect
 import logging
@@ -120,10 +119,11 @@ class TransactionProducer(Producer):
 
         sent = await self._observed([half], send)
         if not sent.acknowledged:
+            # It may be stored all the same, and would be asked about until its time is over.
             return await self._end(sent, TransactionState.ROLLBACK, timeout_ms)
         try:
             state = await _state_of(execute(message))
-        except BaseException:
+        except BaseException:  # of a call that is cancelled, too, nobody else knows the outcome
             await self._end(sent, TransactionState.ROLLBACK, timeout_ms)
             raise
         return await self._end(sent, state, timeout_ms)
@@ -195,8 +195,6 @@ class TransactionProducer(Producer):
     async def _answer(self, message: MessageExt, request: RemotingCommand, address: str) -> None:
         try:
             state = await _state_of(self._check(message))
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             self._failures.note(error, f"group={self.group}")
             state = TransactionState.UNKNOWN
@@ -209,6 +207,7 @@ class TransactionProducer(Producer):
             from_check=True,
         )
         try:
+            # Without a reply: if this is lost, the broker asks again.
             await self._client.remoting.oneway(address, end)
         except BatonError as error:
             log.info("transaction_check_unanswered address=%s reason=%s", address, error)

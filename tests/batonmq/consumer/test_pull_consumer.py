@@ -151,3 +151,18 @@ def test_use_before_start_and_without_assignment_is_refused() -> None:
                 await consumer.poll(1)
 
     run(story)
+
+
+def test_a_queue_whose_fetch_was_given_up_keeps_its_newer_one() -> None:
+    """`seek` gives up a fetch that has just ended, while `poll` begins the next one."""
+
+    async def story(cluster: FakeCluster) -> None:
+        async with puller(cluster) as consumer:
+            await consumer.assign([Q0])
+            await consumer._start_fetches(32)
+            newer = consumer._fetches[Q0]
+            consumer._done.append(Q0)
+            await consumer._collect()
+            assert consumer._fetches[Q0] is newer
+
+    run(story)

@@ -7,10 +7,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from batonmq.client.errors import NoNameServerError, NoRouteError
+from batonmq.client.errors import ClientClosedError, NoNameServerError, NoRouteError
+from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.errors import ResponseError
+from tests.shared.waiting import until
 
 
 def route(topic: str, master: str | None) -> TopicRoute:
@@ -75,3 +77,25 @@ def test_a_forgotten_route_names_no_master() -> None:
     routes.forget("B")
     routes.forget("B")
     assert not routes.is_master("h:1")
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_who_waits_for_a_route_when_the_client_closes_is_told_so(is_cancelled: bool) -> None:
+    """It is not cancelled itself, or whoever it works for would be left waiting."""
+
+    async def run() -> None:
+        servers = Mock()
+        servers.route = lambda *_, **__: asyncio.get_running_loop().create_future()
+        connections = Connections("127.0.0.1:1")
+        connections._name_servers = servers
+        caller = asyncio.create_task(RouteTable(connections, Mock()).get("T"))
+        await until(lambda: connections._tasks)
+        closing = asyncio.create_task(connections.disconnect())
+        await until(lambda: not connections._tasks or caller.done())
+        if is_cancelled:
+            assert caller.cancel()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else ClientClosedError):
+            await caller
+        await closing
+
+    asyncio.run(run())
