@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import ipaddress
 import logging
 import os
@@ -76,7 +77,7 @@ class Authority:
         """Creates the authority. Raises FileExistsError if there is one: its certificates would
         become invalid."""
         if self.trust.exists() or (self.folder / CA_KEY).exists():
-            raise FileExistsError(17, "there is an authority already", str(self.folder))
+            raise FileExistsError(errno.EEXIST, "there is an authority already", str(self.folder))
         self.folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self.folder, 0o700)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -106,6 +107,7 @@ class Authority:
         # Another name: a client that trusts both finds the issuer by it.
         named = ca.subject.rfc4514_string().removeprefix("CN=").partition(" since ")[0]
         now = datetime.datetime.now(datetime.UTC)
+        # X.509 allows 64 characters.
         common = f"{named[:40]} since {now:%Y%m%d%H%M%S}"
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
         replace_file(self.trust, _pem_of_certificate(ca) + _signed_by_itself(name, key, days))
@@ -292,6 +294,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
+        # Earlier still if it is to have ended already: it must begin before it ends.
         .not_valid_before(now - _EARLIER + min(datetime.timedelta(days=days), datetime.timedelta()))
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)

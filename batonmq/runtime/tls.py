@@ -461,6 +461,7 @@ class Tls:
 
     def reload(self) -> bool:
         """Reloads the files. Returns False if they are unusable; then the former ones stay."""
+        # Before the load: what changes meanwhile is seen at the next poll.
         self._stamp = self._stamp_now()
         try:
             loaded = self._load()

@@ -164,6 +164,7 @@ class QueueFiles:
 
     def take_unsynced(self) -> list[Path]:
         """Files and folders to sync since the last call; `sync_file` takes both."""
+        # Files come before their folders, so that a folder never names a file that is not whole.
         paths = [Path(path) for path in sorted(self._unsynced, reverse=True)]
         self._unsynced = ()
         return paths

@@ -97,6 +97,7 @@ def _open_files(
     commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log, health)
     opened.callback(commit_log.close)
     suspect_mark = SuspectMark(root / "suspect")
+    # Before the log is mapped: an unreadable page would end this process, too (SIGBUS).
     unreadable = suspicion.mend(config, suspect_mark)
     commit_log.load()
     if unreadable is not None:
@@ -146,7 +147,7 @@ def _doubt_checkpoint(checkpoint: StoreCheckpoint, commit_log: CommitLog) -> Non
         log.error("checkpoint_of_other_log log_id=%s", log_id)
         checkpoint.forget_all()
     offset = checkpoint.recovery_offset
-    if offset is None:
+    if offset is None:  # a Java broker's says only times
         newest_ms = newest_timestamp(commit_log)
         is_false = checkpoint.min_timestamp > 0 and checkpoint.physic_msg_timestamp > newest_ms
     else:
