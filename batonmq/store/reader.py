@@ -231,12 +231,16 @@ class StoredQueueReader:
         """Messages from queue offset `offset`, which must lie in the queue: at least one if any
         matches, at most `max_num` and, from the second on, `max_bytes`. Raises CorruptLogError for
         a damaged first record; a later one ends the result. A bad unit is mended from the log."""
-        try:
-            return self._read(queue, offset, max_num, max_bytes, wanted)
-        except _BadUnit as bad:
-            if not self._unit_checks.repair(queue, bad.index):
-                raise bad.error from None
-        return self._read(queue, offset, max_num, max_bytes, wanted)
+        mended = -1
+        while True:
+            try:
+                return self._read(queue, offset, max_num, max_bytes, wanted)
+            except _BadUnit as bad:
+                # One that stays bad would be mended endlessly.
+                if bad.index <= mended or not self._unit_checks.repair(queue, bad.index):
+                    raise bad.error from None
+                # Behind it there may be another one, before any message that is wanted.
+                mended = bad.index
 
     def checked_units(
         self, queue: StoredQueue, offset: int, count: int

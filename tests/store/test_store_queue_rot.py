@@ -141,6 +141,19 @@ def test_g8_a_tags_code_that_went_bad_hides_no_message(rig):
     store.close()
 
 
+def test_g8_bad_units_of_messages_that_are_not_wanted_are_mended_in_one_read(rig):
+    """A sector has 25 units."""
+    filled(rig, tags=("A", "B"))
+    for index in range(3, 12):
+        path, position = place(rig, index)
+        rig.flip(path, position + 5)
+    store = rig.open_master()
+    found = store.queries.get_message(TOPIC, 0, 3, 32, None, frozenset({tags_code("none")}))
+    assert found.message_count == 0 and found.next_begin_offset == FILE_SIZE // UNIT_SIZE
+    assert len(bodies(rig, store)) == COUNT
+    store.close()
+
+
 def test_g8_a_unit_that_points_to_another_message_is_not_believed(rig):
     filled(rig)
     path, _ = place(rig, 3)
