@@ -1,7 +1,7 @@
 """One read on several Sparks, each started by `spark-submit`, for `lab.bench.spark_read`.
 
 Each run prints the number of rows, a digest of all columns in any order, and its seconds (the
-median of several).
+median of several), on the clock and of processors: of all processes of that Spark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from lab.cluster.spark_submit import build_package, environment, spark_home, submit
 
 JOB = """
-import json, os, shutil, statistics, sys, time
+import json, os, pathlib, shutil, statistics, sys, time
 from pyspark.sql import functions as F
 from batonmq.spark.parquet_files import write_parquet
 from batonmq.spark.session import open_session
@@ -33,15 +33,27 @@ def digest():
 def parquet():
     return sum(file.rows for file in write_parquet(session, {"path": path}, out))
 
+def cpu_s():
+    found, below = {}, {os.getppid()}  # the driver's JVM
+    for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue  # it has ended
+        found[int(file.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    while more := {pid for pid, (parent, _) in found.items() if parent in below} - below:
+        below |= more
+    return sum(found[pid][1] for pid in below & found.keys()) / os.sysconf("SC_CLK_TCK")
+
 def seconds(work):
     costs = []
     for _ in range(runs):
         shutil.rmtree(out, ignore_errors=True)
         os.sync()
-        began = time.perf_counter()
+        began, used = time.perf_counter(), cpu_s()
         found = work()
-        costs.append(time.perf_counter() - began)
-    return found, statistics.median(costs)
+        costs.append((time.perf_counter() - began, cpu_s() - used))
+    return found, [statistics.median(each) for each in zip(*costs)]
 
 deadline = time.monotonic() + 120
 while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < executors + 1:
@@ -60,13 +72,13 @@ session.stop()
 
 @dataclass(frozen=True)
 class SparkRun:
-    """What one Spark made of the log; seconds of wall time, executors started."""
+    """What one Spark made of the log; seconds (on the clock, of processors), executors started."""
 
     master: str
     digest: tuple[int, int, int]
     rows: int
-    digest_s: float
-    parquet_s: float
+    digest_s: tuple[float, float]
+    parquet_s: tuple[float, float]
 
 
 def run_job(
@@ -77,7 +89,8 @@ def run_job(
     arguments = (store, folder / "out", executors, repeats)
     found = submit(folder, JOB, arguments, package=package, master=master, memory="1g")
     digest = tuple(found["digest"])
-    return SparkRun(master, digest, found["rows"], found["digest_s"], found["parquet_s"])
+    costs = tuple(found["digest_s"]), tuple(found["parquet_s"])
+    return SparkRun(master, digest, found["rows"], *costs)
 
 
 @contextmanager
@@ -136,8 +149,8 @@ def compare(
         ("local[2] against two workers", runs[1], runs[3]),
     ):
         print(
-            f"{what}: {slow.parquet_s / fast.parquet_s:.2f}x into Parquet, "
-            f"{slow.digest_s / fast.digest_s:.2f}x for the digest"
+            f"{what}: {slow.parquet_s[0] / fast.parquet_s[0]:.2f}x into Parquet, "
+            f"{slow.digest_s[0] / fast.digest_s[0]:.2f}x for the digest"
         )
     same = len({(run.digest, run.rows) for run in runs}) == 1
     print("all found the same" if same else "THEY DIFFER")
@@ -147,8 +160,9 @@ def compare(
 def _printed(run: SparkRun, size_bytes: int, name: str = "") -> SparkRun:
     print(
         f"{name or run.master:28} {run.rows} rows, digest {run.digest[2] & (1 << 64) - 1:016x}, "
-        f"in {run.digest_s:.1f} s; into Parquet {run.parquet_s:.1f} s, "
-        f"{size_bytes / 1e6 / run.parquet_s:.0f} MB/s",
+        f"in {run.digest_s[0]:.1f} s ({run.digest_s[1]:.1f} s of processors); into Parquet "
+        f"{run.parquet_s[0]:.1f} s ({run.parquet_s[1]:.1f} s), "
+        f"{size_bytes / 1e6 / run.parquet_s[0]:.0f} MB/s",
         flush=True,
     )
     return run
