@@ -25,6 +25,7 @@ from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.spark.jobs import message_audit, topic_table
+from batonmq.spark.live import endless_stream
 from batonmq.spark.topic_table.table_formats import DeltaTopicTable
 from lab.cluster.processes import wait_for
 from lab.cluster.up import ClusterProcess
@@ -39,10 +40,20 @@ pytestmark = [
 SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 TOPIC = "Orders"
 QUEUES = 3
+LATE = 300
+"""Orders behind this one have one field more."""
 LAST = 2
 """The last batch of the driver that dies."""
 PAGE = (Path(__file__).parents[3] / "docs/spark-tables.md").read_text()
 PATIENCE_S = 240.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient():
+    """Each batch starts a Python process of Spark, which gives it 10 s: on a machine with other
+    work that takes a few attempts more than a job makes."""
+    with patch.object(endless_stream, "_BUSY_STARTS", 40):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +95,7 @@ class OrderWriter(WriterThread):
                     number += 1
 
     def order(self, number):
-        late = {"coupon": f"c{number}"} if number > 300 else {}
+        late = {"coupon": f"c{number}"} if number > LATE else {}
         return {"id": number, "note": "x" * (number % 40), "paid": number % 3 == 0, **late}
 
 
@@ -153,7 +164,7 @@ def failing_driver(stream, session):
         running(stream, session, ends_with=Died) as thread,
     ):
         yield
-        thread.join(PATIENCE_S)
+        wait_for("the driver's death", lambda: not thread.is_alive(), PATIENCE_S)
 
 
 @contextmanager
@@ -174,6 +185,7 @@ def running(stream, session, ends_with=None):
     finally:
         stopping.set()
         thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "the stream hangs"
     assert [type(error) for error in failed] == [ends_with] * bool(ends_with), failed
 
 
@@ -200,6 +212,7 @@ def test_five_failovers_and_a_driver_that_dies_lose_and_double_nothing(session, 
         assert runs.table().state().batch == LAST
         with running(stream(compact_s=3), session):
             fail_over(cluster, writer, 3)
+            wait_acks(writer, max(1, LATE + QUEUES - len(writer.acks)), PATIENCE_S)
             writer.stop()
             acked = len(writer.bodies)
             wait_for("all acknowledged rows", lambda: rows_in(runs) >= acked, PATIENCE_S)
