@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from batonmq.spark.report.page import Figure, write_page
+from batonmq.spark.report.page import Figure, render
 from batonmq.spark.report.plots import log_axis, named, series_colour
 from batonmq.spark.report.quantities import plot_text
+from batonmq.spark.steps.sql import put
 from lab.bench.report import number
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -60,7 +61,7 @@ def write_scale_page(path: str, found: dict[str, Any]) -> None:
         "sweeps": sweeps,
         "meanings": [MEASURES[key][:2] for key in MEASURES if key in shown],
     }
-    write_page(path, "scale.html", facts, _TEMPLATES)
+    put(path, render("scale.html", facts, _TEMPLATES))
 
 
 def growth_figure(title: str, points: list[tuple[float, dict[str, float]]]) -> Figure | None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import pyarrow as pa
+
 from batonmq.protocol.topic_name import (
     DLQ_PREFIX,
     OFFSET_MOVED_TOPIC,
@@ -19,13 +21,14 @@ from batonmq.protocol.topic_name import (
     SCHEDULE_TOPIC,
     SYSTEM_TOPIC_PREFIX,
 )
+from batonmq.spark.differences.log_findings import DIFFERENCES, LogFinding
 
+_SQL: Final = {pa.string(): "STRING", pa.int32(): "INT", pa.int64(): "BIGINT"}
 _TYPES: Final = {
-    "severity": "STRING", "kind": "STRING", "detail": "STRING", "replicas": "",
-    "topic": "STRING", "queue_id": "INT", "queue_offset": "BIGINT", "physical_offset": "BIGINT",
-    "size": "BIGINT", "epoch": "BIGINT", "unique_key": "STRING", "field": "STRING",
-    "file": "STRING",
-}  # fmt: skip
+    name: _SQL.get(DIFFERENCES.field(name).type, "")
+    for name in LogFinding.__struct_fields__
+    if name not in ("group", "identity")
+}
 COLUMNS: Final = ("grp", *_TYPES)
 #: Topics in which keys repeat by design: retries, delays, halves of transactions.
 _REPEATING: Final = (

@@ -25,6 +25,7 @@ from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTIO
 from batonmq.protocol.topic_name import DUE_TOPICS, LMQ_PREFIX, METADATA_TOPIC
 from batonmq.spark.differences.log_findings import LogFinding
 from batonmq.spark.differences.replica_groups import ReplicaGroup, ReplicaStore
+from batonmq.spark.read.columns import columns_of
 from batonmq.spark.read.log_range import Block
 from batonmq.spark.read.queues import Queue, Units, decode_units, last_written
 from batonmq.spark.read.storage import OpenFile
@@ -35,10 +36,7 @@ from batonmq.spark.severity import CRITICAL
 _FEW_UNITS: Final = 4096
 _NEIGHBOURS: Final = 3
 #: Messages with a place in a queue; `tags` is the hash of their tags.
-NUMBERED: Final = pa.schema([
-    ("topic", pa.string()),
-    *((name, pa.int64()) for name in ("queue_id", "queue_offset", "start", "size", "tags")),
-])  # fmt: skip
+NUMBERED: Final = columns_of("string: topic; long: queue_id queue_offset start size tags")
 Row = dict[str, Any]
 Numbered = npt.NDArray[np.int64]
 """Messages of one queue in the order of the log: four lines of numbers, queue offsets, log offsets,

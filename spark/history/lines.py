@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from batonmq.history.event import TIMES, HistoryEvent, lenient_event
 from batonmq.history.file import controller_of
-from batonmq.spark.read.columns import HISTORY_COLUMNS, TIME_MS_MAX
+from batonmq.spark.read.columns import HISTORY_COLUMNS, TIME_MS_MAX, columns_of
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.history_table import HistoryRange, checked_line, line_pieces
 from batonmq.spark.read.options import ReadOptions
@@ -239,12 +239,7 @@ def _values(column: pa.Array, is_time: bool) -> list[Any]:
 # An engine sorts and moves runs, each one row, and never sees a line: a row costs the JVM as much
 # as decoding a line costs here. The fold merges the runs of a group again.
 
-RUNS: Final = pa.schema(
-    [
-        ("grp", pa.string()), ("log", pa.string()), ("raft_index", pa.int64()),
-        ("part", pa.int64()), ("size", pa.int64()), ("run", pa.binary()), ("seen", pa.binary()),
-    ]
-)  # fmt: skip
+RUNS: Final = columns_of("string: grp log; long: raft_index part size; binary: run seen")
 """`raft_index` and `part` are of a run's first line, `size` its bytes before they were packed; a
 row with `seen` is no run, but what a task has seen."""
 ORDER: Final = ("log", "raft_index", "part")

@@ -16,47 +16,43 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batonmq.protocol.codes import LONG_MAX
-from batonmq.spark.read.columns import TIMESTAMP
+from batonmq.spark.read.columns import KINDS, columns_of
 from batonmq.spark.steps.parquet_tables import DAY_MS, day_of, table_of
 
 _S: Final = pa.string()
-_KINDS: Final = {
-    "long": pa.int64(), "text": _S, "time": TIMESTAMP, "bool": pa.bool_(), "day": pa.date32(),
-    "longs": pa.list_(pa.int64()), "texts": pa.list_(_S),
-}  # fmt: skip
 
 
 def _columns(text: str) -> pa.Schema:
-    return pa.schema([(name, _KINDS[kind]) for name, kind in map(str.split, text.split(","))])
+    return pa.schema([(name, KINDS[kind]) for name, kind in map(str.split, text.split(","))])
 
 
 TABLES: Final = {
     "masterships": _columns(
-        "master_epoch long, broker_id long, address text, began_at time, opened_at time, "
-        "first_ack_at time, ended_at time, ended_by text, duration_ms long, seen_by texts"
+        "master_epoch long, broker_id long, address string, began_at time, opened_at time, "
+        "first_ack_at time, ended_at time, ended_by string, duration_ms long, seen_by texts"
     ),
     "failovers": _columns(
-        "master_epoch long, kind text, cause text, how text, detected_by text, master_before long, "
-        "master long, address text, set_before longs, sync_state_set longs, detected_at time, "
-        "elected_at time, role_at time, opened_at time, first_ack_at time, silent_ms long, "
-        "detect_ms long, elect_ms long, role_ms long, open_ms long, first_ack_ms long, "
-        "unavailable_ms long, without_writes_ms long, held_ms long, idle bool, unclean bool, "
-        "overtaken bool, complete bool, truncated_bytes long, clock_problem text"
+        "master_epoch long, kind string, cause string, how string, detected_by string, "
+        "master_before long, master long, address string, set_before longs, sync_state_set longs, "
+        "detected_at time, elected_at time, role_at time, opened_at time, first_ack_at time, "
+        "silent_ms long, detect_ms long, elect_ms long, role_ms long, open_ms long, "
+        "first_ack_ms long, unavailable_ms long, without_writes_ms long, held_ms long, idle bool, "
+        "unclean bool, overtaken bool, complete bool, truncated_bytes long, clock_problem string"
     ),
     "unavailability": _columns(
         "outages long, unavailable_ms long, longest_ms long, open bool, day day"
     ),
     "set_changes": _columns(
         "at time, master_epoch long, sync_state_set_epoch long, set_before longs, set_after longs, "
-        "joined longs, left longs, size_after long, reason text, kind text"
+        "joined longs, left longs, size_after long, reason string, kind string"
     ),
     "truncations": _columns(
         "at time, broker_id long, master_epoch long, from_offset long, to_offset long, bytes long"
     ),
     "findings": _columns(
-        "severity text, kind text, text text, subject text, evidence text, at time"
+        "severity string, kind string, text string, subject string, evidence string, at time"
     ),
-    "controllers": _columns("at time, leader text, leader_before text, controller_epoch long"),
+    "controllers": _columns("at time, leader string, leader_before string, controller_epoch long"),
 }
 """Columns without those that are folders."""
 Row = Mapping[str, Any]
@@ -65,7 +61,7 @@ BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
 SUMS: Final = "sums"
 _ROWS_MAX: Final = 20_000
-FOLDED: Final = pa.schema([("part", _S), ("many", pa.int64()), ("packed", pa.binary())])
+FOLDED: Final = columns_of("string: part; long: many; binary: packed")
 """Rows of a table (`part`), packed into one: how many, and themselves; or what a task counted."""
 
 

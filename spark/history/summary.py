@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import numpy as np
+
 from batonmq.spark.history.history_findings import HistoryFinding, moment
 from batonmq.spark.history.output_tables import Row
 from batonmq.spark.history.overview import Bounds
 from batonmq.spark.severity import CRITICAL, INFO, SEVERITIES, WARNING
-from batonmq.spark.steps.parquet_tables import percentile
+from batonmq.spark.steps.parquet_tables import percentiles
 from batonmq.spark.steps.result_folder import own_version
 
 GROUPS_SHOWN: Final = 200
@@ -28,7 +30,7 @@ _TOLD: Final = (
     "without_writes_ms",
 )  # fmt: skip
 _FINDINGS: Final = 20
-_PERCENTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
+_PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 @dataclass(slots=True)
@@ -166,8 +168,10 @@ def _cost(group: Mapping[str, Any]) -> tuple[int, str]:
     return -group["unavailable_ms"], group["group"]
 
 
-def _percentiles(values: array[int]) -> dict[str, int | None]:
-    return {"count": len(values)} | {name: percentile(values, part) for name, part in _PERCENTILES}
+def _percentiles(values: array[int]) -> dict[str, int]:
+    ordered = np.sort(np.asarray(values, np.int64))
+    found = percentiles(ordered, np.ones_like(ordered), list(_PERCENTILES.values()))
+    return {"count": len(values)} | dict(zip(_PERCENTILES, found, strict=True))
 
 
 def _iso(ms: int) -> str:

@@ -5,6 +5,7 @@ nullable. Times are microseconds in UTC; where a store keeps milliseconds, no di
 itself copies the pieces, and not one by one. Free of Spark.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,16 +32,17 @@ _CORRUPT_TYPE: Final = pa.struct(
 )
 #: The table that is no file but a running cluster's; see `batonmq.spark.live.topic_read`.
 LIVE_TABLE: Final = "topic"
-_TYPES: Final = {
+KINDS: Final = {
     "string": pa.string(), "int": pa.int32(), "long": _LONG, "time": TIMESTAMP, "bool": pa.bool_(),
     "binary": pa.binary(), "map": pa.map_(pa.string(), pa.string()), "texts": pa.list_(pa.string()),
+    "longs": pa.list_(_LONG), "day": pa.date32(),
 }  # fmt: skip
 
 
 def columns_of(text: str) -> pa.Schema:
-    """Of `kind: name name ...` a line."""
-    lines = (line.split(":") for line in text.splitlines() if line.strip())
-    kinds = [(name, _TYPES[kind.strip()]) for kind, names in lines for name in names.split()]
+    """Of `kind: name name ...`, by lines or semicolons."""
+    lines = (line.split(":") for line in re.split("[\n;]", text) if line.strip())
+    kinds = [(name, KINDS[kind.strip()]) for kind, names in lines for name in names.split()]
     return pa.schema(kinds)
 
 
@@ -133,7 +135,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
         bool: from_backup
     """),
     "history": pa.schema([
-        *columns_of("string: file controller\nlong: line_offset"),
+        *columns_of("string: file controller; long: line_offset"),
         *((column.name, column.type) for column in HISTORY_COLUMNS),
     ]),
 }  # fmt: skip

@@ -15,7 +15,6 @@ from typing import Any, Final
 import jinja2
 from plotly.offline import get_plotlyjs
 
-from batonmq.runtime.durable_file import replace_file
 from batonmq.spark.report.plots import kind_label
 from batonmq.spark.report.quantities import (
     UNKNOWN,
@@ -81,13 +80,3 @@ def render(template: str, facts: dict[str, Any], folder: Path | None = None) -> 
         own = jinja2.FileSystemLoader(folder)
         made = made.overlay(loader=jinja2.ChoiceLoader([own, jinja2.PackageLoader(_PACKAGE)]))
     return made.get_template(template).render(toc=[], **facts)
-
-
-def write_page(path: str, template: str, facts: dict[str, Any], folder: Path | None = None) -> str:
-    """Write it whole or not at all; the path again. Raises OSError that names it."""
-    text = render(template, facts, folder)
-    try:
-        replace_file(Path(path), text.encode())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-    return path

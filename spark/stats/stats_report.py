@@ -129,7 +129,7 @@ def _histogram(
     if not counts:
         return counts, []
     values, messages = np.array(counts, np.int64).T
-    return counts, [float(each[0]) for each in percentiles(values, messages, _POINTS)]
+    return counts, [float(each) for each in percentiles(values, messages, _POINTS)]
 
 
 def _lines(engine: Engine, bar: str, prefix: str, unit: str) -> list[tuple[Any, ...]]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from batonmq.protocol.message import uncompress
 from batonmq.spark.differences.log_findings import LogFinding
 from batonmq.spark.differences.replica_groups import ReplicaGroup, ReplicaStore, log_end
+from batonmq.spark.read.columns import columns_of
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import segments
@@ -30,10 +31,12 @@ from batonmq.spark.topic_table.table_formats import About, TableState, TopicTabl
 
 FOUND_MAX: Final = 10_000
 """Findings that are listed one by one; more are one finding with their number."""
-_TEXTS: Final = pa.schema(
-    [("broker", pa.string()), ("queue_id", pa.int32()), ("queue_offset", pa.int64()),
-     ("physical_offset", pa.int64()), ("text", pa.string())]
-)  # fmt: skip
+_TEXTS: Final = columns_of("""
+    string: broker
+    int: queue_id
+    long: queue_offset physical_offset
+    string: text
+""")
 _SAME: Final = "a.broker = b.broker AND a.queue_id = b.queue_id AND a.queue_offset = b.queue_offset"
 _PLACE: Final = "broker, queue_id, queue_offset"
 _VIEWS: Final = {
@@ -75,7 +78,8 @@ _VIEWS: Final = {
             OR a.physical_offset >= k.low AND a.physical_offset < k.high
     """,
 }
-_KEPT: Final = pa.schema([("broker", pa.string()), ("low", pa.int64()), ("high", pa.int64())])
+_KEPT: Final = columns_of("string: broker; long: low high")
+_QUEUES: Final = columns_of("string: broker; int: queue_id; long: first_offset end_offset")
 _ORDER: Final = "ORDER BY kind, broker, queue_id, queue_offset"
 
 
@@ -204,9 +208,7 @@ def _state_table(state: TableState | None) -> pa.Table:
         for broker, each in queues.items()
         for queue, (begin, end) in each.items()
     ]
-    kinds = [("broker", pa.string()), ("queue_id", pa.int32()), ("first_offset", pa.int64()),
-             ("end_offset", pa.int64())]  # fmt: skip
-    return pa.Table.from_pylist(rows, pa.schema(kinds))
+    return pa.Table.from_pylist(rows, _QUEUES)
 
 
 def _counts(engine: Engine) -> dict[str, int]:
