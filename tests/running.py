@@ -1,4 +1,4 @@
-"""Which test each process of pytest runs, and where its threads stand: told by files in a folder.
+"""Which test each process of pytest runs, and its stacks, as files of a folder.
 
 The runner makes the folder and names it in the environment. A process writes `PID.test` while a
 test runs, and at SIGUSR1 its stacks into `PID.stacks`. pytest may have several (`-n`).

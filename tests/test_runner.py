@@ -115,7 +115,7 @@ def test_many_failed_tests_are_not_tried_again(tmp_path: Path) -> None:
     assert retried(outcome) == outcome and outcome.state == "failed"
 
 
-def test_a_test_that_waits_for_ever_fails_in_any_loop(tmp_path: Path) -> None:
+def test_a_test_that_never_ends_fails_in_any_loop(tmp_path: Path) -> None:
     (tmp_path / "test_waits.py").write_text(
         "import asyncio, pytest, uvloop\n"
         "async def wait(): await asyncio.Event().wait()\n"

@@ -77,8 +77,10 @@ from batonmq.store.errors import PutIllegal, PutRefused
 log = logging.getLogger(__name__)
 
 SLICE: Final = 64
+"""Records that are read, or halves that are checked, in one turn."""
 OP_OFFSETS_MAX: Final = 400
 LOADING_S_MAX: Final = 3.0
+"""How long an end of a transaction waits for a new master to read its open halves."""
 
 
 class TransactionService(LogFeature):
@@ -103,6 +105,7 @@ class TransactionService(LogFeature):
         self._loaded = asyncio.Event()
         self._load_to = (0, 0)
         self._torn: list[int] = []
+        """Halves whose commit or copy is in the log without an op."""
         self._ops: list[int] = []
         self._op_done: asyncio.Future[None] | None = None
         self._last_op: asyncio.Future[None] | None = None
@@ -113,6 +116,7 @@ class TransactionService(LogFeature):
         self._resumed: set[int] = set()
         """Physical offsets of the given-up messages that this mastership has resumed."""
         self._wall_at_zero_ms = wall_ms() - boot_ms()
+        """Wall clock at boot; with `boot_ms` a time that no change of the clock moves."""
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.END_TRANSACTION, self.end_transaction)
@@ -211,7 +215,7 @@ class TransactionService(LogFeature):
         return bool(ops) and table.next_op < queries.max_offset_in_queue(TRANS_OP_HALF_TOPIC, QUEUE)
 
     def _end_torn(self) -> None:
-        """Writes the op of half messages whose commit or copy is in the log without an op."""
+        """Writes the op that the log lacks for these half messages."""
         if self._path.gate.refusal is not None:
             return
         torn, self._torn = [one for one in self._torn if self._table.is_open(one)], []
@@ -239,9 +243,8 @@ class TransactionService(LogFeature):
         outcome = number(request, "commitOrRollback")
         from_check = flag(request, "fromTransactionCheck")
         if outcome not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
-            return RemotingCommand.response_to(
-                request
-            )  # the producer does not know yet: a check will ask again
+            # The producer does not know yet: a check will ask again.
+            return RemotingCommand.response_to(request)
         await self._until_loaded()
         while self._table.next_half <= queue_offset and self._read_slice():
             pass  # the half may have been confirmed just now, and not been read yet
@@ -256,7 +259,7 @@ class TransactionService(LogFeature):
         key = transaction_key(raw_properties(record))
         offsets = self._table.to_end(queue_offset, key)
         # The check or end that was under way is over: begin again with what it left.
-        if not offsets and await self._no_more_ending(queue_offset, key):
+        if not offsets and await self._other_end_is_over(queue_offset, key):
             return await self.end_transaction(request, channel)
         if not offsets:
             raise _refused(f"the transaction of half message {queue_offset} has ended already")
@@ -277,9 +280,9 @@ class TransactionService(LogFeature):
             raise _refused(f"the transaction of half message {queue_offset} was committed before")
         return RemotingCommand.response_to(request)
 
-    async def _no_more_ending(self, queue_offset: int, key: bytes) -> bool:
+    async def _other_end_is_over(self, queue_offset: int, key: bytes) -> bool:
         """Waits while a check (which writes a copy) or an earlier request ends a half of this
-        transaction. Returns whether there was one, and it is over."""
+        transaction. True if there was one, and it is over."""
         was = is_ending = self._table.is_ending(queue_offset, key)
         while is_ending and self._last_op is not None:
             was_done = self._last_op.done()
@@ -313,7 +316,7 @@ class TransactionService(LogFeature):
         if half.topic == TRANS_HALF_TOPIC and self._table.is_open(half.queue_offset):
             await self._check_from_the_start(half, copy, transaction_key(raw_properties(record)))
         elif half.topic == TRANS_CHECK_MAX_TIME_TOPIC:
-            await self._take_back(half, copy)
+            await self._reopen(half, copy)
         else:
             raise _refused(
                 f"message {message_id} of topic {half.topic} is no half message that waits or was"
@@ -325,7 +328,7 @@ class TransactionService(LogFeature):
         """Writes an open half message again, with a check count of 0."""
         offsets = self._table.to_end(half.queue_offset, key)
         if not offsets:
-            raise _refused(f"half message {half.msg_id} is being ended or checked in this moment")
+            raise _refused(f"half message {half.msg_id} is being ended or checked right now")
         try:
             self._store.appender.put_stored(copy)
             done = self._write_op(offsets)
@@ -334,7 +337,7 @@ class TransactionService(LogFeature):
             raise
         await asyncio.shield(done)
 
-    async def _take_back(self, half: MessageExt, copy: NewMessage) -> None:
+    async def _reopen(self, half: MessageExt, copy: NewMessage) -> None:
         """Makes a given-up half message open again, at most once."""
         # A later record with its UNIQ_KEY shows that it was resumed before, or committed. Without a
         # key or an index that cannot be known, and a second copy could be committed twice.

@@ -1,13 +1,13 @@
 """What operators and strangers do to servers that work, and what must not come of it.
 
-An operator cleans a replica while it is cut off: it has to notice, and to register again (R52).
-The session of the master breaks again and again: the second time is no verdict at once (R6). A
-stranger announces frames that never come: no memory is taken for them. It opens more connections
-to an HA port than there are places: they take each other's (R58). A stranger asks for the election
-of a planned switch that no controller began: no replica is elected. It claims the id of a replica
-that is away: no controller gives it (R59). A stranger names topics and groups as no file can be
-named: nothing else is removed, and no member ends (R46). A stranger answers at the address of a
-dead master: no slave follows it (R21).
+An operator cleans a replica while it is cut off: it has to notice, and to register again (R52). The
+session of the master breaks again and again: the second time the controllers wait before they
+decide (R6). A stranger announces frames that never come: no memory is taken for them. It opens more
+connections to an HA port than are allowed: each displaces another one of its own (R58). A stranger
+asks for the election of a planned switch that no controller began: no replica is elected. It claims
+the id of a replica that is away: no controller gives it (R59). A stranger names topics and groups
+as no file can be named: nothing else is removed, and no member ends (R46). A stranger answers at
+the address of a dead master: no slave follows it (R21).
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ def _epochs(group: ReplicaGroup) -> Iterator[LogFinding]:
 
 
 def _without_lists(group: ReplicaGroup) -> Iterator[LogFinding]:
-    """Replicas whose list is its backup, cannot be read, or is gone though others have one: they
-    have bytes.
+    """Replicas that confirm bytes and have no epoch list of their own: it was read from its backup,
+    cannot be read, or is missing while others have one.
     """
     listed = [replica.name for replica in group.replicas if replica.facts.epochs]
     have = "has one" if len(listed) == 1 else "have one"
@@ -149,8 +149,8 @@ def _without_lists(group: ReplicaGroup) -> Iterator[LogFinding]:
 
 
 def _passed_over(group: ReplicaGroup, replica: ReplicaStore) -> Iterator[LogFinding]:
-    """What others confirm in an epoch before the one that this replica gives these bytes to, and
-    that it does not confirm itself: with its next message, or with the next resync, it is gone.
+    """Bytes that others confirm and this replica does not, where its list has a later epoch than
+    theirs: its next message, or the next resync, would replace them.
     """
     stretches: dict[_Stretch, list[str]] = {}
     for other in group.replicas:

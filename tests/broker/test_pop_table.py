@@ -109,7 +109,7 @@ def test_r30_a_new_master_knows_what_the_old_one_knew(
     steps: list[tuple[str, int, int]], read_from: int
 ) -> None:
     """It reads from any progress on that the old one may have committed: the same is in flight, and
-    the group goes on at the same place."""
+    the group continues at the same place."""
     records: list[PopRecord] = []
     old, progress = PopTable(), [0]
     old.collects = True
@@ -133,10 +133,10 @@ def test_r30_a_new_master_knows_what_the_old_one_knew(
         elif old.of_oldest_record():
             point = old.of_oldest_record()[0]
             put(PopRecord(popped=[popped(max(point.open), at=now, invisible=90_000)]))
-    told = progress[min(read_from, len(progress) - 1)]
-    new = PopTable(told)
+    begin = progress[min(read_from, len(progress) - 1)]
+    new = PopTable(begin)
     new.collects = True
-    for at in range(told, len(records)):
+    for at in range(begin, len(records)):
         new.apply(records[at], at)
     assert len(new) == len(old)
     position = new.positions.get(KEY)

@@ -227,7 +227,7 @@ def test_who_is_no_master_any_more_takes_no_puts_and_holds_no_pulls(change: str)
 
 def test_a_role_that_will_change_refers_clients_at_once() -> None:
     """1. The view of another master comes. 2. Its own change waits for the disk; who waits here
-    hears 14 and where to go, now."""
+    is refused at once, with the address of the new master."""
     rig = Rig()
     rig.wait_for(700)
 
@@ -390,7 +390,7 @@ def test_a_classic_slave_shows_what_is_whole_and_not_what_is_flushed() -> None:
 
 def test_r42_tables_and_requests_follow_a_master_to_another_address() -> None:
     """A replica of another history held the master's id for a while. The slaves followed the log of
-    the master that came back, and asked the stray for tables for ever."""
+    the master that came back, and asked the other replica for tables without end."""
     rig = Rig()
     asyncio.run(rig.actions.become_slave(OTHER))
     rig.sync.followed = Followed("other:10911", 4)

@@ -442,7 +442,7 @@ def test_a_tick_looks_at_256_groups_and_the_next_one_goes_on():
     assert sorted(elected) == names and most == 256
 
 
-def test_r50_a_leader_that_hears_no_broker_deposes_nobody_and_offers_the_lead(new_script):
+def test_r50_a_leader_that_hears_no_broker_deposes_none_and_offers_the_lead(new_script):
     """One that its peers hear is not dead to it. `liveness_elsewhere` has the other cases."""
     env = Env(new_script)
     env.do_start()

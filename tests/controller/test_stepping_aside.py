@@ -79,7 +79,7 @@ def test_r5_r35_a_leader_that_never_saw_a_member_offers_the_lead_once(
     assert offers(tmp_path / "sees", state, seen=(1, 2, 3)) == 0
 
 
-def test_r35_after_a_restart_of_all_controllers_nobody_knows_more(
+def test_r35_after_a_restart_of_all_controllers_none_offers_the_lead(
     script: Any, tmp_path: Path
 ) -> None:
     script.three_in_sync()

@@ -55,7 +55,7 @@ def test_a_replay_of_the_log_writes_nothing_twice(path):
     assert [each["raft_index"] for each in lines(path)] == [1, 2, 2, 3]
 
 
-def test_a_new_log_begins_its_indexes_anew(path):
+def test_a_new_log_begins_again_at_index_1(path):
     """All controllers were killed at once while the log was in memory: index 1 comes again."""
     written(path, [event(500)])
     assert written(path, [event(1, log="log-b"), event(2, log="log-b")]) == [2]
@@ -98,11 +98,11 @@ def test_recent_is_bounded_and_the_file_is_not(path):
 
 
 def test_a_failed_write_leaves_no_half_line_and_loses_no_event(path, monkeypatch):
-    """The disk is full after 20 bytes; once there is room the event comes again, and is taken."""
+    """The disk is full after 20 bytes; with disk space the event comes again, and is taken."""
     history = HistoryFile(path)
     history.append([event(1)])
     with monkeypatch.context() as patch:
-        patch.setattr("batonmq.runtime.disk.write", disk_with_room_for(20))
+        patch.setattr("batonmq.runtime.disk.write", disk_that_fills_after(20))
         with pytest.raises(OSError, match="No space"):
             history.append([event(2)])
     assert [each["raft_index"] for each in lines(path)] == [1]
@@ -127,10 +127,10 @@ def test_a_file_that_may_lack_events_says_where(path, caplog):
     assert [each.raft_index for each in HistoryFile(path).recent] == [1, 2, 3, 5, 6, 9, 10, 1, 2]
 
 
-def disk_with_room_for(room_bytes):
+def disk_that_fills_after(free_bytes):
     """An os.write that takes so many bytes in all, then fails."""
     real_write = os.write
-    left = [room_bytes]
+    left = [free_bytes]
 
     def write(descriptor, raw):
         if left[0] == 0:

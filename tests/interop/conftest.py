@@ -12,7 +12,7 @@ from lab.cluster.java import SMALL_JVM, JavaProgram, missing_tools, prepared_cla
 from lab.cluster.up import ClusterProcess
 
 RunJava = Callable[..., JavaProgram]
-BRISK = ("rocketmq.client.rebalance.waitInterval=2000",)
+FAST_REBALANCE = ("rocketmq.client.rebalance.waitInterval=2000",)
 """Properties of clients that share out queues each 2 s, not each 20, where a test would wait."""
 SOURCES = Path(__file__).parent / "java"
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.java
 
 OURS, OTHER = 0, 1
 TOPIC = "UnderJava"
-BRISK = {"haSendHeartbeatInterval": 1000}
+FAST_HEARTBEATS = {"haSendHeartbeatInterval": 1000}
 
 
 @pytest.fixture(scope="class")
@@ -34,7 +34,7 @@ def group(
         running.start_ours(OURS)
         running.wait_for("a master", lambda: running.master() == OURS)
         if story.other_is_java:
-            running.start_java(OTHER, **BRISK)
+            running.start_java(OTHER, **FAST_HEARTBEATS)
         else:
             running.start_ours(OTHER)
         yield running
@@ -89,7 +89,7 @@ class TestWithAJavaBroker:
 
     def test_java_is_killed(self, group: MixedGroup, load: Writer) -> None:
         take_over(group, load, OTHER, OURS)
-        group.start_java(OTHER, **BRISK)
+        group.start_java(OTHER, **FAST_HEARTBEATS)
         group.wait_in_sync(OURS, OTHER)
 
     def test_planned_switches(self, group: MixedGroup, load: Writer) -> None:

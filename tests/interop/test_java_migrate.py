@@ -23,7 +23,7 @@ from lab.cluster.mixed import MixedGroup
 from lab.cluster.mqctl import Ran, mqctl
 from lab.cluster.stock_load import StockLoad
 from lab.cluster.up import rounds
-from tests.interop.conftest import BRISK, RunJava
+from tests.interop.conftest import FAST_REBALANCE, RunJava
 
 pytestmark = pytest.mark.java
 
@@ -94,7 +94,9 @@ def test_a_java_group_becomes_ours_and_java_again(
         for place in places:
             group.start_java(place, **HEARTBEAT)
         group.wait_in_sync(*places)
-        start = run_java if whole else partial(run_java, properties=(*BRISK, "poll.ms=1000"))
+        start = (
+            run_java if whole else partial(run_java, properties=(*FAST_REBALANCE, "poll.ms=1000"))
+        )
         load = StockLoad(start, stack, group.name_server, TOPIC)
         load.go_on()
         operator = Operator(group, load, tmp_path)

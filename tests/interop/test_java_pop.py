@@ -15,7 +15,7 @@ from batonmq import Message
 from batonmq.blocking import BlockingProducer
 from lab.cluster.mqctl import mqctl
 from lab.cluster.up import ClusterProcess
-from tests.interop.conftest import BRISK, RunJava
+from tests.interop.conftest import FAST_REBALANCE, RunJava
 
 pytestmark = pytest.mark.java
 
@@ -43,7 +43,7 @@ def through_a_kill(
     servers, master = cluster.name_servers, cluster.master()
     with ExitStack() as stack:
         pops = (servers, group, topic, "7", master["address"])
-        consumer = stack.enter_context(run_java(program, *pops, properties=BRISK))
+        consumer = stack.enter_context(run_java(program, *pops, properties=FAST_REBALANCE))
         consumer.wait_for("its start", lambda: consumer.of("started"))
         producer = stack.enter_context(run_java("ProduceThroughFailover", servers, topic, "2"))
         consumer.wait_for("100 messages", lambda: len(consumer.of("key")) >= 100)
@@ -111,7 +111,7 @@ def test_a_retried_message_ends_with_its_success_and_the_group_goes_on_by_pull(
     pulling, and nothing again that was acknowledged before."""
     pops = (java_cluster.name_servers, group, topic, "7", java_cluster.master()["address"])
     send = partial(send_to, topic)
-    with run_java("ConsumeByPop", *pops, "1", "12", properties=BRISK) as consumer:
+    with run_java("ConsumeByPop", *pops, "1", "12", properties=FAST_REBALANCE) as consumer:
         consumer.wait_for("its start", lambda: consumer.of("started"))
         first = [f"first-{i}" for i in range(40)]
         send(java_cluster, [*first, "fence"])

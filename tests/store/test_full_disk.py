@@ -131,7 +131,7 @@ def full(monkeypatch):
     return FullDisk(monkeypatch)
 
 
-def test_r45_wherever_the_disk_is_full_all_goes_on_when_there_is_room(rig, full):
+def test_r45_wherever_the_disk_is_full_all_continues_with_disk_space(rig, full):
     """For every n: the n-th and later writes find no space, for some time; then there is space."""
     total = writes_of_a_life(rig, full)
     assert total > 100

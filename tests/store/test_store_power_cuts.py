@@ -1,5 +1,5 @@
 """What a power cut at any moment leaves of a store is read as what it is: what was synced is there,
-no checkpoint tells of more, a cut is done as a whole or not at all.
+no checkpoint claims more, a cut is done as a whole or not at all.
 
 `power_cut` leaves of each file its content at its last sync, once with the names of the last sync
 of each folder, once with the newest names.
@@ -135,7 +135,7 @@ def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig, monkeypatch):
     assert state() == before
 
 
-def test_r24_no_checkpoint_tells_of_bytes_that_a_power_cut_takes(rig):
+def test_r24_no_checkpoint_counts_bytes_that_a_power_cut_takes(rig):
     """Log, queues and index first, then the checkpoint that vouches for them."""
     store = rig.open_master()
     rig.put_confirmed(store, *(b"%02d" % n + bytes(500) for n in range(9)), uniq_key=b"U")
@@ -218,7 +218,7 @@ def test_r26_under_sync_flush_what_a_new_master_inherits_is_durable_before_it_op
     assert log_bytes(left, end) == data
 
 
-def test_r27_a_log_that_begins_anew_leaves_the_old_one_or_none(rig):
+def test_r27_a_log_that_starts_empty_leaves_the_old_one_or_none(rig):
     """The master has no byte below 16384 any more; the old log is kept aside."""
     store = rig.open_master()
     two_epochs(rig, store)
