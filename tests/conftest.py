@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import gc
+import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from batonmq.runtime import sockets
@@ -61,10 +65,25 @@ def held_descriptors(monkeypatch: pytest.MonkeyPatch) -> int:
     return HELD_DESCRIPTORS
 
 
+def _in_a_loop(
+    test: Callable[..., Coroutine[Any, Any, None]],
+    loop: Callable[[Coroutine[Any, Any, None]], None],
+) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        loop(test(**fixtures))
+
+    return run
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The limit of pyproject.toml is for tests without processes."""
+    """The limit of pyproject.toml is for tests without processes. An `async def` runs in a loop of
+    its own."""
     for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            counts = item.get_closest_marker("counts_turns") is not None
+            item.obj = _in_a_loop(item.obj, asyncio.run if counts else uvloop.run)
         if SOAK:
             item.add_marker(pytest.mark.timeout(SOAK_TEST_S))
         elif any(item.get_closest_marker(mark) for mark in SLOW_MARKS):

@@ -18,6 +18,7 @@ from tests.run import RETRIED_MAX, ROOT, Outcome, Run, retried
 SPARKS = ("jinja2", "plotly", "pyarrow", "pyspark")
 
 
+@pytest.mark.timeout(600)  # on a busy machine all tests are collected slowly
 def test_without_the_spark_packages_only_the_spark_ring_is_left_out() -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({SPARKS}))\n"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lone_broker import Rig, run_with_broker, send_header, until
+from lone_broker import Rig, lone_broker, send_header, until
 
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import (
@@ -148,10 +148,10 @@ async def lock(rig: Rig) -> PopRequest:
         deleted_group,
     ],
 )
-def test_r30_r31_an_answer_waits_for_its_confirmation(
+async def test_r30_r31_an_answer_waits_for_its_confirmation(
     tmp_path: Path, prepare: Callable[[Rig], Coroutine[Any, Any, PopRequest]]
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         ask = await prepare(rig)
         end = rig.service.store.max_phy_offset
         with unconfirmed(rig):
@@ -161,15 +161,12 @@ def test_r30_r31_an_answer_waits_for_its_confirmation(
             assert not waits.done()
         assert (await waits).code == (1 if prepare is reply else 0)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r1_a_batch_waits_for_its_last_message(tmp_path: Path) -> None:
+async def test_r1_a_batch_waits_for_its_last_message(tmp_path: Path) -> None:
     items = [
         BatchItem(bytes(100), encode_properties({"UNIQ_KEY": f"K{n}"}).encode()) for n in (1, 2)
     ]
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T")
         with unconfirmed(rig):
             header = send_header("T", 0, {}) | {"m": "true"}
@@ -179,14 +176,13 @@ def test_r1_a_batch_waits_for_its_last_message(tmp_path: Path) -> None:
             assert waiting[0] == rig.service.store.appender.end
         assert (await waits).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r8_r30_a_renewed_lock_is_answered_by_who_is_shown_to_be_master(tmp_path: Path) -> None:
+async def test_r8_r30_a_renewed_lock_is_answered_by_who_is_shown_to_be_master(
+    tmp_path: Path,
+) -> None:
     queue = MessageQueue("T", "broker-a", 0)
     body = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[queue]).encode()
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.ask(41, body=body)).code == 0
         with unconfirmed(rig):
             sent = asyncio.ensure_future(rig.send("T"))
@@ -202,11 +198,9 @@ def test_r8_r30_a_renewed_lock_is_answered_by_who_is_shown_to_be_master(tmp_path
             rig.service.locks.tick(now_ms + 61_000)
         assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}, "the log says who has it"
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("code", [10, 310, 320])
-def test_r33_a_send_of_any_kind_is_held(tmp_path: Path, code: int) -> None:
+async def test_r33_a_send_of_any_kind_is_held(tmp_path: Path, code: int) -> None:
     long_names = {
         "producerGroup": "pg",
         "topic": "T",
@@ -221,8 +215,7 @@ def test_r33_a_send_of_any_kind_is_held(tmp_path: Path, code: int) -> None:
     }
     header = long_names if code == 10 else send_header("T", 0, {})
     body = encode_batch([BatchItem(b"x", b"")]) if code == 320 else b"x"
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         sent = await rig.send("T")
         end, path = rig.service.store.max_phy_offset, rig.service.path
         path.hold.begin()
@@ -235,24 +228,19 @@ def test_r33_a_send_of_any_kind_is_held(tmp_path: Path, code: int) -> None:
         path.hold.release()
         assert (await waits).code == 0 and rig.service.store.max_phy_offset > end
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_write_is_refused_where_too_few_replicas_are_in_sync(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_write_is_refused_where_too_few_replicas_are_in_sync(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, min_in_sync_replicas=2) as rig:
         refused = await rig.send("T")
         assert refused.code == 1 and "not enough: 1" in (refused.remark or "")
         assert rig.service.store.queries.max_offset_in_queue("T", 0) == 0
 
-    run_with_broker(tmp_path, play, min_in_sync_replicas=2)
 
-
-def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewhere(
+async def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewhere(
     tmp_path: Path,
 ) -> None:
     """A queue of which one message, or none, is shown, and two more are written."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", queue=0)
         await rig.send("T", queue=1)
         with unconfirmed(rig):
@@ -264,15 +252,12 @@ def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewh
         for each in sends:
             assert (await each).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_held_pulls_are_refused_in_slices_when_the_role_changes(
+async def test_held_pulls_are_refused_in_slices_when_the_role_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """300 pulls wait, every second one of our client: those are refused, the others wait."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         pulls = rig.service.pull
         monkeypatch.setattr(pulls, "_relay", SimpleNamespace(enabled=True))
@@ -289,14 +274,12 @@ def test_held_pulls_are_refused_in_slices_when_the_role_changes(
         codes = [reply.code for reply in replies]
         assert (codes.count(0), codes.count(ResponseCode.SYSTEM_BUSY)) == (150, 150)
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("wish", [{"WAIT": "false"}, {"WAIT": "false", "DELAY": "1"}, {}])
-def test_r29_a_send_that_asks_for_less_waits_all_the_same(
+async def test_r29_a_send_that_asks_for_less_waits_all_the_same(
     tmp_path: Path, wish: dict[str, str]
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         with unconfirmed(rig):
             waits = asyncio.ensure_future(rig.send("T", **wish))
             await until(lambda: rig.service.store.max_phy_offset > 0)
@@ -304,19 +287,15 @@ def test_r29_a_send_that_asks_for_less_waits_all_the_same(
             assert not waits.done()
         assert (await waits).code == 0
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("wish", [{}, {"TRAN_MSG": "true", "PGROUP": "pg"}])
-def test_a_message_without_a_body_is_refused_as_java_does(
+async def test_a_message_without_a_body_is_refused_as_java_does(
     tmp_path: Path, wish: dict[str, str]
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         refused = await rig.send("T", b"", **wish)
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL and "body" in (refused.remark or "")
         asked = await rig.ask(325, send_header("R", 0, {"REPLY_TO_CLIENT": "nobody"}))
         assert asked.code == ResponseCode.MESSAGE_ILLEGAL
         shown = rig.service.store.queries.max_offset_in_queue
         assert [shown(topic, 0) for topic in ("T", "R", TRANS_HALF_TOPIC)] == [0, 0, 0]
-
-    run_with_broker(tmp_path, play)

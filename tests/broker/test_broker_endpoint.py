@@ -32,8 +32,8 @@ from batonmq.store.appender import EncodedBatch
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 
 
-def test_send_and_pull_a_message(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_send_and_pull_a_message(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         reply = await rig.send(body=b"hello", TAGS="TagA", KEYS="k1 k2")
         assert reply.code == 0
         assert reply.ext["queueOffset"] == "0" and reply.ext["transactionId"] == "KEY1"
@@ -47,8 +47,6 @@ def test_send_and_pull_a_message(tmp_path: Path) -> None:
             "TagA",
             "DefaultCluster",
         )
-
-    run_with_broker(tmp_path, play)
 
 
 def test_a_start_says_how_long_store_and_role_took(
@@ -64,8 +62,8 @@ def test_a_start_says_how_long_store_and_role_took(
         run_with_broker(tmp_path, play)
 
 
-def test_v1_batch_and_oneway(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_v1_batch_and_oneway(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         long_names = {
             "producerGroup": "pg",
             "topic": "T",
@@ -91,8 +89,6 @@ def test_v1_batch_and_oneway(tmp_path: Path) -> None:
             bodies += [message.body for message in decode_records(pulled.body)]
         assert bodies == [b"one", b"two", b"three", b"four"]
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize(
     ("ext", "body", "code", "named"),
@@ -106,36 +102,30 @@ def test_v1_batch_and_oneway(tmp_path: Path) -> None:
         ({"i": "k\x01" + "v" * 40_000}, b"x", 13, "properties"),
     ],
 )
-def test_a_bad_send_is_refused_by_name(
+async def test_a_bad_send_is_refused_by_name(
     tmp_path: Path, ext: dict[str, str], body: bytes, code: int, named: str
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         reply = await rig.ask(310, send_header("T", 0, {}) | ext, body)
         assert reply.code == code and named in (reply.remark or "")
         assert (await rig.send("After")).code == 0, "the broker goes on"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_template_of_new_topics_follows_the_configuration(tmp_path: Path) -> None:
+async def test_the_template_of_new_topics_follows_the_configuration(tmp_path: Path) -> None:
     """defaultTopicQueueNums bounds the queues of a topic that its first message creates;
     autoCreateTopicEnable false leaves no template."""
 
-    async def few(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "few", broker={"default_topic_queue_nums": 2}) as rig:
         await rig.send()
         created = rig.service.tables.topics.get("T")
         assert created is not None and created.write_queue_nums == 2
-
-    async def none(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "none", broker={"auto_create_topic_enable": False}) as rig:
         assert (await rig.send()).code == 17
         assert rig.service.tables.topics.get("TBW102") is None
 
-    run_with_broker(tmp_path / "few", few, broker={"default_topic_queue_nums": 2})
-    run_with_broker(tmp_path / "none", none, broker={"auto_create_topic_enable": False})
 
-
-def test_a_held_pull_is_woken_by_the_message_it_waits_for(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_held_pull_is_woken_by_the_message_it_waits_for(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         waiting = asyncio.create_task(rig.pull(offset=1, suspend_ms=60_000, tags="TagB"))
         await until(lambda: rig.service.pull.held > 0)
@@ -145,11 +135,9 @@ def test_a_held_pull_is_woken_by_the_message_it_waits_for(tmp_path: Path) -> Non
         assert [m.body for m in decode_records(pulled.body)] == [b"wanted"]
         assert pulled.ext["nextBeginOffset"] == "3"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_an_empty_pull_is_answered_when_its_time_is_over(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_an_empty_pull_is_answered_when_its_time_is_over(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         pulled = await rig.pull(offset=1, suspend_ms=60)
         assert (pulled.code, pulled.ext["nextBeginOffset"]) == (19, "1")
@@ -157,14 +145,11 @@ def test_an_empty_pull_is_answered_when_its_time_is_over(tmp_path: Path) -> None
         assert (await rig.pull("Nowhere")).code == 17
         assert (await rig.pull(queue=9)).code == 29
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r28_offsets_for_clients_are_confirmed_ones(tmp_path: Path) -> None:
+async def test_r28_offsets_for_clients_are_confirmed_ones(tmp_path: Path) -> None:
     """Max offset, search by time and the pull's own maxOffset all come from the consume queue,
     which ends at confirmOffset; the earliest and the group's offset likewise."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         where = {"topic": "T", "queueId": "0"}
@@ -176,11 +161,9 @@ def test_r28_offsets_for_clients_are_confirmed_ones(tmp_path: Path) -> None:
         bad = await rig.ask(29, where | {"timestamp": "0", "boundaryType": "middle"})
         assert bad.code == 29 and "lower and upper" in (bad.remark or "")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_group_offsets(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_group_offsets(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
         rig.service.topics.put_topic(topic_config("T", 1))
         assert (await rig.ask(14, where | {"setZeroIfNotFound": "false"})).code == 22
@@ -190,13 +173,10 @@ def test_group_offsets(tmp_path: Path) -> None:
         assert (await rig.ask(15, where)).code == 29
         assert b'"T@g":{"0":5}' in (await rig.ask(43)).body
 
-    run_with_broker(tmp_path, play)
 
-
-def test_members_are_notified_of_each_other(tmp_path: Path) -> None:
+async def test_members_are_notified_of_each_other(tmp_path: Path) -> None:
     """34 makes group and retry topic, 38 lists the members, 40 notifies the others, 35 leaves."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         noticed: list[str] = []
         processors = Processors()
         processors.register(40, lambda cmd, _: noticed.append(cmd.ext["consumerGroup"]))
@@ -224,11 +204,9 @@ def test_members_are_notified_of_each_other(tmp_path: Path) -> None:
         while (await rig.ask(38, {"consumerGroup": "g"})).code == 0:
             pass
 
-    run_with_broker(tmp_path, play)
 
-
-def test_topics_and_groups_are_changed(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_topics_and_groups_are_changed(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         create = {
             "topic": "New",
             "defaultTopic": "TBW102",
@@ -252,11 +230,9 @@ def test_topics_and_groups_are_changed(tmp_path: Path) -> None:
         assert (await rig.pull("New")).code == 17
         assert (await rig.ask(45)).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_queries_by_key_and_id(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_queries_by_key_and_id(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         sent = await rig.send(body=b"find me", KEYS="blue green")
         window = {"topic": "T", "maxNum": "10", "beginTimestamp": "0", "endTimestamp": str(2**50)}
         for key in ("blue", "green", "KEY1"):
@@ -268,11 +244,9 @@ def test_queries_by_key_and_id(tmp_path: Path) -> None:
         assert decode_records(by_id.body)[0].body == b"find me"
         assert (await rig.ask(33, {"offset": str(offset + 1)})).code == 1
 
-    run_with_broker(tmp_path, play)
 
-
-def test_status_and_codes_that_are_not_supported(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_status_and_codes_that_are_not_supported(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         table = json.loads((await rig.ask(28, vip=True)).body)["table"]
         assert table["brokerVersionDesc"] and table["brokerRole"] == "MASTER"
         assert table["earliestMessageTimeStamp"] == "-1"
@@ -284,70 +258,54 @@ def test_status_and_codes_that_are_not_supported(tmp_path: Path) -> None:
         for unknown in (200056, 4711):
             assert (await rig.ask(unknown)).code == 3
 
-    run_with_broker(tmp_path, play)
 
-
-def test_everything_survives_a_restart(tmp_path: Path) -> None:
-    async def first(rig: Rig) -> None:
+async def test_everything_survives_a_restart(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send(body=b"kept", KEYS="k")
         await rig.ask(15, {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"})
-
-    async def second(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         (message,) = decode_records((await rig.pull()).body)
         assert message.body == b"kept"
         assert (await rig.send()).ext["queueOffset"] == "1"
         where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
         assert (await rig.ask(14, where)).ext["offset"] == "1"
 
-    run_with_broker(tmp_path, first)
-    run_with_broker(tmp_path, second)
 
-
-def test_sync_flush_answers_after_the_disk_has_it(tmp_path: Path) -> None:
+async def test_sync_flush_answers_after_the_disk_has_it(tmp_path: Path) -> None:
     """R15: under SYNC_FLUSH what is confirmed is flushed."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, flush_disk_type="SYNC_FLUSH") as rig:
         for _ in range(3):
             assert (await rig.send()).code == 0
             store = rig.service.store
             assert store.confirm_offset <= store.log.flushed_offset
 
-    run_with_broker(tmp_path, play, flush_disk_type="SYNC_FLUSH")
 
-
-def test_a_broker_continues_a_java_store(tmp_path: Path) -> None:
+async def test_a_broker_continues_a_java_store(tmp_path: Path) -> None:
     """The golden directory of a Java broker: old messages are pulled, new ones appended."""
     folder = tmp_path / "store"
     shutil.copytree(GOLDEN / "store" / "b0", folder)
-
-    async def play() -> None:
-        async with lone_broker(folder, max_hash_slot_num=1000, max_index_num=4000) as rig:
-            before = [
-                message
-                for queue in range(4)
-                for message in decode_records((await rig.pull("GoldTopic", queue=queue)).body)
-            ]
-            assert {m.properties.get("KEYS") for m in before} >= {"key0", "key1"}
-            sent = await rig.send("GoldTopic", b"ours", queue=1)
-            assert sent.code == 0
-            offset = int(sent.ext["queueOffset"])
-            assert decode_offset_msg_id(sent.ext["msgId"])[1] >= 6760
-            (again,) = decode_records((await rig.pull("GoldTopic", queue=1, offset=offset)).body)
-            assert again.body == b"ours"
-
-    import uvloop
-
-    uvloop.run(play())
+    async with lone_broker(folder, max_hash_slot_num=1000, max_index_num=4000) as rig:
+        before = [
+            message
+            for queue in range(4)
+            for message in decode_records((await rig.pull("GoldTopic", queue=queue)).body)
+        ]
+        assert {m.properties.get("KEYS") for m in before} >= {"key0", "key1"}
+        sent = await rig.send("GoldTopic", b"ours", queue=1)
+        assert sent.code == 0
+        offset = int(sent.ext["queueOffset"])
+        assert decode_offset_msg_id(sent.ext["msgId"])[1] >= 6760
+        (again,) = decode_records((await rig.pull("GoldTopic", queue=1, offset=offset)).body)
+        assert again.body == b"ours"
 
 
 def many(count: int) -> list[BatchItem]:
     return [BatchItem(b"m%d" % n, b"UNIQ_KEY\x01%032X\x02" % n) for n in range(count)]
 
 
-def test_r58_a_large_batch_is_stored_as_a_whole_over_several_turns(tmp_path: Path) -> None:
+async def test_r58_a_large_batch_is_stored_as_a_whole_over_several_turns(tmp_path: Path) -> None:
     """Sends of others pass meanwhile; its messages follow each other in their queue."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         items, fields = many(3_000), send_header("T", 0, {}) | {"m": "true"}
         batch = asyncio.ensure_future(rig.ask(320, fields, encode_batch(items)))
         other = await rig.send(body=b"other")
@@ -363,13 +321,11 @@ def test_r58_a_large_batch_is_stored_as_a_whole_over_several_turns(tmp_path: Pat
             bodies += [each.body for each in decode_records(b"".join(found.parts))]
         assert bodies[:3_000] == [item.body for item in items]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r4_a_large_batch_stores_nothing_if_the_role_changes_meanwhile(
+async def test_r4_a_large_batch_stores_nothing_if_the_role_changes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send()).code == 0
         gate, end = rig.service.path.gate, rig.service.store.max_phy_offset
         fields = send_header("T", 0, {}) | {"m": "true"}
@@ -384,11 +340,11 @@ def test_r4_a_large_batch_stores_nothing_if_the_role_changes_meanwhile(
         assert reply.code != 0 and "the role has changed" in (reply.remark or "")
         assert rig.service.store.end_turn() == end
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r58_a_bad_message_at_the_end_of_a_large_batch_refuses_all_of_it(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r58_a_bad_message_at_the_end_of_a_large_batch_refuses_all_of_it(
+    tmp_path: Path,
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         fields = send_header("T", 0, {}) | {"m": "true"}
         body = encode_batch([*many(1_000), BatchItem(b"x", b"DELAY\x013\x02")])
         assert (await rig.send()).code == 0
@@ -397,14 +353,10 @@ def test_r58_a_bad_message_at_the_end_of_a_large_batch_refuses_all_of_it(tmp_pat
         assert reply.code == ResponseCode.MESSAGE_ILLEGAL and "DELAY" in (reply.remark or "")
         assert rig.service.store.end_turn() == end
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r15_a_send_is_refused_while_too_few_are_in_sync(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r15_a_send_is_refused_while_too_few_are_in_sync(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, min_in_sync_replicas=2) as rig:
         reply = await rig.send("NewTopic")
         assert reply.code == ResponseCode.SYSTEM_ERROR
         assert "not enough: 1, minInSyncReplicas is 2" in (reply.remark or "")
         assert rig.service.store.end_turn() == 0, "nothing was written, the topic neither"
-
-    run_with_broker(tmp_path, play, min_in_sync_replicas=2)

@@ -14,10 +14,12 @@ from batonmq.broker.replication.controlled import (
 from batonmq.protocol.bodies import PROBLEMS_KEY, KVTable
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.runtime import disk
-from tests.broker.lone_broker import run_with_broker, until
+from tests.broker.lone_broker import lone_broker, until
 
 
-def test_r45_sends_are_refused_with_the_reason_and_taken_again_by_themselves(tmp_path, monkeypatch):
+async def test_r45_sends_are_refused_with_the_reason_and_taken_again_by_themselves(
+    tmp_path, monkeypatch
+):
     """1 a send finds no room: it waits. 2 the next one is refused, status tells why. 3 there is
     room: the first is answered with 0, though no other write comes."""
 
@@ -28,7 +30,7 @@ def test_r45_sends_are_refused_with_the_reason_and_taken_again_by_themselves(tmp
         reply = await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         return json.loads(KVTable.decode(reply.body).table[PROBLEMS_KEY])
 
-    async def play(rig):
+    async with lone_broker(tmp_path, flush_interval_consume_queue=20, slave_timeout=60_000) as rig:
         assert (await rig.send(body=b"before")).code == ResponseCode.SUCCESS
         assert await problems(rig) == []
         monkeypatch.setattr(disk, "pwrite", full)
@@ -53,19 +55,15 @@ def test_r45_sends_are_refused_with_the_reason_and_taken_again_by_themselves(tmp
         assert b"refused" not in body
         assert all(text in body for text in (b"before", b"waits", b"after"))
 
-    run_with_broker(tmp_path, play, flush_interval_consume_queue=20, slave_timeout=60_000)
 
-
-def test_r40_a_broker_whose_disk_failed_leaves_no_clean_stop(tmp_path, monkeypatch):
-    async def play(rig):
+async def test_r40_a_broker_whose_disk_failed_leaves_no_clean_stop(tmp_path, monkeypatch):
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send()).code == ResponseCode.SUCCESS
         service = rig.service
         monkeypatch.setattr(service, "_on_fatal", lambda error: None)
         await asyncio.to_thread(service.store.flush)
         service.store.health.log_failed(OSError(errno.EIO, "Input/output error"))
         service.fatal(OSError(errno.EIO, "Input/output error"))
-
-    run_with_broker(tmp_path, play)
     assert (tmp_path / "abort").exists() and (tmp_path / "suspect").exists()
 
 

@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 
 from heartbeats import heartbeat
-from lone_broker import Rig, run_with_broker
+from lone_broker import lone_broker
 
 from batonmq.broker.status import DailyTotals, Totals
 from batonmq.broker.write.broker_stats import SWEEP, StatsTable
@@ -66,8 +66,9 @@ def test_keys_that_rest_for_a_day_go_and_leave_nothing_to_who_comes_after() -> N
     assert everything is not None and everything.stats_minute.sum == 5 * 2 * SWEEP
 
 
-def test_a_broker_counts_by_topic_and_group(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_broker_counts_by_topic_and_group(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
+
         async def of(name: str, key: str) -> BrokerStatsData | None:
             asked = {"statsName": name, "statsKey": key}
             reply = await rig.ask(RequestCode.VIEW_BROKER_STATS_DATA, asked)
@@ -97,8 +98,6 @@ def test_a_broker_counts_by_topic_and_group(tmp_path: Path) -> None:
         offset = rig.service.store.queries.units("T", 0, 0, 1)[0][0]
         assert (await rig.ask(36, back | {"offset": str(offset)})).code == 0
         assert await sum_of("SNDBCK_PUT_NUMS", "T@g") == 1
-
-    run_with_broker(tmp_path, play)
 
 
 def test_totals_of_a_day_begin_in_its_morning() -> None:

@@ -8,7 +8,6 @@ import contextlib
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from batonmq.broker.replication import group_watch
 from batonmq.broker.replication.group_core import (
@@ -179,55 +178,43 @@ def brisk(monkeypatch):
     monkeypatch.setattr(group_watch, "ACTING_CHECK_MS", 50)
 
 
-def test_the_second_master_of_one_id_takes_no_writes_until_the_first_is_gone(tmp_path):
+async def test_the_second_master_of_one_id_takes_no_writes_until_the_first_is_gone(tmp_path):
     """Java detects nothing: the name server's last registration wins, and both write."""
-
-    async def play():
-        async with name_server() as at, contextlib.AsyncExitStack() as first_life:
-            first = await first_life.enter_async_context(
-                broker(tmp_path / "1", at, 0, "ASYNC_MASTER")
-            )
-            await until(lambda: all(first.service.registrar.registered.values()))
-            async with broker(tmp_path / "2", at, 0, "ASYNC_MASTER") as second:
-                refused = await second.send()
-                assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-                assert second.service.store.max_phy_offset == 0
-                assert any(
-                    first.service.address in each for each in second.service.status.problems()
-                )
-                await until(lambda: first.service.status.problems() != [])
-                assert second.service.address in first.service.status.problems()[0]
-                assert (await first.send()).code == 0
-                await first_life.aclose()
-                await until(lambda: second.service.path.gate.role is Role.MASTER)
-                assert (await second.send()).code == 0
-                assert second.service.status.problems() == []
-
-    uvloop.run(play())
-
-
-def test_of_two_masters_that_started_apart_one_stands_back(tmp_path):
-    """They began before either was registered."""
-
-    async def play():
-        async with (
-            name_server() as at,
-            broker(tmp_path / "1", at, 0, "ASYNC_MASTER") as first,
-            contextlib.AsyncExitStack() as later,
-        ):
-            watch = later.enter_context(pytest.MonkeyPatch.context())
-            watch.setattr(group_watch.GroupWatch, "_members", nobody)
-            second = await later.enter_async_context(broker(tmp_path / "2", at, 0, "ASYNC_MASTER"))
-            assert (await second.send()).code == 0
-            watch.undo()
-            await until(lambda: second.service.path.gate.role is Role.FENCED)
+    async with name_server() as at, contextlib.AsyncExitStack() as first_life:
+        first = await first_life.enter_async_context(broker(tmp_path / "1", at, 0, "ASYNC_MASTER"))
+        await until(lambda: all(first.service.registrar.registered.values()))
+        async with broker(tmp_path / "2", at, 0, "ASYNC_MASTER") as second:
             refused = await second.send()
             assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-            assert first.service.address in refused.remark
+            assert second.service.store.max_phy_offset == 0
+            assert any(first.service.address in each for each in second.service.status.problems())
+            await until(lambda: first.service.status.problems() != [])
+            assert second.service.address in first.service.status.problems()[0]
             assert (await first.send()).code == 0
-            await until(lambda: second.service.address in str(first.service.status.problems()))
+            await first_life.aclose()
+            await until(lambda: second.service.path.gate.role is Role.MASTER)
+            assert (await second.send()).code == 0
+            assert second.service.status.problems() == []
 
-    uvloop.run(play())
+
+async def test_of_two_masters_that_started_apart_one_stands_back(tmp_path):
+    """They began before either was registered."""
+    async with (
+        name_server() as at,
+        broker(tmp_path / "1", at, 0, "ASYNC_MASTER") as first,
+        contextlib.AsyncExitStack() as later,
+    ):
+        watch = later.enter_context(pytest.MonkeyPatch.context())
+        watch.setattr(group_watch.GroupWatch, "_members", nobody)
+        second = await later.enter_async_context(broker(tmp_path / "2", at, 0, "ASYNC_MASTER"))
+        assert (await second.send()).code == 0
+        watch.undo()
+        await until(lambda: second.service.path.gate.role is Role.FENCED)
+        refused = await second.send()
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert first.service.address in refused.remark
+        assert (await first.send()).code == 0
+        await until(lambda: second.service.address in str(first.service.status.problems()))
 
 
 async def nobody(_watch: object) -> dict[int, set[str]]:
@@ -235,137 +222,115 @@ async def nobody(_watch: object) -> dict[int, set[str]]:
     return {}
 
 
-def test_the_second_slave_of_one_id_stays_out_of_the_group(tmp_path):
-    async def play():
-        async with (
-            name_server() as at,
-            broker(tmp_path / "m", at, 0, "ASYNC_MASTER") as m,
-            broker(tmp_path / "1", at, 1, "SLAVE") as first,
-        ):
-            assert (await m.send()).code == 0
-            await level(first, m)
-            async with broker(tmp_path / "2", at, 1, "SLAVE") as second:
-                assert any(
-                    first.service.address in each for each in second.service.status.problems()
-                )
-                await until(lambda: second.service.address in str(first.service.status.problems()))
-                assert second.service.store.max_phy_offset == 0
-                assert not any(second.service.registrar.registered.values())
-
-    uvloop.run(play())
+async def test_the_second_slave_of_one_id_stays_out_of_the_group(tmp_path):
+    async with (
+        name_server() as at,
+        broker(tmp_path / "m", at, 0, "ASYNC_MASTER") as m,
+        broker(tmp_path / "1", at, 1, "SLAVE") as first,
+    ):
+        assert (await m.send()).code == 0
+        await level(first, m)
+        async with broker(tmp_path / "2", at, 1, "SLAVE") as second:
+            assert any(first.service.address in each for each in second.service.status.problems())
+            await until(lambda: second.service.address in str(first.service.status.problems()))
+            assert second.service.store.max_phy_offset == 0
+            assert not any(second.service.registrar.registered.values())
 
 
-def test_a_slave_acts_for_its_master_and_gives_the_offsets_back(tmp_path):
+async def test_a_slave_acts_for_its_master_and_gives_the_offsets_back(tmp_path):
     """Reads and progress go on; writes are refused. The master that comes back has what was
     committed meanwhile before it takes a write."""
-
-    async def play():
-        async with (
-            name_server(support_acting_master=True) as at,
-            broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
-        ):
-            async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
-                await until(lambda: m.service.replication.in_sync_count() == 2)
-                for n in range(5):
-                    assert (await m.send(body=b"%d" % n)).code == 0
-                assert await commit(m, 2) == 0
-                await until(lambda: committed(s) == 2)
-                assert await commit(s, 3) != 0, "the master keeps progress"
-            gate = s.service.path.gate
-            await until(lambda: gate.is_acting)
-            assert (await s.pull(offset=2)).code == 0
-            assert (await s.pull(offset=9)).code == ResponseCode.PULL_NOT_FOUND
-            assert await commit(s, 4) == 0
-            refused = await s.send()
-            assert refused.code != 0
-            assert any("acts for its master" in each for each in s.service.status.problems())
-            async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
-                await until(lambda: m.service.path.gate.role is Role.MASTER)
-                assert committed(m) == 4
-                assert (await m.send()).code == 0, "the slave follows before it takes writes"
-                await until(lambda: not gate.is_acting)
-                assert await commit(s, 5) != 0
-
-    uvloop.run(play())
+    async with (
+        name_server(support_acting_master=True) as at,
+        broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
+    ):
+        async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            for n in range(5):
+                assert (await m.send(body=b"%d" % n)).code == 0
+            assert await commit(m, 2) == 0
+            await until(lambda: committed(s) == 2)
+            assert await commit(s, 3) != 0, "the master keeps progress"
+        gate = s.service.path.gate
+        await until(lambda: gate.is_acting)
+        assert (await s.pull(offset=2)).code == 0
+        assert (await s.pull(offset=9)).code == ResponseCode.PULL_NOT_FOUND
+        assert await commit(s, 4) == 0
+        refused = await s.send()
+        assert refused.code != 0
+        assert any("acts for its master" in each for each in s.service.status.problems())
+        async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
+            await until(lambda: m.service.path.gate.role is Role.MASTER)
+            assert committed(m) == 4
+            assert (await m.send()).code == 0, "the slave follows before it takes writes"
+            await until(lambda: not gate.is_acting)
+            assert await commit(s, 5) != 0
 
 
-def test_a_master_that_lost_what_its_slave_holds_does_not_come_back_over_it(tmp_path):
+async def test_a_master_that_lost_what_its_slave_holds_does_not_come_back_over_it(tmp_path):
     """Java opens, and writes another history at the same offsets."""
-
-    async def play():
-        async with (
-            name_server(support_acting_master=True) as at,
-            broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
-        ):
-            async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
-                await until(lambda: m.service.replication.in_sync_count() == 2)
-                assert (await m.send()).code == 0
-            await until(lambda: s.service.path.gate.is_acting)
-            async with broker(tmp_path / "empty", at, 0, "SYNC_MASTER", acting=True) as m:
-                assert "it holds what this master has lost" in m.service.status.problems()[0]
-                assert (await m.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
-                assert (await s.pull(offset=0)).code == 0
-
-    uvloop.run(play())
+    async with (
+        name_server(support_acting_master=True) as at,
+        broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
+    ):
+        async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            assert (await m.send()).code == 0
+        await until(lambda: s.service.path.gate.is_acting)
+        async with broker(tmp_path / "empty", at, 0, "SYNC_MASTER", acting=True) as m:
+            assert "it holds what this master has lost" in m.service.status.problems()[0]
+            assert (await m.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert (await s.pull(offset=0)).code == 0
 
 
-def test_queues_are_locked_at_an_acting_master(tmp_path):
-    async def play():
-        async with (
-            name_server(support_acting_master=True) as at,
-            broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
-        ):
-            await until(lambda: s.service.path.gate.is_acting)
-            body = (
-                b'{"clientId":"c","consumerGroup":"g","mqSet":'
-                b'[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'
-            )
-            reply = await s.ask(RequestCode.LOCK_BATCH_MQ, body=body)
-            assert reply.code == 0
-            assert b'"queueId":0' in reply.body
-            assert s.service.store.max_phy_offset == 0
-
-    uvloop.run(play())
+async def test_queues_are_locked_at_an_acting_master(tmp_path):
+    async with (
+        name_server(support_acting_master=True) as at,
+        broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
+    ):
+        await until(lambda: s.service.path.gate.is_acting)
+        body = (
+            b'{"clientId":"c","consumerGroup":"g","mqSet":'
+            b'[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'
+        )
+        reply = await s.ask(RequestCode.LOCK_BATCH_MQ, body=body)
+        assert reply.code == 0
+        assert b'"queueId":0' in reply.body
+        assert s.service.store.max_phy_offset == 0
 
 
-def test_906_and_908_are_answered_as_java_does(tmp_path):
-    async def play():
-        async with (
-            name_server() as at,
-            broker(tmp_path / "m", at, 0, "ASYNC_MASTER") as m,
-            broker(tmp_path / "s", at, 1, "SLAVE") as s,
-        ):
-            told = (await m.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
-            assert told["masterAddress"] == m.service.address
-            assert told["masterHaAddress"] == m.service.config.ha_address
-            assert told["masterFlushOffset"] == "0"
-            assert "masterAddress" not in (await s.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
-            fields = {"masterFlushOffset": "77"}
-            assert (await s.ask(RequestCode.RESET_MASTER_FLUSH_OFFSET, fields)).code == 0
-            info = HARuntimeInfo.decode((await s.ask(RequestCode.GET_BROKER_HA_STATUS)).body)
-            assert info.ha_client_runtime_info.master_flush_offset == 77
-
-    uvloop.run(play())
+async def test_906_and_908_are_answered_as_java_does(tmp_path):
+    async with (
+        name_server() as at,
+        broker(tmp_path / "m", at, 0, "ASYNC_MASTER") as m,
+        broker(tmp_path / "s", at, 1, "SLAVE") as s,
+    ):
+        told = (await m.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
+        assert told["masterAddress"] == m.service.address
+        assert told["masterHaAddress"] == m.service.config.ha_address
+        assert told["masterFlushOffset"] == "0"
+        assert "masterAddress" not in (await s.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
+        fields = {"masterFlushOffset": "77"}
+        assert (await s.ask(RequestCode.RESET_MASTER_FLUSH_OFFSET, fields)).code == 0
+        info = HARuntimeInfo.decode((await s.ask(RequestCode.GET_BROKER_HA_STATUS)).body)
+        assert info.ha_client_runtime_info.master_flush_offset == 77
 
 
-def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
-    async def play():
-        async with name_server() as at, broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s:
-            gate = s.service.path.gate
-            await until(lambda: gate.is_acting)
-            core = s.service.replication.group.core
-            looked = asyncio.Event()
-            told = core.members_known
-            monkeypatch.setattr(core, "members_known", lambda *args: (looked.set(), told(*args))[1])
-            fields = {"minBrokerId": "0", "brokerName": "broker-a", "minBrokerAddr": OTHER}
-            assert (await s.ask(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)).code == 0
-            await looked.wait()
-
+async def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(group_watch, "ACTING_CHECK_MS", 3_600_000)
-    uvloop.run(play())
+    async with name_server() as at, broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s:
+        gate = s.service.path.gate
+        await until(lambda: gate.is_acting)
+        core = s.service.replication.group.core
+        looked = asyncio.Event()
+        told = core.members_known
+        monkeypatch.setattr(core, "members_known", lambda *args: (looked.set(), told(*args))[1])
+        fields = {"minBrokerId": "0", "brokerName": "broker-a", "minBrokerAddr": OTHER}
+        assert (await s.ask(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)).code == 0
+        await looked.wait()
 
 
-def test_our_name_server_tells_of_another_lowest_id(tmp_path, monkeypatch):
+async def test_our_name_server_tells_of_another_lowest_id(tmp_path, monkeypatch):
     told = []
     taken = group_watch.GroupWatch._min_id_changed
 
@@ -374,18 +339,14 @@ def test_our_name_server_tells_of_another_lowest_id(tmp_path, monkeypatch):
         return taken(watch, request, connection)
 
     monkeypatch.setattr(group_watch.GroupWatch, "_min_id_changed", noted)
-
-    async def play():
-        async with (
-            name_server(notify_min_broker_id_changed=True) as at,
-            broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
-        ):
-            async with broker(tmp_path / "m", at, 0, "ASYNC_MASTER", acting=True) as m:
-                await until(lambda: len(told) == 1)
-                assert told[0]["minBrokerId"] == "0"
-                assert told[0]["haBrokerAddr"] == m.service.config.ha_address
-            await until(lambda: len(told) == 2)
-            assert told[1]["minBrokerAddr"] == s.service.address
-            assert told[1]["offlineBrokerAddr"] == m.service.address
-
-    uvloop.run(play())
+    async with (
+        name_server(notify_min_broker_id_changed=True) as at,
+        broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
+    ):
+        async with broker(tmp_path / "m", at, 0, "ASYNC_MASTER", acting=True) as m:
+            await until(lambda: len(told) == 1)
+            assert told[0]["minBrokerId"] == "0"
+            assert told[0]["haBrokerAddr"] == m.service.config.ha_address
+        await until(lambda: len(told) == 2)
+        assert told[1]["minBrokerAddr"] == s.service.address
+        assert told[1]["offlineBrokerAddr"] == m.service.address

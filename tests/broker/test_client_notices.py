@@ -70,7 +70,7 @@ def test_a_new_member_gets_its_notice_after_its_first_heartbeat() -> None:
     assert not clients.tick() and (first.noticed, second.noticed) == (3, 1)
 
 
-def test_a_good_bye_between_the_slices_of_a_heartbeat_counts() -> None:
+async def test_a_good_bye_between_the_slices_of_a_heartbeat_counts() -> None:
     """Of many groups: its client leaves one that a later slice names."""
     topics = Mock(groups={})
     path = Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
@@ -84,15 +84,11 @@ def test_a_good_bye_between_the_slices_of_a_heartbeat_counts() -> None:
     )
     request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
     goodbye = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, {"consumerGroup": "g39"})
-
-    async def script() -> None:
-        answer = asyncio.ensure_future(cast(Any, clients.heartbeat(request, channel)))
-        await asyncio.sleep(0)
-        clients.unregister(goodbye, channel)
-        await answer
-        assert set(known.groups) == {f"g{number}" for number in range(39)}
-        assert len(known.producers) == 40 and not clients._left_since
-        await cast(Any, clients.heartbeat(request, channel))
-        assert len(known.groups) == 40, "it joins again"
-
-    asyncio.run(script())
+    answer = asyncio.ensure_future(cast(Any, clients.heartbeat(request, channel)))
+    await asyncio.sleep(0)
+    clients.unregister(goodbye, channel)
+    await answer
+    assert set(known.groups) == {f"g{number}" for number in range(39)}
+    assert len(known.producers) == 40 and not clients._left_since
+    await cast(Any, clients.heartbeat(request, channel))
+    assert len(known.groups) == 40, "it joins again"

@@ -220,19 +220,16 @@ def test_ten_thousand_consumers_cost_one_question_at_a_time_and_no_long_turn(
     play(tmp_path, script, asyncio.run)  # its turns can be counted
 
 
-def test_a_java_member_is_asked_for_all_only_once() -> None:
+async def test_a_java_member_is_asked_for_all_only_once() -> None:
     """It answers 60003 with 3, and always will."""
     code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     client = Mock(call=AsyncMock(side_effect=ResponseError(code, "no", "java:1")))
 
-    async def script() -> None:
-        lists = ConsumerLists(Mock(), Mock(), client, lambda: ["java:1"], lambda: 0)
-        lists.started()
-        for now_ms in range(0, SIGHTING_MS, 1_000):
-            lists.tick(now_ms)
-            await asyncio.gather(*lists._copies)
-
-    asyncio.run(script())
+    lists = ConsumerLists(Mock(), Mock(), client, lambda: ["java:1"], lambda: 0)
+    lists.started()
+    for now_ms in range(0, SIGHTING_MS, 1_000):
+        lists.tick(now_ms)
+        await asyncio.gather(*lists._copies)
     assert client.call.await_count == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lone_broker import Clock, Rig, end_of, messages, run_with_broker, send_header, spoil, until
+from lone_broker import Clock, end_of, lone_broker, messages, send_header, spoil, until
 
 from batonmq.broker.schedule import delivery
 from batonmq.broker.schedule.due_queues import (
@@ -22,6 +22,7 @@ from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.appender import PutResult
 from batonmq.store.config import DelayLevels, StoreConfig
 from batonmq.store.errors import PutRefused
@@ -32,10 +33,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(
+async def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         sent = await rig.send("T", b"later", queue=2, DELAY="3", TAGS="A", KEYS="k1")
         assert (sent.code, sent.ext["queueId"], sent.ext["queueOffset"]) == (0, "2", "0")
         (waiting,) = await messages(rig, SCHEDULE_TOPIC, 2)
@@ -59,54 +60,47 @@ def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(
         await rig.send("Other")
         assert end_of(rig, "T", 2) == 1, "once"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
+async def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
     """Two are delivered before the stop, of which the file knows nothing; one after it."""
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(2):
             await rig.send(DELAY="1")
         await rig.send(DELAY="2")
         clock.ahead_ms = 1_100
         await until(lambda: end_of(rig, "T") == 2)
-
-    async def after(rig: Rig) -> None:
-        clock.ahead_ms = 5_100
-        await until(lambda: end_of(rig, "T") == 3)
-
-    run_with_broker(tmp_path, before)
     (tmp_path / "config" / "delayOffset.json").unlink()
     (tmp_path / "config" / "delayOffset.json.bak").unlink(missing_ok=True)
     (tmp_path / "checkpoint").unlink()
     (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after)
+    async with lone_broker(tmp_path) as rig:
+        clock.ahead_ms = 5_100
+        await until(lambda: end_of(rig, "T") == 3)
 
 
-def test_a_backlog_comes_in_slices_and_whole(tmp_path: Path, clock: Clock) -> None:
+async def test_a_backlog_comes_in_slices_and_whole(tmp_path: Path, clock: Clock) -> None:
     count = 3 * delivery.SLICE + 5
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
+        clock.stopped_at_ms = wall_ms()
         for number in range(count):
             await rig.send(body=b"%d" % number, DELAY="1")
         taken = list[int]()
         core: Any = rig.service.waiting.schedule._queues
         delivered = core.delivered
         core.delivered = lambda queue_id, n: (taken.append(n), delivered(queue_id, n))
-        clock.ahead_ms = 1_500
+        clock.stopped_at_ms = wall_ms() + 1_500
         await until(lambda: end_of(rig, "T") == count)
         assert max(taken) <= delivery.SLICE and sum(taken) == count
         bodies = [one.body for one in await messages(rig, "T")]
         assert bodies == [b"%d" % number for number in range(len(bodies))]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_a_master_that_takes_no_writes_delivers_nothing(tmp_path: Path, clock: Clock) -> None:
+async def test_r30_a_master_that_takes_no_writes_delivers_nothing(
+    tmp_path: Path, clock: Clock
+) -> None:
     """Neither without a lease nor within a planned switch; afterwards it does."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         path = rig.service.path
         await rig.send(DELAY="1")
         path.hold.begin()
@@ -126,11 +120,11 @@ def test_r30_a_master_that_takes_no_writes_delivers_nothing(tmp_path: Path, cloc
         rig.service.master_opened()
         await until(lambda: end_of(rig, "T") == 2)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r39_messages_of_a_deleted_topic_do_not_come_back(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", DELAY="1")
         await rig.send("U", DELAY="1")
         assert (await rig.ask(215, {"topic": "T"})).code == 0
@@ -139,15 +133,12 @@ def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock:
         assert rig.service.store.queries.next_offset_in_queue("T", 0) == 0
         assert rig.service.tables.delays.table == {1: 2}
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_r45_refused_progress_of_a_level_is_written_when_there_is_disk_space(
+async def test_r30_r45_refused_progress_of_a_level_is_written_when_there_is_disk_space(
     tmp_path: Path, clock: Clock
 ) -> None:
     """What waited was of a topic that is deleted, so nothing else is put."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", DELAY="1")
         assert (await rig.ask(215, {"topic": "T"})).code == 0
         schedule, room = rig.service.waiting.schedule, rig.service.store.disk_space
@@ -158,12 +149,10 @@ def test_r30_r45_refused_progress_of_a_level_is_written_when_there_is_disk_space
         room.set_watermark("")
         await until(lambda: rig.service.tables.delays.table == {1: 1})
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("level", ["x", "1.5", "9" * 12, "\u0663"])
-def test_an_invalid_delay_is_refused_and_not_stored(tmp_path: Path, level: str) -> None:
-    async def play(rig: Rig) -> None:
+async def test_an_invalid_delay_is_refused_and_not_stored(tmp_path: Path, level: str) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         end = rig.service.store.max_phy_offset
         refused = await rig.send(DELAY=level)
@@ -173,8 +162,6 @@ def test_an_invalid_delay_is_refused_and_not_stored(tmp_path: Path, level: str) 
         batch = await rig.ask(320, header, encode_batch(items))
         assert batch.code == 13 and "batch" in (batch.remark or "")
         assert rig.service.store.max_phy_offset == end
-
-    run_with_broker(tmp_path, play)
 
 
 def message(topic: str, delay: str) -> NewMessage:
@@ -210,12 +197,11 @@ def test_an_invalid_list_of_levels_stops_the_start(text: str) -> None:
     assert DelayLevels("1s 2m").delay_ms(2) == 120_000
 
 
-def test_r44_progress_above_the_end_of_a_queue_goes_back_to_it(
+async def test_r44_progress_above_the_end_of_a_queue_goes_back_to_it(
     tmp_path: Path, clock: Clock
 ) -> None:
     """An unclean election cut delayed messages: others get their offsets, and are delivered."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         service = rig.service
         await rig.send(DELAY="1")
         service.role_left()
@@ -227,8 +213,6 @@ def test_r44_progress_above_the_end_of_a_queue_goes_back_to_it(
         await until(lambda: end_of(rig, "T") == 1)
         assert service.tables.delays.table[1] == 2
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"v":9}', b'{"v":0}', b'{"delays":{"x":1}}', b"\xff"]
@@ -238,18 +222,17 @@ def test_a_progress_record_that_cannot_be_read_is_named(body: bytes) -> None:
         decode_progress(body)
 
 
-def test_clients_do_not_write_what_the_broker_writes(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_clients_do_not_write_what_the_broker_writes(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         for topic in (PROGRESS_TOPIC, SCHEDULE_TOPIC):
             assert (await rig.send(topic)).code == 16
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(tmp_path: Path, clock: Clock) -> None:
+async def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(
+    tmp_path: Path, clock: Clock
+) -> None:
     """The deletion may never be confirmed: then the message comes, and it comes once."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"later", DELAY="1")
         deliverer = rig.service.waiting.schedule._deliverer
         answers: list[bool] = []
@@ -267,13 +250,10 @@ def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(tmp_path: Path, cl
         del deleting["T"]
         await until(lambda: end_of(rig, "T") == 1)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_an_inner_batch_is_refused_and_not_stored(tmp_path: Path) -> None:
+async def test_an_inner_batch_is_refused_and_not_stored(tmp_path: Path) -> None:
     """Several messages in one record are for topics of another kind (BatchCQ)."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T")
         flagged = {**send_header("T", 0, {}), "f": str(0x80)}
         item = BatchItem(b"one", encode_properties({"INNER_NUM": "2"}).encode())
@@ -286,13 +266,11 @@ def test_an_inner_batch_is_refused_and_not_stored(tmp_path: Path) -> None:
         assert end_of(rig, "T") == 1
         assert (await rig.send("T", NOT_INNER_NUM="2")).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_what_was_delivered_before_one_was_refused_comes_once(
+async def test_r30_what_was_delivered_before_one_was_refused_comes_once(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(3):
             await rig.send("T", b"%d" % number, DELAY="1")
         appender, refused = rig.service.store.appender, []
@@ -309,28 +287,22 @@ def test_r30_what_was_delivered_before_one_was_refused_comes_once(
         await until(lambda: end_of(rig, "T") >= 3)
         assert [message.body for message in await messages(rig, "T")] == [b"0", b"1", b"2"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(
+async def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(
     tmp_path: Path, clock: Clock
 ) -> None:
     """So a replica that has it whole becomes master: no queue waits for it without end."""
 
-    async def fill(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"rotten", DELAY="1")
         await rig.send("T", b"last")
         await rig.pull("T")
-
-    async def deliver(rig: Rig) -> None:
+    log = spoil(tmp_path, b"rotten")
+    async with lone_broker(tmp_path) as rig:
         trust = rig.service.store.trust
         clock.ahead_ms = 1_100
         await until(lambda: bool(trust.reason))
         assert str(log) in trust.reason and end_of(rig, "T") == 1
-
-    run_with_broker(tmp_path, fill)
-    log = spoil(tmp_path, b"rotten")
-    run_with_broker(tmp_path, deliver)
 
 
 def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path: Path) -> None:
@@ -364,10 +336,11 @@ def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path: Path
         assert progress.delays == {1: 3} and progress.timer == TimerProgress(done_ms=3)
 
 
-def test_r30_r45_refused_progress_ends_with_its_mastership(tmp_path: Path, clock: Clock) -> None:
+async def test_r30_r45_refused_progress_ends_with_its_mastership(
+    tmp_path: Path, clock: Clock
+) -> None:
     """What was delivered with it may be cut: the next one would leave messages out."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         waiting = rig.service.waiting
         await rig.send("T", DELAY="1")
         waiting.progress.delivered({5: 9})
@@ -376,5 +349,3 @@ def test_r30_r45_refused_progress_ends_with_its_mastership(tmp_path: Path, clock
         clock.ahead_ms = 1_100
         await until(lambda: end_of(rig, "T") == 1)
         assert json.loads((await rig.ask(45)).body)["offsetTable"] == {"1": 1}
-
-    run_with_broker(tmp_path, play)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from heartbeats import heartbeat
-from lone_broker import Rig, run_with_broker
+from lone_broker import Rig, lone_broker
 from prometheus_client.parser import text_string_to_metric_families
 
 from batonmq.broker.metrics import BrokerMetrics
@@ -41,8 +41,8 @@ async def page_of(rig: Rig, *, names: bool) -> dict[str, list[tuple[dict[str, st
     }
 
 
-def test_what_the_common_dashboard_draws_is_there(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_what_the_common_dashboard_draws_is_there(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T").encode())
@@ -70,5 +70,3 @@ def test_what_the_common_dashboard_draws_is_there(tmp_path: Path) -> None:
         assert {at["cluster"] for at, _ in page["rocketmq_broker_tps"]} == {"DefaultCluster"}
         shown = await page_of(rig, names=False)
         assert not any(name.startswith("rocketmq_brokeruntime_") for name in shown)
-
-    run_with_broker(tmp_path, play)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, end_of, run_with_broker
+from lone_broker import end_of, lone_broker
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.write.pending_acks import CLEAN_MS, FlowControl
@@ -26,10 +26,9 @@ def test_what_queued_up_behind_a_slow_write_is_refused(fast_failure: bool) -> No
     flow.check(0, 2001 + CLEAN_MS)
 
 
-def test_sends_are_refused_while_too_many_wait(tmp_path: Path) -> None:
+async def test_sends_are_refused_while_too_many_wait(tmp_path: Path) -> None:
     """A master whose slaves stand still takes no more than it may keep waiting."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker={"send_thread_pool_queue_capacity": 2}) as rig:
         path = rig.service.path
         assert (await rig.send()).code == 0
         for _ in range(2):
@@ -43,11 +42,9 @@ def test_sends_are_refused_while_too_many_wait(tmp_path: Path) -> None:
         path.acks.fail_all(14, "over")
         assert (await rig.send()).code == 0
 
-    run_with_broker(tmp_path, play, broker={"send_thread_pool_queue_capacity": 2})
 
-
-def test_a_send_right_behind_a_slow_write_is_not_stored(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_send_right_behind_a_slow_write_is_not_stored(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         path = rig.service.path
         now_ms = path.clock_ms() + 60_000
         path.flow.wrote(now_ms - 1500, now_ms)
@@ -58,5 +55,3 @@ def test_a_send_right_behind_a_slow_write_is_not_stored(tmp_path: Path) -> None:
         text = b"osPageCacheBusyTimeOutMills=2000\nbrokerFastFailureEnable=false"
         assert (await rig.ask(25, body=text)).code == 0
         assert (await rig.send()).code == 0
-
-    run_with_broker(tmp_path, play)

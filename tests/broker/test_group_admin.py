@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import Rig, lone_broker, until
 
 from batonmq.broker.consume.group_admin import GroupAdminProcessor
 from batonmq.protocol.bodies import (
@@ -80,10 +80,9 @@ async def committed(rig: Rig, queue: int = 0) -> str:
     return (await rig.ask(14, header)).ext["offset"]
 
 
-def test_when_a_group_consumed_and_how_long_the_next_message_waits(tmp_path: Path) -> None:
+async def test_when_a_group_consumed_and_how_long_the_next_message_waits(tmp_path: Path) -> None:
     """303."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         await rig.pull(commit=2)
@@ -99,13 +98,11 @@ def test_when_a_group_consumed_and_how_long_the_next_message_waits(tmp_path: Pat
         assert loads((await rig.ask(303, asked)).body)["consumeTimeSpanSet"][0]["delayTime"] == 0
         assert (await rig.ask(303, {"topic": "No", "group": "g"})).code == 17
 
-    run_with_broker(tmp_path, play)
 
-
-def test_clone_copies_the_offsets_of_another_group(tmp_path: Path) -> None:
+async def test_clone_copies_the_offsets_of_another_group(tmp_path: Path) -> None:
     """314."""
+    async with lone_broker(tmp_path) as rig:
 
-    async def play(rig: Rig) -> None:
         async def clone(target: str, **fields: str) -> dict[str, int]:
             asked = {"srcGroup": "g", "destGroup": target} | fields
             reply = await rig.ask(314, asked)
@@ -126,11 +123,9 @@ def test_clone_copies_the_offsets_of_another_group(tmp_path: Path) -> None:
         await member.client.close()
         assert (await rig.ask(314, {"srcGroup": "g", "destGroup": "a b"})).code == 29
 
-    run_with_broker(tmp_path, play)
 
-
-def test_positions_of_a_topic_and_of_a_group(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_positions_of_a_topic_and_of_a_group(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         stats = TopicStatsTable.decode((await rig.ask(202, {"topic": "T"})).body)
@@ -152,16 +147,13 @@ def test_positions_of_a_topic_and_of_a_group(tmp_path: Path) -> None:
         groups = await rig.ask(300, {"topic": "T"})
         assert GroupList.decode(groups.body).group_list == ["g"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_who_is_connected(tmp_path: Path) -> None:
+async def test_who_is_connected(tmp_path: Path) -> None:
     golden = {
         code: json.loads((GOLDEN / f"broker-{code}.json").read_text())["examples"][0]
         for code in (203, 204)
     }
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for code in (203, 204):
             asked = json.loads(golden[code]["request"]["header"])["extFields"]
             told = json.loads(golden[code]["response"]["header"])
@@ -176,15 +168,12 @@ def test_who_is_connected(tmp_path: Path) -> None:
         producers = loads((await rig.ask(204, {"producerGroup": "p"})).body)
         assert [each["clientId"] for each in producers["connectionSet"]] == ["me@1"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_golden_reset_and_both_ends(tmp_path: Path) -> None:
+async def test_the_golden_reset_and_both_ends(tmp_path: Path) -> None:
     """To the beginning as mqadmin asks for it, to the end, to a time, to an offset of one queue."""
     golden = json.loads((GOLDEN / "broker-222.json").read_text())["examples"][0]
     asked = json.loads(golden["request"]["header"])["extFields"] | {"topic": "T", "group": "g"}
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         await rig.pull(commit=2)
@@ -207,16 +196,13 @@ def test_the_golden_reset_and_both_ends(tmp_path: Path) -> None:
             assert refused.code == code and named in (refused.remark or "")
         assert await committed(rig) == "1"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r31_a_reset_in_whose_midst_the_role_ends_sets_nothing(
+async def test_r31_a_reset_in_whose_midst_the_role_ends_sets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looking for the offsets takes turns of the loop: the next master would not know of them."""
     real = GroupAdminProcessor._offset_at
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         await rig.pull(commit=2)
@@ -229,16 +215,13 @@ def test_r31_a_reset_in_whose_midst_the_role_ends_sets_nothing(
         assert (await reset(rig)).code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert rig.service.tables.offsets.query("g", "T", 0) == 2
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_reset_reaches_a_waiting_pull_and_no_member_that_has_gone_uses_it_up(
+async def test_a_reset_reaches_a_waiting_pull_and_no_member_that_has_gone_uses_it_up(
     tmp_path: Path,
 ) -> None:
     """Every pull from elsewhere is sent to the offset (21), and progress from before is ignored,
     until one asks for that offset: so the held pull of a former owner costs nobody the reset."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(4):
             await rig.send(body=b"%d" % number)
         await rig.pull(commit=4, offset=4)
@@ -256,11 +239,9 @@ def test_a_reset_reaches_a_waiting_pull_and_no_member_that_has_gone_uses_it_up(
         assert (await rig.ask(15, late)).code == 0
         assert await committed(rig) == "4", "the reset is over"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_reset_wakes_no_pull_of_another_group(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_reset_wakes_no_pull_of_another_group(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         await rig.pull(commit=1)
         other = asyncio.ensure_future(rig.pull(offset=1, suspend_ms=20_000, group="other"))
@@ -270,11 +251,9 @@ def test_a_reset_wakes_no_pull_of_another_group(tmp_path: Path) -> None:
         await rig.send(body=b"new")
         assert (await other).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_without_server_side_reset_the_members_get_it(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_without_server_side_reset_the_members_get_it(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker={"use_server_side_reset_offset": False}) as rig:
         for _ in range(3):
             await rig.send()
         for queue in range(4):
@@ -290,17 +269,14 @@ def test_without_server_side_reset_the_members_get_it(tmp_path: Path) -> None:
         assert told.is_oneway and ResetOffsetBody.decode(told.body).offset_table[Q0] == 0
         await member.client.close()
 
-    run_with_broker(tmp_path, play, broker={"use_server_side_reset_offset": False})
-
 
 def codes(member: Member) -> list[int]:
     return [each.code for each in member.asked]
 
 
-def test_members_are_asked(tmp_path: Path) -> None:
+async def test_members_are_asked(tmp_path: Path) -> None:
     """223 by 221, 307 and 309 as they are; 1 for one that is not there."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         sent = await rig.send(body=b"again")
         assert (await rig.ask(223, {"topic": "T", "group": "g"})).code == 1
         held = GetConsumerStatusBody(message_queue_table={Q0: 7}).encode()
@@ -327,21 +303,16 @@ def test_members_are_asked(tmp_path: Path) -> None:
             assert refused.code == code and named in (refused.remark or "")
         await member.client.close()
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("code", [307, 309])
-def test_a_member_that_does_not_answer(
+async def test_a_member_that_does_not_answer(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batonmq.broker.consume.group_admin.MEMBER_MS", 50)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         sent = await rig.send()
         member = Member("m1")
         await member.join(rig)
         header = {"consumerGroup": "g", "clientId": "m1", "msgId": sent.ext["msgId"]}
         assert (await rig.ask(code, header)).code == 207
         await member.client.close()
-
-    run_with_broker(tmp_path, play)

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, lone_broker, run_with_broker, spoil, until
+from lone_broker import lone_broker, spoil, until
 
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager, bloom_bits
 from batonmq.protocol.bodies import (
@@ -68,33 +68,28 @@ def check_body(kind: str, expression: str) -> bytes:
     return CheckClientRequestBody("me@1", "g", None, subscription).encode()
 
 
-def test_the_golden_lite_pull_is_answered(tmp_path: Path) -> None:
+async def test_the_golden_lite_pull_is_answered(tmp_path: Path) -> None:
     """361 as DefaultLitePullConsumer of Java sends it; litePullMessageEnable switches it off."""
     golden = json.loads((GOLDEN / "remoting" / "broker-361.json").read_text())
     header = json.loads(golden["examples"][0]["request"]["header"])
     fields = header["extFields"] | {"topic": "T", "queueId": "0"}
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "on") as rig:
         await rig.send(body=b"one")
         reply = await rig.ask(361, fields)
         assert (reply.code, bodies(reply), reply.ext["nextBeginOffset"]) == (0, [b"one"], "1")
         assert set(reply.ext) == set(
             json.loads(golden["examples"][0]["response"]["header"])["extFields"]
         )
-
-    async def switched_off(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "off", broker={"lite_pull_message_enable": False}) as rig:
         await rig.send()
         reply = await rig.ask(361, fields)
         assert reply.code == 16 and "litePullMessageEnable" in (reply.remark or "")
 
-    run_with_broker(tmp_path / "on", play)
-    run_with_broker(tmp_path / "off", switched_off, broker={"lite_pull_message_enable": False})
 
-
-def test_an_sql92_filter_of_a_pull(tmp_path: Path) -> None:
+async def test_an_sql92_filter_of_a_pull(tmp_path: Path) -> None:
     """Only what passes comes; a held pull is woken by the first message that passes, not before."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(6):
             await rig.send(body=b"%d" % number, a=str(number))
         reply = await rig.ask(11, pull_header("SQL92", "a BETWEEN 2 AND 3 OR a = '5'"))
@@ -115,14 +110,11 @@ def test_an_sql92_filter_of_a_pull(tmp_path: Path) -> None:
         bad = await rig.ask(11, pull_header("SQL92", "a LIKE 'x'"))
         assert bad.code == 23 and "LIKE" in (bad.remark or "")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_filter_comes_from_heartbeats(tmp_path: Path) -> None:
+async def test_the_filter_comes_from_heartbeats(tmp_path: Path) -> None:
     """24 before the first heartbeat, 25 for an older version, 27 for one that does not compile."""
     silent = pull_header(sysFlag=0, subVersion=5)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send(body=b"no", colour="red")
         await rig.send(body=b"yes", colour="blue")
         assert (await rig.ask(11, silent)).code == 24
@@ -133,30 +125,24 @@ def test_the_filter_comes_from_heartbeats(tmp_path: Path) -> None:
         await rig.ask(34, body=heartbeat("colour = ", 6))
         assert (await rig.ask(11, silent)).code == 27
 
-    run_with_broker(tmp_path, play)
 
-
-def test_46_tells_at_the_start_what_a_pull_would_refuse(tmp_path: Path) -> None:
+async def test_46_tells_at_the_start_what_a_pull_would_refuse(tmp_path: Path) -> None:
     golden = json.loads((GOLDEN / "remoting" / "broker-46.json").read_text())
     asked = bytes.fromhex(golden["examples"][0]["request"]["body_hex"])
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "on") as rig:
         assert (await rig.ask(46, body=asked)).code == 0
         assert (await rig.ask(46, body=check_body("TAG", "a || b"))).code == 0
         bad = await rig.ask(46, body=check_body("SQL92", "a >"))
         assert bad.code == 23 and "refused" in (bad.remark or "")
         assert (await rig.ask(46, body=check_body("XPATH", "/a"))).code == 23
-
-    async def switched_off(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "off", broker={"enable_property_filter": False}) as rig:
         await rig.send()
         for reply in (
             await rig.ask(46, body=check_body("SQL92", "a > 1")),
             await rig.ask(11, pull_header("SQL92", "a > 1")),
         ):
             assert reply.code == 1 and "SQL92" in (reply.remark or "")
-
-    run_with_broker(tmp_path / "on", play)
-    run_with_broker(tmp_path / "off", switched_off, broker={"enable_property_filter": False})
 
 
 def test_consumer_filter_json_as_java_has_it(tmp_path: Path) -> None:
@@ -211,10 +197,9 @@ def test_filters_follow_the_newest_subscription_of_each_topic(tmp_path: Path) ->
     assert (kept.expression, kept.dead) == ("a = 2", False) and dropped.dead
 
 
-def test_what_a_group_may_not(tmp_path: Path) -> None:
+async def test_what_a_group_may_not(tmp_path: Path) -> None:
     """consumeEnable, consumeBroadcastEnable and the sysFlags that travel with every answer."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         group = SubscriptionGroupConfig(group_name="g", consume_broadcast_enable=False)
         group.group_sys_flag, group.consume_enable = 5, False
@@ -229,53 +214,45 @@ def test_what_a_group_may_not(tmp_path: Path) -> None:
         refused = await rig.ask(11, pull_header(sysFlag=0))
         assert (refused.code, refused.ext["forbiddenType"]) == (16, "4")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_who_is_far_behind_is_sent_to_a_slave_and_back(tmp_path: Path) -> None:
+async def test_who_is_far_behind_is_sent_to_a_slave_and_back(tmp_path: Path) -> None:
     """slaveReadEnable: the master suggests whichBrokerWhenConsumeSlowly; a slave that was asked on
     purpose answers what it shows (R28), then 20 with the master's id."""
     reads = {"slave_read_enable": True}
-
-    async def run() -> None:
-        async with lone_broker(tmp_path, broker=reads, access_message_in_memory_max_ratio=0) as rig:
-            for body in (b"one", b"two"):
-                await rig.send(body=body)
-            first = await rig.pull(count=1)
-            assert (first.code, first.ext["suggestWhichBrokerId"]) == (0, "1")
-            rig.service.path.gate.follow(1, "127.0.0.1:1")
-            asked = pull_header(queueOffset=1) | {READ_REPLICA_FIELD: "true"}
-            found = await rig.ask(11, asked)
-            assert (found.code, bodies(found)) == (0, [b"two"])
-            for offset in (2, 9):
-                back = await rig.ask(11, asked | {"queueOffset": str(offset)})
-                assert (back.code, back.ext["nextBeginOffset"]) == (20, str(offset))
-                assert back.ext["suggestWhichBrokerId"] == "0"
-            assert (await rig.pull(offset=1)).code == 2, "not on purpose: it looks for the master"
-
-    asyncio.run(run())
+    async with lone_broker(tmp_path, broker=reads, access_message_in_memory_max_ratio=0) as rig:
+        for body in (b"one", b"two"):
+            await rig.send(body=body)
+        first = await rig.pull(count=1)
+        assert (first.code, first.ext["suggestWhichBrokerId"]) == (0, "1")
+        rig.service.path.gate.follow(1, "127.0.0.1:1")
+        asked = pull_header(queueOffset=1) | {READ_REPLICA_FIELD: "true"}
+        found = await rig.ask(11, asked)
+        assert (found.code, bodies(found)) == (0, [b"two"])
+        for offset in (2, 9):
+            back = await rig.ask(11, asked | {"queueOffset": str(offset)})
+            assert (back.code, back.ext["nextBeginOffset"]) == (20, str(offset))
+            assert back.ext["suggestWhichBrokerId"] == "0"
+        assert (await rig.pull(offset=1)).code == 2, "not on purpose: it looks for the master"
 
 
-def test_without_slave_read_enable_no_pull_is_sent_to_a_slave(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_without_slave_read_enable_no_pull_is_sent_to_a_slave(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, access_message_in_memory_max_ratio=0) as rig:
         await rig.send()
         assert (await rig.pull()).ext["suggestWhichBrokerId"] == "0"
         rig.service.path.gate.follow(1, "127.0.0.1:1")
         asked = pull_header() | {READ_REPLICA_FIELD: "true"}
         assert (await rig.ask(11, asked)).code == 2
 
-    run_with_broker(tmp_path, play, access_message_in_memory_max_ratio=0)
 
-
-def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path: Path) -> None:
+async def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path: Path) -> None:
     """It went bad on the disk between two clean starts; the second one reads no old records."""
 
-    async def fill(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for body in (b"good", b"rotten", b"last"):
             assert (await rig.send(body=body)).code == 0
         await rig.pull()
-
-    async def read(rig: Rig) -> None:
+    log = spoil(tmp_path, b"rotten")
+    async with lone_broker(tmp_path) as rig:
         told: list[CorruptLogError] = []
         rig.service.store.scrub._on_found = told.append  # a whole replica should lead
         assert bodies(await rig.pull(count=1)) == [b"good"]
@@ -285,18 +262,13 @@ def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path: Path) -> None
             assert str(log) in (refused.remark or "")
         assert len(told) == 1
 
-    run_with_broker(tmp_path, fill)
-    log = spoil(tmp_path, b"rotten")
-    run_with_broker(tmp_path, read)
-
 
 @pytest.mark.parametrize("queue", [0, 1], ids=["with messages", "without"])
-def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(
+async def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(
     queue: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new master has five messages of a queue in its log, and shows two or none of them."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(2):
             await rig.send()
         await rig.pull()
@@ -304,5 +276,3 @@ def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(
         found = [(await rig.pull(queue=queue, offset=offset)).code for offset in (4, 5, 6)]
         not_yet, moved = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
         assert found == [not_yet, not_yet, moved]
-
-    run_with_broker(tmp_path, play)

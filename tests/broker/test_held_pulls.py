@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from unittest.mock import Mock
 
-from lone_broker import run_with_broker, until
+from lone_broker import lone_broker, until
 
 from batonmq.broker.consume.held_requests import PullHold
 from batonmq.broker.consume.pull_processor import _SLICE
@@ -33,45 +33,37 @@ async def held(rig):
     await asyncio.gather(*waits, return_exceptions=True)
 
 
-def test_a_reset_looks_at_each_pull_of_the_queue_once(tmp_path):
+async def test_a_reset_looks_at_each_pull_of_the_queue_once(tmp_path):
     """Those of the other groups are held again, at an offset that the reset still reaches."""
-
-    async def play(rig):
-        async with held(rig) as (_, looked):
-            pull = rig.service.pull
-            reset = OffsetReset(group="another", topic="T", offsets={0: 0})
-            pull._was_reset(reset)
-            pull._was_reset(reset)  # while the first one runs
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert (looked.call_count, pull.held, pull._waking) == (2 * MANY, MANY, {})
-
-    run_with_broker(tmp_path, play)
+    async with lone_broker(tmp_path) as rig, held(rig) as (_, looked):
+        pull = rig.service.pull
+        reset = OffsetReset(group="another", topic="T", offsets={0: 0})
+        pull._was_reset(reset)
+        pull._was_reset(reset)  # while the first one runs
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (looked.call_count, pull.held, pull._waking) == (2 * MANY, MANY, {})
 
 
-def test_a_pull_that_fails_keeps_no_other_one_waiting(tmp_path):
-    async def play(rig):
-        async with held(rig) as (waits, looked):
-            answer = looked.side_effect
+async def test_a_pull_that_fails_keeps_no_other_one_waiting(tmp_path):
+    async with lone_broker(tmp_path) as rig, held(rig) as (waits, looked):
+        answer = looked.side_effect
 
-            def fail(pull, *args):
-                if pull.group.group_name in ("g3", f"g{_SLICE}"):
-                    raise ValueError("a test")
-                answer(pull, *args)
+        def fail(pull, *args):
+            if pull.group.group_name in ("g3", f"g{_SLICE}"):
+                raise ValueError("a test")
+            answer(pull, *args)
 
-            looked.side_effect = fail
-            await rig.send()
-            replies = await asyncio.gather(*waits)
-            assert sorted(reply.code for reply in replies) == [0] * (MANY - 2) + [1, 1]
-            assert rig.service.pull._waking == {}
-
-    run_with_broker(tmp_path, play)
+        looked.side_effect = fail
+        await rig.send()
+        replies = await asyncio.gather(*waits)
+        assert sorted(reply.code for reply in replies) == [0] * (MANY - 2) + [1, 1]
+        assert rig.service.pull._waking == {}
 
 
-def test_the_sweep_looks_at_every_queue_some_in_a_turn(tmp_path):
+async def test_the_sweep_looks_at_every_queue_some_in_a_turn(tmp_path):
     """It is the second way to a message that came between the look-up and the hold."""
-
-    async def play(rig):
+    async with lone_broker(tmp_path) as rig:
         pull, looked = rig.service.pull, []
         many = [("T", number) for number in range(2 * _SLICE + 1)]
         pull._hold = Mock(queues=lambda: list(many), expired=lambda now_ms, limit: [])
@@ -84,13 +76,10 @@ def test_the_sweep_looks_at_every_queue_some_in_a_turn(tmp_path):
         assert sorted(looked) == many and calls == 3
         pull._hold = PullHold()
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_pull_that_found_nothing_in_what_it_looked_at_comes_again_for_the_rest(tmp_path):
+async def test_a_pull_that_found_nothing_in_what_it_looked_at_comes_again_for_the_rest(tmp_path):
     """Held, it would get what is there already with the next message only."""
-
-    async def play(rig):
+    async with lone_broker(tmp_path) as rig:
         await rig.send(TAGS="A")
         store = rig.service.store
         for number in range(900):
@@ -105,5 +94,3 @@ def test_a_pull_that_found_nothing_in_what_it_looked_at_comes_again_for_the_rest
             codes.append(reply.code)
             offset = int(reply.ext["nextBeginOffset"])
         assert codes == [ResponseCode.PULL_RETRY_IMMEDIATELY, 0] and offset == 901
-
-    run_with_broker(tmp_path, play)

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, expire_all_but_last, run_with_broker
+from lone_broker import Rig, expire_all_but_last, lone_broker, run_with_broker
 
 from batonmq.broker.housekeeping import PROTECT_MS, REPORT_MS
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
@@ -23,10 +23,9 @@ async def commit(rig: Rig, group: str, offset: int) -> None:
     )
 
 
-def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path: Path) -> None:
+async def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path: Path) -> None:
     """A group that keeps up, is not connected, or has nothing to read, may consume."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker={"consumer_fallbehind_threshold": 8000}) as rig:
         for _ in range(8):
             await rig.send("T", bytes(1000))
         for group, offset in (("slow", 1), ("quick", 7), ("done", 8), ("away", 0)):
@@ -44,11 +43,9 @@ def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path: Path) -> None
         await rig.service.housekeeping.protect_broker()
         assert rig.service.store.max_phy_offset == end, "it is cut off once"
 
-    run_with_broker(tmp_path, play, broker={"consumer_fallbehind_threshold": 8000})
 
-
-def test_it_is_done_every_three_minutes_where_it_is_wanted(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_it_is_done_every_three_minutes_where_it_is_wanted(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         housekeeping = rig.service.housekeeping
         housekeeping.protect_broker = look = AsyncMock()  # type: ignore[method-assign]
         now_ms = rig.service.path.clock_ms()
@@ -59,8 +56,6 @@ def test_it_is_done_every_three_minutes_where_it_is_wanted(tmp_path: Path) -> No
         await housekeeping.tick(now_ms + 2 * PROTECT_MS)
         await housekeeping.tick(now_ms + 2 * PROTECT_MS + 1)
         assert look.await_count == 1
-
-    run_with_broker(tmp_path, play)
 
 
 def test_each_minute_it_tells_what_waits_and_who_is_behind(
@@ -86,8 +81,8 @@ def test_each_minute_it_tells_what_waits_and_who_is_behind(
     ]
 
 
-def test_r31_a_master_that_loses_its_role_meanwhile_stops_no_group(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r31_a_master_that_loses_its_role_meanwhile_stops_no_group(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T")
         await rig.ask(34, body=heartbeat("slow@1", "T", group="slow").encode())
         housekeeping = rig.service.housekeeping
@@ -100,13 +95,15 @@ def test_r31_a_master_that_loses_its_role_meanwhile_stops_no_group(tmp_path: Pat
         await housekeeping.protect_broker()
         assert rig.service.tables.groups.table["slow"].consume_enable
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_group_that_has_not_begun_is_behind_from_the_first_message_that_is_left(
+async def test_a_group_that_has_not_begun_is_behind_from_the_first_message_that_is_left(
     tmp_path: Path,
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(
+        tmp_path,
+        broker={"consumer_fallbehind_threshold": 500},
+        mapped_file_size_consume_queue=2 * UNIT_SIZE,
+    ) as rig:
         for _ in range(5):
             await rig.send("T", bytes(1000))
         expire_all_but_last(rig, "T")
@@ -114,10 +111,3 @@ def test_a_group_that_has_not_begun_is_behind_from_the_first_message_that_is_lef
         rig.service.tables.offsets.commit("slow", "T", 0, 0)
         await rig.service.housekeeping.protect_broker()
         assert not rig.service.tables.groups.table["slow"].consume_enable
-
-    run_with_broker(
-        tmp_path,
-        play,
-        broker={"consumer_fallbehind_threshold": 500},
-        mapped_file_size_consume_queue=2 * UNIT_SIZE,
-    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import lone_broker, until
 
 
-def test_r38_an_idle_master_states_positions_but_not_while_it_drains(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r38_an_idle_master_states_positions_but_not_while_it_drains(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send()).code == 0
         service = rig.service
         store, path = service.store, service.path
@@ -22,5 +22,3 @@ def test_r38_an_idle_master_states_positions_but_not_while_it_drains(tmp_path: P
         await until(lambda: store.confirm_offset > end)
         assert store.positions.due_at == 1 << 20, "the next segment"
         assert (await rig.send()).ext["queueOffset"] == "1"
-
-    run_with_broker(tmp_path, play)

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import lone_broker, until
 
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from batonmq.protocol.message import MessageQueue
@@ -29,21 +29,18 @@ def owned(reply: RemotingCommand) -> list[MessageQueue]:
     return LockBatchResponseBody.decode(reply.body).lock_ok_mq_set
 
 
-def test_the_golden_lock_and_unlock(tmp_path: Path) -> None:
+async def test_the_golden_lock_and_unlock(tmp_path: Path) -> None:
     lock, unlock = (
         json.loads((GOLDEN / f"broker-{code}.json").read_text())["examples"][0] for code in (41, 42)
     )
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         reply = await rig.ask(41, body=bytes.fromhex(lock["request"]["body_hex"]))
         assert json.loads(reply.body) == json.loads(bytes.fromhex(lock["response"]["body_hex"]))
         assert (await rig.ask(42, body=bytes.fromhex(unlock["request"]["body_hex"]))).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_second_client_gets_it_when_the_first_gives_it_back(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_second_client_gets_it_when_the_first_gives_it_back(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
         assert owned(await rig.ask(41, body=lock_body("b"))) == []
         assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
@@ -52,14 +49,11 @@ def test_a_second_client_gets_it_when_the_first_gives_it_back(tmp_path: Path) ->
         await rig.ask(42, body=lock_body("a"))
         assert owned(await rig.ask(41, body=lock_body("b"))) == [QUEUE]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_a_lock_is_answered_when_its_record_is_confirmed(tmp_path: Path) -> None:
+async def test_r30_a_lock_is_answered_when_its_record_is_confirmed(tmp_path: Path) -> None:
     """The log's record makes every replica know the owner; a renewal writes nothing, but it, too,
     is answered by a master only."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         path = rig.service.path
         confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
@@ -78,10 +72,8 @@ def test_r30_a_lock_is_answered_when_its_record_is_confirmed(tmp_path: Path) -> 
             refused = await rig.ask(code, body=lock_body("a"))
             assert refused.code == 2 and "slave" in (refused.remark or "")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(
+async def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither is its renewal, which writes nothing."""
@@ -89,7 +81,7 @@ def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, flush_interval_consume_queue=20, slave_timeout=60_000) as rig:
         await rig.send()
         monkeypatch.setattr(disk, "pwrite", full)
         waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
@@ -101,14 +93,11 @@ def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(
         monkeypatch.setattr(disk, "pwrite", os.pwrite)
         assert owned(await waits) == owned(await renewal) == [QUEUE]
 
-    run_with_broker(tmp_path, play, flush_interval_consume_queue=20, slave_timeout=60_000)
 
-
-def test_locks_survive_a_restart_and_run_out(tmp_path: Path) -> None:
-    async def first(rig: Rig) -> None:
+async def test_locks_survive_a_restart_and_run_out(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
-
-    async def second(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert owned(await rig.ask(41, body=lock_body("b"))) == []
         locks, now = rig.service.tables.locks, rig.service.path.clock_ms()
         locks.renew_all(now - 3_600_000)
@@ -119,12 +108,9 @@ def test_locks_survive_a_restart_and_run_out(tmp_path: Path) -> None:
         assert locks.wrapper().locks == {}
         assert owned(await rig.ask(41, body=lock_body("b"))) == [QUEUE]
 
-    run_with_broker(tmp_path, first)
-    run_with_broker(tmp_path, second)
 
-
-def test_bad_requests_are_refused_by_name(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_bad_requests_are_refused_by_name(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         for body, named in (
             (lock_body(""), "clientId"),
             (lock_body("a", ""), "consumerGroup"),
@@ -134,5 +120,3 @@ def test_bad_requests_are_refused_by_name(tmp_path: Path) -> None:
                 reply = await rig.ask(code, body=body)
                 assert reply.code != 0 and named in (reply.remark or "")
         assert rig.service.store.max_phy_offset == 0
-
-    run_with_broker(tmp_path, play)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -48,30 +49,26 @@ class Feature(LogFeature):
         return self._carried_out("this", put)
 
 
-def play(script: Callable[[Feature, WritePath], Awaitable[None]]) -> None:
-    async def run() -> None:
-        store: Any = Mock(confirm_offset=0, max_phy_offset=0)
-        path = WritePath(store, ack_wait_ms=1, sync_flush=False, clock_ms=lambda: 0)
-        path.gate.opening(1)
-        path.gate.open()
-        feature = Feature(path)
-        await script(feature, path)
-        feature.end()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def open_feature() -> AsyncIterator[tuple[Feature, WritePath]]:
+    store: Any = Mock(confirm_offset=0, max_phy_offset=0)
+    path = WritePath(store, ack_wait_ms=1, sync_flush=False, clock_ms=lambda: 0)
+    path.gate.opening(1)
+    path.gate.open()
+    feature = Feature(path)
+    yield feature, path
+    feature.end()
 
 
-def test_r55_a_mastership_that_begins_again_ends_the_one_before() -> None:
-    async def script(feature: Feature, _: WritePath) -> None:
+async def test_r55_a_mastership_that_begins_again_ends_the_one_before() -> None:
+    async with open_feature() as (feature, _):
         feature.begin()
         feature.begin()
         assert feature.calls == ["forget", "continue"] * 2
 
-    play(script)
 
-
-def test_an_arrival_wakes_a_master_only() -> None:
-    async def script(feature: Feature, _: WritePath) -> None:
+async def test_an_arrival_wakes_a_master_only() -> None:
+    async with open_feature() as (feature, _):
         feature.begin()
         await until(lambda: "slice" in feature.calls)
         feature.calls.clear()
@@ -84,17 +81,14 @@ def test_an_arrival_wakes_a_master_only() -> None:
         await asyncio.sleep(0)
         assert not feature.calls
 
-    play(script)
-
 
 @pytest.mark.parametrize("why", ["gate", "hold", "replicas"])
-def test_r33_r36_nothing_is_written_while_writes_are_refused_held_or_far_ahead(
+async def test_r33_r36_nothing_is_written_while_writes_are_refused_held_or_far_ahead(
     monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """What is new in the log is read meanwhile."""
     monkeypatch.setattr(log_features, "BLOCKED_MS", 0)
-
-    async def script(feature: Feature, path: WritePath) -> None:
+    async with open_feature() as (feature, path):
         store: Any = path.store
         if why == "gate":
             path.gate.standing(lease=False, required_set_whole=False)
@@ -110,22 +104,17 @@ def test_r33_r36_nothing_is_written_while_writes_are_refused_held_or_far_ahead(
         store.max_phy_offset = 0
         await until(lambda: "slice" in feature.calls)
 
-    play(script)
 
-
-def test_slices_run_while_there_is_more_to_read() -> None:
-    async def script(feature: Feature, _: WritePath) -> None:
+async def test_slices_run_while_there_is_more_to_read() -> None:
+    async with open_feature() as (feature, _):
         feature.more = True
         feature.begin()
         await until(lambda: feature.calls.count("slice") > 2)
 
-    play(script)
 
-
-def test_r54_no_exception_ends_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r54_no_exception_ends_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_features, "FAILED_MS", 0)
-
-    async def script(feature: Feature, path: WritePath) -> None:
+    async with open_feature() as (feature, path):
         feature.errors = [KeyError("x"), OSError(5, "Input/output error")]
         feature.begin()
         await until(lambda: feature.calls.count("slice") == 2)
@@ -133,21 +122,16 @@ def test_r54_no_exception_ends_the_timer(monkeypatch: pytest.MonkeyPatch) -> Non
         await until(lambda: feature.calls.count("slice") == 3)
         assert path.aside.problem == ""
 
-    play(script)
 
-
-def test_r24_a_feature_leaves_a_bad_record_to_its_reader_and_tries_again(
+async def test_r24_a_feature_leaves_a_bad_record_to_its_reader_and_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_features, "DAMAGED_MS", 0)
-
-    async def script(feature: Feature, path: WritePath) -> None:
+    async with open_feature() as (feature, path):
         feature.errors = [CorruptLogError("a file", 7, "CRC")]
         feature.begin()
         await until(lambda: feature.calls.count("slice") == 2)
         assert path.store.trust.mock_calls == []  # type: ignore[attr-defined]
-
-    play(script)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +145,10 @@ def test_r24_a_feature_leaves_a_bad_record_to_its_reader_and_tries_again(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_r54_only_what_can_never_succeed_is_set_aside(error: Exception, is_final: bool) -> None:
-    async def script(feature: Feature, path: WritePath) -> None:
+async def test_r54_only_what_can_never_succeed_is_set_aside(
+    error: Exception, is_final: bool
+) -> None:
+    async with open_feature() as (feature, path):
         put = Mock(side_effect=error)
         if is_final:
             assert feature.try_to(put) and path.aside.total == 1
@@ -170,8 +156,6 @@ def test_r54_only_what_can_never_succeed_is_set_aside(error: Exception, is_final
             with pytest.raises(type(error)):
                 feature.try_to(put)
             assert path.aside.total == 0
-
-    play(script)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 
 import pytest
-import uvloop
 
 from batonmq.broker import name_server_registrar
 from batonmq.broker.name_server_registrar import (
@@ -36,39 +35,35 @@ class _Registration:
         return RemotingCommand.request(RequestCode.UNREGISTER_BROKER)
 
 
-def test_a_name_server_that_does_not_answer_is_dialled_again(
+async def test_a_name_server_that_does_not_answer_is_dialled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(name_server_registrar, "RPC_TIMEOUT_MS", 20)
     monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
+    registered: list[Connection] = []
+    answered = asyncio.Event()
 
-    async def scenario() -> None:
-        registered: list[Connection] = []
-        answered = asyncio.Event()
+    def register(cmd: RemotingCommand, connection: Connection) -> RemotingCommand | None:
+        registered.append(connection)
+        if connection is registered[0]:
+            return None  # this one leads nowhere
+        answered.set()
+        return RemotingCommand.response_to(cmd)
 
-        def register(cmd: RemotingCommand, connection: Connection) -> RemotingCommand | None:
-            registered.append(connection)
-            if connection is registered[0]:
-                return None  # this one leads nowhere
-            answered.set()
-            return RemotingCommand.response_to(cmd)
-
-        processors = Processors()
-        processors.register(RequestCode.REGISTER_BROKER, register)
-        processors.register(
-            RequestCode.UNREGISTER_BROKER, lambda cmd, _: RemotingCommand.response_to(cmd)
-        )
-        server, client = RemotingServer(processors, name="namesrv"), RemotingClient(None)
-        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-        registrar = NameServerRegistrar(client, (address,), 60_000, lambda _: _Registration())
-        registrar.start()
-        await asyncio.wait_for(answered.wait(), 10)
-        await registrar.close()
-        await client.close()
-        await server.close()
-        assert registered[-1] is not registered[0]
-
-    uvloop.run(scenario())
+    processors = Processors()
+    processors.register(RequestCode.REGISTER_BROKER, register)
+    processors.register(
+        RequestCode.UNREGISTER_BROKER, lambda cmd, _: RemotingCommand.response_to(cmd)
+    )
+    server, client = RemotingServer(processors, name="namesrv"), RemotingClient(None)
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    registrar = NameServerRegistrar(client, (address,), 60_000, lambda _: _Registration())
+    registrar.start()
+    await asyncio.wait_for(answered.wait(), 10)
+    await registrar.close()
+    await client.close()
+    await server.close()
+    assert registered[-1] is not registered[0]
 
 
 class _NameServer:
@@ -106,76 +101,70 @@ def _current(topics: Collection[str] | None) -> RouteRegistration:
     return RouteRegistration("c", "b", 0, "a:1", "a:2", named.encode(), topics is not None)
 
 
-def test_new_topics_travel_alone_and_together() -> None:
+async def test_new_topics_travel_alone_and_together() -> None:
     """1 the whole table. 2 a topic: it alone. 3 a thousand more in the same moment: one
     registration. 4 the connection is lost: the whole table. 5 the role changes: the whole table."""
-
-    async def scenario() -> None:
-        server = _NameServer()
-        address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
-        client = RemotingClient(None)
-        registrar = NameServerRegistrar(client, (address,), 60_000, _current)
-        registrar.start()
-        assert await server.next_one() == ("all", False)
-        registrar.topics_changed(("T",))
-        assert await server.next_one() == ("T", True)
-        for number in range(1000):
-            registrar.topics_changed((f"T{number:03d}",))
-        named, is_partial = await server.next_one()
-        assert is_partial and named == " ".join(f"T{number:03d}" for number in range(1000))
-        server.last.abort("the name server starts again")
-        assert await server.next_one() == ("all", False)
-        registrar.topics_changed(("T",))
-        registrar.changed()
-        assert await server.next_one() == ("all", False)
-        await registrar.close()
-        await client.close()
-        await server.server.close()
-
-    uvloop.run(scenario())
+    server = _NameServer()
+    address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
+    client = RemotingClient(None)
+    registrar = NameServerRegistrar(client, (address,), 60_000, _current)
+    registrar.start()
+    assert await server.next_one() == ("all", False)
+    registrar.topics_changed(("T",))
+    assert await server.next_one() == ("T", True)
+    for number in range(1000):
+        registrar.topics_changed((f"T{number:03d}",))
+    named, is_partial = await server.next_one()
+    assert is_partial and named == " ".join(f"T{number:03d}" for number in range(1000))
+    server.last.abort("the name server starts again")
+    assert await server.next_one() == ("all", False)
+    registrar.topics_changed(("T",))
+    registrar.changed()
+    assert await server.next_one() == ("all", False)
+    await registrar.close()
+    await client.close()
+    await server.server.close()
 
 
-def test_a_send_that_made_its_topic_waits_for_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_send_that_made_its_topic_waits_for_name_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """1 nothing is due: at once. 2 a topic: with the answer of the name server, not before. 3 the
     name server does not answer: after KNOWN_S. 4 it does not have this broker: at once.
     5 this broker stops."""
-
-    async def scenario() -> None:
-        server, told = _NameServer(), []
-        address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
-        client = RemotingClient(None)
-        registrar = NameServerRegistrar(client, (address,), 60_000, _current)
-        registrar.start()
-        assert await server.next_one() == ("all", False)
-        while not registrar.registered[address]:  # noqa: ASYNC110  it has no event of its own
-            await asyncio.sleep(0)
-        registrar.when_known(lambda: told.append("nothing due"))
-        assert told == ["nothing due"]
-        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
-        registrar.topics_changed(("T",))
-        registrar.when_known(lambda: told.append(server.seen[-1]))
-        assert len(told) == 1
-        await asyncio.wait_for(registrar.known(), 10)
-        assert told[1:] == [("T", True)]
-        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 0.001)
-        monkeypatch.setattr(client, "connection", lambda _: asyncio.Event().wait())
-        registrar.topics_changed(("U",))
-        await asyncio.wait_for(registrar.known(), 10)
-        assert ("U", True) not in server.seen
-        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
-        registrar.registered[address] = False
-        registrar.topics_changed(("V",))
-        await asyncio.wait_for(registrar.known(), 10)
-        registrar.registered[address] = True
-        registrar.topics_changed(("W",))
-        registrar.when_known(lambda: told.append("the end"))
-        assert len(told) == 2
-        await registrar.close()
-        assert told[2:] == ["the end"]
-        await client.close()
-        await server.server.close()
-
-    uvloop.run(scenario())
+    server, told = _NameServer(), []
+    address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
+    client = RemotingClient(None)
+    registrar = NameServerRegistrar(client, (address,), 60_000, _current)
+    registrar.start()
+    assert await server.next_one() == ("all", False)
+    while not registrar.registered[address]:  # noqa: ASYNC110  it has no event of its own
+        await asyncio.sleep(0)
+    registrar.when_known(lambda: told.append("nothing due"))
+    assert told == ["nothing due"]
+    monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
+    registrar.topics_changed(("T",))
+    registrar.when_known(lambda: told.append(server.seen[-1]))
+    assert len(told) == 1
+    await asyncio.wait_for(registrar.known(), 10)
+    assert told[1:] == [("T", True)]
+    monkeypatch.setattr(name_server_registrar, "KNOWN_S", 0.001)
+    monkeypatch.setattr(client, "connection", lambda _: asyncio.Event().wait())
+    registrar.topics_changed(("U",))
+    await asyncio.wait_for(registrar.known(), 10)
+    assert ("U", True) not in server.seen
+    monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
+    registrar.registered[address] = False
+    registrar.topics_changed(("V",))
+    await asyncio.wait_for(registrar.known(), 10)
+    registrar.registered[address] = True
+    registrar.topics_changed(("W",))
+    registrar.when_known(lambda: told.append("the end"))
+    assert len(told) == 2
+    await registrar.close()
+    assert told[2:] == ["the end"]
+    await client.close()
+    await server.server.close()
 
 
 @contextlib.asynccontextmanager
@@ -194,40 +183,32 @@ async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]
     await server.server.close()
 
 
-def test_after_a_refusal_the_whole_table_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_refusal_the_whole_table_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refused topics would never be sent again, if others came next."""
     monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
-
-    async def scenario() -> None:
-        async with _registered() as (server, registrar):
-            server.code = ResponseCode.SYSTEM_ERROR
-            registrar.topics_changed(("T",))
-            assert await server.next_one() == ("T", True)
-            registrar.topics_changed(("U",))
-            server.code = ResponseCode.SUCCESS
-            assert await server.next_one() == ("all", False)
-
-    uvloop.run(scenario())
+    async with _registered() as (server, registrar):
+        server.code = ResponseCode.SYSTEM_ERROR
+        registrar.topics_changed(("T",))
+        assert await server.next_one() == ("T", True)
+        registrar.topics_changed(("U",))
+        server.code = ResponseCode.SUCCESS
+        assert await server.next_one() == ("all", False)
 
 
-def test_a_change_under_way_is_not_known_by_the_answer_to_the_one_before(
+async def test_a_change_under_way_is_not_known_by_the_answer_to_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
-
-    async def scenario() -> None:
-        async with _registered() as (server, registrar):
-            told: list[tuple[str, bool]] = []
-            server.answers.clear()
-            registrar.topics_changed(("T",))
-            assert await server.next_one() == ("T", True)
-            registrar.topics_changed(("U",))
-            registrar.when_known(lambda: told.append(server.seen[-1]))
-            server.answers.set()
-            await asyncio.wait_for(registrar.known(), 10)
-            assert told == [("U", True)]
-
-    uvloop.run(scenario())
+    async with _registered() as (server, registrar):
+        told: list[tuple[str, bool]] = []
+        server.answers.clear()
+        registrar.topics_changed(("T",))
+        assert await server.next_one() == ("T", True)
+        registrar.topics_changed(("U",))
+        registrar.when_known(lambda: told.append(server.seen[-1]))
+        server.answers.set()
+        await asyncio.wait_for(registrar.known(), 10)
+        assert told == [("U", True)]
 
 
 class _DeafNameServer(_NameServer):
@@ -271,7 +252,7 @@ class _Slave:
         await self.client.close()
 
 
-def test_r32_a_slave_registers_the_master_that_a_name_server_does_not_answer(
+async def test_r32_a_slave_registers_the_master_that_a_name_server_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All topics, then only that the master lives; all again when they changed."""
@@ -279,67 +260,60 @@ def test_r32_a_slave_registers_the_master_that_a_name_server_does_not_answer(
     monkeypatch.setattr(name_server_registrar, "ASKS_APART_S", 0)
     monkeypatch.setattr(name_server_registrar, "RPC_TIMEOUT_MS", 100)
     monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
-
-    async def scenario() -> None:
-        deaf = _DeafNameServer()
-        name_server = f"127.0.0.1:{await deaf.server.listen('127.0.0.1', 0)}"
-        slaves = [_Slave(name_server) for _ in range(2)]
-        addresses = [f"127.0.0.1:{await each.server.listen('127.0.0.1', 0)}" for each in slaves]
-        slaves[1].follows = "a:1"  # the first one does not
-        for slave in slaves:
-            slave.registrar.start()
-            async with asyncio.timeout(10):
-                await slave.registrar.known()
-                while not slave.registrar.registered[name_server]:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-        client = RemotingClient(None)
-        by_members = RegistrationByMembers(client, lambda: addresses, lambda _: None)
-        master = NameServerRegistrar(
-            client, (name_server,), 60_000, _current, by_members=by_members
-        )
-        master.start()
-        assert await deaf.next_one() == ("all", False)
-        deaf.came.clear()
-        assert await deaf.next_one() == ("none", True)
-        slaves[1].version = DataVersion(counter=2)
-        async with asyncio.timeout(10):
-            while deaf.seen.count(("all", False)) < 2:
-                await deaf.next_one()
-        assert not master.registered[name_server]
-        await master.close()
-        for slave in slaves:
-            await slave.close()
-        await client.close()
-        await deaf.server.close()
-
-    uvloop.run(scenario())
-
-
-def test_r32_a_slave_registers_only_the_master_that_it_follows_where_it_is_registered() -> None:
-    async def scenario() -> None:
-        deaf, stranger = _DeafNameServer(), RemotingClient(None)
-        name_server = f"127.0.0.1:{await deaf.server.listen('127.0.0.1', 0)}"
-        slave = _Slave(name_server)
-        at = f"127.0.0.1:{await slave.server.listen('127.0.0.1', 0)}"
-
-        async def ask(master: str, where: str) -> str:
-            fields = {"nameServer": where, "masterAddr": master}
-            request = RemotingCommand.request(RequestCode.BATON_REGISTER_MASTER, fields)
-            return (await stranger.invoke(at, request, 3000)).remark or ""
-
-        assert "not registered there" in await ask("m:1", name_server)
+    deaf = _DeafNameServer()
+    name_server = f"127.0.0.1:{await deaf.server.listen('127.0.0.1', 0)}"
+    slaves = [_Slave(name_server) for _ in range(2)]
+    addresses = [f"127.0.0.1:{await each.server.listen('127.0.0.1', 0)}" for each in slaves]
+    slaves[1].follows = "a:1"  # the first one does not
+    for slave in slaves:
         slave.registrar.start()
         async with asyncio.timeout(10):
+            await slave.registrar.known()
             while not slave.registrar.registered[name_server]:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        assert "follows no such master" in await ask("m:1", name_server)
-        slave.follows = "m:1"
-        assert "follows no such master" in await ask("m:2", name_server)
-        assert "not registered there" in await ask("m:1", "127.0.0.1:1")
-        assert not deaf.seen
-        assert await ask("m:1", name_server) == "" and deaf.seen == [("all", False)]
+    client = RemotingClient(None)
+    by_members = RegistrationByMembers(client, lambda: addresses, lambda _: None)
+    master = NameServerRegistrar(client, (name_server,), 60_000, _current, by_members=by_members)
+    master.start()
+    assert await deaf.next_one() == ("all", False)
+    deaf.came.clear()
+    assert await deaf.next_one() == ("none", True)
+    slaves[1].version = DataVersion(counter=2)
+    async with asyncio.timeout(10):
+        while deaf.seen.count(("all", False)) < 2:
+            await deaf.next_one()
+    assert not master.registered[name_server]
+    await master.close()
+    for slave in slaves:
         await slave.close()
-        await stranger.close()
-        await deaf.server.close()
+    await client.close()
+    await deaf.server.close()
 
-    uvloop.run(scenario())
+
+async def test_r32_a_slave_registers_only_the_master_that_it_follows_where_it_is_registered() -> (
+    None
+):
+    deaf, stranger = _DeafNameServer(), RemotingClient(None)
+    name_server = f"127.0.0.1:{await deaf.server.listen('127.0.0.1', 0)}"
+    slave = _Slave(name_server)
+    at = f"127.0.0.1:{await slave.server.listen('127.0.0.1', 0)}"
+
+    async def ask(master: str, where: str) -> str:
+        fields = {"nameServer": where, "masterAddr": master}
+        request = RemotingCommand.request(RequestCode.BATON_REGISTER_MASTER, fields)
+        return (await stranger.invoke(at, request, 3000)).remark or ""
+
+    assert "not registered there" in await ask("m:1", name_server)
+    slave.registrar.start()
+    async with asyncio.timeout(10):
+        while not slave.registrar.registered[name_server]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert "follows no such master" in await ask("m:1", name_server)
+    slave.follows = "m:1"
+    assert "follows no such master" in await ask("m:2", name_server)
+    assert "not registered there" in await ask("m:1", "127.0.0.1:1")
+    assert not deaf.seen
+    assert await ask("m:1", name_server) == "" and deaf.seen == [("all", False)]
+    await slave.close()
+    await stranger.close()
+    await deaf.server.close()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Clock, Rig, end_of, messages, run_with_broker, until
+from lone_broker import Clock, Rig, end_of, lone_broker, messages, run_with_broker, until
 from test_pop import pop
 
 from batonmq.broker.config import BrokerConfig
@@ -18,8 +18,8 @@ def tree(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["../commitlog", "..", ".", "T/", "/etc/x", "a\0b", "n" * 256])
-def test_r46_215_of_what_is_no_topic_is_refused(tmp_path: Path, name: str) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r46_215_of_what_is_no_topic_is_refused(tmp_path: Path, name: str) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T", b"kept")).code == 0
         before = rig.service.store.max_phy_offset
         reply = await rig.ask(215, {"topic": name})
@@ -28,14 +28,11 @@ def test_r46_215_of_what_is_no_topic_is_refused(tmp_path: Path, name: str) -> No
         assert (tmp_path / "commitlog").is_dir()
         assert [m.body for m in await messages(rig, "T")] == [b"kept"]
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("group", BAD)
-def test_r46_no_request_lets_a_bad_group_in(tmp_path: Path, group: str) -> None:
+async def test_r46_no_request_lets_a_bad_group_in(tmp_path: Path, group: str) -> None:
     queue = {"topic": "T", "brokerName": "b", "queueId": 0}
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"x")
         before = rig.service.store.max_phy_offset
         subscription = {"topic": "T", "subString": "*"}
@@ -68,8 +65,6 @@ def test_r46_no_request_lets_a_bad_group_in(tmp_path: Path, group: str) -> None:
         assert rig.service.store.max_phy_offset == before
         assert group not in rig.service.topics.groups
 
-    run_with_broker(tmp_path, play)
-
 
 def test_r46_a_group_too_long_for_retries_loses_nothing(tmp_path: Path) -> None:
     """255 characters are legal. It consumes; what it gives back is refused and stays with it."""
@@ -98,12 +93,11 @@ async def check_dead_letter(rig: Rig, group: str) -> None:
     assert end_of(rig, f"%DLQ%{group}") == 1
 
 
-def test_r46_retries_of_two_pairs_stay_apart(
+async def test_r46_retries_of_two_pairs_stay_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         pairs = [("pay", "core_orders"), ("pay_core", "orders")]
         for group, topic in pairs:
             await rig.send(topic, group.encode())
@@ -116,11 +110,11 @@ def test_r46_retries_of_two_pairs_stay_apart(
         assert (await rig.ask(215, {"topic": "core_orders"})).code == 0
         assert end_of(rig, "%RETRY%pay_core+orders") == 1
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r46_a_shared_retry_topic_of_before_stays_while_another_pair_has_it(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r46_a_shared_retry_topic_of_before_stays_while_another_pair_has_it(
+    tmp_path: Path,
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         shared = "%RETRY%pay_core_orders"
         for group, topic in (("pay", "core_orders"), ("pay_core", "orders")):
             await rig.send(topic, b"x")
@@ -133,10 +127,8 @@ def test_r46_a_shared_retry_topic_of_before_stays_while_another_pair_has_it(tmp_
         assert (await rig.ask(215, {"topic": "orders"})).code == 0
         await until(lambda: "orders" not in rig.service.topics.topics)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r46_tables_and_records_with_bad_names_open(tmp_path: Path) -> None:
+async def test_r46_tables_and_records_with_bad_names_open(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.mkdir(parents=True)
     topic = {"topicName": "a/b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
@@ -148,19 +140,15 @@ def test_r46_tables_and_records_with_bad_names_open(tmp_path: Path) -> None:
     )
     bad = {"v": 1, "deletedTopics": ["../commitlog", ".."], "groups": {"x/y": {"groupName": "x/y"}}}
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         topics = rig.service.topics
         assert "a/b" not in topics.topics and "T" in topics.topics
         assert ".." not in topics.groups and "g" in topics.groups
         rig.service.topics._append(json.dumps(bad).encode())  # as an earlier version wrote it
         assert (await rig.send("T", b"kept")).code == 0
-
-    async def again(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert [m.body for m in await messages(rig, "T")] == [b"kept"]
         assert (tmp_path / "commitlog").is_dir() and "x/y" not in rig.service.topics.groups
-
-    run_with_broker(tmp_path, play)
-    run_with_broker(tmp_path, again)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "x\n", "n" * 229, ""])
@@ -172,18 +160,18 @@ def test_r46_names_in_the_configuration(name: str) -> None:
 
 @pytest.mark.parametrize("field", ["commitOffset", "queueId"])
 @pytest.mark.parametrize("number", [str(10**30), "9" * 5000, str(-(10**20))])
-def test_r46_numbers_have_64_bits(tmp_path: Path, field: str, number: str) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r46_numbers_have_64_bits(tmp_path: Path, field: str, number: str) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T")
         fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
         reply = await rig.ask(15, fields | {field: number})
         assert reply.code == ResponseCode.INVALID_PARAMETER and len(reply.remark) < 300
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r58_topics_and_groups_have_a_limit(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r58_topics_and_groups_have_a_limit(tmp_path: Path) -> None:
+    async with lone_broker(
+        tmp_path, broker={"topics_max": 40, "subscription_groups_max": 20}
+    ) as rig:
         topics = rig.service.topics
         codes = [(await rig.send(f"T{n}", b"x")).code for n in range(30)]
         assert codes == sorted(codes) and set(codes) == {0, ResponseCode.NO_PERMISSION}
@@ -196,5 +184,3 @@ def test_r58_topics_and_groups_have_a_limit(tmp_path: Path) -> None:
         beat = {"clientID": "c", "consumerDataSet": [{"groupName": "g0"}]}
         assert (await rig.ask(34, body=json.dumps(beat).encode())).code == 0
         assert "%RETRY%g0" in topics.topics  # of a group that is there
-
-    run_with_broker(tmp_path, play, broker={"topics_max": 40, "subscription_groups_max": 20})

@@ -8,8 +8,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-import uvloop
-from lone_broker import Rig, free_port, run_with_broker, until
+from lone_broker import Rig, free_port, lone_broker, until
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.replication.role_actions import RoleActions
@@ -41,10 +40,10 @@ async def five_messages(rig: Rig) -> None:
     offsets.set_state_version(4)
 
 
-def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(
+async def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await five_messages(rig)
         offsets = rig.service.tables.offsets
         clamp = OffsetClamp(rig.service.tables, rig.service.store)
@@ -67,11 +66,9 @@ def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(
         assert await clamp.for_view(AFTER_UNCLEAN) == 0
         assert offsets.query("h", "T", 0) == 77
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r44_a_large_table_does_not_hold_up_the_loop(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r44_a_large_table_does_not_hold_up_the_loop(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         offsets = rig.service.tables.offsets
         known = len(offsets.table)  # the broker's own progress comes first
         for number in range(3 * AT_ONCE):
@@ -83,8 +80,6 @@ def test_r44_a_large_table_does_not_hold_up_the_loop(tmp_path: Path) -> None:
         assert lowered == AT_ONCE - known
         assert await task == 3 * AT_ONCE
 
-    run_with_broker(tmp_path, play)
-
 
 def actions_of(rig: Rig, report: Any, change_to_master: Any) -> RoleActions:
     service = rig.service
@@ -93,10 +88,10 @@ def actions_of(rig: Rig, report: Any, change_to_master: Any) -> RoleActions:
     return RoleActions(service.path, ha, service.tables, Mock(), Mock(), report)
 
 
-def test_r44_a_master_elected_uncleanly_lowers_them_before_it_opens_and_tells_it(
+async def test_r44_a_master_elected_uncleanly_lowers_them_before_it_opens_and_tells_it(
     tmp_path: Path,
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await five_messages(rig)
         service = rig.service
         offsets, gate = service.tables.offsets, service.path.gate
@@ -125,59 +120,48 @@ def test_r44_a_master_elected_uncleanly_lowers_them_before_it_opens_and_tells_it
         assert commit_refusal(gate, service.store, offsets, at_the_end) is None
         assert "offsetsClamped" not in reports[-1][1]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r44_a_slave_lowers_its_own_before_it_follows_such_a_master(tmp_path: Path) -> None:
+async def test_r44_a_slave_lowers_its_own_before_it_follows_such_a_master(tmp_path: Path) -> None:
     """What the new master does not know of stays in its table: it may be elected some day."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await five_messages(rig)
         actions = actions_of(rig, Mock(), AsyncMock())
         await actions.become_slave(AFTER_UNCLEAN)
         assert rig.service.tables.offsets.query("g", "T", 0) == 5
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r44_a_replica_that_cuts_its_log_lowers_what_it_had_of_it(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r44_a_replica_that_cuts_its_log_lowers_what_it_had_of_it(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await five_messages(rig)
         actions = actions_of(rig, Mock(), AsyncMock())
         await actions.log_truncated()
         assert rig.service.tables.offsets.query("g", "T", 0) == 5
         assert actions._slave_sync.fetch_offsets_again.called  # type: ignore[attr-defined]
 
-    run_with_broker(tmp_path, play)
+
+async def test_r44_a_cut_of_the_log_reaches_the_offsets(tmp_path: Path) -> None:
+    sections = BrokerSections(
+        BrokerConfig(listen_port=free_port()),
+        StoreConfig(store_path_root_dir=str(tmp_path)),
+        HAConfig(),
+        ReplicasConfig(controller_grpc_addr="127.0.0.1:1"),
+    )
+    service = BrokerService(sections, Mock())
+    service.store.open()
+    offsets = service.tables.offsets
+    offsets.commit("g", "T", 0, 1_000)
+    service.replication.on_truncated(900, 500)
+    await until(lambda: offsets.query("g", "T", 0) == 0)
+    assert service.status.table()["consumerOffsetsClamped"] == "1"
+    await service.close()
 
 
-def test_r44_a_cut_of_the_log_reaches_the_offsets(tmp_path: Path) -> None:
-    async def play() -> None:
-        sections = BrokerSections(
-            BrokerConfig(listen_port=free_port()),
-            StoreConfig(store_path_root_dir=str(tmp_path)),
-            HAConfig(),
-            ReplicasConfig(controller_grpc_addr="127.0.0.1:1"),
-        )
-        service = BrokerService(sections, Mock())
-        service.store.open()
-        offsets = service.tables.offsets
-        offsets.commit("g", "T", 0, 1_000)
-        service.replication.on_truncated(900, 500)
-        await until(lambda: offsets.query("g", "T", 0) == 0)
-        assert service.status.table()["consumerOffsetsClamped"] == "1"
-        await service.close()
-
-    uvloop.run(play())
-
-
-def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_from(
+async def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_from(
     tmp_path: Path,
 ) -> None:
     """A consumer that lived through the election is at 1,000. 1. Its group is set back to 5. 2. Two
     new messages come. 3. It must not commit 1,000, and goes on at 5, not behind the new ones."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await five_messages(rig)
         offsets, gate = rig.service.tables.offsets, rig.service.path.gate
         await OffsetClamp(rig.service.tables, rig.service.store).for_view(AFTER_UNCLEAN)
@@ -197,15 +181,12 @@ def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_from(
         assert (await rig.ask(15, commit(7))).code == 0
         assert offsets.query("g", "T", 0) == 7
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_is_confirmed(
+async def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_is_confirmed(
     tmp_path: Path,
 ) -> None:
     """No slave fetches such a commit, and the offsets of its successor replace it."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await five_messages(rig)
         offsets, gate = rig.service.tables.offsets, rig.service.path.gate
         gate.standing(lease=False, required_set_whole=False)
@@ -220,5 +201,3 @@ def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_is_con
         assert (await rig.ask(15, commit(4, "h"))).code == 0
         await rig.pull(offset=0, commit=5, group="h")
         assert offsets.query("h", "T", 0) == 5
-
-    run_with_broker(tmp_path, play)

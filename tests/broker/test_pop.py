@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import HeldConfirms, Rig, expire_all_but_last, run_with_broker, until
+from lone_broker import HeldConfirms, Rig, expire_all_but_last, lone_broker, until
 
 from batonmq.broker.pop import pop_service
 from batonmq.broker.pop.pop_table import CheckPoint, PopTable
@@ -134,10 +134,10 @@ async def slices(count: int = 4) -> None:
         await until(lambda: done[0] > count)
 
 
-def test_acked_messages_do_not_come_again_and_others_do_with_a_count(
+async def test_acked_messages_do_not_come_again_and_others_do_with_a_count(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for queue in range(4):
             await rig.send("T", b"%d" % queue, queue=queue, KEYS=f"k{queue}")
         first = await pop(rig)
@@ -157,13 +157,10 @@ def test_acked_messages_do_not_come_again_and_others_do_with_a_count(
         assert (await pop(rig)).code == 210 and end_of(rig, RETRY) == 1
         assert len(rig.service.waiting.pop.table) == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_golden_pop_ack_and_other_time(tmp_path: Path, clock: Clock) -> None:
+async def test_the_golden_pop_ack_and_other_time(tmp_path: Path, clock: Clock) -> None:
     """The stock client's own requests; the answers have the fields of Java's."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(6):
             await rig.send("PopTopic", b"pop %d" % number, queue=number % 4)
         asked, answered = (json.loads(golden(200050)[side]["header"]) for side in GOLD)
@@ -184,14 +181,12 @@ def test_the_golden_pop_ack_and_other_time(tmp_path: Path, clock: Clock) -> None
         assert (await rig.ask(200051, fields)).code == 0
         assert len(rig.service.waiting.pop.table) == 5
 
-    run_with_broker(tmp_path, play)
-
 
 GOLD = ("request", "response")
 
 
-def test_another_invisible_time_counts_from_now(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_another_invisible_time_counts_from_now(tmp_path: Path, clock: Clock) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"x")
         ((_, handle),) = messages(await pop(rig))
         clock.now_ms += 50_000
@@ -210,11 +205,9 @@ def test_another_invisible_time_counts_from_now(tmp_path: Path, clock: Clock) ->
         ((again, _),) = messages(await pop(rig))
         assert again.reconsume_times == 1
 
-    run_with_broker(tmp_path, play)
 
-
-def test_too_many_failures_end_in_the_dead_letters(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_too_many_failures_end_in_the_dead_letters(tmp_path: Path, clock: Clock) -> None:
+    async with lone_broker(tmp_path) as rig:
         body = b'{"groupName":"g","retryMaxTimes":2,"retryQueueNums":1}'
         assert (await rig.ask(200, body=body)).code == 0
         await rig.send("T", b"poison")
@@ -227,11 +220,9 @@ def test_too_many_failures_end_in_the_dead_letters(tmp_path: Path, clock: Clock)
         (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
         assert (dead.body, dead.reconsume_times) == (b"poison", 3)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_batch_is_acked_by_bits(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_batch_is_acked_by_bits(tmp_path: Path, clock: Clock) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(10):
             await rig.send("T", b"%d" % number)
         reply = await pop(rig)
@@ -255,13 +246,11 @@ def test_a_batch_is_acked_by_bits(tmp_path: Path, clock: Clock) -> None:
             refused = await rig.ask(200151, body=body)
             assert refused.code in (17, 29) and what in (refused.remark or "")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(
+async def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(5):
             await rig.send("T", b"%d" % number)
         order = {"order": "true", "maxMsgNums": 2, "queueId": 0}
@@ -293,13 +282,11 @@ def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(
         clock.now_ms += 1_001
         assert bodies(await pop(rig, **order)) == [b"2", b"3"], "in its own queue, in its place"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(
+async def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"0", TAGS="B")
         wait = {"pollTime": 10_000, "bornTime": clock.now_ms}
         tag = asyncio.ensure_future(pop(rig, exp="A || C", **wait))
@@ -326,13 +313,11 @@ def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(
             pass
         assert (await waits).code == 210
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(
+async def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"x")
         path, offsets = rig.service.path, rig.service.tables.offsets
         confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
@@ -355,16 +340,14 @@ def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(
         path.end_turn()
         assert (await done).code == (await again).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(
+async def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(
     tmp_path: Path, clock: Clock
 ) -> None:
     """The table of offsets is older than the log, as on a slave that was elected."""
     handles: list[PopHandle] = []
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(8):
             await rig.send("T", b"%d" % number, queue=0)
         handles.extend(handle for _, handle in messages(await pop(rig, maxMsgNums=4)))
@@ -373,8 +356,11 @@ def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(
         assert (await ack(rig, handles[4])).code == 0
         later = await rig.ask(200053, named(handles[3], invisibleTime=600_000))
         handles[3] = handles[3]._replace(pop_time=int(later.ext["popTime"]))
-
-    async def after(rig: Rig) -> None:
+    (tmp_path / "config" / "consumerOffset.json").unlink()
+    (tmp_path / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    async with lone_broker(tmp_path) as rig:
         await until(lambda: rig.service.waiting.pop.is_loaded)
         assert rig.service.tables.offsets.query("g", "T", 0) == 6
         assert (await ack(rig, handles[1])).code == 0, "a handle of the old master"
@@ -386,20 +372,12 @@ def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(
         clock.now_ms += 540_000
         await until(lambda: end_of(rig, RETRY) == 9)
 
-    run_with_broker(tmp_path, before)
-    (tmp_path / "config" / "consumerOffset.json").unlink()
-    (tmp_path / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after)
 
-
-def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
+async def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pop_service, "SPAN_MIN", 16)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         service, offsets = rig.service.waiting.pop, rig.service.tables.offsets
         await rig.send("T", b"old")
         ((_, old),) = messages(await pop(rig, invisibleTime=3_600_000))
@@ -418,13 +396,11 @@ def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
         clock.now_ms += 3_600_200
         await until(lambda: end_of(rig, RETRY) == 1)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_new_master_continues_when_records_expire_while_it_reads_them(
+async def test_a_new_master_continues_when_records_expire_while_it_reads_them(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, mapped_file_size_consume_queue=2 * UNIT_SIZE) as rig:
         service = rig.service.waiting.pop
         for _ in range(3):
             await rig.send("T", b"one")
@@ -440,11 +416,11 @@ def test_a_new_master_continues_when_records_expire_while_it_reads_them(
         ((message, _),) = messages(await pop(rig))
         assert message.body == b"another"
 
-    run_with_broker(tmp_path, play, mapped_file_size_consume_queue=2 * UNIT_SIZE)
 
-
-def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r39_messages_of_a_deleted_topic_do_not_come_back(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"old")
         ((_, handle),) = messages(await pop(rig))
         waits = asyncio.ensure_future(pop(rig, pollTime=10_000, bornTime=clock.now_ms))
@@ -461,11 +437,9 @@ def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock:
         await until(lambda: end_of(rig, RETRY) == 1)
         assert bodies(await pop(rig)) == [b"new"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_reset_is_followed_also_by_the_next_master(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_reset_is_followed_also_by_the_next_master(tmp_path: Path, clock: Clock) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(3):
             await rig.send("T", b"%d" % number, queue=0)
         assert len(messages(await pop(rig))) == 3
@@ -477,11 +451,9 @@ def test_a_reset_is_followed_also_by_the_next_master(tmp_path: Path, clock: Cloc
         assert bodies(await pop(rig)) == [b"1", b"2"]
         assert len(rig.service.waiting.pop.table) == 3
 
-    run_with_broker(tmp_path, play)
 
-
-def test_modes_and_assignments(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_modes_and_assignments(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (
             await rig.ask(34, body=heartbeat("c1", "PopTopic", group="pop_group").encode())
         ).code == 0
@@ -514,18 +486,14 @@ def test_modes_and_assignments(tmp_path: Path) -> None:
         early = json.dumps(json.loads(mode) | {"consumerGroup": "early"}).encode()
         assert (await rig.ask(401, body=early)).code == 0
         assert rig.service.topics.groups.get("early") is not None
-
-    async def after(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         modes = rig.service.tables.request_modes
         known = modes.get("PopTopic", "pop_group")
         assert known is not None and known.mode == "POP" and known.pop_share_queue_num == 8
 
-    run_with_broker(tmp_path, play)
-    run_with_broker(tmp_path, after)
 
-
-def test_what_is_wrong_is_named_and_stores_nothing(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_what_is_wrong_is_named_and_stores_nothing(tmp_path: Path, clock: Clock) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"x")
         ((_, handle),) = messages(await pop(rig))
         end = rig.service.store.max_phy_offset
@@ -556,11 +524,9 @@ def test_what_is_wrong_is_named_and_stores_nothing(tmp_path: Path, clock: Clock)
         assert rig.service.store.max_phy_offset == end
         assert (await ack(rig, handle)).code == 0 and (await ack(rig, handle)).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_what_is_in_flight_is_bounded(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_what_is_in_flight_is_bounded(tmp_path: Path, clock: Clock) -> None:
+    async with lone_broker(tmp_path, broker={"pop_in_flight_max": 2}) as rig:
         for number in range(4):
             await rig.send("T", b"%d" % number)
         (_, one), _ = messages(await pop(rig, maxMsgNums=2))
@@ -569,16 +535,14 @@ def test_what_is_in_flight_is_bounded(tmp_path: Path, clock: Clock) -> None:
         assert (await ack(rig, one)).code == 0
         assert len(messages(await pop(rig))) == 2
 
-    run_with_broker(tmp_path, play, broker={"pop_in_flight_max": 2})
 
-
-def test_r45_an_ack_sent_again_waits_for_the_record_that_a_full_disk_keeps(
+async def test_r45_an_ack_sent_again_waits_for_the_record_that_a_full_disk_keeps(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, flush_interval_consume_queue=20, slave_timeout=60_000) as rig:
         await rig.send("T", b"0")
         ((_, handle),) = messages(await pop(rig))
         monkeypatch.setattr(disk, "pwrite", full)
@@ -591,15 +555,12 @@ def test_r45_an_ack_sent_again_waits_for_the_record_that_a_full_disk_keeps(
         monkeypatch.setattr(disk, "pwrite", os.pwrite)
         assert [(await one).code for one in acks] == [0, 0]
 
-    run_with_broker(tmp_path, play, flush_interval_consume_queue=20, slave_timeout=60_000)
 
-
-def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(
+async def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(
     tmp_path: Path, clock: Clock
 ) -> None:
     """Its offset is what a new master goes by: it would leave out what is not known to be done."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(2):
             await rig.send("T", b"%d" % number)
         order = {"order": "true", "maxMsgNums": 1, "queueId": 0}
@@ -613,17 +574,14 @@ def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(
         assert (await done).code == 0
         await until(lambda: offsets.query("g", "T", 0) == 1)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_what_a_new_master_reads_from_waits_for_the_groups_offsets(
+async def test_r30_what_a_new_master_reads_from_waits_for_the_groups_offsets(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. All that was popped is acked. 2. A record is confirmed, its waiter was not called yet:
     the offset stays. 3. A mastership ends and its last record is cut: what it was about to note is
     not noted by the next."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         store, path, offsets = rig.service.store, rig.service.path, rig.service.tables.offsets
         orderly = {"consumerGroup": "o"}
         await rig.send("T")
@@ -668,16 +626,13 @@ def test_r30_what_a_new_master_reads_from_waits_for_the_groups_offsets(
         await slices()
         assert set(noted) == {2, 4}, "the pop is still in flight"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
+async def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new master reads the copy alone."""
     monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         service, order = rig.service.waiting.pop, {"order": "true", "queueId": 0}
         for number in range(3):
             await rig.send("T", b"%d" % number)
@@ -699,13 +654,11 @@ def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
         clock.now_ms += 1_001
         assert bodies(await pop(rig, **order)) == [b"1", b"2"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twice(
+async def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twice(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(3):
             await rig.send("T", b"%d" % number)
         assert len(messages(await pop(rig, queueId=0))) == 3
@@ -726,13 +679,11 @@ def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twic
         assert bodies(await pop(rig)) == [b"0", b"1", b"2"]
         assert end_of(rig, RETRY) == 3
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r39_a_new_master_counts_nothing_that_was_popped_before_the_topic_was_made_again(
+async def test_r39_a_new_master_counts_nothing_that_was_popped_before_the_topic_was_made_again(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"old")
         assert len(messages(await pop(rig))) == 1
         assert (await rig.ask(215, {"topic": "T"})).code == 0
@@ -743,47 +694,40 @@ def test_r39_a_new_master_counts_nothing_that_was_popped_before_the_topic_was_ma
         await until(lambda: rig.service.waiting.pop.is_loaded)
         assert bodies(await pop(rig)) == [b"new"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_an_ack_of_the_next_offset_is_answered_as_java_does(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_an_ack_of_the_next_offset_is_answered_as_java_does(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T")
         ((_, handle),) = messages(await pop(rig))
         assert (await ack(rig, handle._replace(queue_offset=1))).code == 0
         assert (await ack(rig, handle._replace(queue_offset=2))).code == 208
         assert len(rig.service.waiting.pop.table) == 1
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(
+async def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(
     tmp_path: Path, clock: Clock
 ) -> None:
     """It went on by pulls since then."""
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(8):
             await rig.send("T", b"%d" % number)
         assert len(messages(await pop(rig, maxMsgNums=4))) == 4
         rig.service.tables.offsets.commit("g", "T", 0, 7)
-
-    async def after(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await until(lambda: rig.service.waiting.pop.is_loaded)
         assert len(rig.service.waiting.pop.table) == 4
         assert rig.service.tables.offsets.query("g", "T", 0) == 7
 
-    run_with_broker(tmp_path, before)
-    run_with_broker(tmp_path, after)
 
-
-def test_r30_progress_also_waits_for_records_without_a_pending_reply(
+async def test_r30_progress_also_waits_for_records_without_a_pending_reply(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in flight is written again further on, and not confirmed there: a replica that lacks
     it reads from the first record on."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T")
         await pop(rig, invisibleTime=3_600_000)
         for _ in range(2):
@@ -799,13 +743,11 @@ def test_r30_progress_also_waits_for_records_without_a_pending_reply(
         held.release()
         await until(lambda: progress_of(rig) == 5)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_r33_nothing_is_popped_or_acked_while_a_planned_switch_drains_the_log(
+async def test_r30_r33_nothing_is_popped_or_acked_while_a_planned_switch_drains_the_log(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(2):
             await rig.send("T")
         ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
@@ -820,15 +762,12 @@ def test_r30_r33_nothing_is_popped_or_acked_while_a_planned_switch_drains_the_lo
         assert (await ack(rig, handle)).code == 0
         assert len(messages(await pop(rig))) == 1
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(
+async def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(
     tmp_path: Path, clock: Clock
 ) -> None:
     """The record of the pop may be cut: the group continues at its offset."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         service = rig.service.waiting.pop
         await rig.send("T")
         await until(lambda: service.is_loaded)
@@ -838,15 +777,12 @@ def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(
         await until(lambda: service.is_loaded)
         assert len(messages(await pop(rig))) == 1
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_a_change_of_the_time_is_answered_when_it_is_confirmed(
+async def test_r30_a_change_of_the_time_is_answered_when_it_is_confirmed(
     tmp_path: Path, clock: Clock
 ) -> None:
     """And what was popped, or acked in order, and is not confirmed moves no offset of the group."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(2):
             await rig.send("T")
         order = {"order": "true", "maxMsgNums": 1, "queueId": 0, "consumerGroup": "o"}
@@ -866,15 +802,12 @@ def test_r30_a_change_of_the_time_is_answered_when_it_is_confirmed(
         assert (offsets.query("g", "T", 0), offsets.query("o", "T", 0)) == before
         held.release()
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_nothing_is_popped_before_a_new_master_knows_what_is_in_flight(
+async def test_r30_nothing_is_popped_before_a_new_master_knows_what_is_in_flight(
     tmp_path: Path, clock: Clock
 ) -> None:
     """Its log ends with a pop that is not confirmed yet."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(2):
             await rig.send("T", b"%d" % number)
         service, held = rig.service.waiting.pop, HeldConfirms(rig.service.path)
@@ -888,5 +821,3 @@ def test_r30_nothing_is_popped_before_a_new_master_knows_what_is_in_flight(
         held.release()
         await until(lambda: service.is_loaded)
         assert bodies(await pop(rig)) == [b"1"]
-
-    run_with_broker(tmp_path, play)

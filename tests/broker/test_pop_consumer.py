@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import Rig, lone_broker, run_with_broker, until
 
 from batonmq import ClientOptions, Hook, MessageExt, PopConsumer
 from batonmq.broker.write import log_features
@@ -92,8 +92,8 @@ def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
     run_with_broker(tmp_path, play)
 
 
-def test_a_hook_sees_what_is_received_and_what_is_done_with_it(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_hook_sees_what_is_received_and_what_is_done_with_it(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         hook = Mock(consuming=Mock(side_effect=lambda call: nullcontext(call)))
         await rig.send("T", b"0")
         async with consumer_of(rig, hook) as consumer:
@@ -104,5 +104,3 @@ def test_a_hook_sees_what_is_received_and_what_is_done_with_it(tmp_path: Path) -
         assert (reception.group, reception.topic, reception.messages) == ("g", "T", [message])
         ((call,),) = [each.args for each in hook.consuming.call_args_list]
         assert (str(call.queue), call.succeeded) == (f"T@broker-a:{message.queue_id}", True)
-
-    run_with_broker(tmp_path, play)

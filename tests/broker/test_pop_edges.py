@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import test_pop as pops
-from lone_broker import Rig, end_of, expire_all_but_last, run_with_broker, send_header, until
+from lone_broker import Rig, end_of, expire_all_but_last, lone_broker, send_header, until
 
 from batonmq.broker.pop.pop_table import Acked, Popped, PopRecord, PopTable, PutOff
 from batonmq.protocol.bodies import SetMessageRequestModeRequestBody
@@ -26,13 +26,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> pops.Clock:
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
-def test_r30_a_failed_message_is_acked_under_the_name_of_its_retry_topic(
+async def test_r30_a_failed_message_is_acked_under_the_name_of_its_retry_topic(
     tmp_path: Path, clock: pops.Clock, is_v2: bool
 ) -> None:
     """The stock client names the real topic, and the handle still has the flag."""
     retry = "%RETRY%g+T" if is_v2 else "%RETRY%g_T"
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker={"enable_retry_topic_v2": is_v2}) as rig:
         for body in (b"acked", b"put off"):
             await rig.send("T", body)
         await pops.pop(rig)
@@ -52,8 +51,6 @@ def test_r30_a_failed_message_is_acked_under_the_name_of_its_retry_topic(
         clock.now_ms += 3_600_000
         assert (await pops.pop(rig)).code == 210
 
-    run_with_broker(tmp_path, play, broker={"enable_retry_topic_v2": is_v2})
-
 
 async def sets_mode(rig: Rig, topic: str, mode: str) -> None:
     body = {"consumerGroup": "g", "mode": mode, "popShareQueueNum": 0, "topic": topic}
@@ -61,13 +58,17 @@ async def sets_mode(rig: Rig, topic: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("by_new_master", [False, True])
-def test_r46_a_group_that_pulls_again_gets_what_pop_left_under_the_second_name(
+async def test_r46_a_group_that_pulls_again_gets_what_pop_left_under_the_second_name(
     tmp_path: Path, clock: pops.Clock, by_new_master: bool
 ) -> None:
     """A stock consumer that pulls reads `%RETRY%g` and `%RETRY%g_my_topic`."""
     topic, left = "my_topic", "%RETRY%g+my_topic"
 
-    async def play(rig: Rig) -> None:
+    async def sets_mode_of_new_topic(rig: Rig) -> None:
+        await rig.send(topic, b"failed")
+        await sets_mode(rig, topic, "POP")
+
+    async with lone_broker(tmp_path) as rig:
         await sets_mode_of_new_topic(rig)
         await pops.pop(rig, topic=topic)
         clock.now_ms += 61_000
@@ -95,15 +96,9 @@ def test_r46_a_group_that_pulls_again_gets_what_pop_left_under_the_second_name(
         await until(lambda: rig.service.waiting.pop.is_loaded)
         assert end_of(rig, "%RETRY%g") == 2
 
-    async def sets_mode_of_new_topic(rig: Rig) -> None:
-        await rig.send(topic, b"failed")
-        await sets_mode(rig, topic, "POP")
 
-    run_with_broker(tmp_path, play)
-
-
-def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path: Path, clock: pops.Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path: Path, clock: pops.Clock) -> None:
+    async with lone_broker(tmp_path, mapped_file_size_commit_log=64 << 20) as rig:
         for queue in range(4):
             sent = await rig.send("T", bytes([queue]) * (4 << 20), queue=queue)
             assert sent.code == 0, sent.remark
@@ -113,11 +108,9 @@ def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path: Path, clock: pops.Cl
         second = await pops.pop(rig)
         assert len({body[:1] for body in pops.bodies(first) + pops.bodies(second)}) == 4
 
-    run_with_broker(tmp_path, play, mapped_file_size_commit_log=64 << 20)
 
-
-def test_r54_a_count_at_its_limit_ends_no_revive(tmp_path: Path, clock: pops.Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r54_a_count_at_its_limit_ends_no_revive(tmp_path: Path, clock: pops.Clock) -> None:
+    async with lone_broker(tmp_path) as rig:
         header = send_header("T", 0, {}) | {"j": str(INT_MAX)}
         assert (await rig.ask(310, header, b"counted")).code == 0
         await rig.send("U", b"other")
@@ -128,17 +121,14 @@ def test_r54_a_count_at_its_limit_ends_no_revive(tmp_path: Path, clock: pops.Clo
         (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
         assert dead.reconsume_times == INT_MAX
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("left", [0, 20, 40, 120, 2000])
-def test_r54_properties_without_space_for_a_handle_stop_no_group(
+async def test_r54_properties_without_space_for_a_handle_stop_no_group(
     tmp_path: Path, clock: pops.Clock, left: int
 ) -> None:
     """As logs of earlier brokers, and of Java's, have them: all of it comes to the group, or is a
     dead letter."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         pad = b"pad\x01" + b"x" * (PROPERTIES_SIZE_MAX - 26 - left) + b"\x02"
         for topic in ("T", "%RETRY%g_T"):
             await rig.send("T", b"small")
@@ -155,15 +145,12 @@ def test_r54_properties_without_space_for_a_handle_stop_no_group(
         again = pops.bodies(await pops.pop(rig))
         assert len(again) + end_of(rig, "%DLQ%g") == 4 and again.count(b"small") == 2
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r55_a_mastership_that_begins_again_knows_what_is_in_flight(
+async def test_r55_a_mastership_that_begins_again_knows_what_is_in_flight(
     tmp_path: Path, clock: pops.Clock
 ) -> None:
     """A higher epoch of the same master, which did not stand down in between."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(3):
             await rig.send("T", b"%d" % number)
         handles = [handle for _, handle in pops.messages(await pops.pop(rig))]
@@ -177,8 +164,6 @@ def test_r55_a_mastership_that_begins_again_knows_what_is_in_flight(
         clock.now_ms += 61_000
         await until(lambda: end_of(rig, "%RETRY%g_T") == 2)
         assert pops.bodies(await pops.pop(rig)) == [b"1", b"2"]
-
-    run_with_broker(tmp_path, play)
 
 
 def in_order(*offsets: int, at: int, attempt: str = "") -> Popped:
@@ -209,10 +194,10 @@ def test_an_orderly_pop_wakes_when_a_postponed_message_becomes_the_first() -> No
     assert table.wake_ms <= 10_128 and not table.is_blocked(KEY, "", 10_000)
 
 
-def test_a_held_orderly_pop_gets_a_postponed_message_in_its_time(
+async def test_a_held_orderly_pop_gets_a_postponed_message_in_its_time(
     tmp_path: Path, clock: pops.Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(3):
             await rig.send("T", b"%d" % number)
         order = {"order": "true", "queueId": 0}
@@ -226,11 +211,11 @@ def test_a_held_orderly_pop_gets_a_postponed_message_in_its_time(
         clock.now_ms += 10_200
         assert pops.bodies(await waits)[0] == b"1"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_reset_clears_the_block_of_an_orderly_pop(tmp_path: Path, clock: pops.Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_reset_clears_the_block_of_an_orderly_pop(
+    tmp_path: Path, clock: pops.Clock
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(3):
             await rig.send("T", b"%d" % number)
         order = {"order": "true", "queueId": 0}
@@ -239,8 +224,6 @@ def test_a_reset_clears_the_block_of_an_orderly_pop(tmp_path: Path, clock: pops.
         reset = {"topic": "T", "group": "g", "timestamp": "0", "queueId": "0", "offset": "1"}
         assert (await rig.ask(222, reset)).code == 0
         assert pops.bodies(await pops.pop(rig, **order)) == [b"1", b"2"]
-
-    run_with_broker(tmp_path, play)
 
 
 def consumer(group: str) -> dict[str, object]:
@@ -252,10 +235,10 @@ def consumer(group: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("others", [1, 40])
-def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(
+async def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(
     tmp_path: Path, others: int
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker={"auto_create_subscription_group": False}) as rig:
         await rig.send("T")
         known = [f"known{number}" for number in range(others)]
         for group in known:
@@ -272,11 +255,9 @@ def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(
         assert (await rig.ask(204, {"producerGroup": "pg", "topic": "T"})).code == 0
         assert (await rig.ask(38, {"consumerGroup": "not_there"})).code == 1
 
-    run_with_broker(tmp_path, play, broker={"auto_create_subscription_group": False})
 
-
-def test_r45_a_master_with_a_full_disk_still_answers_pulls_as_master(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r45_a_master_with_a_full_disk_still_answers_pulls_as_master(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, mapped_file_size_consume_queue=2 * UNIT_SIZE) as rig:
         for number in range(9):
             await rig.send("T", b"%d" % number)
         expire_all_but_last(rig, "T")
@@ -289,22 +270,20 @@ def test_r45_a_master_with_a_full_disk_still_answers_pulls_as_master(tmp_path: P
                 before.ext["nextBeginOffset"],
             )
 
-    run_with_broker(tmp_path, play, mapped_file_size_consume_queue=2 * UNIT_SIZE)
-
 
 @pytest.mark.parametrize("ratio", [0, 40])
-def test_a_new_group_begins_at_0_only_while_that_is_in_memory(tmp_path: Path, ratio: int) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_new_group_begins_at_0_only_while_that_is_in_memory(
+    tmp_path: Path, ratio: int
+) -> None:
+    async with lone_broker(tmp_path, access_message_in_memory_max_ratio=ratio) as rig:
         for _ in range(20):
             await rig.send("T", b"x" * 1000)
         reply = await rig.ask(14, {"consumerGroup": "new", "topic": "T", "queueId": "0"})
         assert reply.code == (0 if ratio else 22)
 
-    run_with_broker(tmp_path, play, access_message_in_memory_max_ratio=ratio)
 
-
-def test_statistics_show_what_a_group_pulled_and_has_not_committed(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_statistics_show_what_a_group_pulled_and_has_not_committed(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(9):
             await rig.send("T", b"%d" % number)
         await rig.pull("T", offset=0, count=6)
@@ -313,16 +292,13 @@ def test_statistics_show_what_a_group_pulled_and_has_not_committed(tmp_path: Pat
         stats = await rig.ask(208, {"consumerGroup": "g", "topic": "T"})
         assert b'"pullOffset":6' in stats.body and b'"consumerOffset":2' in stats.body
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r54_a_popped_message_without_a_dead_letter_topic_is_set_aside(
+async def test_r54_a_popped_message_without_a_dead_letter_topic_is_set_aside(
     tmp_path: Path, clock: pops.Clock
 ) -> None:
     """`%DLQ%` and the group are too long for a name. What came behind it is given back."""
     group, topic = "g" * 252, "%RETRY%any"
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send(topic, b"poison")
         config = {"groupName": group, "retryMaxTimes": 0}
         assert (await rig.ask(200, {}, json.dumps(config).encode())).code == 0
@@ -334,16 +310,13 @@ def test_r54_a_popped_message_without_a_dead_letter_topic_is_set_aside(
         await until(lambda: not len(rig.service.waiting.pop.table))
         assert "message 0 of %RETRY%any" in rig.service.path.aside.problem
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("limit", [16, 0])
-def test_r54_what_was_popped_comes_back_whatever_clients_may_send_by_now(
+async def test_r54_what_was_popped_comes_back_whatever_clients_may_send_by_now(
     tmp_path: Path, clock: pops.Clock, limit: int
 ) -> None:
     """As a retry, and as a dead letter."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         config = {"groupName": "g", "retryMaxTimes": limit}
         assert (await rig.ask(200, {}, json.dumps(config).encode())).code == 0
         await rig.send("T", b"x" * 200_000)
@@ -352,5 +325,3 @@ def test_r54_what_was_popped_comes_back_whatever_clients_may_send_by_now(
         clock.now_ms += 61_000
         await until(lambda: end_of(rig, "%RETRY%g_T" if limit else "%DLQ%g") == 1)
         await until(lambda: not len(rig.service.waiting.pop.table))
-
-    run_with_broker(tmp_path, play)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import uvloop
 from heartbeats import heartbeat
-from lone_broker import Rig, lone_broker, run_with_broker, send_header, until
+from lone_broker import Rig, lone_broker, send_header, until
 
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.relay import MASTER_GONE, NO_MASTER, WAIT_MS
@@ -74,22 +73,20 @@ class Group:
 
 
 @contextlib.asynccontextmanager
-async def group(folder: Path) -> AsyncIterator[Group]:
-    async with lone_broker(folder / "a") as member, lone_broker(folder / "b") as master:
+async def new_group(folder: Path) -> AsyncIterator[Group]:
+    async with (
+        lone_broker(folder / "a") as member,
+        lone_broker(folder / "b") as master,
+        asyncio.timeout(20),
+    ):
         yield Group(member, master)
 
 
-def play(folder: Path, test: Callable[[Group], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with group(folder) as both, asyncio.timeout(20):
-            await test(both)
-
-    uvloop.run(run())
-
-
 @pytest.mark.parametrize("kind", [0, TYPE_BINARY], ids=["json", "binary"])
-def test_a_send_goes_to_the_master_and_its_answer_comes_back(tmp_path: Path, kind: int) -> None:
-    async def script(group: Group) -> None:
+async def test_a_send_goes_to_the_master_and_its_answer_comes_back(
+    tmp_path: Path, kind: int
+) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         replies = await asyncio.gather(
             *(group.ask(body=b"m%d" % number, kind=kind) for number in range(20))
@@ -99,11 +96,9 @@ def test_a_send_goes_to_the_master_and_its_answer_comes_back(tmp_path: Path, kin
         assert sorted(await group.stored()) == sorted(b"m%d" % number for number in range(20))
         assert (len(group.relay), group.relay.passed_on, group.relay.refused) == (0, 20, 0)
 
-    play(tmp_path, script)
 
-
-def test_a_relayed_record_names_the_client_as_its_birthplace(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_a_relayed_record_names_the_client_as_its_birthplace(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask()
         (connection,) = group.member.client.connections
@@ -111,22 +106,18 @@ def test_a_relayed_record_names_the_client_as_its_birthplace(tmp_path: Path) -> 
         (record,) = decode_records(pulled.body)
         assert record.born_host == connection.local
 
-    play(tmp_path, script)
 
-
-def test_it_waits_until_there_is_a_master(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_it_waits_until_there_is_a_master(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         sends = [asyncio.ensure_future(group.ask(body=b"early")) for _ in range(3)]
         await until(lambda: len(group.relay) == 3)
         group.follow()
         assert [(await send).code for send in sends] == [0, 0, 0]
         assert await group.stored() == [b"early"] * 3
 
-    play(tmp_path, script)
 
-
-def test_it_becomes_master_itself_and_takes_what_waits(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_it_becomes_master_itself_and_takes_what_waits(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         sends = [asyncio.ensure_future(group.ask(body=b"mine")) for _ in range(3)]
         await until(lambda: len(group.relay) == 3)
         lead(group.member, EPOCH + 1)
@@ -134,15 +125,12 @@ def test_it_becomes_master_itself_and_takes_what_waits(tmp_path: Path) -> None:
         assert len(await group.stored()) == 0, "nothing went to the old one"
         assert len(group.relay) == group.relay.passed_on == 0
 
-    play(tmp_path, script)
 
-
-def test_the_end_of_the_masters_connection_is_seen_before_a_retry_is_written_to_it(
+async def test_the_end_of_the_masters_connection_is_seen_before_a_retry_is_written_to_it(
     tmp_path: Path,
 ) -> None:
     """Both come in the same moment: the client's own connection to the dead master ended, too."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask()
         (client,) = group.member.service.endpoint.server.connections
@@ -158,13 +146,10 @@ def test_the_end_of_the_masters_connection_is_seen_before_a_retry_is_written_to_
         await until(lambda: connection.closed)
         assert (len(group.relay), group.relay.passed_on, answered) == (1, 1, []), "it only waits"
 
-    play(tmp_path, script)
 
-
-def test_nor_is_a_retry_behind_another_one_written_with_that(tmp_path: Path) -> None:
+async def test_nor_is_a_retry_behind_another_one_written_with_that(tmp_path: Path) -> None:
     """It comes in a later turn."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask()
         (client,) = group.member.service.endpoint.server.connections
@@ -181,13 +166,11 @@ def test_nor_is_a_retry_behind_another_one_written_with_that(tmp_path: Path) -> 
         await until(lambda: connection.closed)
         assert group.relay.passed_on == 2
 
-    play(tmp_path, script)
 
-
-def test_a_request_that_cannot_be_passed_on_stops_no_other_one(
+async def test_a_request_that_cannot_be_passed_on_stops_no_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask()
         (connection,) = group.relay._client.connections
@@ -198,14 +181,11 @@ def test_a_request_that_cannot_be_passed_on_stops_no_other_one(
         assert group.relay.take(client, request)
         assert (await group.ask()).code == 0
 
-    play(tmp_path, script)
 
-
-def test_a_stopping_member_passes_on_until_its_connections_end(tmp_path: Path) -> None:
+async def test_a_stopping_member_passes_on_until_its_connections_end(tmp_path: Path) -> None:
     """1. A master is known, by then or later. 2. Sends that come when the relay closes get the end
     of their connection: an asynchronous stock client tries no other broker after a refusal."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.member.service.path.gate.close("this broker is stopping")
         assert (await group.ask()).remark == "this broker is stopping"
         group.follow()
@@ -221,11 +201,9 @@ def test_a_stopping_member_passes_on_until_its_connections_end(tmp_path: Path) -
             await send
         assert await group.stored() == [b"late"]
 
-    play(tmp_path, script)
 
-
-def test_no_master_in_time_is_14(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_no_master_in_time_is_14(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         send = asyncio.ensure_future(group.ask())
         await until(lambda: len(group.relay) == 1)
         now_ms = group.relay._clock_ms()
@@ -236,13 +214,10 @@ def test_no_master_in_time_is_14(tmp_path: Path) -> None:
         assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, NO_MASTER)
         assert (len(group.relay), group.relay.refused) == (0, 1)
 
-    play(tmp_path, script)
 
-
-def test_one_hop_only(tmp_path: Path) -> None:
+async def test_one_hop_only(tmp_path: Path) -> None:
     """Two members that take each other for the master: the second refuses."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         group.master.service.relay.enabled = True
         group.master.service.path.gate.follow(EPOCH, group.member.service.address)
@@ -252,13 +227,10 @@ def test_one_hop_only(tmp_path: Path) -> None:
         lead(group.master, EPOCH)
         assert (await send).code == 0, "it was asked again: nothing had been stored"
 
-    play(tmp_path, script)
 
-
-def test_a_refusal_that_names_a_newer_master_sends_it_there_once(tmp_path: Path) -> None:
+async def test_a_refusal_that_names_a_newer_master_sends_it_there_once(tmp_path: Path) -> None:
     """The master was deposed and knows: nothing was stored, so the request goes to the new one."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         async with lone_broker(tmp_path / "c") as third:
             lead(third, EPOCH + 1)
@@ -270,11 +242,9 @@ def test_a_refusal_that_names_a_newer_master_sends_it_there_once(tmp_path: Path)
             pulled = await third.pull()
             assert [record.body for record in decode_records(pulled.body)] == [b"once"]
 
-    play(tmp_path, script)
 
-
-def test_a_master_of_a_lower_epoch_takes_nothing(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_a_master_of_a_lower_epoch_takes_nothing(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         group.follow(EPOCH + 1)
         send = asyncio.ensure_future(group.ask())
         await until(lambda: group.relay.passed_on >= 1 and len(group.relay._waiting) == 1)
@@ -282,13 +252,11 @@ def test_a_master_of_a_lower_epoch_takes_nothing(tmp_path: Path) -> None:
         lead(group.master, EPOCH + 1)
         assert (await send).code == 0
 
-    play(tmp_path, script)
 
-
-def test_a_send_whose_master_goes_away_is_14_once_there_is_another_and_never_sent_twice(
+async def test_a_send_whose_master_goes_away_is_14_once_there_is_another_and_never_sent_twice(
     tmp_path: Path,
 ) -> None:
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask(body=b"first")
         acks = group.master.service.path.acks
@@ -304,27 +272,23 @@ def test_a_send_whose_master_goes_away_is_14_once_there_is_another_and_never_sen
         assert "send it again" in (reply.remark or "")
         assert group.relay.passed_on == 2 and len(group.relay) == 0
 
-    play(tmp_path, script)
 
-
-def test_our_own_client_is_sent_to_the_master(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_our_own_client_is_sent_to_the_master(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         reply = await group.ask(language=LanguageCode.PYTHON)
         assert reply.code == ResponseCode.SYSTEM_BUSY
         assert reply.ext[MASTER_ADDRESS_HINT] == group.master.service.address
         assert group.relay.passed_on == 0
 
-    play(tmp_path, script)
-
 
 @pytest.mark.parametrize(
     ("bound", "held"), [("HELD_MAX", "_held"), ("HELD_BYTES_MAX", "_held_bytes")]
 )
-def test_it_keeps_no_more_than_its_bounds(
+async def test_it_keeps_no_more_than_its_bounds(
     bound: str, held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         waits = [asyncio.ensure_future(group.ask()) for _ in range(2)]
         await until(lambda: len(group.relay) == 2)
         monkeypatch.setattr(f"batonmq.broker.relay.{bound}", getattr(group.relay, held))
@@ -332,11 +296,9 @@ def test_it_keeps_no_more_than_its_bounds(
         group.follow()
         assert [(await wait).code for wait in waits] == [0, 0]
 
-    play(tmp_path, script)
 
-
-def test_a_client_that_left_is_forgotten(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_a_client_that_left_is_forgotten(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         send = asyncio.ensure_future(group.ask())
         await until(lambda: len(group.relay) == 1)
         group.member.client.close_connection(group.member.service.address)
@@ -347,11 +309,9 @@ def test_a_client_that_left_is_forgotten(tmp_path: Path) -> None:
         await until(lambda: len(group.relay) == 0)
         assert group.relay.passed_on == 0
 
-    play(tmp_path, script)
 
-
-def test_offsets_go_to_the_master_and_come_from_it(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_offsets_go_to_the_master_and_come_from_it(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask()
         ext = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
@@ -362,13 +322,10 @@ def test_offsets_go_to_the_master_and_come_from_it(tmp_path: Path) -> None:
         asked = await group.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext)
         assert asked.ext["offset"] == "1"
 
-    play(tmp_path, script)
 
-
-def test_a_new_master_knows_the_consumers_of_its_group(tmp_path: Path) -> None:
+async def test_a_new_master_knows_the_consumers_of_its_group(tmp_path: Path) -> None:
     """Heartbeats go to every member, so no list of members is empty after a switch."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         ext = {"consumerGroup": "g"}
         data = heartbeat("c1", "T").encode()
@@ -379,8 +336,6 @@ def test_a_new_master_knows_the_consumers_of_its_group(tmp_path: Path) -> None:
         asked = await group.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
         ids = GetConsumerListByGroupResponseBody.decode(asked.body).consumer_id_list
         assert ids == ["c1"]
-
-    play(tmp_path, script)
 
 
 def pull_at(offset: int, suspend_ms: int = 0) -> dict[str, str]:
@@ -407,8 +362,8 @@ async def fill(rig: Rig, *bodies: bytes) -> None:
     assert (await rig.pull()).code == 0  # which makes the group
 
 
-def test_r28_a_slave_serves_what_it_shows_and_passes_on_the_rest(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_r28_a_slave_serves_what_it_shows_and_passes_on_the_rest(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         await fill(group.member, b"one", b"two")
         await fill(group.master, b"one", b"two", b"three")
         group.follow()
@@ -421,18 +376,15 @@ def test_r28_a_slave_serves_what_it_shows_and_passes_on_the_rest(tmp_path: Path)
         assert far.code == ResponseCode.PULL_OFFSET_MOVED
         assert group.relay.passed_on == 2
 
-    play(tmp_path, script)
-
 
 @pytest.mark.parametrize(
     ("name", "own"), [("_visible", (1, 2)), ("_is_old", True)], ids=["expired", "R39 old"]
 )
-def test_r28_a_slave_passes_on_what_only_the_master_can_judge(
+async def test_r28_a_slave_passes_on_what_only_the_master_can_judge(
     name: str, own: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A position below the first message that it has, or of a topic that was deleted since."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         await fill(group.member, b"one", b"two")
         await fill(group.master, b"ONE", b"TWO")
         group.follow()
@@ -446,11 +398,11 @@ def test_r28_a_slave_passes_on_what_only_the_master_can_judge(
         assert [record.body for record in decode_records(answer.body)] == [b"ONE", b"TWO"]
         assert group.relay.passed_on == 1
 
-    play(tmp_path, script)
 
-
-def test_r28_a_pull_at_the_end_waits_at_the_slave_through_a_change_of_role(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_r28_a_pull_at_the_end_waits_at_the_slave_through_a_change_of_role(
+    tmp_path: Path,
+) -> None:
+    async with new_group(tmp_path) as group:
         await fill(group.member, b"one")
         wait = asyncio.ensure_future(group.ask(RequestCode.PULL_MESSAGE, pull_at(1, 15_000)))
         await until(lambda: group.member.service.pull.held == 1)
@@ -463,11 +415,9 @@ def test_r28_a_pull_at_the_end_waits_at_the_slave_through_a_change_of_role(tmp_p
         assert [record.body for record in decode_records(pulled.body)] == [b"two"]
         assert group.relay.passed_on == 0
 
-    play(tmp_path, script)
 
-
-def test_a_pull_waits_for_a_role(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_a_pull_waits_for_a_role(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         await fill(group.member, b"one")
         group.member.service.path.gate.fence()
         wait = asyncio.ensure_future(group.ask(RequestCode.PULL_MESSAGE, pull_at(0)))
@@ -476,25 +426,22 @@ def test_a_pull_waits_for_a_role(tmp_path: Path) -> None:
         assert [record.body for record in decode_records((await wait).body)] == [b"one"]
         assert group.relay.passed_on == 0, "a slave has it, too"
 
-    play(tmp_path, script)
 
-
-def test_a_relay_field_that_is_none_is_named(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_a_relay_field_that_is_none_is_named(tmp_path: Path) -> None:
+    async with new_group(tmp_path) as group:
         header = send_header("T", 0, {}) | {RELAY_FIELD: "nonsense"}
         reply = await group.master.ask(310, header, b"x")
         assert reply.code == ResponseCode.INVALID_PARAMETER
         assert "EPOCH@HOST:PORT" in (reply.remark or "")
 
-    play(tmp_path, script)
-
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_a_stopping_master_never_took_goes_to_the_next_one(tmp_path: Path, count: int) -> None:
+async def test_what_a_stopping_master_never_took_goes_to_the_next_one(
+    tmp_path: Path, count: int
+) -> None:
     """It had come, or was on its way, when the master closed its connections. An asynchronous stock
     send that is answered with an error is not tried again."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask(body=b"first")
         for channel in group.master.service.endpoint.server.connections:
@@ -509,13 +456,12 @@ def test_what_a_stopping_master_never_took_goes_to_the_next_one(tmp_path: Path, 
         bodies = [record.body for record in decode_records(pulled.body)]
         assert sorted(bodies) == [b"%d" % n for n in range(count)]
 
-    play(tmp_path, script)
 
-
-def test_nor_is_a_send_lost_that_the_master_had_read_but_not_looked_at(tmp_path: Path) -> None:
+async def test_nor_is_a_send_lost_that_the_master_had_read_but_not_looked_at(
+    tmp_path: Path,
+) -> None:
     """Its turn was spent (R58)."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask(body=b"first")
         (channel,) = (
@@ -529,15 +475,12 @@ def test_nor_is_a_send_lost_that_the_master_had_read_but_not_looked_at(tmp_path:
         lead(group.member, EPOCH + 1)
         assert (await send).code == 0
 
-    play(tmp_path, script)
-
 
 @pytest.mark.parametrize("older", ["master", "member"])
-def test_what_a_stopping_master_may_have_taken_is_14(tmp_path: Path, older: str) -> None:
+async def test_what_a_stopping_master_may_have_taken_is_14(tmp_path: Path, older: str) -> None:
     """1. It says nothing of what it took, being of an earlier version, and nor does one that nobody
     asked. 2. It took the send, and has not answered it."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         if older == "master":
             handlers = group.master.service.endpoint.processors.handlers
             del handlers[RequestCode.BATON_CONNECTION_ENDS]
@@ -555,11 +498,11 @@ def test_what_a_stopping_master_may_have_taken_is_14(tmp_path: Path, older: str)
         reply = await send
         assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, MASTER_GONE)
 
-    play(tmp_path, script)
 
-
-def test_a_relayed_request_of_any_kind_waits_where_the_master_was_deposed(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_a_relayed_request_of_any_kind_waits_where_the_master_was_deposed(
+    tmp_path: Path,
+) -> None:
+    async with new_group(tmp_path) as group:
         await fill(group.member, b"one")
         group.follow()
         group.master.service.path.gate.leave(EPOCH + 1, group.member.service.address)
@@ -570,14 +513,11 @@ def test_a_relayed_request_of_any_kind_waits_where_the_master_was_deposed(tmp_pa
         assert (await commit).code == 0
         assert group.member.service.tables.offsets.query("g", "T", 0) == 1
 
-    play(tmp_path, script)
 
-
-def test_a_member_that_stops_answers_no_send_that_a_master_may_have(tmp_path: Path) -> None:
+async def test_a_member_that_stops_answers_no_send_that_a_master_may_have(tmp_path: Path) -> None:
     """That master is as it was, but slow, and the role has changed since: no refusal comes, but the
     end of the connection."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path) as group:
         group.follow()
         await group.ask(body=b"first")
         acks = group.master.service.path.acks
@@ -589,13 +529,10 @@ def test_a_member_that_stops_answers_no_send_that_a_master_may_have(tmp_path: Pa
         with pytest.raises(ConnectError):
             await send
 
-    play(tmp_path, script)
 
-
-def test_a_master_that_stops_answers_what_its_slaves_still_confirm(tmp_path: Path) -> None:
+async def test_a_master_that_stops_answers_what_its_slaves_still_confirm(tmp_path: Path) -> None:
     """No other member took over, so what waits is confirmed here or not at all."""
-
-    async def script(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         path = rig.service.path
         path.rule = rule = OwnDiskConfirms(path, Mock(), waits=True)
         send = asyncio.ensure_future(rig.send(body=b"last"))
@@ -606,5 +543,3 @@ def test_a_master_that_stops_answers_what_its_slaves_still_confirm(tmp_path: Pat
         rule.held_by_slaves(path.store.max_phy_offset)
         assert (await send).code == 0
         await stop
-
-    run_with_broker(tmp_path, script)

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import Rig, lone_broker, until
 
 from batonmq.broker.config import ReplicasConfig
 from batonmq.broker.metrics import BrokerMetrics
@@ -64,10 +64,10 @@ async def handed(rig: Rig, replication: ControllerReplication, now_ms: int) -> i
     return replication.manager.hand_over.await_count  # type: ignore[attr-defined,no-any-return]
 
 
-def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is_not(
+async def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is_not(
     tmp_path: Path,
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         with managed(rig) as (manager, replication):
             rig.service.store.disk_space.set_watermark(FULL)
             manager.hand_over.side_effect = [False, True, True]
@@ -83,13 +83,10 @@ def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is
             assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS) == 3
             rig.service.store.disk_space.set_watermark("")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_replica_outside_of_the_set_is_not_ready(tmp_path: Path) -> None:
+async def test_a_replica_outside_of_the_set_is_not_ready(tmp_path: Path) -> None:
     """Who stops the next replica waits for that: this one may lack what is acknowledged."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         with managed(rig) as (manager, replication):
             own, rig.service.replication = rig.service.replication, replication
             manager.broker_id, metrics = 2, BrokerMetrics(rig.service)
@@ -99,13 +96,12 @@ def test_a_replica_outside_of_the_set_is_not_ready(tmp_path: Path) -> None:
             manager.view = RoleView("C", "broker-a", 1, sync_state_set=(1, 2))
             assert metrics.why_not_ready() == []
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r24_a_master_with_a_damaged_log_hands_over_before_it_is_suspect(tmp_path: Path) -> None:
+async def test_r24_a_master_with_a_damaged_log_hands_over_before_it_is_suspect(
+    tmp_path: Path,
+) -> None:
     """Without another member it stays the master, nothing is cut, and it tries again."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         store, seen = rig.service.store, []
         trust = store.trust
         with managed(rig) as (manager, replication):
@@ -124,13 +120,10 @@ def test_r24_a_master_with_a_damaged_log_hands_over_before_it_is_suspect(tmp_pat
             later = NOW_MS + FULL_MS + HAND_OVER_AGAIN_MS
             assert await handed(rig, replication, later) == 2, "a slave hands nothing over"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_only_a_master_hands_over(tmp_path: Path) -> None:
+async def test_only_a_master_hands_over(tmp_path: Path) -> None:
     """A slave does not, neither with a full disk (R45) nor when it stops (R33)."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         with managed(rig) as (manager, replication):
             rig.service.path.gate.follow(1, "127.0.0.1:1")
             rig.service.store.disk_space.set_watermark(FULL)
@@ -143,15 +136,12 @@ def test_only_a_master_hands_over(tmp_path: Path) -> None:
             assert manager.hand_over.await_count == 1
             rig.service.store.disk_space.set_watermark("")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r36_a_master_that_lost_lease_and_slaves_refuses_writes_by_the_next_tick(
+async def test_r36_a_master_that_lost_lease_and_slaves_refuses_writes_by_the_next_tick(
     tmp_path: Path,
 ) -> None:
     """Nothing comes that would say so: time passes."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         with managed(rig) as (manager, replication):
             ha = Mock(required_set_whole=False)
             replication.ha = ha
@@ -164,11 +154,9 @@ def test_r36_a_master_that_lost_lease_and_slaves_refuses_writes_by_the_next_tick
             replication.tick(NOW_MS)
             assert (await rig.send()).code == ResponseCode.SUCCESS
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r33_a_draining_switch_learns_of_each_confirmation(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r33_a_draining_switch_learns_of_each_confirmation(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         with managed(rig) as (manager, replication):
             replication.on_confirm_offset(0)
             assert not manager.acks_changed.called
@@ -177,13 +165,12 @@ def test_r33_a_draining_switch_learns_of_each_confirmation(tmp_path: Path) -> No
             manager.acks_changed.assert_called_once_with()
             rig.service.path.hold.release()
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_broker_that_stops_answers_all_that_waits_and_all_that_is_held(tmp_path: Path) -> None:
+async def test_a_broker_that_stops_answers_all_that_waits_and_all_that_is_held(
+    tmp_path: Path,
+) -> None:
     """More than a turn answers; what was held has not been stored, or waits like the others."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         path, heard = rig.service.path, []
         path.hold.begin()
@@ -196,13 +183,12 @@ def test_a_broker_that_stops_answers_all_that_waits_and_all_that_is_held(tmp_pat
         assert len(heard) == 2 * SLICE + 1 and len(path.hold) == 0
         await held
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r41_1007_tells_which_process_this_is_and_where_its_ha_listens(tmp_path: Path) -> None:
+async def test_r41_1007_tells_which_process_this_is_and_where_its_ha_listens(
+    tmp_path: Path,
+) -> None:
     """A slave whose controllers do not know the HA address finds it here."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         with managed(rig) as (manager, replication):
             manager.broker_id, manager.incarnation = 3, "i3"
             cache, fields = replication.epoch_cache()
@@ -213,24 +199,19 @@ def test_r41_1007_tells_which_process_this_is_and_where_its_ha_listens(tmp_path:
                 HA_ADDRESS_FIELD: rig.service.config.ha_address,
             }
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_other_members_are_those_with_an_address_and_another_id(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_the_other_members_are_those_with_an_address_and_another_id(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         with managed(rig) as (manager, replication):
             own, other = Replica(3, address="h3:1"), Replica(1, address="h1:1")
             manager.broker_id = 3
             manager.view = Mock(replicas=(own, other, Replica(2)))
             assert replication.other_members() == ["h1:1"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r44_a_good_bye_comes_after_the_end_of_what_replicates(tmp_path: Path) -> None:
+async def test_r44_a_good_bye_comes_after_the_end_of_what_replicates(tmp_path: Path) -> None:
     """Controllers judge by what a process reported before it said that it ends."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         calls = Mock()
         with managed(rig) as (manager, replication):
             replication.ha = ha = AsyncMock()
@@ -241,16 +222,12 @@ def test_r44_a_good_bye_comes_after_the_end_of_what_replicates(tmp_path: Path) -
         names = [name for name, _, _ in calls.mock_calls]
         assert names == ["takes_no_view", "ha_closed", "good_bye"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r46_a_role_notice_with_what_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r46_a_role_notice_with_what_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         with managed(rig) as (_, replication):
             replication.register(processors := Processors())
             handler = processors.handlers[RequestCode.NOTIFY_BROKER_ROLE_CHANGED]
             notice = RemotingCommand.request(1008, {"masterEpoch": "x"})
             with pytest.raises(BrokerRefusal, match="masterEpoch"):
                 handler(notice, Mock())
-
-    run_with_broker(tmp_path, play)

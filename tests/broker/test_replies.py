@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, send_header
+from lone_broker import Rig, lone_broker, send_header
 from test_group_admin import Member, answer
 
 from batonmq.protocol.properties import decode_properties
@@ -38,8 +38,8 @@ async def reply_to(rig: Rig, client_id: str, code: int = 325) -> RemotingCommand
 
 
 @pytest.mark.parametrize("code", [324, 325])
-def test_the_answer_reaches_who_asked_and_is_stored(tmp_path: Path, code: int) -> None:
-    async def play(rig: Rig) -> None:
+async def test_the_answer_reaches_who_asked_and_is_stored(tmp_path: Path, code: int) -> None:
+    async with lone_broker(tmp_path) as rig:
         asker = Member("asker@1", answer(b""))
         await asker.join(rig)
         reply = await reply_to(rig, "asker@1", code)
@@ -54,13 +54,10 @@ def test_the_answer_reaches_who_asked_and_is_stored(tmp_path: Path, code: int) -
         assert [record.body for record in stored] == [b"answer"]
         await asker.client.close()
 
-    run_with_broker(tmp_path, play)
 
-
-def test_who_does_not_wait_any_more(tmp_path: Path) -> None:
+async def test_who_does_not_wait_any_more(tmp_path: Path) -> None:
     """Nobody is named, the named one is gone, or refuses: code 1 with the reason, and stored."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         nobody = await rig.ask(325, send_header(REPLIES, 0, ASKED), b"answer")
         assert nobody.code == 1 and "REPLY_TO_CLIENT" in (nobody.remark or "")
         gone = Member("gone@1")
@@ -76,14 +73,12 @@ def test_who_does_not_wait_any_more(tmp_path: Path) -> None:
         await unwilling.client.close()
         assert len(decode_records((await rig.pull(REPLIES)).body)) == 3
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_trace_topic_takes_what_clients_trace(tmp_path: Path) -> None:
+async def test_the_trace_topic_takes_what_clients_trace(tmp_path: Path) -> None:
     """traceTopicEnable: a topic of the broker with one queue; its messages are found by the ids
     that they tell of."""
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "on", broker={"trace_topic_enable": True}) as rig:
         sent = await rig.send("RMQ_SYS_TRACE_TOPIC", b"Pub\x011700000000000", KEYS="ID1 key1")
         assert (sent.code, sent.ext["queueId"]) == (0, "0")
         config = rig.service.topics.get("RMQ_SYS_TRACE_TOPIC")
@@ -95,16 +90,12 @@ def test_the_trace_topic_takes_what_clients_trace(tmp_path: Path) -> None:
             found = await rig.ask(12, query | times)
         assert [m.body for m in decode_records(found.body)] == [b"Pub\x011700000000000"]
         assert sent.ext["TRACE_ON"] == "true"
-
-    async def without(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "off") as rig:
         assert rig.service.topics.get("RMQ_SYS_TRACE_TOPIC") is None
 
-    run_with_broker(tmp_path / "on", play, broker={"trace_topic_enable": True})
-    run_with_broker(tmp_path / "off", without)
 
-
-def test_without_storing_only_the_push_counts(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_without_storing_only_the_push_counts(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker={"store_reply_message_enable": False}) as rig:
         asker = Member("asker@1", answer(b""))
         await asker.join(rig)
         reply = await reply_to(rig, "asker@1")
@@ -113,5 +104,3 @@ def test_without_storing_only_the_push_counts(tmp_path: Path) -> None:
         bad = await rig.ask(325, send_header(REPLIES, 0, ASKED) | {"g": "soon"}, b"answer")
         assert bad.code == 1 and "bornTimestamp" in (bad.remark or "")
         await asker.client.close()
-
-    run_with_broker(tmp_path, play, broker={"store_reply_message_enable": False})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import test_pop as pops
-from lone_broker import Rig, run_with_broker
+from lone_broker import Rig, lone_broker, run_with_broker
 from test_answers_wait import unconfirmed
 from test_pop import clock as clock
 from test_table_safety import Tables, Wire, following
@@ -76,10 +76,9 @@ def test_r56_a_reset_outlives_the_role_and_the_process(tmp_path: Path) -> None:
         run_with_broker(tmp_path, play)
 
 
-def test_r56_a_reset_is_answered_when_every_member_has_it(tmp_path: Path) -> None:
+async def test_r56_a_reset_is_answered_when_every_member_has_it(tmp_path: Path) -> None:
     """Before, nothing has changed: what is not confirmed may be cut."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await four_consumed(rig)
         with unconfirmed(rig):
             asked = asyncio.ensure_future(reset_to_one(rig))
@@ -87,8 +86,6 @@ def test_r56_a_reset_is_answered_when_every_member_has_it(tmp_path: Path) -> Non
                 assert (await rig.ask(14, COMMIT)).ext["offset"] == "4"
             assert not asked.done()
         assert await asked == 0 and await is_reset(rig)
-
-    run_with_broker(tmp_path, play)
 
 
 class Pair:
@@ -227,12 +224,16 @@ def test_r56_earlier_versions_read_the_record_and_theirs_is_read(pair: Pair) -> 
     assert place(pair.slave) == (3, False)
 
 
-def test_r56_a_reset_of_a_popping_group_outlives_its_master(
+async def test_r56_a_reset_of_a_popping_group_outlives_its_master(
     tmp_path: Path, clock: pops.Clock
 ) -> None:
     """Popped before it, and again after it: each master gives what comes next for the group."""
 
-    async def play(rig: Rig) -> None:
+    async def loaded(rig: Rig) -> None:
+        fails_over(rig)
+        await pops.until(lambda: rig.service.waiting.pop.is_loaded)
+
+    async with lone_broker(tmp_path) as rig:
         for number in range(4):
             await rig.send("T", b"%d" % number)
         assert pops.bodies(await pops.pop(rig)) == [b"0", b"1", b"2", b"3"]
@@ -242,9 +243,3 @@ def test_r56_a_reset_of_a_popping_group_outlives_its_master(
         assert not rig.service.tables.offsets.resets.running, "it is taken up"
         await loaded(rig)
         assert pops.bodies(await pops.pop(rig)) == [b"2", b"3"]
-
-    async def loaded(rig: Rig) -> None:
-        fails_over(rig)
-        await pops.until(lambda: rig.service.waiting.pop.is_loaded)
-
-    run_with_broker(tmp_path, play)

@@ -13,7 +13,6 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-import uvloop
 from lone_broker import lone_broker
 
 from batonmq.broker.replication.role_actions import RoleActions
@@ -127,23 +126,19 @@ def test_r4_a_broker_that_is_no_master_any_more_acknowledges_nothing() -> None:
     assert rig.heard == []
 
 
-def test_r2_a_master_opens_after_its_role_is_durable() -> None:
+async def test_r2_a_master_opens_after_its_role_is_durable() -> None:
     rig = Rig()
-
-    async def play() -> None:
-        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        opening = asyncio.ensure_future(rig.actions.become_master(OTHER, durable))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not rig.path.gate.is_master
-        durable.set_result(None)
-        await opening
-        assert rig.path.gate.is_master and rig.path.acks.master_epoch == 4
-        rig.tables.topics.set_state_version.assert_called_once_with(4)
-        rig.tables.offsets.set_state_version.assert_called_once_with(4)
-        rig.sync.follow.assert_called_once_with(None)
-
-    asyncio.run(play())
+    durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    opening = asyncio.ensure_future(rig.actions.become_master(OTHER, durable))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not rig.path.gate.is_master
+    durable.set_result(None)
+    await opening
+    assert rig.path.gate.is_master and rig.path.acks.master_epoch == 4
+    rig.tables.topics.set_state_version.assert_called_once_with(4)
+    rig.tables.offsets.set_state_version.assert_called_once_with(4)
+    rig.sync.follow.assert_called_once_with(None)
 
 
 def test_r8_after_a_stall_of_its_own_a_master_without_a_lease_writes_no_ack() -> None:
@@ -187,20 +182,16 @@ def test_a_write_that_waited_too_long_says_where_it_is_missing() -> None:
 
 
 @pytest.mark.parametrize("change", ["become_slave", "become_master", "stand_down"])
-def test_r33_a_role_that_is_taken_releases_the_held_sends(change: str) -> None:
+async def test_r33_a_role_that_is_taken_releases_the_held_sends(change: str) -> None:
     """Else they wait for the limit of the hold, and their clients with them."""
     rig = Rig()
     rig.path.hold.release = Mock()  # type: ignore[method-assign]
-
-    async def play() -> None:
-        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        durable.set_result(None)
-        extra = (durable,) if change == "become_master" else ()
-        rig.path.hold.begin()
-        await getattr(rig.actions, change)(OTHER, *extra)
-        rig.path.hold.release.assert_called_once_with()  # type: ignore[attr-defined]
-
-    asyncio.run(play())
+    durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    durable.set_result(None)
+    extra = (durable,) if change == "become_master" else ()
+    rig.path.hold.begin()
+    await getattr(rig.actions, change)(OTHER, *extra)
+    rig.path.hold.release.assert_called_once_with()  # type: ignore[attr-defined]
 
 
 def test_becoming_slave_the_old_masters_address_is_not_given_any_more() -> None:
@@ -225,22 +216,18 @@ def test_who_is_no_master_any_more_takes_no_puts_and_holds_no_pulls(change: str)
     assert {"stop_writes", "role_left"} <= set(before)
 
 
-def test_a_role_that_will_change_refers_clients_at_once() -> None:
+async def test_a_role_that_will_change_refers_clients_at_once() -> None:
     """1. The view of another master comes. 2. Its own change waits for the disk; who waits here
     is refused at once, with the address of the new master."""
     rig = Rig()
     rig.wait_for(700)
-
-    async def play() -> None:
-        rig.actions.role_will_change(OTHER, master=False)
-        assert [code for code, _ in rig.heard] == [14]
-        refusal = rig.path.gate.refusal
-        assert refusal is not None and refusal.master_address == "other:10911"
-        rig.actions.role_will_change(OTHER, master=True)
-        assert rig.path.hold.active, "early sends wait until it opens"
-        rig.path.hold.release()
-
-    asyncio.run(play())
+    rig.actions.role_will_change(OTHER, master=False)
+    assert [code for code, _ in rig.heard] == [14]
+    refusal = rig.path.gate.refusal
+    assert refusal is not None and refusal.master_address == "other:10911"
+    rig.actions.role_will_change(OTHER, master=True)
+    assert rig.path.hold.active, "early sends wait until it opens"
+    rig.path.hold.release()
 
 
 def test_r44_a_new_slave_takes_no_offsets_while_its_own_are_set_back() -> None:
@@ -259,7 +246,7 @@ def test_r44_a_new_slave_takes_no_offsets_while_its_own_are_set_back() -> None:
     assert followed == [None] and isinstance(rig.steps[at + 1], Followed)
 
 
-def test_r33_the_end_that_a_switch_drains_to_has_what_this_turn_put() -> None:
+async def test_r33_the_end_that_a_switch_drains_to_has_what_this_turn_put() -> None:
     rig = Rig()
     store: Any = rig.path.store
 
@@ -268,12 +255,8 @@ def test_r33_the_end_that_a_switch_drains_to_has_what_this_turn_put() -> None:
         return 950
 
     store.end_turn.side_effect = end_turn
-
-    async def play() -> None:
-        assert rig.actions.hold_sends() == 950
-        rig.path.hold.release()
-
-    asyncio.run(play())
+    assert rig.actions.hold_sends() == 950
+    rig.path.hold.release()
 
 
 def test_r33_who_is_only_about_to_be_added_is_no_member_to_switch_to() -> None:
@@ -293,20 +276,16 @@ def test_r36_a_broker_that_takes_no_writes_appends_no_record_of_its_own() -> Non
     rig.path.store.appender.put_message.assert_not_called()  # type: ignore[attr-defined]
 
 
-def test_a_master_is_shown_to_be_one_when_all_of_its_log_is_confirmed() -> None:
+async def test_a_master_is_shown_to_be_one_when_all_of_its_log_is_confirmed() -> None:
     """The store's log ends at 900 and is confirmed up to 640."""
     rig = Rig()
-
-    async def play() -> None:
-        shown = asyncio.ensure_future(rig.path.still_master("locks"))
-        await asyncio.sleep(0)
-        rig.path.confirmed(899)
-        await asyncio.sleep(0)
-        assert not shown.done()
-        rig.path.confirmed(900)
-        await shown
-
-    asyncio.run(play())
+    shown = asyncio.ensure_future(rig.path.still_master("locks"))
+    await asyncio.sleep(0)
+    rig.path.confirmed(899)
+    await asyncio.sleep(0)
+    assert not shown.done()
+    rig.path.confirmed(900)
+    await shown
 
 
 def test_r30_locks_count_from_the_moment_of_the_election() -> None:
@@ -407,33 +386,29 @@ def test_r42_tables_and_requests_follow_a_master_to_another_address() -> None:
 
 
 @pytest.mark.parametrize("named_first", [True, False])
-def test_r38_a_master_that_is_elected_again_states_positions_and_lets_segments_expire(
+async def test_r38_a_master_that_is_elected_again_states_positions_and_lets_segments_expire(
     tmp_path: Path, named_first: bool
 ) -> None:
     """HA changes nothing of its store then. Not `named_first`: another one was named in between."""
-
-    async def play() -> None:
-        async with lone_broker(tmp_path, mapped_file_size_commit_log=8192) as rig:
-            store = rig.service.store
-            ha = Mock(required_set_whole=True)
-            ha.change_to_master = AsyncMock(side_effect=lambda view: store.max_phy_offset)
-            actions = RoleActions(
-                rig.service.path,
-                ha,
-                rig.service.tables,
-                Mock(),
-                Mock(),
-                lambda kind, **fields: None,
-            )
-            actions.role_will_change(OTHER, master=named_first)
-            await actions.become_master(OTHER, asyncio.sleep(0))
-            stated = store.positions.may_expire_below
-            for _ in range(30):
-                assert (await rig.send(body=bytes(1000))).code == 0
-            assert stated < store.positions.may_expire_below
-            assert store.expirer.clean_expired(manual=True) == 0, "nothing is that old"
-            for segment in sorted((tmp_path / "commitlog").glob("0*"))[:2]:
-                os.utime(segment, (0, 0))
-            assert store.expirer.clean_expired(manual=True) == 2
-
-    uvloop.run(play())
+    async with lone_broker(tmp_path, mapped_file_size_commit_log=8192) as rig:
+        store = rig.service.store
+        ha = Mock(required_set_whole=True)
+        ha.change_to_master = AsyncMock(side_effect=lambda view: store.max_phy_offset)
+        actions = RoleActions(
+            rig.service.path,
+            ha,
+            rig.service.tables,
+            Mock(),
+            Mock(),
+            lambda kind, **fields: None,
+        )
+        actions.role_will_change(OTHER, master=named_first)
+        await actions.become_master(OTHER, asyncio.sleep(0))
+        stated = store.positions.may_expire_below
+        for _ in range(30):
+            assert (await rig.send(body=bytes(1000))).code == 0
+        assert stated < store.positions.may_expire_below
+        assert store.expirer.clean_expired(manual=True) == 0, "nothing is that old"
+        for segment in sorted((tmp_path / "commitlog").glob("0*"))[:2]:
+            os.utime(segment, (0, 0))
+        assert store.expirer.clean_expired(manual=True) == 2

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, send_header, until
+from lone_broker import Rig, lone_broker, send_header, until
 
 from batonmq.protocol.bodies import (
     LockBatchRequestBody,
@@ -37,7 +37,7 @@ async def stored_offset(rig: Rig, topic: str = "T") -> int:
     return (await records(rig, topic))[-1].physical_offset
 
 
-def test_the_golden_send_back_is_stored_as_java_stores_it(tmp_path: Path) -> None:
+async def test_the_golden_send_back_is_stored_as_java_stores_it(tmp_path: Path) -> None:
     """The request as the Java client wrote it, and the delayed record that its broker made of it:
     the same place, counts and properties."""
     golden = json.loads((GOLDEN / "remoting" / "broker-36.json").read_text())
@@ -53,8 +53,7 @@ def test_the_golden_send_back_is_stored_as_java_stores_it(tmp_path: Path) -> Non
         for name, value in wanted["properties"].items()
         if name in ("TAGS", "KEYS", "UNIQ_KEY")
     }
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("GoldTopic", b"hello 0", **given)
         first = (await records(rig, "GoldTopic"))[0]
         reply = await rig.ask(36, fields | {"offset": str(first.physical_offset)})
@@ -70,11 +69,9 @@ def test_the_golden_send_back_is_stored_as_java_stores_it(tmp_path: Path) -> Non
         assert ours["ORIGIN_MESSAGE_ID"] == first.msg_id
         assert set(wanted["properties"]) - set(ours) <= {"WAIT"}
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_the_answer_waits_until_the_retry_is_confirmed(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r30_the_answer_waits_until_the_retry_is_confirmed(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         offset, path = await stored_offset(rig), rig.service.path
         await rig.pull(group="g")
@@ -86,8 +83,6 @@ def test_r30_the_answer_waits_until_the_retry_is_confirmed(tmp_path: Path) -> No
         path.confirmed = confirmed  # type: ignore[method-assign]
         path.end_turn()
         assert (await waits).code == 0
-
-    run_with_broker(tmp_path, play)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +98,12 @@ def test_r30_the_answer_waits_until_the_retry_is_confirmed(tmp_path: Path) -> No
         (16, 0, {"maxReconsumeTimes": "20"}, False, "18"),
     ],
 )
-def test_the_level_and_the_end_of_retries(
+async def test_the_level_and_the_end_of_retries(
     tmp_path: Path, times: int, level: int, ext: dict[str, str], dead: bool, delay: str
 ) -> None:
     """Level 3 and one more each time, or what the consumer names; at the limit, or with a negative
     level, the dead letters."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         header = send_header("T", 0, {"TAGS": "a", "KEYS": "k"}) | {"j": str(times)}
         assert (await rig.ask(310, header, b"body")).code == 0
         first = (await records(rig, "T"))[0]
@@ -121,13 +115,10 @@ def test_the_level_and_the_end_of_retries(
         config = rig.service.topics.get("%DLQ%g" if dead else "%RETRY%g")
         assert config is not None and (config.perm, config.read_queue_nums) == (6, 1)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_retry_comes_back_to_its_group_and_remembers_where_it_began(tmp_path: Path) -> None:
+async def test_a_retry_comes_back_to_its_group_and_remembers_where_it_began(tmp_path: Path) -> None:
     """The second retry keeps the first topic and the first id."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send(body=b"again")
         first = (await records(rig, "T"))[0]
         await give_back(rig, first.physical_offset, 1)
@@ -138,8 +129,6 @@ def test_a_retry_comes_back_to_its_group_and_remembers_where_it_began(tmp_path: 
         assert (dead.body, dead.reconsume_times) == (b"again", 2)
         assert dead.properties["RETRY_TOPIC"] == "T"
         assert dead.properties["ORIGIN_MESSAGE_ID"] == first.msg_id
-
-    run_with_broker(tmp_path, play)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +144,10 @@ def test_a_retry_comes_back_to_its_group_and_remembers_where_it_began(tmp_path: 
         ({"maxReconsumeTimes": "many"}, 29, "maxReconsumeTimes"),
     ],
 )
-def test_what_cannot_be_given_back_is_refused_and_not_stored(
+async def test_what_cannot_be_given_back_is_refused_and_not_stored(
     tmp_path: Path, ext: dict[str, str], code: int, named: str
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker={"auto_create_subscription_group": False}) as rig:
         for group in ("g", "reader", "readonly"):
             await rig.ask(200, body=SubscriptionGroupConfig(group_name=group).encode())
         topic = {"topic": "%RETRY%readonly", "readQueueNums": "1", "writeQueueNums": "1"}
@@ -172,11 +161,9 @@ def test_what_cannot_be_given_back_is_refused_and_not_stored(
         assert reply.code == code and named in (reply.remark or "")
         assert rig.service.store.appender.messages_total == before
 
-    run_with_broker(tmp_path, play, broker={"auto_create_subscription_group": False})
 
-
-def test_a_group_without_retry_queues_drops_and_says_so_by_success(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_group_without_retry_queues_drops_and_says_so_by_success(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         group = SubscriptionGroupConfig(group_name="g", retry_queue_nums=0)
         await rig.ask(200, body=group.encode())
         await rig.send()
@@ -187,13 +174,10 @@ def test_a_group_without_retry_queues_drops_and_says_so_by_success(tmp_path: Pat
         assert not await records(rig, "SCHEDULE_TOPIC_XXXX", 2)
         assert rig.service.store.max_phy_offset >= before
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_settings_of_a_group_count(tmp_path: Path) -> None:
+async def test_the_settings_of_a_group_count(tmp_path: Path) -> None:
     """225 makes several; retryQueueNums spreads the retries, retryMaxTimes ends them; 352 shows."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         groups = [
             SubscriptionGroupConfig(group_name="g", retry_queue_nums=3, retry_max_times=1),
             SubscriptionGroupConfig(group_name="h"),
@@ -221,14 +205,12 @@ def test_the_settings_of_a_group_count(tmp_path: Path) -> None:
         (dead,) = await records(rig, "%DLQ%g")
         assert dead.reconsume_times == 2
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_fallback_310_into_the_retry_topic(tmp_path: Path) -> None:
+async def test_the_fallback_310_into_the_retry_topic(tmp_path: Path) -> None:
     """A client whose 36 failed sends by itself: a retry up to the limit (greater, not equal), then,
     or from a group that consumes in order, a dead letter that waits no more."""
+    async with lone_broker(tmp_path) as rig:
 
-    async def play(rig: Rig) -> None:
         def fallback(times: int, **more: str) -> dict[str, str]:
             properties = {"DELAY": "3", "RETRY_TOPIC": "T"}
             return send_header("%RETRY%g", 0, properties) | {"j": str(times), "l": "2"} | more
@@ -247,13 +229,10 @@ def test_the_fallback_310_into_the_retry_topic(tmp_path: Path) -> None:
         batch = fallback(1) | {"m": "true"}
         assert (await rig.ask(320, batch, b"")).code == 13
 
-    run_with_broker(tmp_path, play)
 
-
-def test_what_is_given_back_has_the_crc_of_its_own_record_only(tmp_path: Path) -> None:
+async def test_what_is_given_back_has_the_crc_of_its_own_record_only(tmp_path: Path) -> None:
     """That of the record that failed would be read in its place, and the retry pass for damage."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"failed")
         assert (await give_back(rig, await stored_offset(rig))).code == 0
         store = rig.service.store
@@ -261,5 +240,3 @@ def test_what_is_given_back_has_the_crc_of_its_own_record_only(tmp_path: Path) -
         raw = bytes(store.log.view(begin, store.max_phy_offset - begin))
         records_behind = decode_records(raw)[1:]
         assert records_behind and raw.count(b"__CRC32#") == 1 + len(records_behind)
-
-    run_with_broker(tmp_path, play)

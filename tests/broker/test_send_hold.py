@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import lone_broker, until
 
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write import write_path
@@ -15,11 +15,10 @@ from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT
 from batonmq.protocol.role_view import Role
 
 
-def test_r33_held_sends_are_no_part_of_the_log_and_keep_their_order(tmp_path: Path) -> None:
+async def test_r33_held_sends_are_no_part_of_the_log_and_keep_their_order(tmp_path: Path) -> None:
     """1. Sends arrive while the hold is on: no answer, the log stands. 2. The old master reopens:
     all are answered, in the order of their arrival, and the next one after them."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         first = await rig.send(body=b"before")
         assert first.code == 0
         hold, store = rig.service.path.hold, rig.service.store
@@ -38,13 +37,11 @@ def test_r33_held_sends_are_no_part_of_the_log_and_keep_their_order(tmp_path: Pa
         after = await rig.send(body=b"after")
         assert after.ext["queueOffset"] == "6"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r33_at_a_role_change_held_sends_get_the_new_master_and_are_not_stored(
+async def test_r33_at_a_role_change_held_sends_get_the_new_master_and_are_not_stored(
     tmp_path: Path,
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send()).code == 0
         hold, gate = rig.service.path.hold, rig.service.path.gate
         end = rig.service.store.max_phy_offset
@@ -58,11 +55,9 @@ def test_r33_at_a_role_change_held_sends_get_the_new_master_and_are_not_stored(
         assert reply.ext == {"batonMasterAddress": "10.0.0.2:10911", "batonMasterEpoch": "8"}
         assert rig.service.store.max_phy_offset == end
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_full_hold_refuses_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_full_hold_refuses_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send()).code == 0
         hold = rig.service.path.hold
         hold.begin()
@@ -79,18 +74,14 @@ def test_a_full_hold_refuses_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         hold.release()
         assert (await kept).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_hold_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_hold_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send()).code == 0
         monkeypatch.setattr(write_path, "HELD_MOST_S", 0.01)
         rig.service.path.hold.begin()
         assert (await rig.send()).code == 0
         assert not rig.service.path.hold.active
-
-    run_with_broker(tmp_path, play)
 
 
 class Handled:
@@ -107,82 +98,72 @@ class Handled:
         self.kinds.append(kind)
 
 
-def test_r34_many_held_sends_are_handled_over_many_turns_in_their_order(
+async def test_r34_many_held_sends_are_handled_over_many_turns_in_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the slices the loop does other things, and who comes then stands at the end. Each
     turn handles more than came in the one before, so it ends however many come."""
     monkeypatch.setattr(write_path, "HELD_SLICE", 3)
+    hold = write_path.SendHold()
+    connection = Handled(hold)
+    after_turn: list[int] = []
 
-    async def play() -> None:
-        hold = write_path.SendHold()
-        connection = Handled(hold)
-        after_turn: list[int] = []
+    def take(kind: int) -> None:
+        hold.take(Mock(), connection, kind, b"", b"body")  # type: ignore[arg-type]
 
-        def take(kind: int) -> None:
-            hold.take(Mock(), connection, kind, b"", b"body")  # type: ignore[arg-type]
-
-        hold.begin()
-        for kind in range(10):
-            take(kind)
-        hold.release()
-        assert connection.kinds == [0, 1, 2], "the first of them at once"
-        late = 10
-        while hold.active:
-            take(late)
-            take(late + 1)
-            late += 2
-            await asyncio.sleep(0)
-            after_turn.append(len(connection.kinds))
-        assert connection.kinds == list(range(16))
-        assert after_turn == [8, 13, 16]
-        assert len(hold) == 0 and hold._bytes == 0
-
-    asyncio.run(play())
+    hold.begin()
+    for kind in range(10):
+        take(kind)
+    hold.release()
+    assert connection.kinds == [0, 1, 2], "the first of them at once"
+    late = 10
+    while hold.active:
+        take(late)
+        take(late + 1)
+        late += 2
+        await asyncio.sleep(0)
+        after_turn.append(len(connection.kinds))
+    assert connection.kinds == list(range(16))
+    assert after_turn == [8, 13, 16]
+    assert len(hold) == 0 and hold._bytes == 0
 
 
-def test_r33_a_hold_that_begins_again_stops_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r33_a_hold_that_begins_again_stops_the_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The log must stand from then on: what is left waits for the next release, in its order."""
     monkeypatch.setattr(write_path, "HELD_SLICE", 3)
+    hold = write_path.SendHold()
+    connection = Handled(hold)
+    hold.begin()
+    for kind in range(8):
+        hold.take(Mock(), connection, kind, b"", b"")  # type: ignore[arg-type]
+    hold.release()
+    hold.begin()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert hold.active and connection.kinds == [0, 1, 2]
+    hold.release()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not hold.active and connection.kinds == list(range(8))
 
-    async def play() -> None:
-        hold = write_path.SendHold()
-        connection = Handled(hold)
-        hold.begin()
-        for kind in range(8):
-            hold.take(Mock(), connection, kind, b"", b"")  # type: ignore[arg-type]
+
+async def test_r33_a_held_send_that_fails_keeps_no_other_one_waiting() -> None:
+    hold, handled = write_path.SendHold(), Mock(closed=False)
+    handled.handle_again.side_effect = [ValueError("the first"), None, None]
+    hold.begin()
+    for kind in range(3):
+        hold.take(Mock(), handled, kind, b"", b"")
+    with pytest.raises(ValueError, match="the first"):
         hold.release()
-        hold.begin()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert hold.active and connection.kinds == [0, 1, 2]
-        hold.release()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not hold.active and connection.kinds == list(range(8))
-
-    asyncio.run(play())
+    await until(lambda: not hold.active)
+    assert [call.args[1] for call in handled.handle_again.call_args_list] == [0, 1, 2]
 
 
-def test_r33_a_held_send_that_fails_keeps_no_other_one_waiting() -> None:
-    async def play() -> None:
-        hold, handled = write_path.SendHold(), Mock(closed=False)
-        handled.handle_again.side_effect = [ValueError("the first"), None, None]
-        hold.begin()
-        for kind in range(3):
-            hold.take(Mock(), handled, kind, b"", b"")
-        with pytest.raises(ValueError, match="the first"):
-            hold.release()
-        await until(lambda: not hold.active)
-        assert [call.args[1] for call in handled.handle_again.call_args_list] == [0, 1, 2]
-
-    asyncio.run(play())
-
-
-def test_a_client_that_left_is_not_written_for(tmp_path: Path) -> None:
+async def test_a_client_that_left_is_not_written_for(tmp_path: Path) -> None:
     """The client gave up while its send was held: it is not stored."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send()).code == 0
         hold, end = rig.service.path.hold, rig.service.store.max_phy_offset
         hold.begin()
@@ -194,8 +175,6 @@ def test_a_client_that_left_is_not_written_for(tmp_path: Path) -> None:
         with pytest.raises(Exception, match=r"closed|lost|connect"):
             await waiting
         assert rig.service.store.max_phy_offset == end
-
-    run_with_broker(tmp_path, play)
 
 
 def test_r33_who_leaves_its_role_names_the_new_master_unless_it_stops() -> None:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import lone_broker, until
 
 from batonmq.protocol.codes import RequestCode, ResponseCode
 
 
-def test_the_send_that_made_its_topic_is_answered_when_name_servers_know_it(
+async def test_the_send_that_made_its_topic_is_answered_when_name_servers_know_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         waiting: list[Callable[[], None]] = []
         monkeypatch.setattr(rig.service.send, "_when_known", waiting.append)
         first = asyncio.ensure_future(rig.send())
@@ -28,13 +28,11 @@ def test_the_send_that_made_its_topic_is_answered_when_name_servers_know_it(
         assert (await rig.send()).code == ResponseCode.SUCCESS
         assert len(waiting) == 2  # it is known now
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_topic_that_was_made_is_answered_when_name_servers_know_it(
+async def test_a_topic_that_was_made_is_answered_when_name_servers_know_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         waiting: list[Callable[[], None]] = []
         monkeypatch.setattr(rig.service.registrar, "when_known", waiting.append)
         ext = {"topic": "T", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
@@ -43,5 +41,3 @@ def test_a_topic_that_was_made_is_answered_when_name_servers_know_it(
         assert not made.done()
         waiting[0]()
         assert (await made).code == ResponseCode.SUCCESS
-
-    run_with_broker(tmp_path, play)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lone_broker import Rig, run_with_broker
+from lone_broker import lone_broker
 
 from batonmq.protocol.codes import ResponseCode
 
 
-def test_r31_a_topic_known_to_senders_is_closed_while_its_deletion_waits(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r31_a_topic_known_to_senders_is_closed_while_its_deletion_waits(
+    tmp_path: Path,
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send()).code == ResponseCode.SUCCESS
         service = rig.service
         path, waiting = service.path, []
@@ -24,5 +26,3 @@ def test_r31_a_topic_known_to_senders_is_closed_while_its_deletion_waits(tmp_pat
         confirmed(waiting[-1])
         assert (await rig.send(body=b"a new topic of that name")).code == ResponseCode.SUCCESS
         assert service.tables.topics.get("T") is not None
-
-    run_with_broker(tmp_path, play)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Clock, Rig, end_of, messages, run_with_broker, until
+from lone_broker import Clock, Rig, end_of, lone_broker, messages, until
 
 from batonmq.broker.schedule.delivery import Delivery
 from batonmq.broker.send import send_processor
@@ -33,14 +33,13 @@ async def longest(rig: Rig, **properties: str) -> int:
 
 
 @pytest.mark.parametrize("keeps_room", [True, False])
-def test_r54_properties_of_any_accepted_length_stop_no_timer(
+async def test_r54_properties_of_any_accepted_length_stop_no_timer(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, keeps_room: bool
 ) -> None:
     """Without the room: as logs of older brokers, and of Java's, have them."""
     if not keeps_room:
         monkeypatch.setattr(send_processor, "require_space", lambda properties: None)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         pad = "x" * await longest(rig, TIMER_DELAY_SEC="250000")
         assert (PROPERTIES_SIZE_MAX - len(pad) > PROPERTIES_ROOM) is keeps_room
         assert (await rig.send("T", b"long", pad=pad, TIMER_DELAY_SEC="60")).code == 0
@@ -50,13 +49,11 @@ def test_r54_properties_of_any_accepted_length_stop_no_timer(
         (message,) = await messages(rig, "T")
         assert message.properties["pad"] == pad
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(
+async def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         waits = {"DELAY": "3"}
         half = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K2"}
         assert (await rig.send("T", b"x" * 200_000, **waits)).code == 0
@@ -86,11 +83,9 @@ def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(
         clock.ahead_ms = 2 * HOUR_MS
         await until(lambda: end_of(rig, "%RETRY%g") == 1)
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("wish", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
-def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
+async def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, wish: dict[str, str]
 ) -> None:
     deliver = Delivery.deliver
@@ -101,8 +96,7 @@ def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
         return deliver(self, message, stored_at)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Delivery, "deliver", poisoned)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for body in (b"poison", b"good"):
             assert (await rig.send("T", body, **wish)).code == 0
         clock.ahead_ms = HOUR_MS
@@ -111,12 +105,12 @@ def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
         problems = json.loads(json.loads(reply.body)["table"][PROBLEMS_KEY])
         assert any("set messages aside" in one and "of this message" in one for one in problems)
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("immunity", ["9" * 5000, "9" * 19, "-1", "٣", "1_0"])
-def test_r54_no_number_of_a_half_message_stops_transactions(tmp_path: Path, immunity: str) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r54_no_number_of_a_half_message_stops_transactions(
+    tmp_path: Path, immunity: str
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         fields = {"TRAN_MSG": "true", "PGROUP": "pg"}
         odd = {"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity}
         assert (await rig.send("T", b"odd", UNIQ_KEY="K1", **fields, **odd)).code == 0
@@ -129,8 +123,6 @@ def test_r54_no_number_of_a_half_message_stops_transactions(tmp_path: Path, immu
         }
         assert (await rig.ask(37, end)).code == 0
         await until(lambda: end_of(rig, "T") == 1)
-
-    run_with_broker(tmp_path, play)
 
 
 @pytest.mark.parametrize(
@@ -157,11 +149,11 @@ def test_r54_numbers_of_clients_are_those_of_java(text: str | bytes, number: int
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, str(10**30), "1_0"])
-def test_r54_a_request_with_a_number_beyond_64_bits_is_refused(tmp_path: Path, number: str) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r54_a_request_with_a_number_beyond_64_bits_is_refused(
+    tmp_path: Path, number: str
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T")
         commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": number}
         reply = await rig.ask(15, commit)
         assert reply.code == 29 and "64 bits" in (reply.remark or "")
-
-    run_with_broker(tmp_path, play)

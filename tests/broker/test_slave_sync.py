@@ -8,8 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import uvloop
-from lone_broker import Rig, lone_broker, run_with_broker, until
+from lone_broker import Rig, lone_broker, until
 
 from batonmq.broker.tables import slave_sync
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
@@ -128,7 +127,9 @@ def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Pa
     assert own.offsets.query("g", "T", 0) == -1
 
 
-def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_path: Path) -> None:
+async def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(
+    tmp_path: Path,
+) -> None:
     """1 topics change while they are fetched: again. 2 they are here. 3 another master: of it
     nothing is here, whatever its versions are."""
     own = tables(tmp_path / "own")
@@ -143,20 +144,17 @@ def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_pat
             own.topics.create_by_message(changes.pop(), 4)
         return await master.invoke(address, request, ms)
 
-    async def play() -> None:
-        log_end = Mock(max_phy_offset=0)
-        sync = SlaveSynchronize(Mock(invoke=invoke), own, 1_000, lambda: None, log_end)
-        sync.on_tables = held.append
-        sync.follow(MASTER)
-        assert not await sync.synchronize(MASTER) and held == []
-        assert await sync.synchronize(MASTER) and held == [5]
-        assert await sync.synchronize(MASTER) and master.fetches == 2
-        other = Followed("other:10911", 5)
-        sync.follow(other)
-        assert await sync.synchronize(other) and held == [5, 5]
-        assert master.fetches == 3
-
-    asyncio.run(play())
+    log_end = Mock(max_phy_offset=0)
+    sync = SlaveSynchronize(Mock(invoke=invoke), own, 1_000, lambda: None, log_end)
+    sync.on_tables = held.append
+    sync.follow(MASTER)
+    assert not await sync.synchronize(MASTER) and held == []
+    assert await sync.synchronize(MASTER) and held == [5]
+    assert await sync.synchronize(MASTER) and master.fetches == 2
+    other = Followed("other:10911", 5)
+    sync.follow(other)
+    assert await sync.synchronize(other) and held == [5, 5]
+    assert master.fetches == 3
     assert master.versions == ["", "v1", "v1", ""]
 
 
@@ -169,37 +167,33 @@ async def _popped(rig: Rig) -> list[int]:
     return [message.queue_offset for message in decode_records(reply.body)]
 
 
-def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its_log(
+async def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A slave has eight messages, and no more of the log. 2. A group pops four of them; the
     record that says so is not at the slave, but its port for tables answers. 3. The slave is
     elected uncleanly: by its log nobody has these four, so they are given."""
     monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
-
-    async def play() -> None:
-        async with lone_broker(tmp_path / "master") as master:
-            for _ in range(8):
-                assert (await master.send()).code == 0
-        shutil.copytree(tmp_path / "master", tmp_path / "slave")
-        async with (
-            lone_broker(tmp_path / "master") as master,
-            lone_broker(tmp_path / "slave") as slave,
-        ):
-            assert await _popped(master) == [0, 1, 2, 3]
-            assert master.service.tables.offsets.query("g", "T", 0) == 4
-            sync, followed = slave.service.slave_sync, Followed(master.service.address, 0)
-            sync.followed = followed
-            assert not await sync.synchronize(followed)
-            assert "T" in slave.service.tables.topics
-            assert sync.held_epoch == -1, "R42: so far it does not join"
-            assert await _popped(slave) == [0, 1, 2, 3]
-
-    uvloop.run(play())
+    async with lone_broker(tmp_path / "master") as master:
+        for _ in range(8):
+            assert (await master.send()).code == 0
+    shutil.copytree(tmp_path / "master", tmp_path / "slave")
+    async with (
+        lone_broker(tmp_path / "master") as master,
+        lone_broker(tmp_path / "slave") as slave,
+    ):
+        assert await _popped(master) == [0, 1, 2, 3]
+        assert master.service.tables.offsets.query("g", "T", 0) == 4
+        sync, followed = slave.service.slave_sync, Followed(master.service.address, 0)
+        sync.followed = followed
+        assert not await sync.synchronize(followed)
+        assert "T" in slave.service.tables.topics
+        assert sync.held_epoch == -1, "R42: so far it does not join"
+        assert await _popped(slave) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("progress", ["offsets", "delays"])
-def test_r30_progress_waits_for_the_log_that_it_rests_on(
+async def test_r30_progress_waits_for_the_log_that_it_rests_on(
     tmp_path: Path, progress: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups have popped, and delays are delivered, by records up to 100. The log here ends at 99,
@@ -218,28 +212,25 @@ def test_r30_progress_waits_for_the_log_that_it_rests_on(
         master.ext[EXT_CARRIED_OUT] = "100" if request.code == rests_on else "99"
         return await master.invoke(address, request, ms)
 
-    async def play() -> None:
-        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log)
-        sync.on_tables = held.append
-        sync.followed = MASTER
-        monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
-        for _ in range(2):  # the other tables are here after the first time
-            assert not await sync.synchronize(MASTER)
-        assert own.offsets.query("g", "T", 0) == (-1 if progress == "offsets" else 70)
-        assert own.delays.table == ({} if progress == "delays" else {1: 7})
-        assert held == []
-        monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 60.0)
-        again = asyncio.ensure_future(sync.synchronize(MASTER))
-        await asyncio.sleep(0)
-        log.max_phy_offset = 100
-        assert await again
-        assert own.offsets.query("g", "T", 0) == 70 and own.delays.table == {1: 7}
-        assert held == [4]
-
-    asyncio.run(play())
+    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log)
+    sync.on_tables = held.append
+    sync.followed = MASTER
+    monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
+    for _ in range(2):  # the other tables are here after the first time
+        assert not await sync.synchronize(MASTER)
+    assert own.offsets.query("g", "T", 0) == (-1 if progress == "offsets" else 70)
+    assert own.delays.table == ({} if progress == "delays" else {1: 7})
+    assert held == []
+    monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 60.0)
+    again = asyncio.ensure_future(sync.synchronize(MASTER))
+    await asyncio.sleep(0)
+    log.max_phy_offset = 100
+    assert await again
+    assert own.offsets.query("g", "T", 0) == 70 and own.delays.table == {1: 7}
+    assert held == [4]
 
 
-def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothing(
+async def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 3_600.0)
@@ -257,23 +248,19 @@ def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothing(
         ext = {EXT_MASTER_EPOCH: "4", EXT_CARRIED_OUT: "100"}
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
-    async def play() -> None:
-        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Log())
-        sync.followed = MASTER
-        asked = asyncio.ensure_future(sync.synchronize(MASTER))
-        async with asyncio.timeout(5):
-            await waits.wait()
-            sync.follow(Followed("other:10911", 5))
-            assert not await asked
-        assert own.offsets.query("g", "T", 0) == -1
-
-    asyncio.run(play())
+    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Log())
+    sync.followed = MASTER
+    asked = asyncio.ensure_future(sync.synchronize(MASTER))
+    async with asyncio.timeout(5):
+        await waits.wait()
+        sync.follow(Followed("other:10911", 5))
+        assert not await asked
+    assert own.offsets.query("g", "T", 0) == -1
 
 
-def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(tmp_path: Path) -> None:
+async def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(tmp_path: Path) -> None:
     """Its confirmed end: what lies above may be cut."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T")).code == 0
         path, store = rig.service.path, rig.service.store
         confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
@@ -285,8 +272,6 @@ def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(tmp_path: Path)
         path.confirmed = confirmed  # type: ignore[method-assign]
         path.end_turn()
         assert (await waits).code == 0
-
-    run_with_broker(tmp_path, play)
 
 
 @pytest.mark.parametrize("error", [None, "no such code"])

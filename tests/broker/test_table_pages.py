@@ -1,6 +1,5 @@
 """Tables that are larger than a frame come to slaves of ours in pages (R58)."""
 
-import asyncio
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -34,28 +33,25 @@ def source(path: Path) -> tuple[slave_sync.BrokerTables, Processors]:
     return own, processors
 
 
-def test_r58_offsets_of_18_mb_reach_a_slave(tmp_path: Path) -> None:
+async def test_r58_offsets_of_18_mb_reach_a_slave(tmp_path: Path) -> None:
     master, processors = source(tmp_path / "master")
     for number in range(72_000):
         master.offsets.commit(f"g{number}".ljust(240, "x"), "T", 0, number)
     assert len(master.offsets.wrapper().encode()) > FRAME_SIZE_MAX
     own = tables(tmp_path / "own")
 
-    async def play() -> None:
-        server, client = RemotingServer(processors), RemotingClient()
-        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-        followed = Followed(address, 5)
-        sync = SlaveSynchronize(client, own, 1000, lambda: None, Mock(max_phy_offset=0))
-        sync.followed, sync._by_main_port, sync._failures = followed, True, 8
-        assert await sync.synchronize(followed) and sync.held_epoch == 5
-        await client.close()
-        await server.close()
-
-    asyncio.run(play())
+    server, client = RemotingServer(processors), RemotingClient()
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    followed = Followed(address, 5)
+    sync = SlaveSynchronize(client, own, 1000, lambda: None, Mock(max_phy_offset=0))
+    sync.followed, sync._by_main_port, sync._failures = followed, True, 8
+    assert await sync.synchronize(followed) and sync.held_epoch == 5
+    await client.close()
+    await server.close()
     assert own.offsets.query("g71999".ljust(240, "x"), "T", 0) == 71_999
 
 
-def test_r58_what_is_kept_for_pages_is_bounded(
+async def test_r58_what_is_kept_for_pages_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slave_sync, "PAGE_SIZE", 100)
@@ -71,23 +67,20 @@ def test_r58_what_is_kept_for_pages_is_bounded(
         assert isinstance(reply, RemotingCommand)
         return reply
 
-    async def play() -> None:
-        java = await ask({})
-        assert java.body == whole and EXT_BODY_ID not in java.ext
-        first = await ask({EXT_PAGES: "100"})
-        assert len(first.body) == 100 and first.ext[EXT_MASTER_EPOCH] == "5"
-        name = first.ext[EXT_BODY_ID]
-        second = await ask({EXT_BODY_ID: name, EXT_BODY_FROM: "100"})
-        assert second.body == whole[100:200]
-        for wrong in (
-            {EXT_BODY_ID: "x", EXT_BODY_FROM: "0"},
-            {EXT_BODY_ID: name, EXT_BODY_FROM: "-1"},
-        ):
-            with pytest.raises(BrokerRefusal, match="ask again"):
-                await ask(wrong)
-        for _ in range(BODIES_KEPT):
-            await ask({EXT_PAGES: "100"})
+    java = await ask({})
+    assert java.body == whole and EXT_BODY_ID not in java.ext
+    first = await ask({EXT_PAGES: "100"})
+    assert len(first.body) == 100 and first.ext[EXT_MASTER_EPOCH] == "5"
+    name = first.ext[EXT_BODY_ID]
+    second = await ask({EXT_BODY_ID: name, EXT_BODY_FROM: "100"})
+    assert second.body == whole[100:200]
+    for wrong in (
+        {EXT_BODY_ID: "x", EXT_BODY_FROM: "0"},
+        {EXT_BODY_ID: name, EXT_BODY_FROM: "-1"},
+    ):
         with pytest.raises(BrokerRefusal, match="ask again"):
-            await ask({EXT_BODY_ID: name, EXT_BODY_FROM: "100"})
-
-    asyncio.run(play())
+            await ask(wrong)
+    for _ in range(BODIES_KEPT):
+        await ask({EXT_PAGES: "100"})
+    with pytest.raises(BrokerRefusal, match="ask again"):
+        await ask({EXT_BODY_ID: name, EXT_BODY_FROM: "100"})

@@ -297,7 +297,7 @@ def test_r31_what_a_group_may_not_read_is_a_record_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["update_topic", "delete_topic"])
-def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) -> None:
+async def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) -> None:
     """1. A topic is changed; the request ends with 12, since a slave does not follow. 2. The same
     is asked again: the table has it, the slave has not. It is not answered before it has."""
     tables = Tables(tmp_path / "master")
@@ -310,24 +310,20 @@ def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) 
     admin = AdminProcessor(path, tables.service, Mock(), AsyncMock(), BrokerConfig())
     ext = {"topic": "T", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
     request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-
-    async def ask() -> None:
-        for number in (1, 2):
-            asked = asyncio.ensure_future(getattr(admin, method)(request, None))
-            await asyncio.sleep(0)
-            assert len(tables.log) == number and not asked.done()
-            acks.confirm(100 * number - 1, 0)
-            await asyncio.sleep(0)
-            assert not asked.done()
-            if number == 1:
-                acks.fail_all(12, "not replicated in time")
-                await asyncio.wait([asked])
-                assert asked.exception() is not None
-            else:
-                acks.confirm(100 * number, 0)
-                assert (await asked).code == 0
-
-    asyncio.run(ask())
+    for number in (1, 2):
+        asked = asyncio.ensure_future(getattr(admin, method)(request, None))
+        await asyncio.sleep(0)
+        assert len(tables.log) == number and not asked.done()
+        acks.confirm(100 * number - 1, 0)
+        await asyncio.sleep(0)
+        assert not asked.done()
+        if number == 1:
+            acks.fail_all(12, "not replicated in time")
+            await asyncio.wait([asked])
+            assert asked.exception() is not None
+        else:
+            acks.confirm(100 * number, 0)
+            assert (await asked).code == 0
 
 
 def test_r39_offsets_under_way_do_not_outlive_the_deletion_of_their_topic(tmp_path: Path) -> None:

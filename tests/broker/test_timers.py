@@ -13,8 +13,8 @@ from lone_broker import (
     Rig,
     end_of,
     expire_all_but_last,
+    lone_broker,
     messages,
-    run_with_broker,
     send_header,
     until,
 )
@@ -48,10 +48,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         ("TIMER_DELIVER_MS", "", 60_003),
     ],
 )
-def test_a_timed_message_comes_at_its_millisecond(
+async def test_a_timed_message_comes_at_its_millisecond(
     tmp_path: Path, clock: Clock, wish: str, value: str, ahead_ms: int
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         first = wall_ms()
         sent = await rig.send("T", b"timed", queue=3, **{wish: value or str(first + ahead_ms)})
         last = wall_ms()
@@ -73,17 +73,14 @@ def test_a_timed_message_comes_at_its_millisecond(
         assert came.body == b"timed" and came.properties["REAL_TOPIC"] == "T"
         assert int(came.properties["TIMER_DEQUEUE_MS"]) == out_ms
 
-    run_with_broker(tmp_path, play)
 
-
-def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
+async def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the service sleeps until its first message is due, not until it would look again."""
     clock = Clock(monkeypatch)
     monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 3_600_000)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for wish in ({"TIMER_DELIVER_MS": "1"}, {"TIMER_DELAY_SEC": "-5"}):
             sent = await rig.send("T", **wish)
             assert sent.code == 0 and "recallHandle" not in sent.ext
@@ -100,8 +97,6 @@ def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
         clock.stopped_at_ms = due_ms
         await until(lambda: end_of(rig, "T") == 3)
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize(
     ("wish", "code", "named"),
@@ -113,10 +108,10 @@ def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
         ({"TIMER_DELIVER_MS": "5", "TIMER_DEL_UNIQKEY": "T+K"}, 13, "due already"),
     ],
 )
-def test_an_invalid_delivery_time_is_refused_and_not_stored(
+async def test_an_invalid_delivery_time_is_refused_and_not_stored(
     tmp_path: Path, wish: dict[str, str], code: int, named: str
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T")
         end = rig.service.store.max_phy_offset
         refused = await rig.send("T", **wish)
@@ -126,20 +121,14 @@ def test_an_invalid_delivery_time_is_refused_and_not_stored(
         assert batch.code == 13
         assert rig.service.store.max_phy_offset == end
 
-    run_with_broker(tmp_path, play)
 
-
-def test_timers_can_be_switched_off_and_never_outlive_the_log(tmp_path: Path) -> None:
-    async def off(rig: Rig) -> None:
+async def test_timers_can_be_switched_off_and_never_outlive_the_log(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path / "off", timer_wheel_enable=False) as rig:
         refused = await rig.send("T", TIMER_DELAY_SEC="5")
         assert refused.code == 1 and "timerWheelEnable" in (refused.remark or "")
-
-    async def short(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "short", file_reserved_time=1) as rig:
         assert (await rig.send("T", TIMER_DELAY_SEC="3601")).code == 13
         assert (await rig.send("T", TIMER_DELAY_SEC="3599")).code == 0
-
-    run_with_broker(tmp_path / "off", off, timer_wheel_enable=False)
-    run_with_broker(tmp_path / "short", short, file_reserved_time=1)
 
 
 FORGED = RecallHandle("T", "broker-a", wall_ms() + 86_400_000, "K\x02TIMER_OUT_MS\x015").encode()
@@ -160,8 +149,10 @@ async def comes_again(rig: Rig, clock: Clock, key: str) -> None:
     assert (await messages(rig, "T"))[-1].body == key.encode()
 
 
-def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path: Path, clock: Clock) -> None:
-    async def before(rig: Rig) -> None:
+async def test_a_recalled_message_never_comes_also_after_a_restart(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         first = await rig.send("T", b"recalled", TIMER_DELAY_SEC="60", UNIQ_KEY="K1")
         second = await rig.send("T", b"recalled too", TIMER_DELAY_SEC="60", UNIQ_KEY="K2")
         await rig.send("T", b"kept", TIMER_DELAY_SEC="60", UNIQ_KEY="K3")
@@ -169,31 +160,26 @@ def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path: Path, clo
         assert (answer.code, answer.ext["msgId"]) == (0, "K1")
         assert answer.ext["MSG_REGION"] == "DefaultRegion", "stock clients trace no recall else"
         assert (await recall(rig, second)).code == 0
-
-    async def after(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         clock.ahead_ms = 70_000
         await until(lambda: len(rig.service.waiting.timers) == 0 and end_of(rig, "T") == 1)
         assert [one.body for one in await messages(rig, "T")] == [b"kept"]
         for key in ("K1", "K2"):
             await comes_again(rig, clock, key)
 
-    run_with_broker(tmp_path, before, broker=RECALLS)
-    run_with_broker(tmp_path, after, broker=RECALLS)
 
-
-def test_a_recall_that_is_over_takes_back_nothing_after_a_restart(
+async def test_a_recall_that_is_over_takes_back_nothing_after_a_restart(
     tmp_path: Path, clock: Clock
 ) -> None:
     """A new master reads it again beside what waits still."""
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         await rig.send("T", b"waits", TIMER_DELAY_SEC="900", UNIQ_KEY="K0")
         first = await rig.send("T", b"recalled", TIMER_DELAY_SEC="60", UNIQ_KEY="K1")
         assert (await recall(rig, first)).code == 0
         clock.ahead_ms = 70_000
         await until(lambda: len(rig.service.waiting.timers) == 1)
-
-    async def after(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         await until(lambda: len(rig.service.waiting.timers) == 1)
         await rig.send("T", b"again", TIMER_DELIVER_MS=str(wall_ms() + 80_000), UNIQ_KEY="K1")
         await until(lambda: len(rig.service.waiting.timers) == 2)
@@ -202,17 +188,13 @@ def test_a_recall_that_is_over_takes_back_nothing_after_a_restart(
         await rig.send("T", b"last")
         assert [one.body for one in await messages(rig, "T")] == [b"again", b"last"]
 
-    run_with_broker(tmp_path, before, broker=RECALLS)
-    run_with_broker(tmp_path, after, broker=RECALLS)
 
-
-def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(
+async def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(
     tmp_path: Path, clock: Clock
 ) -> None:
     """A failover may leave a message in the queue twice: the answer named the second one only, and
     the first one used the recall up."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         copies = [
             await rig.send("T", b"copy", TIMER_DELAY_SEC=wait, UNIQ_KEY="K")
             for wait in ("50", "60")
@@ -223,8 +205,6 @@ def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(
         await rig.send("T", b"last")
         assert [one.body for one in await messages(rig, "T")] == [b"last"]
         await comes_again(rig, clock, "K")
-
-    run_with_broker(tmp_path, play, broker=RECALLS)
 
 
 @pytest.mark.parametrize(
@@ -244,10 +224,10 @@ def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(
         ({"recallHandle": ""}, 29, "recallHandle"),
     ],
 )
-def test_a_bad_recall_is_refused_by_name(
+async def test_a_bad_recall_is_refused_by_name(
     tmp_path: Path, changed: dict[str, str], code: int, named: str
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         await rig.send("V")
         sent = await rig.send("T", TIMER_DELAY_SEC="60")
         end = rig.service.store.max_phy_offset
@@ -255,65 +235,52 @@ def test_a_bad_recall_is_refused_by_name(
         assert refused.code == code and named in (refused.remark or "")
         assert rig.service.store.max_phy_offset == end
 
-    run_with_broker(tmp_path, play, broker=RECALLS)
 
-
-def test_recall_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_recall_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         sent = await rig.send("T", TIMER_DELAY_SEC="60")
         refused = await recall(rig, sent)
         assert refused.code == 16 and "recallMessageEnable" in (refused.remark or "")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
+async def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
     """Two are delivered before the crash, of which the files know nothing; the rest after it."""
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for second in (30, 10, 20, 90):
             await rig.send("T", b"%d" % second, TIMER_DELAY_SEC=str(second))
         clock.ahead_ms = 25_000
         await until(lambda: end_of(rig, "T") == 2)
-
-    async def after(rig: Rig) -> None:
+    for name in ("delayOffset.json", "delayOffset.json.bak", "timercheck"):
+        (tmp_path / "config" / name).unlink(missing_ok=True)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    async with lone_broker(tmp_path) as rig:
         await until(lambda: len(rig.service.waiting.timers) == 2)
         clock.ahead_ms = 100_000
         await until(lambda: end_of(rig, "T") == 4)
         bodies = [one.body for one in await messages(rig, "T")]
         assert bodies == [b"10", b"20", b"30", b"90"]
 
-    run_with_broker(tmp_path, before)
-    for name in ("delayOffset.json", "delayOffset.json.bak", "timercheck"):
-        (tmp_path / "config" / name).unlink(missing_ok=True)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after)
 
-
-def test_a_backlog_is_read_and_delivered_in_slices(
+async def test_a_backlog_is_read_and_delivered_in_slices(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "READ_UNITS", 7)
     monkeypatch.setattr(delivery, "SLICE", 5)
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for number in range(40):
             await rig.send("T", b"%d" % number, TIMER_DELAY_SEC=str(20 + number % 2))
-
-    async def after(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         clock.ahead_ms = 30_000
         await until(lambda: end_of(rig, "T") == 40)
 
-    run_with_broker(tmp_path, before)
-    run_with_broker(tmp_path, after)
 
-
-def test_r45_refused_progress_stops_no_timer(tmp_path: Path, clock: Clock) -> None:
+async def test_r45_refused_progress_stops_no_timer(tmp_path: Path, clock: Clock) -> None:
     """What is due was recalled, so nothing is to be put but how far the timer is, and the disk is
     full. What is due later comes when there is room."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         store, timers = rig.service.store, rig.service.waiting.timers
         recalled = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
         assert (await recall(rig, recalled)).code == 0
@@ -326,15 +293,12 @@ def test_r45_refused_progress_stops_no_timer(tmp_path: Path, clock: Clock) -> No
         clock.ahead_ms = 50_000
         await until(lambda: end_of(rig, "T") == 1)
 
-    run_with_broker(tmp_path, play, broker=RECALLS)
 
-
-def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(
+async def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(
     tmp_path: Path, clock: Clock
 ) -> None:
     """Also when nothing becomes due any more: what is done would count as waiting for good."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         store, timers = rig.service.store, rig.service.waiting.timers
         recalled = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
         assert (await recall(rig, recalled)).code == 0
@@ -347,13 +311,11 @@ def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(
         await until(lambda: knows(timers))
         assert rig.service.tables.delays.timer.next_offset == 2
 
-    run_with_broker(tmp_path, play, broker=RECALLS)
 
-
-def test_a_new_master_continues_when_messages_expire_while_it_reads_them(
+async def test_a_new_master_continues_when_messages_expire_while_it_reads_them(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, mapped_file_size_consume_queue=2 * UNIT_SIZE) as rig:
         timers = rig.service.waiting.timers
         for number in range(6):
             await rig.send("T", b"%d" % number, TIMER_DELAY_SEC="20")
@@ -364,29 +326,25 @@ def test_a_new_master_continues_when_messages_expire_while_it_reads_them(
         await until(lambda: end_of(rig, "T") > 0)
         assert [one.body for one in await messages(rig, "T")] == [b"5"]
 
-    run_with_broker(tmp_path, play, mapped_file_size_consume_queue=2 * UNIT_SIZE)
 
-
-def test_java_finds_its_check_point_and_ours_is_its_answer(tmp_path: Path, clock: Clock) -> None:
+async def test_java_finds_its_check_point_and_ours_is_its_answer(
+    tmp_path: Path, clock: Clock
+) -> None:
     """60, and config/timercheck: the time, and the first offset that may still wait."""
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", TIMER_DELAY_SEC="10")
         clock.ahead_ms = 20_000
         await until(lambda: end_of(rig, "T") == 1)
         answer = struct.unpack(">7q", (await rig.ask(60)).body)
         assert answer[0] <= wall_ms() and answer[2:4] == (1, 1)
         assert json.loads((await rig.ask(45)).body)["offsetTable"] == {}
-
-    async def java_was_here(rig: Rig) -> None:
-        assert rig.service.tables.delays.timer.next_offset == 1
-
-    run_with_broker(tmp_path, play)
     check = (tmp_path / "config" / "timercheck").read_bytes()
     assert len(check) == 4096 and struct.unpack(">7q", check[:56])[2] == 1
     for name in ("delayOffset.json", "delayOffset.json.bak"):
         (tmp_path / "config" / name).write_text('{"dataVersion":{},"offsetTable":{1:0}}')
-    run_with_broker(tmp_path, java_was_here)
+    async with lone_broker(tmp_path) as rig:
+        assert rig.service.tables.delays.timer.next_offset == 1
 
 
 def knows(timers: delivery.TimerService) -> bool:
@@ -394,11 +352,11 @@ def knows(timers: delivery.TimerService) -> bool:
     return timers.delivered_until_ms() > wall_ms() - delivery.DAY_MS // 2
 
 
-def test_60_says_up_to_when_all_is_delivered(tmp_path: Path, clock: Clock) -> None:
+async def test_60_says_up_to_when_all_is_delivered(tmp_path: Path, clock: Clock) -> None:
     """A Java slave that takes over begins there; from 0 on it would walk for half an hour. Never
     beyond a message that waits, and never so near to now that one could have been missed."""
+    async with lone_broker(tmp_path) as rig:
 
-    async def play(rig: Rig) -> None:
         async def read_ms() -> int:
             return int(struct.unpack(">7q", (await rig.ask(60)).body)[0])
 
@@ -416,15 +374,12 @@ def test_60_says_up_to_when_all_is_delivered(tmp_path: Path, clock: Clock) -> No
         await until(lambda: knows(timers))
         assert await read_ms() < before_ms + 2000, "it waits still"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(
+async def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(
     tmp_path: Path, clock: Clock
 ) -> None:
     """That may be cut: a Java slave that took over would begin behind it."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         timers, path = rig.service.waiting.timers, rig.service.path
         await rig.send("T", TIMER_DELAY_SEC="20")
         await until(lambda: len(timers) == 1)
@@ -436,10 +391,8 @@ def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(
         path.end_turn()
         await until(lambda: knows(timers))
 
-    run_with_broker(tmp_path, play)
 
-
-def test_how_many_wait_for_which_topic(
+async def test_how_many_wait_for_which_topic(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GET_TIMER_METRICS (61). Kept from the first request on, counted in slices, and from zero by a
@@ -450,7 +403,7 @@ def test_how_many_wait_for_which_topic(
         body = json.loads((await rig.ask(61)).body)
         return {topic: each["count"] for topic, each in body["timingCount"].items()}
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         assert await counts(rig) == {}
         for at in (10, 60, 60, 60):
             await rig.send("T", TIMER_DELAY_SEC=str(at), UNIQ_KEY=f"K{at}")
@@ -476,11 +429,9 @@ def test_how_many_wait_for_which_topic(
         await until(lambda: len(timers) == 0)
         assert await counts(rig) == {}
 
-    run_with_broker(tmp_path, play, broker=RECALLS)
 
-
-def test_r30_a_recall_is_answered_when_it_is_confirmed(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r30_a_recall_is_answered_when_it_is_confirmed(tmp_path: Path, clock: Clock) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         sent = await rig.send("T", TIMER_DELAY_SEC="60")
         path, end = rig.service.path, rig.service.store.max_phy_offset
         confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
@@ -492,15 +443,13 @@ def test_r30_a_recall_is_answered_when_it_is_confirmed(tmp_path: Path, clock: Cl
         path.end_turn()
         assert (await waits).code == 0
 
-    run_with_broker(tmp_path, play, broker=RECALLS)
 
-
-def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
+async def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was recalled is due by the time of the next mastership, and is read first."""
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         first = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
         for _ in range(5):
             await rig.send("T", b"kept", TIMER_DELAY_SEC="90")
@@ -508,23 +457,18 @@ def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
         await rig.send("T", b"soon", TIMER_DELAY_SEC="5")
         clock.ahead_ms = 6_000
         await until(lambda: end_of(rig, "T") == 1)
-
-    async def after(rig: Rig) -> None:
+    clock.ahead_ms = 30_000
+    monkeypatch.setattr(delivery, "READ_UNITS", 2)
+    async with lone_broker(tmp_path, broker=RECALLS) as rig:
         await until(lambda: len(rig.service.waiting.timers) == 5)
         assert [one.body for one in await messages(rig, "T")] == [b"soon"]
 
-    run_with_broker(tmp_path, before, broker=RECALLS)
-    clock.ahead_ms = 30_000
-    monkeypatch.setattr(delivery, "READ_UNITS", 2)
-    run_with_broker(tmp_path, after, broker=RECALLS)
 
-
-def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
+async def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "REFUSED_MS", 1)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T", b"timed", TIMER_DELAY_SEC="60")).code == 0
         await until(lambda: len(rig.service.waiting.timers) == 1)
         appender, refused = rig.service.store.appender, []
@@ -544,5 +488,3 @@ def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
         await until(lambda: end_of(rig, "T") == 1)
         (came,) = await messages(rig, "T")
         assert came.body == b"timed"
-
-    run_with_broker(tmp_path, play)

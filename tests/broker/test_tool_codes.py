@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import Rig, lone_broker, run_with_broker, until
 
 from batonmq.broker.status import running_for
 from batonmq.protocol.bodies import SubscriptionGroupWrapper
@@ -49,8 +49,8 @@ async def known_groups(rig: Rig) -> set[str]:
     return set(SubscriptionGroupWrapper.decode(reply.body).subscription_group_table)
 
 
-def test_a_group_is_deleted_with_its_offsets_or_without(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_group_is_deleted_with_its_offsets_or_without(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         for clean, left in (("false", "2"), ("true", "0")):
@@ -64,11 +64,9 @@ def test_a_group_is_deleted_with_its_offsets_or_without(tmp_path: Path) -> None:
         assert (kept.code, SYSTEM in await known_groups(rig)) == (29, True)
         assert (await rig.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP)).code == 29
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_group_made_again_right_behind_its_deletion_stays(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_group_made_again_right_behind_its_deletion_stays(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         topics = rig.service.topics
         await rig.pull()
         topics.delete_group("g", with_offsets=True)
@@ -78,11 +76,9 @@ def test_a_group_made_again_right_behind_its_deletion_stays(tmp_path: Path) -> N
         await rig.service.path.wait_confirmed(end, "the group")
         assert "g" in await known_groups(rig)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_group_loses_the_right_to_read_a_topic(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_group_loses_the_right_to_read_a_topic(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         for readable, code in (("false", 16), ("true", 0)):
             asked = {"group": "g", "topic": "T", "readable": readable}
@@ -94,11 +90,9 @@ def test_a_group_loses_the_right_to_read_a_topic(tmp_path: Path) -> None:
         assert json.loads(told.body)["readable"] is True
         assert rig.service.tables.groups.wrapper().forbidden_table == {}
 
-    run_with_broker(tmp_path, play)
 
-
-def test_how_far_every_group_is(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_how_far_every_group_is(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         await rig.pull(commit=2)
@@ -115,11 +109,9 @@ def test_how_far_every_group_is(tmp_path: Path) -> None:
         topics = await rig.ask(RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": "g"})
         assert json.loads(topics.body)["topicList"] == ["T"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_producers_and_subscriptions(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_producers_and_subscriptions(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.ask(34, body=heartbeat("me@1", "T").encode())
         producers = json.loads((await rig.ask(RequestCode.GET_ALL_PRODUCER_INFO)).body)["data"]
         assert list(producers) == ["p"]
@@ -131,11 +123,9 @@ def test_producers_and_subscriptions(tmp_path: Path) -> None:
             told = await rig.ask(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, asked)
             assert ("subscriptionData" in json.loads(told.body)) == is_there
 
-    run_with_broker(tmp_path, play)
 
-
-def test_units_of_a_queue(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_units_of_a_queue(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         for _ in range(3):
             await rig.send()
         asked = {"topic": "T", "queueId": "0", "index": "1", "count": "5"}
@@ -153,13 +143,10 @@ def test_units_of_a_queue(tmp_path: Path) -> None:
             assert (body.get("subscriptionData") is not None) == online
             assert body["filterData"] == ("null" if online else f"{group}@T is not online!")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_rocketmq_exporter_reads_every_key_that_it_needs(tmp_path: Path) -> None:
+async def test_rocketmq_exporter_reads_every_key_that_it_needs(tmp_path: Path) -> None:
     """`BrokerRuntimeStats` of the exporter: a key that it cannot parse costs all of the broker."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         await rig.pull()
         found = json.loads((await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
@@ -174,13 +161,10 @@ def test_rocketmq_exporter_reads_every_key_that_it_needs(tmp_path: Path) -> None
         assert (float(capacity[2]), float(capacity[6])) > (0, 0)
         assert found["remainHowManyDataToFlush"].split(" ")[1][0] in "BKMGTPE"
 
-    run_with_broker(tmp_path, play)
 
-
-def test_tools_get_no_crc_among_the_properties(tmp_path: Path) -> None:
+async def test_tools_get_no_crc_among_the_properties(tmp_path: Path) -> None:
     """12, 33, and pulls of TOOLS_CONSUMER, which mqadmin shows; the log keeps it."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send()
         store = rig.service.store
         ((offset, size, _),) = store.queries.units("T", 0, 0, 1)
@@ -195,11 +179,9 @@ def test_tools_get_no_crc_among_the_properties(tmp_path: Path) -> None:
             assert (message.store_size, "__CRC32#" in message.properties) == (size - 20, False)
             assert message.body == decode_record(bytes(record)).body
 
-    run_with_broker(tmp_path, play)
 
-
-def test_settings_and_system_topics(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_settings_and_system_topics(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         reply = await rig.ask(RequestCode.GET_BROKER_CONFIG)
         settings = parse_properties(reply.body.decode())
         assert json.loads(reply.ext["version"])["counter"] == 0
@@ -212,8 +194,6 @@ def test_settings_and_system_topics(tmp_path: Path) -> None:
         registered = rig.service.status.registration()
         assert registered is not None
         assert not any(topic.encode() in registered.body for topic in OUR_TOPICS)
-
-    run_with_broker(tmp_path, play)
 
 
 def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: Path) -> None:
@@ -272,10 +252,10 @@ def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: P
         run_with_broker(tmp_path, again, broker=off)
 
 
-def test_limits_and_filters_take_effect_while_the_broker_runs(tmp_path: Path) -> None:
+async def test_limits_and_filters_take_effect_while_the_broker_runs(tmp_path: Path) -> None:
     """25 again: what pulls, queries, timers and filters look at."""
+    async with lone_broker(tmp_path) as rig:
 
-    async def play(rig: Rig) -> None:
         async def update(text: str) -> None:
             assert (await rig.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())).code == 0
 
@@ -298,10 +278,8 @@ def test_limits_and_filters_take_effect_while_the_broker_runs(tmp_path: Path) ->
         reply = await rig.send("T", TIMER_DELAY_MS="60000")
         assert (reply.code, "timerWheelEnable" in (reply.remark or "")) == (1, True)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_what_java_s_admin_asks_is_answered_as_by_a_java_broker(tmp_path: Path) -> None:
+async def test_what_java_s_admin_asks_is_answered_as_by_a_java_broker(tmp_path: Path) -> None:
     """The golden requests of 25, 303, 314, 316 and 323, and 61: the same codes and members."""
 
     def members(body: bytes) -> object:
@@ -313,7 +291,7 @@ def test_what_java_s_admin_asks_is_answered_as_by_a_java_broker(tmp_path: Path) 
             return {topic: each["count"] for topic, each in found["timingCount"].items()}
         return found
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         made = {"topic": "GoldTools", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6"}
         assert (await rig.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, made)).code == 0
         for _ in range(3):
@@ -330,29 +308,24 @@ def test_what_java_s_admin_asks_is_answered_as_by_a_java_broker(tmp_path: Path) 
                 assert members(reply.body) == members(bytes.fromhex(java["body_hex"])), file.name
                 assert reply.code == 0 or reply.remark
 
-    run_with_broker(tmp_path, play)
 
-
-def test_a_setting_that_cannot_be_kept_is_not_in_force(
+async def test_a_setting_that_cannot_be_kept_is_not_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         monkeypatch.setattr(runtime_settings, "replace_file", full)
         reply = await rig.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=20000")
         assert reply.code == 1 and (await rig.send("T", b"x" * 20001)).code == 0
 
-    run_with_broker(tmp_path, play)
 
-
-def test_queues_of_topics_that_are_not_there_go_on_every_member(
+async def test_queues_of_topics_that_are_not_there_go_on_every_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """316, two at once. As one deletion that the log carries; what is the broker's own stays."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for topic in "TU":
             assert (await rig.send(topic)).code == 0
         assert (await rig.send(TRAN_MSG="true", PGROUP="pg")).code == 0
@@ -372,11 +345,10 @@ def test_queues_of_topics_that_are_not_there_go_on_every_member(
         assert "T" in topics and "U" not in topics
         assert (await rig.send("U")).ext["queueOffset"] == "0"
 
-    run_with_broker(tmp_path, play)
 
+async def test_several_topics_are_made_at_once_or_none(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
 
-def test_several_topics_are_made_at_once_or_none(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
         def body(*topics: dict[str, object]) -> bytes:
             return json.dumps({"topicConfigList": list(topics)}).encode()
 
@@ -403,11 +375,9 @@ def test_several_topics_are_made_at_once_or_none(tmp_path: Path) -> None:
         assert made[0] is not None and made[0].attributes == {"message.type": "FIFO"}
         assert (await rig.send("A")).code == 0 and (await rig.send("B")).code == 16
 
-    run_with_broker(tmp_path, play)
 
-
-def test_expired_segments_are_deleted_on_request(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_expired_segments_are_deleted_on_request(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         asked: list[bool] = []
         rig.service.store.expirer.clean_expired = (  # type: ignore[method-assign]
             lambda *, manual=False: asked.append(manual) or 0
@@ -416,10 +386,8 @@ def test_expired_segments_are_deleted_on_request(tmp_path: Path) -> None:
             assert (await rig.ask(code)).code == 0
         assert asked == [True, True]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_the_runtime_table_has_what_monitors_of_java_brokers_read(tmp_path: Path) -> None:
+async def test_the_runtime_table_has_what_monitors_of_java_brokers_read(tmp_path: Path) -> None:
     """28. A monitor that parses each of these keys as a number ends at the first that is absent."""
     numbers = (
         *(f"{queue}ThreadPoolQueue{what}"
@@ -429,8 +397,7 @@ def test_the_runtime_table_has_what_monitors_of_java_brokers_read(tmp_path: Path
         "startAcceptSendRequestTimeStamp", "EndTransactionQueueSize",
         "EndTransactionThreadPoolQueueCapacity", "timerReadBehind", "timerOffsetBehind",
     )  # fmt: skip
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send(TIMER_DELAY_SEC="60")
         await rig.send(DELAY="1")
         await until(lambda: len(rig.service.waiting.timers) == 1)
@@ -441,8 +408,6 @@ def test_the_runtime_table_has_what_monitors_of_java_brokers_read(tmp_path: Path
         assert (table["timerCongestNum"], table["scheduleMessageOffset_1"]) == ("1", "1,1")
         assert float(table["putMessageAverageSize"]) > 0
         assert re.fullmatch(r"\[ 0 days, 0 hours, 0 minutes, \d+ seconds \]", table["runtime"])
-
-    run_with_broker(tmp_path, play)
 
 
 def test_a_time_in_javas_words() -> None:

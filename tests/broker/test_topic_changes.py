@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, send_header
+from lone_broker import Rig, lone_broker, send_header
 
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import (
@@ -29,7 +29,7 @@ async def settings(rig: Rig) -> TopicConfig:
     return TopicConfig.decode(reply.body)
 
 
-def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path: Path) -> None:
+async def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path: Path) -> None:
     """Controllers used to send their history to a topic that brokers treated specially. One that is
     not upgraded yet still does; its requests are these."""
     topic = {"topic": "BATON_SYS_HISTORY"}
@@ -40,7 +40,7 @@ def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path: Path)
     }
     items = [BatchItem(b'{"part":0}', encode_properties({"KEYS": "7 log-7-0"}).encode())] * 2
 
-    async def published(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         newest = await rig.ask(30, topic | {"queueId": "0"})
         assert (newest.code, newest.ext["offset"]) == (ResponseCode.SUCCESS, "0")
         missing = await rig.ask(320, header, encode_batch(items))
@@ -48,19 +48,15 @@ def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path: Path)
         made = topic | {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
         assert (await rig.ask(17, made)).code == ResponseCode.SUCCESS
         assert (await rig.ask(320, header, encode_batch(items))).code == ResponseCode.SUCCESS
-
-    async def kept(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         found = await rig.pull("BATON_SYS_HISTORY")
         assert [each.keys for each in decode_records(found.body)] == ["7 log-7-0"] * 2
         assert (await rig.ask(320, header, encode_batch(items))).code == ResponseCode.SUCCESS
         assert (await rig.ask(215, topic)).code == ResponseCode.SUCCESS
 
-    run_with_broker(tmp_path, published)
-    run_with_broker(tmp_path, kept)
 
-
-def test_r31_only_what_is_given_changes(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r31_only_what_is_given_changes(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.ask(17, MAKE | ODD)).code == ResponseCode.SUCCESS
         assert (await rig.ask(17, {"topic": "T", "perm": "4"})).code == ResponseCode.SUCCESS
         changed = await settings(rig)
@@ -71,17 +67,15 @@ def test_r31_only_what_is_given_changes(tmp_path: Path) -> None:
         changed = await settings(rig)
         assert (changed.read_queue_nums, changed.write_queue_nums, changed.perm) == (16, 4, 4)
 
-    run_with_broker(tmp_path, play)
 
-
-def test_attributes_are_checked_kept_and_shown(tmp_path: Path) -> None:
+async def test_attributes_are_checked_kept_and_shown(tmp_path: Path) -> None:
     """The broker compares no message with them, as in Java."""
 
     async def change(rig: Rig, attributes: str) -> tuple[int, str]:
         reply = await rig.ask(17, MAKE | {"attributes": attributes})
         return reply.code, reply.remark or ""
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         for wrong, why in (
             ("+message.type=ODD", "allowed are UNSPECIFIED, NORMAL, FIFO, DELAY, TRANSACTION"),
             ("+message.type=MIXED", "MIXED needs enableMixedMessageType"),
@@ -112,30 +106,25 @@ def test_attributes_are_checked_kept_and_shown(tmp_path: Path) -> None:
         body = b"enableMixedMessageType=true"
         assert (await rig.ask(25, body=body)).code == 0
         assert await change(rig, "+message.type=MIXED") == (0, "")
-
-    async def after_a_restart(rig: Rig) -> None:
-        assert (await settings(rig)).attributes["message.type"] == "MIXED"
-
-    run_with_broker(tmp_path, play)
     kept = json.loads((tmp_path / "config" / "topics.json").read_text())["topicConfigTable"]["T"]
     assert kept["attributes"]["message.type"] == "MIXED"
-    run_with_broker(tmp_path, after_a_restart)
+    async with lone_broker(tmp_path) as rig:
+        assert (await settings(rig)).attributes["message.type"] == "MIXED"
 
 
-def test_a_new_topic_needs_its_numbers(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_new_topic_needs_its_numbers(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         reply = await rig.ask(17, {"topic": "T", "perm": "6"})
         assert reply.code == ResponseCode.INVALID_PARAMETER
         assert "readQueueNums" in (reply.remark or "")
         assert (await rig.ask(351, {"topic": "T"})).code == ResponseCode.TOPIC_NOT_EXIST
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r31_queues_that_hold_messages_stay_readable_unless_it_is_forced(tmp_path: Path) -> None:
+async def test_r31_queues_that_hold_messages_stay_readable_unless_it_is_forced(
+    tmp_path: Path,
+) -> None:
     """`updateTopic -p 6` of a tool that sends its defaults: 8 queues where there are 16."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
         for queue in (2, 9, 11):
             assert (await rig.send(queue=queue)).code == ResponseCode.SUCCESS
@@ -152,16 +141,14 @@ def test_r31_queues_that_hold_messages_stay_readable_unless_it_is_forced(tmp_pat
         assert (await rig.ask(17, fewer | {"force": "true"})).code == ResponseCode.SUCCESS
         assert (await settings(rig)).read_queue_nums == 8
 
-    run_with_broker(tmp_path, play)
 
-
-def test_what_cannot_be_written_changes_nothing(
+async def test_what_cannot_be_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R31: a topic or group whose record does not fit into the log is not in the master's table
     either: no slave would ever have it, and the next send would take it for made."""
+    async with lone_broker(tmp_path) as rig:
 
-    async def play(rig: Rig) -> None:
         def refuse(body: bytes) -> int:
             raise PutUnavailable("no room")
 
@@ -174,11 +161,11 @@ def test_what_cannot_be_written_changes_nothing(
                 topics.put_group(SubscriptionGroupConfig(group_name="n"))
         assert topics.get("N") is None and topics.groups.get("n") is None
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r31_queues_whose_messages_are_not_confirmed_yet_stay_readable(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r31_queues_whose_messages_are_not_confirmed_yet_stay_readable(
+    tmp_path: Path,
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
         store = rig.service.store
         store.appender.put_message(NewMessage("T", 11, b"x", b"", 0, None, None, 0, bytes(8)))
@@ -186,5 +173,3 @@ def test_r31_queues_whose_messages_are_not_confirmed_yet_stay_readable(tmp_path:
         refused = await rig.ask(17, MAKE | {"readQueueNums": "8"})
         assert refused.code == ResponseCode.INVALID_PARAMETER
         assert "queue 11" in (refused.remark or "")
-
-    run_with_broker(tmp_path, play)

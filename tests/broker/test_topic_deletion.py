@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import Rig, lone_broker, run_with_broker, until
 from test_answers_wait import unconfirmed
 
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
@@ -40,12 +40,10 @@ async def made_again(rig: Rig) -> None:
     assert b"old" not in found.body
 
 
-def test_r39_groups_read_a_topic_made_again_from_its_first_message(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r39_groups_read_a_topic_made_again_from_its_first_message(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await consumed_and_deleted(rig)
         await made_again(rig)
-
-    run_with_broker(tmp_path, play)
 
 
 def test_r39_also_after_a_restart(tmp_path: Path) -> None:
@@ -53,34 +51,30 @@ def test_r39_also_after_a_restart(tmp_path: Path) -> None:
     run_with_broker(tmp_path, made_again)
 
 
-def test_r39_a_start_that_reads_the_deletion_again_keeps_the_progress_since(tmp_path: Path) -> None:
+async def test_r39_a_start_that_reads_the_deletion_again_keeps_the_progress_since(
+    tmp_path: Path,
+) -> None:
     """The machine stops when the offsets are stored, and no checkpoint has been since."""
 
-    async def stopped(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "it") as rig:
         await consumed_and_deleted(rig)
         await made_again(rig)
         assert (await rig.ask(15, WHERE | {"commitOffset": "2"})).code == ResponseCode.SUCCESS
         for write in rig.service.tables.writes_due():
             write()
         shutil.copytree(tmp_path / "it", tmp_path / "later")
-
-    async def goes_on(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "later") as rig:
         assert (await rig.ask(14, WHERE)).ext["offset"] == "2"
         found = await rig.pull(offset=2)
         assert found.body.count(b"new2") == 1 and b"old" not in found.body
 
-    run_with_broker(tmp_path / "it", stopped)
-    run_with_broker(tmp_path / "later", goes_on)
 
-
-def test_r39_a_running_consumer_commits_nothing_in_a_deleted_topic(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r39_a_running_consumer_commits_nothing_in_a_deleted_topic(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path) as rig:
         await consumed_and_deleted(rig)
         late = await rig.ask(15, WHERE | {"commitOffset": "5"})
         assert late.code == ResponseCode.TOPIC_NOT_EXIST
         await made_again(rig)
-
-    run_with_broker(tmp_path, play)
 
 
 async def read_on(rig: Rig, offset: int, *, suspend_ms: int = 0) -> list[bytes]:
@@ -99,12 +93,11 @@ async def read_on(rig: Rig, offset: int, *, suspend_ms: int = 0) -> list[bytes]:
 
 @pytest.mark.parametrize("count", [1, 4, 5, 6, 9])
 @pytest.mark.parametrize("commits_first", [False, True])
-def test_r39_a_running_consumer_at_its_old_offset_reads_the_new_messages(
+async def test_r39_a_running_consumer_at_its_old_offset_reads_the_new_messages(
     tmp_path: Path, count: int, commits_first: bool
 ) -> None:
     """It was at 5; the topic made again has fewer messages, as many, or more."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await consumed_and_deleted(rig)
         assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
         for n in range(count):
@@ -118,14 +111,11 @@ def test_r39_a_running_consumer_at_its_old_offset_reads_the_new_messages(
         assert await read_on(rig, count) == []
         assert await read_on(rig, count - 1) == [b"new%d" % (count - 1)]
 
-    run_with_broker(tmp_path, play)
-
 
 @pytest.mark.parametrize("asks", ["where the group is", "for the first message"])
-def test_r39_a_group_that_began_again_may_set_any_offset(tmp_path: Path, asks: str) -> None:
+async def test_r39_a_group_that_began_again_may_set_any_offset(tmp_path: Path, asks: str) -> None:
     """A consumer that asks, and finds nothing, may begin at the end (CONSUME_FROM_LAST_OFFSET)."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         await consumed_and_deleted(rig)
         assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
         for n in range(9):
@@ -137,13 +127,10 @@ def test_r39_a_group_that_began_again_may_set_any_offset(tmp_path: Path, asks: s
         assert (await rig.ask(15, WHERE | {"commitOffset": "7"})).code == ResponseCode.SUCCESS
         assert await read_on(rig, 7) == [b"new7", b"new8"]
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r39_no_pull_reads_a_topic_whose_deletion_is_in_the_log(tmp_path: Path) -> None:
+async def test_r39_no_pull_reads_a_topic_whose_deletion_is_in_the_log(tmp_path: Path) -> None:
     """A new master has it from one that answered it, and cannot confirm it yet."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
         assert (await rig.send(body=b"old")).code == ResponseCode.SUCCESS
         with unconfirmed(rig):
@@ -160,13 +147,10 @@ def test_r39_no_pull_reads_a_topic_whose_deletion_is_in_the_log(tmp_path: Path) 
         reply = await waiting
         assert (reply.code, reply.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r39_a_pull_that_waits_in_a_deleted_queue_is_answered(tmp_path: Path) -> None:
+async def test_r39_a_pull_that_waits_in_a_deleted_queue_is_answered(tmp_path: Path) -> None:
     """Else it would wait for the message behind its old offset."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
         for _ in range(5):
             assert (await rig.send(body=b"old")).code == ResponseCode.SUCCESS
@@ -176,8 +160,6 @@ def test_r39_a_pull_that_waits_in_a_deleted_queue_is_answered(tmp_path: Path) ->
         reply = await waiting
         assert reply.code == ResponseCode.PULL_OFFSET_MOVED
         assert reply.ext["nextBeginOffset"] == "0"
-
-    run_with_broker(tmp_path, play)
 
 
 def test_r39_what_is_kept_of_deleted_topics_is_bounded() -> None:
@@ -193,10 +175,9 @@ def test_r39_what_is_kept_of_deleted_topics_is_bounded() -> None:
     assert len(old._topics) == 4095
 
 
-def test_r39_retry_topics_of_pop_go_with_it_and_those_of_groups_stay(tmp_path: Path) -> None:
+async def test_r39_retry_topics_of_pop_go_with_it_and_those_of_groups_stay(tmp_path: Path) -> None:
     """As in Java: `%RETRY%g` and `%DLQ%g` hold messages of all topics of the group."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         topics = rig.service.topics
         for name in ("%RETRY%g+T", "%RETRY%g_T", "%RETRY%h_T", "%RETRY%g", "%DLQ%g"):
             topics.put_topic(topic_config(name, 1))
@@ -215,13 +196,11 @@ def test_r39_retry_topics_of_pop_go_with_it_and_those_of_groups_stay(tmp_path: P
             "%DLQ%g@g",
         }
 
-    run_with_broker(tmp_path, play)
 
-
-def test_r39_an_emptied_replica_forgets_what_the_log_will_not_delete(
+async def test_r39_an_emptied_replica_forgets_what_the_log_will_not_delete(
     tmp_path: Path,
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         service = rig.service
         assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
         assert (await rig.send()).code == ResponseCode.SUCCESS
@@ -231,5 +210,3 @@ def test_r39_an_emptied_replica_forgets_what_the_log_will_not_delete(
         again = ConsumerOffsetManager(tmp_path / "config" / "consumerOffset.json")
         again.load()
         assert not again.table
-
-    run_with_broker(tmp_path, play)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import lone_broker, until
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
@@ -62,11 +62,12 @@ class Service(TopicService):
         self.changes += 1
 
 
-def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(tmp_path: Path) -> None:
+async def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(
+    tmp_path: Path,
+) -> None:
     """Without the record a slave makes it out of the message: with queueId + 1 queues, not with
     those that the client was told of."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         service = rig.service
         seen: list[MetadataChange] = []
         put = service.path.put_system_record
@@ -77,8 +78,6 @@ def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(tmp_pat
         config = service.tables.topics.get("Made")
         assert config is not None and config.write_queue_nums == 4
         assert [dict(change.topics) for change in seen] == [{"Made": config}]
-
-    run_with_broker(tmp_path, play)
 
 
 def test_r31_each_change_is_a_record_with_its_whole_content(tmp_path: Path) -> None:
@@ -189,10 +188,9 @@ def test_r31_a_record_of_a_newer_version_is_passed_over(tmp_path: Path) -> None:
     assert service.records == [] and service.dropped_topics == []
 
 
-def test_a_role_change_answers_the_pulls_that_wait(tmp_path: Path) -> None:
+async def test_a_role_change_answers_the_pulls_that_wait(tmp_path: Path) -> None:
     """Else a consumer learns of it when its pull's time is over, 20 s later."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send(topic="T")).code == 0
         pull = asyncio.ensure_future(rig.pull("T", offset=1, suspend_ms=20_000))
         pulls = rig.service.pull
@@ -201,8 +199,6 @@ def test_a_role_change_answers_the_pulls_that_wait(tmp_path: Path) -> None:
         reply = await pull
         assert reply.code == 2 and "role of this broker changed" in (reply.remark or "")
         assert pulls.held == 0
-
-    run_with_broker(tmp_path, play)
 
 
 def test_r31_locks_and_request_modes_of_the_log_are_those_of_a_replica(tmp_path: Path) -> None:

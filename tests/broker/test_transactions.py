@@ -13,8 +13,8 @@ from lone_broker import (
     Rig,
     end_of,
     expire_all_but_last,
+    lone_broker,
     messages,
-    run_with_broker,
     send_header,
     spoil,
     until,
@@ -96,8 +96,8 @@ def refuse(rig: Rig, monkeypatch: pytest.MonkeyPatch, *topics: str) -> None:
     monkeypatch.setattr(appender, "put_message", put_message)
 
 
-def test_a_half_is_invisible_until_it_is_committed(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_a_half_is_invisible_until_it_is_committed(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig)
         assert sent.ext["transactionId"] == "K1" and sent.ext["queueId"] == "1"
         assert end_of(rig, "T", 1) == 0
@@ -113,11 +113,9 @@ def test_a_half_is_invisible_until_it_is_committed(tmp_path: Path) -> None:
         (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
         assert (op.body, op.tags) == (b"0,", "d")
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_a_second_commit_is_refused_and_a_rollback_leaves_nothing(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r30_a_second_commit_is_refused_and_a_rollback_leaves_nothing(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         first, second = await half(rig, "K1"), await half(rig, "K2")
         answers = await asyncio.gather(*(rig.ask(37, end_fields(first, COMMIT)) for _ in range(4)))
         assert sorted(answer.code for answer in answers) == [0, 1, 1, 1]
@@ -127,36 +125,30 @@ def test_r30_a_second_commit_is_refused_and_a_rollback_leaves_nothing(tmp_path: 
         assert end_of(rig, "T", 1) == 1
         await until(lambda: len(rig.service.waiting.transactions) == 0)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_an_answered_end_outlives_a_crash(tmp_path: Path) -> None:
+async def test_r30_an_answered_end_outlives_a_crash(tmp_path: Path) -> None:
     """And one that was not given does not: it is open again. What was ended stands in the second
     file of the queue of half messages, its op in the first one of the queue of ops."""
     sends: list[RemotingCommand] = []
     files = 2 * UNIT_SIZE
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS, mapped_file_size_consume_queue=files) as rig:
         sends.extend([await half(rig, key) for key in ("K1", "K2", "K3")])
         assert (await rig.ask(37, end_fields(sends[2], COMMIT))).code == 0
-
-    async def after(rig: Rig) -> None:
+    for name in ("consumerOffset.json", "consumerOffset.json.bak"):
+        (tmp_path / "config" / name).unlink(missing_ok=True)
+    (tmp_path / "abort").touch()
+    async with lone_broker(tmp_path, broker=NO_CHECKS, mapped_file_size_consume_queue=files) as rig:
         assert (await rig.ask(37, end_fields(sends[2], COMMIT))).code == 1
         assert (await rig.ask(37, end_fields(sends[1], COMMIT))).code == 0
         assert end_of(rig, "T", 1) == 2
 
-    run_with_broker(tmp_path, before, broker=NO_CHECKS, mapped_file_size_consume_queue=files)
-    for name in ("consumerOffset.json", "consumerOffset.json.bak"):
-        (tmp_path / "config" / name).unlink(missing_ok=True)
-    (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after, broker=NO_CHECKS, mapped_file_size_consume_queue=files)
 
-
-def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_path: Path) -> None:
+async def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_path: Path) -> None:
     """The new master finds the commit without an op: it writes the op, and refuses a second end."""
     sends: list[RemotingCommand] = []
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sends.append(await half(rig))
         store, path = rig.service.store, rig.service.path
         _, offset = decode_offset_msg_id(sends[0].ext["msgId"])
@@ -167,26 +159,23 @@ def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_path: 
         path.put_message(committed(record, offset, place))
         path.schedule_flush()
         await until(lambda: end_of(rig, "T", 1) == 1)
-
-    async def after(rig: Rig) -> None:
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
         assert end_of(rig, "T", 1) == 1
 
-    run_with_broker(tmp_path, before, broker=NO_CHECKS)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after, broker=NO_CHECKS)
 
-
-def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
+async def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1 a half is checked, so it is in the log twice. 2 its producer ends it by the first copy, and
     the log ends behind the commit. 3 the new master writes the op, and commits nothing again."""
     sends: list[RemotingCommand] = []
 
-    async def before(rig: Rig) -> None:
+    checked_once = {"transaction_time_out": 0, "transaction_check_interval": 3_600_000}
+    async with lone_broker(tmp_path, broker=checked_once) as rig:
         producer = Asked(rig, UNKNOWN)
         await producer.beat()
         sends.append(await half(rig))
@@ -195,17 +184,12 @@ def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
         await until(lambda: end_of(rig, "T", 1) == 1)
         await producer.client.close()
-
-    async def after(rig: Rig) -> None:
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    async with lone_broker(tmp_path, broker=checked_once) as rig:
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 2)
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
         assert end_of(rig, "T", 1) == 1
-
-    checked_once = {"transaction_time_out": 0, "transaction_check_interval": 3_600_000}
-    run_with_broker(tmp_path, before, broker=checked_once)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after, broker=checked_once)
 
 
 @pytest.mark.parametrize(
@@ -218,22 +202,20 @@ def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
         ({"producerGroup": ""}, 29, "producerGroup"),
     ],
 )
-def test_an_end_of_something_else_is_refused_by_name(
+async def test_an_end_of_something_else_is_refused_by_name(
     tmp_path: Path, changed: dict[str, str], code: int, named: str
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig)
         refused = await rig.ask(37, end_fields(sent, COMMIT, **changed))
         assert refused.code == code and named in (refused.remark or "")
         assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0, "it is still open"
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_what_a_transaction_may_not_be(tmp_path: Path) -> None:
+async def test_what_a_transaction_may_not_be(tmp_path: Path) -> None:
     """Delayed, timed or part of a batch (MESSAGE_ILLEGAL), or sent where transactions are off."""
 
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "on") as rig:
         await rig.send("T")
         end = rig.service.store.max_phy_offset
         for wish in ({"DELAY": "3"}, {"TIMER_DELAY_SEC": "5"}):
@@ -243,12 +225,8 @@ def test_what_a_transaction_may_not_be(tmp_path: Path) -> None:
         batch = await rig.ask(320, send_header("T", 0, {}) | {"m": "true"}, encode_batch(items))
         assert batch.code == 13
         assert rig.service.store.max_phy_offset == end
-
-    async def off(rig: Rig) -> None:
+    async with lone_broker(tmp_path / "off", broker={"reject_transaction_message": True}) as rig:
         assert (await rig.send("T", TRAN_MSG="true")).code == 16
-
-    run_with_broker(tmp_path / "on", play)
-    run_with_broker(tmp_path / "off", off, broker={"reject_transaction_message": True})
 
 
 class Asked:
@@ -283,13 +261,12 @@ class Asked:
         assert reply.code == 0
 
 
-def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(
+async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(
     tmp_path: Path, clock: Clock
 ) -> None:
     """The copy for the check and its op are not confirmed yet when the producer ends the first
     half: the end waits, and ends the copy. A second end is refused."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS | ONE_CHECK) as rig:
         producer = Asked(rig, UNKNOWN)
         await producer.beat()
         sent = await half(rig)
@@ -307,11 +284,9 @@ def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(
         await asyncio.gather(*producer.answers, return_exceptions=True)
         await producer.client.close()
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS | ONE_CHECK)
 
-
-def test_an_open_half_is_checked_back_and_committed_once(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_an_open_half_is_checked_back_and_committed_once(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker={"transaction_time_out": 0}) as rig:
         producer = Asked(rig, COMMIT)
         await producer.beat()
         await half(rig)
@@ -326,11 +301,16 @@ def test_an_open_half_is_checked_back_and_committed_once(tmp_path: Path) -> None
         assert len(producer.requests) == 1 and end_of(rig, "T", 1) == 1
         await producer.client.close()
 
-    run_with_broker(tmp_path, play, broker={"transaction_time_out": 0})
 
-
-def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> None:
+    async with lone_broker(
+        tmp_path,
+        broker={
+            "transaction_time_out": 0,
+            "transaction_check_interval": 100,
+            "transaction_check_max": 2,
+        },
+    ) as rig:
         producer = Asked(rig, UNKNOWN)
         await producer.beat()
         await half(rig)
@@ -351,23 +331,13 @@ def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> N
         await until(lambda: len(rig.service.waiting.transactions) == 0)
         await producer.client.close()
 
-    run_with_broker(
-        tmp_path,
-        play,
-        broker={
-            "transaction_time_out": 0,
-            "transaction_check_interval": 100,
-            "transaction_check_max": 2,
-        },
-    )
 
-
-def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(
+async def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(
     tmp_path: Path, clock: Clock
 ) -> None:
     """Its producer committed: the check learns it, and no end is refused."""
-
-    async def play(rig: Rig) -> None:
+    once = NO_CHECKS | {"transaction_check_interval": 50 * HOUR_MS}
+    async with lone_broker(tmp_path, broker=once) as rig:
         producer = Asked(rig, COMMIT)
         await producer.beat()
         await half(rig)
@@ -376,14 +346,10 @@ def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(
         assert end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 0
         await producer.client.close()
 
-    once = NO_CHECKS | {"transaction_check_interval": 50 * HOUR_MS}
-    run_with_broker(tmp_path, play, broker=once)
 
-
-def test_only_a_half_that_waits_or_was_given_up_is_checked_again(tmp_path: Path) -> None:
+async def test_only_a_half_that_waits_or_was_given_up_is_checked_again(tmp_path: Path) -> None:
     """RESUME_CHECK_HALF_MESSAGE (323)."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent, plain = await half(rig), await rig.send("T")
         transactions = rig.service.waiting.transactions
         again = {"topic": "T", "msgId": sent.ext["msgId"]}
@@ -401,16 +367,15 @@ def test_only_a_half_that_waits_or_was_given_up_is_checked_again(tmp_path: Path)
         assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
         assert len(await messages(rig, "T", 1)) == 1 and not len(transactions)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_without_a_producer_no_check_is_counted(
+async def test_without_a_producer_no_check_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The sender of the half has disconnected: the half waits unchanged."""
     caplog.set_level("INFO")
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(
+        tmp_path, broker={"transaction_time_out": 300, "transaction_check_interval": 100}
+    ) as rig:
         other = RemotingClient()
         header = send_header("T", 0, {"TRAN_MSG": "true", "PGROUP": "pg"})
         request = RemotingCommand.request(310, header, b"x")
@@ -423,31 +388,24 @@ def test_without_a_producer_no_check_is_counted(
         await until(lambda: end_of(rig, "T") == 1)
         await producer.client.close()
 
-    run_with_broker(
-        tmp_path, play, broker={"transaction_time_out": 300, "transaction_check_interval": 100}
-    )
 
-
-def test_an_end_later_than_the_immunity_is_left_to_the_check(tmp_path: Path) -> None:
+async def test_an_end_later_than_the_immunity_is_left_to_the_check(tmp_path: Path) -> None:
     """604. The message's birth is years ago."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="10")
         late = await rig.ask(37, end_fields(sent, COMMIT))
         assert late.code == 604
         checked = await rig.ask(37, end_fields(sent, COMMIT, fromTransactionCheck="true"))
         assert checked.code == 0
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(
+async def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. The commit is in the log, its op is refused, and so is the end. 2. There is disk space
     again: the master writes the op, and the message is there once."""
-
-    async def play(rig: Rig) -> None:
+    broker = {"transaction_time_out": 300, "transaction_check_interval": 100}
+    async with lone_broker(tmp_path, broker=broker) as rig:
         asked: list[object] = []
         monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
         sent = await half(rig)
@@ -458,17 +416,13 @@ def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
         assert not asked
 
-    broker = {"transaction_time_out": 300, "transaction_check_interval": 100}
-    run_with_broker(tmp_path, play, broker=broker)
-
 
 @pytest.mark.parametrize(("again", "code"), [(COMMIT, 0), (ROLLBACK, 1)])
-def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_more(
+async def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str, code: int
 ) -> None:
     """The commit is in the log, its op was refused. What comes again writes the op alone."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent, transactions = await half(rig), rig.service.waiting.transactions
         rig.service.path.hold.begin()  # else the master writes the op by itself
         with monkeypatch.context() as full:
@@ -479,23 +433,22 @@ def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1 and len(transactions) == 0)
         assert end_of(rig, "T", 1) == 1
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(
+async def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has read the half message and knows its commit; a full disk refuses the op, and the
     producer ends the transaction once more."""
     sends: list[RemotingCommand] = []
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sends.append(await half(rig))
         refuse(rig, monkeypatch, TRANS_OP_HALF_TOPIC)
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
         await until(lambda: end_of(rig, "T", 1) == 1)
-
-    async def after(rig: Rig) -> None:
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         rig.service.path.hold.begin()  # else the master writes the op by itself
         with monkeypatch.context() as full:
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
@@ -504,16 +457,13 @@ def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 0
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_OP_HALF_TOPIC)) == (1, 1)
 
-    run_with_broker(tmp_path, before, broker=NO_CHECKS)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after, broker=NO_CHECKS)
 
-
-def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_place(tmp_path: Path) -> None:
+async def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_place(
+    tmp_path: Path,
+) -> None:
     """The log of a new master ends between the two."""
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
         record = rig.service.store.queries.look_message_by_offset(offset)
         assert record is not None
@@ -521,18 +471,14 @@ def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_place(tmp_
         rig.service.path.schedule_flush()
         rig.service.waiting.transactions.end()
         await until(lambda: end_of(rig, TRANS_HALF_TOPIC) == 2)
-
-    async def after(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await until(lambda: len(rig.service.waiting.transactions) == 1)
         (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
         assert op.body == b"0,"
 
-    run_with_broker(tmp_path, before, broker=NO_CHECKS)
-    run_with_broker(tmp_path, after, broker=NO_CHECKS)
 
-
-def test_an_end_that_could_not_be_carried_out_can_be_asked_for_again(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_an_end_that_could_not_be_carried_out_can_be_asked_for_again(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent, topics = await half(rig), rig.service.topics.topics
         config = topics.get("T")
         assert config is not None and topics.delete("T")
@@ -540,14 +486,11 @@ def test_an_end_that_could_not_be_carried_out_can_be_asked_for_again(tmp_path: P
         topics.put(config)
         assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_a_commit_that_was_cut_is_no_commit(tmp_path: Path) -> None:
+async def test_r30_a_commit_that_was_cut_is_no_commit(tmp_path: Path) -> None:
     """1. A master writes the commit and the op, and is deposed; both are cut. 2. It is elected
     again: the transaction is open, and its commit puts the message where it belongs."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig)
         store, transactions = rig.service.store, rig.service.waiting.transactions
         held, end = HeldConfirms(rig.service.path), store.max_phy_offset
@@ -565,13 +508,12 @@ def test_r30_a_commit_that_was_cut_is_no_commit(tmp_path: Path) -> None:
         (came,) = await messages(rig, "T", 1)
         assert came.body == b"body" and len(transactions) == 0
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(tmp_path: Path) -> None:
+async def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(
+    tmp_path: Path,
+) -> None:
     """The group's progress is beyond it by then: read from there, it would never be checked."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent, other = await half(rig), await half(rig, "K2")
         service, offsets = rig.service, rig.service.tables.offsets
         store, transactions = service.store, service.waiting.transactions
@@ -590,11 +532,9 @@ def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(tmp_p
         assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
         assert [came.body for came in await messages(rig, "T", 1)] == [b"body"]
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         first, second = await half(rig), await half(rig, "K2")
         transactions = rig.service.waiting.transactions
         channel = next(iter(rig.service.endpoint.server.connections))
@@ -609,13 +549,13 @@ def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -
         (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
         assert op.body == b"1,"
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_a_new_master_continues_when_half_messages_expire_while_it_reads_them(
+async def test_a_new_master_continues_when_half_messages_expire_while_it_reads_them(
     tmp_path: Path,
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(
+        tmp_path, broker=NO_CHECKS, mapped_file_size_consume_queue=2 * UNIT_SIZE
+    ) as rig:
         for number in range(6):
             await half(rig, f"K{number}")
         transactions = rig.service.waiting.transactions
@@ -627,14 +567,13 @@ def test_a_new_master_continues_when_half_messages_expire_while_it_reads_them(
         sent = await half(rig, "last")
         assert (await rig.ask(37, end_fields(sent, COMMIT, msgId="last"))).code == 0
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS, mapped_file_size_consume_queue=2 * UNIT_SIZE)
 
-
-def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path: Path, clock: Clock) -> None:
+async def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
+    tmp_path: Path, clock: Clock
+) -> None:
     """Also for a half that a Java producer marks as prepared (sysFlag 4). A master whose role ends
     meanwhile asks no producer."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS | ONE_CHECK) as rig:
         producer = Asked(rig, UNKNOWN)
         await producer.beat()
         header = send_header("T", 1, {"TRAN_MSG": "true", "PGROUP": "pg"}) | {"f": "4"}
@@ -659,15 +598,12 @@ def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path: Path, clo
         assert len(producer.requests) == 1
         await producer.client.close()
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS | ONE_CHECK)
 
-
-def test_r30_ops_are_read_though_half_messages_keep_coming(
+async def test_r30_ops_are_read_though_half_messages_keep_coming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what has ended stays open for as long as a steady load lasts."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         first, service = await half(rig), rig.service.waiting.transactions
         await until(lambda: len(service) == 1)
         queries, appender = rig.service.store.queries, rig.service.store.appender
@@ -691,13 +627,10 @@ def test_r30_ops_are_read_though_half_messages_keep_coming(
         await until(lambda: offsets.query(TRANS_GROUP, TRANS_HALF_TOPIC, 0) == 1)
         monkeypatch.undo()
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(tmp_path: Path) -> None:
+async def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(tmp_path: Path) -> None:
     """37 and 323 in one turn: the second of them is refused."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig)
         ended, resumed = await asyncio.gather(
             rig.ask(37, end_fields(sent, COMMIT)), rig.ask(323, {"msgId": sent.ext["msgId"]})
@@ -706,14 +639,11 @@ def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(tmp_path: 
         await until(lambda: len(rig.service.waiting.transactions) == 0)
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
+async def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
     """Requests 323: two in one turn, one while the copy waits, one when that is committed, and one
     for a message without a key."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS | {"transaction_check_interval": 100}) as rig:
         table = rig.service.waiting.transactions
         await half(rig, TRANSACTION_CHECK_TIMES="99")
         await until(lambda: end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 1)
@@ -740,26 +670,21 @@ def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
         assert nameless.code == 1 and "no UNIQ_KEY" in (nameless.remark or "")
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 2)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS | {"transaction_check_interval": 100})
 
-
-def test_r30_many_ends_of_one_turn_are_all_written(
+async def test_r30_many_ends_of_one_turn_are_all_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transaction_service, "OP_OFFSETS_MAX", 2)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sends = [await half(rig, f"K{number}") for number in range(5)]
         ends = [rig.ask(37, end_fields(sent, ROLLBACK)) for sent in sends]
         assert [each.code for each in await asyncio.gather(*ends)] == [0] * 5
         ops = await messages(rig, TRANS_OP_HALF_TOPIC)
         assert sorted(end for op in ops for end in parse_op(op.body)) == [0, 1, 2, 3, 4]
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
-
 
 @pytest.mark.parametrize("checks", ["0", "99"], ids=["check", "give up"])
-def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried_again(
+async def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried_again(
     tmp_path: Path,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
@@ -770,8 +695,9 @@ def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried_again
     acknowledged message. While a switch drains the log nothing is copied (R33)."""
     monkeypatch.setattr(log_features, "REFUSED_MS", 1)
     places = TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(
+        tmp_path, broker=NO_CHECKS | {"transaction_check_interval": HOUR_MS}
+    ) as rig:
         transactions = rig.service.waiting.transactions
         await Asked(rig, UNKNOWN).beat()
         await half(rig, TRANSACTION_CHECK_TIMES=checks)
@@ -788,29 +714,23 @@ def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried_again
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) > 0)
         assert sum(end_of(rig, place) for place in places) == 2
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS | {"transaction_check_interval": HOUR_MS})
 
-
-def test_r17_g8_a_half_message_that_went_bad_makes_the_log_suspect(tmp_path: Path) -> None:
+async def test_r17_g8_a_half_message_that_went_bad_makes_the_log_suspect(tmp_path: Path) -> None:
     """So a replica that has it whole becomes master: no transaction waits for it without end."""
 
-    async def fill(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await half(rig)
         await rig.send("T", b"last")
         await rig.pull("T")
-
-    async def read(rig: Rig) -> None:
+    log = spoil(tmp_path, b"body")
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         trust = rig.service.store.trust
         await until(lambda: bool(trust.reason))
         assert str(log) in trust.reason
 
-    run_with_broker(tmp_path, fill, broker=NO_CHECKS)
-    log = spoil(tmp_path, b"body")
-    run_with_broker(tmp_path, read, broker=NO_CHECKS)
 
-
-def test_r44_progress_beyond_the_queues_leaves_nothing_out(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r44_progress_beyond_the_queues_leaves_nothing_out(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
             rig.service.tables.offsets.commit(TRANS_GROUP, topic, 0, 99)
         rig.service.role_left()
@@ -818,17 +738,15 @@ def test_r44_progress_beyond_the_queues_leaves_nothing_out(tmp_path: Path) -> No
         await half(rig)
         await until(lambda: len(rig.service.waiting.transactions) == 1)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
+async def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A half is written again for its check; the op of the first copy is refused, and that of
     the commit that comes then. 2. A new master ends both copies, and commits none."""
     sends: list[RemotingCommand] = []
 
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sends.append(await half(rig))
         _, offset = decode_offset_msg_id(sends[0].ext["msgId"])
         record = rig.service.store.queries.look_message_by_offset(offset)
@@ -841,25 +759,21 @@ def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
             assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
             await until(lambda: end_of(rig, "T", 1) == 1)
             rig.service.waiting.transactions.end()
-
-    async def after(rig: Rig) -> None:
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) > 0)
         await until(lambda: len(rig.service.waiting.transactions) == 0)
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
         assert end_of(rig, "T", 1) == 1
 
-    run_with_broker(tmp_path, before, broker=NO_CHECKS)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after, broker=NO_CHECKS)
 
-
-def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
+async def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The op of the first was refused when its copy was read, so the check finds it open."""
-
-    async def play(rig: Rig) -> None:
+    broker = NO_CHECKS | {"transaction_check_interval": 100}
+    async with lone_broker(tmp_path, broker=broker) as rig:
         asked: list[object] = []
         monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
         _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
@@ -874,18 +788,14 @@ def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
         (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
         assert op.body == b"0," and end_of(rig, TRANS_HALF_TOPIC) == 2 and not asked
 
-    broker = NO_CHECKS | {"transaction_check_interval": 100}
-    run_with_broker(tmp_path, play, broker=broker)
-
 
 @pytest.mark.parametrize("unread", ["half", "op"])
-def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(
+async def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(
     tmp_path: Path, clock: Clock, unread: str
 ) -> None:
     """A new master finds a half, or an op, that is not confirmed yet: what seems to be open may
     have ended."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await Asked(rig, UNKNOWN).beat()
         sent, other, store = await half(rig), await half(rig, "K2"), rig.service.store
         held, end = HeldConfirms(rig.service.path), store.max_phy_offset
@@ -906,15 +816,12 @@ def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(
         assert (await ended).code == 0 and end_of(rig, "T", 1) == 1
         await asyncio.gather(late, return_exceptions=True)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(
+async def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its unit is there still: only whole files of a queue go."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sends = [await half(rig, f"K{number}") for number in range(3)]
         transactions, queries = rig.service.waiting.transactions, rig.service.store.queries
         (gone, _, _), *_ = queries.units(TRANS_HALF_TOPIC, 0, 0, 1)
@@ -929,13 +836,11 @@ def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(
             assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
         assert len(transactions) == 0
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_again(
+async def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_again(
     tmp_path: Path,
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
         record, gate = (
             rig.service.store.queries.look_message_by_offset(offset),
@@ -950,14 +855,13 @@ def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_again(
         gate.standing(lease=True, required_set_whole=False)
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r30_an_end_that_names_a_message_which_is_no_half_ends_nothing(tmp_path: Path) -> None:
+async def test_r30_an_end_that_names_a_message_which_is_no_half_ends_nothing(
+    tmp_path: Path,
+) -> None:
     """The committed message has the producer's group, and the queue offset of another half that is
     open: that one would be ended, and its message never be seen."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         assert (await rig.send("T", queue=1)).code == 0
         assert (await rig.ask(37, end_fields(await half(rig, "K1"), COMMIT))).code == 0
         came = (await messages(rig, "T", 1))[-1]
@@ -972,5 +876,3 @@ def test_r30_an_end_that_names_a_message_which_is_no_half_ends_nothing(tmp_path:
             "K1",
             "K2",
         ]
-
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lone_broker import Clock, Rig, end_of, messages, run_with_broker, until
+from lone_broker import Clock, Rig, end_of, lone_broker, messages, run_with_broker, until
 from test_transactions import COMMIT, NO_CHECKS, end_fields, half, refuse
 
 from batonmq.broker.schedule.due_queues import TimerQueue
@@ -58,10 +58,10 @@ async def leave_and_lead_again(rig: Rig, write: object, monkeypatch: pytest.Monk
     service.master_opened()
 
 
-def test_r55_a_commit_that_never_reached_the_log_is_forgotten(
+async def test_r55_a_commit_that_never_reached_the_log_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS, slave_timeout=60_000) as rig:
         sent = await half(rig)
         write = CommitLog._write
         monkeypatch.setattr(CommitLog, "_write", full)
@@ -72,13 +72,11 @@ def test_r55_a_commit_that_never_reached_the_log_is_forgotten(
         assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
         await until(lambda: end_of(rig, "T", 1) == 1)
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS, slave_timeout=60_000)
 
-
-def test_r55_a_topic_whose_record_never_reached_the_log_is_forgotten(
+async def test_r55_a_topic_whose_record_never_reached_the_log_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, slave_timeout=60_000) as rig:
         await rig.ask(17, topic(3))
         topics = rig.service.topics
         before = topics.get("T")
@@ -99,13 +97,11 @@ def test_r55_a_topic_whose_record_never_reached_the_log_is_forgotten(
         log = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()
         assert b'"topicName":"NEW"' in log, "the other members learn of it (R31)"
 
-    run_with_broker(tmp_path, play, slave_timeout=60_000)
 
-
-def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(
+async def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS_A_DAY) as rig:
         for number in range(3):
             await rig.send("T", b"%d" % number, DELAY="1", UNIQ_KEY=f"K{number}")
         await half(rig)
@@ -121,16 +117,13 @@ def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(
         assert [one.body for one in await messages(rig, "T")] == [b"0", b"1", b"2", b"last"]
         assert len(rig.service.waiting.transactions) == 1
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS_A_DAY)
-
 
 @pytest.mark.parametrize("wait", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
-def test_r30_a_mastership_that_begins_again_knows_what_the_last_one_put(
+async def test_r30_a_mastership_that_begins_again_knows_what_the_last_one_put(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, wait: dict[str, str]
 ) -> None:
     """Two deliveries and their progress are in the log, and no slave has acked them yet."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         service, store = rig.service, rig.service.store
         for number in range(2):
             await rig.send("T", b"%d" % number, UNIQ_KEY=f"K{number}", **wait)
@@ -144,14 +137,12 @@ def test_r30_a_mastership_that_begins_again_knows_what_the_last_one_put(
         await until(lambda: end_of(rig, "T") >= 3)
         assert [one.body for one in await messages(rig, "T")] == [b"0", b"1", b"last"]
 
-    run_with_broker(tmp_path, play)
-
 
 # Transactions (R56).
 
 
-def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         fields = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K1"}
         halves = [await rig.send(name, name.encode(), **fields) for name in ("ORDERS", "BILLS")]
         halves.append(await rig.send("BILLS", b"other queue", queue=1, **fields))
@@ -160,15 +151,12 @@ def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path: Path) -> None
         ends = (end_of(rig, "ORDERS"), end_of(rig, "BILLS"), end_of(rig, "BILLS", 1))
         assert ends == (1, 1, 1) and len(rig.service.waiting.transactions) == 0
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r56_r45_a_refused_op_goes_with_the_next(
+async def test_r56_r45_a_refused_op_goes_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many commits come before the half is looked at again."""
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig)
         rig.service.path.hold.begin()  # else the master writes the op by itself
         with monkeypatch.context() as full:
@@ -179,15 +167,12 @@ def test_r56_r45_a_refused_op_goes_with_the_next(
         assert (again.code, end_of(rig, "T", 1), end_of(rig, TRANS_OP_HALF_TOPIC)) == (0, 1, 1)
         rig.service.path.hold.release()
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
-
-def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
+async def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 1)
-
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker={"transaction_time_out": 1}) as rig:
         waiting, asked = rig.service.waiting, []
         monkeypatch.setattr(waiting.producers, "ask", lambda *args: asked.append(args))
         with monkeypatch.context() as away:
@@ -198,16 +183,14 @@ def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
         assert (await rig.ask(34, {}, body.encode())).code == 0
         await until(lambda: bool(asked))
 
-    run_with_broker(tmp_path, play, broker={"transaction_time_out": 1})
-
 
 # Topics that became smaller, or went.
 
 
-def test_r56_what_waits_for_a_queue_that_went_comes_into_one_that_is_read(
+async def test_r56_what_waits_for_a_queue_that_went_comes_into_one_that_is_read(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def play(rig: Rig) -> None:
+    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await rig.ask(17, topic(16))
         await rig.send("T", b"delayed", queue=15, DELAY="3")
         await rig.send("T", b"timed", queue=14, TIMER_DELAY_SEC="10", UNIQ_KEY="K2")
@@ -219,8 +202,6 @@ def test_r56_what_waits_for_a_queue_that_went_comes_into_one_that_is_read(
         await until(lambda: all(end_of(rig, "T", queue) == 1 for queue in (5, 6, 7)))
         found = [(await messages(rig, "T", queue))[0].body for queue in (5, 6, 7)]
         assert found == [b"half", b"timed", b"delayed"]
-
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -278,8 +259,8 @@ def test_r56_a_restart_does_not_forget_that_a_topic_was_deleted(tmp_path: Path) 
 # Clocks.
 
 
-def test_r56_a_delay_beyond_what_the_log_keeps_is_refused(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r56_a_delay_beyond_what_the_log_keeps_is_refused(tmp_path: Path) -> None:
+    async with lone_broker(tmp_path, file_reserved_time=1) as rig:
         refused = await rig.send("T", b"x", DELAY="18")
         assert refused.code == 13 and "fileReservedTime" in (refused.remark or "")
         assert (await rig.send("T", b"x", DELAY="17")).code == 0
@@ -288,26 +269,22 @@ def test_r56_a_delay_beyond_what_the_log_keeps_is_refused(tmp_path: Path) -> Non
         _, waits = await messages(rig, "SCHEDULE_TOPIC_XXXX", 16)
         assert waits.properties["DELAY"] == "17"
 
-    run_with_broker(tmp_path, play, file_reserved_time=1)
 
-
-def test_r56_a_delay_comes_not_early_where_the_heirs_clock_is_behind(
+async def test_r56_a_delay_comes_not_early_where_the_heirs_clock_is_behind(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def before(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T", b"in two hours", DELAY="18")).code == 0
-
-    async def heir(rig: Rig) -> None:
+    clock.ahead_ms = -60_000
+    async with lone_broker(tmp_path) as rig:
         await until(lambda: rig.service.waiting.schedule._queues.wake_ms > HOUR_MS)
         assert end_of(rig, "T") == 0
 
-    run_with_broker(tmp_path, before)
-    clock.ahead_ms = -60_000
-    run_with_broker(tmp_path, heir)
 
-
-def test_r56_timers_keep_their_turn_after_a_clock_was_ahead(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
+async def test_r56_timers_keep_their_turn_after_a_clock_was_ahead(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"3000 s", TIMER_DELAY_SEC="3000")
         clock.ahead_ms = HOUR_MS
         await until(lambda: end_of(rig, "T") == 1)
@@ -317,14 +294,10 @@ def test_r56_timers_keep_their_turn_after_a_clock_was_ahead(tmp_path: Path, cloc
         clock.ahead_ms = 2_000
         await until(lambda: end_of(rig, "T") == 2)
         assert [one.body for one in await messages(rig, "T")] == [b"3000 s", b"1 s"]
-
-    async def heir(rig: Rig) -> None:
+    async with lone_broker(tmp_path) as rig:
         clock.ahead_ms = 2 * HOUR_MS
         await until(lambda: end_of(rig, "T") == 3)
         assert [one.body for one in await messages(rig, "T")][2:] == [b"2000 s"]
-
-    run_with_broker(tmp_path, play)
-    run_with_broker(tmp_path, heir)
 
 
 def test_r56_a_heir_delivers_what_a_clock_made_early_neither_twice_nor_never() -> None:

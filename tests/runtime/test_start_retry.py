@@ -14,46 +14,38 @@ from batonmq.runtime.start_retry import InOrder, StartRetry
 FULL = OSError(errno.ENOSPC, "No space left on device", "/data/lives")
 
 
-def test_r45_nothing_overtakes_what_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r45_nothing_overtakes_what_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0.001)
+    room, done, failed = StartRetry(Path("/data")), [], []
+    full, all_done = True, asyncio.Event()
 
-    async def run() -> None:
-        room, done, failed = StartRetry(Path("/data")), [], []
-        full, all_done = True, asyncio.Event()
+    def do(thing: str) -> None:
+        if thing == "b" and full:
+            raise FULL
+        done.append(thing)
+        if thing == "d":
+            all_done.set()
 
-        def do(thing: str) -> None:
-            if thing == "b" and full:
-                raise FULL
-            done.append(thing)
-            if thing == "d":
-                all_done.set()
-
-        order = InOrder(do, room, failed.append)
-        order.add(["a", "b", "c"])
-        order.add(["d"])
-        assert (done, room.missing) == (["a"], "/data/lives: No space left on device")
-        full = False
-        await asyncio.wait_for(all_done.wait(), 10)
-        assert (done, room.missing, failed) == (["a", "b", "c", "d"], "", [])
-
-    asyncio.run(run())
+    order = InOrder(do, room, failed.append)
+    order.add(["a", "b", "c"])
+    order.add(["d"])
+    assert (done, room.missing) == (["a"], "/data/lives: No space left on device")
+    full = False
+    await asyncio.wait_for(all_done.wait(), 10)
+    assert (done, room.missing, failed) == (["a", "b", "c", "d"], "", [])
 
 
-def test_r40_another_error_of_the_disk_ends_it_and_drops_what_was_behind() -> None:
+async def test_r40_another_error_of_the_disk_ends_it_and_drops_what_was_behind() -> None:
     broken = OSError(errno.EIO, "Input/output error")
+    done, failed = [], []
 
-    async def run() -> None:
-        done, failed = [], []
+    def do(thing: str) -> None:
+        if thing == "b":
+            raise broken
+        done.append(thing)
 
-        def do(thing: str) -> None:
-            if thing == "b":
-                raise broken
-            done.append(thing)
-
-        InOrder(do, StartRetry(Path("/data")), failed.append).add(["a", "b", "c"])
-        assert (done, failed) == (["a"], [broken])
-
-    asyncio.run(run())
+    InOrder(do, StartRetry(Path("/data")), failed.append).add(["a", "b", "c"])
+    assert (done, failed) == (["a"], [broken])
 
 
 def test_r45_a_step_of_a_start_is_done_again_until_it_finds_room(

@@ -87,6 +87,7 @@ def counted_turns() -> Iterator[Turns]:
         patch.setattr(asyncio.Handle, "_run", lambda handle: turns.run(run, handle))
         try:
             yield turns
+            assert turns.count, "no turn of an asyncio loop: those of uvloop cannot be counted"
         finally:
             turns.stop()
             disk.replace_calls(before)
