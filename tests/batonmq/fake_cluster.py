@@ -6,8 +6,9 @@ master. Brokers answer as RocketMQ does, unless a test puts an answer of its own
 """
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -608,12 +609,19 @@ class FakeCluster:
         broker.wake()
 
 
-def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
+@contextlib.asynccontextmanager
+async def cluster_with_topic(*, groups: int = 1) -> AsyncIterator[FakeCluster]:
+    """It has the topic T."""
+    async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
+        cluster.add_topic(TOPIC)
+        yield cluster
+
+
+def run(story: Callable[[FakeCluster], Awaitable[None]]) -> None:
     """Plays it on a cluster that has the topic T."""
 
     async def main() -> None:
-        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
+        async with cluster_with_topic() as cluster:
             await story(cluster)
 
     uvloop.run(main())

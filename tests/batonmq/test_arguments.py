@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import uvloop
 from fake_cluster import FakeCluster
 
 from batonmq import (
@@ -85,54 +84,50 @@ def test_what_looks_odd_and_can_be_meant_is_taken() -> None:
     assert isinstance(ArgumentError("a", 1, "b"), ValueError)
 
 
-def test_wrong_calls_cost_no_request() -> None:
+async def test_wrong_calls_cost_no_request() -> None:
     """None is tried again until its time is over."""
-
-    async def main() -> None:
-        async with FakeCluster() as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            names = cluster.name_server_addresses
-            one = Message(TOPIC, b"1")
-            async with Producer("pg", name_servers=names) as producer:
-                for call, why in (
-                    (producer.send("x"), "message is 'x'"),
-                    (producer.send(Message(TOPIC, "text")), "body is 'text'"),  # type: ignore
-                    (producer.send(Message(TOPIC, b"1", 0, {"a": 5})), "property 'a' is 5"),  # type: ignore
-                    (producer.send(one, queue=5), "queue is 5"),  # type: ignore[arg-type]
-                    (producer.send(one, queue=MessageQueue("U", "broker-a", 0)), "of topic T"),
-                    (producer.send(one, timeout_ms="3"), "timeout_ms is '3'"),  # type: ignore
-                    (producer.send(one, timeout_ms=0), "timeout_ms is 0"),
-                    (producer.send_batch(one), "messages is Message"),  # type: ignore[arg-type]
-                    (producer.send_oneway(None), "message is None"),  # type: ignore[arg-type]
-                    (producer.request(one, timeout_ms=-1), "timeout_ms is -1"),
-                    (producer.reply(one, b"x"), "asked is Message"),  # type: ignore[arg-type]
-                    (producer.recall(TOPIC, None), "recall_handle is None"),  # type: ignore
-                ):
-                    with pytest.raises(ClientError, match=why):
-                        await call
-            async with PullConsumer("g", name_servers=names) as consumer:
-                await consumer.assign([Q0])
-                for call, why in (
-                    (consumer.assign("abc"), "queues is 'abc'"),  # type: ignore[arg-type]
-                    (consumer.seek(Q0, -5), "offset is -5"),
-                    (consumer.seek(Q0, "5"), "offset is '5'"),  # type: ignore[arg-type]
-                    (consumer.commit({Q0: -1}), "offset is -1"),
-                    (consumer.poll(max_messages=0), "max_messages is 0"),
-                    (consumer.poll(True), "timeout_ms is True"),
-                ):
-                    with pytest.raises(ArgumentError, match=why):
-                        await call
-            async with PopConsumer("g", name_servers=names) as popping:
-                await popping.subscribe(TOPIC)
-                for call, why in (
-                    (popping.receive(TOPIC, invisible_ms=0), "invisible_ms is 0"),
-                    (popping.receive(TOPIC, max_messages=0), "max_messages is 0"),
-                    (popping.ack("x"), "message is 'x'"),  # type: ignore[arg-type]
-                ):
-                    with pytest.raises(ArgumentError, match=why):
-                        await call
-            with pytest.raises(ArgumentError, match="expression is"):
-                LitePullConsumer("g", name_servers=names).subscribe(TOPIC, "a = 1")
-            assert not cluster.groups["broker-a"].queues.get((TOPIC, 0))
-
-    uvloop.run(main())
+    async with FakeCluster() as cluster, asyncio.timeout(20):
+        cluster.add_topic(TOPIC)
+        names = cluster.name_server_addresses
+        one = Message(TOPIC, b"1")
+        async with Producer("pg", name_servers=names) as producer:
+            for call, why in (
+                (producer.send("x"), "message is 'x'"),
+                (producer.send(Message(TOPIC, "text")), "body is 'text'"),  # type: ignore
+                (producer.send(Message(TOPIC, b"1", 0, {"a": 5})), "property 'a' is 5"),  # type: ignore
+                (producer.send(one, queue=5), "queue is 5"),  # type: ignore[arg-type]
+                (producer.send(one, queue=MessageQueue("U", "broker-a", 0)), "of topic T"),
+                (producer.send(one, timeout_ms="3"), "timeout_ms is '3'"),  # type: ignore
+                (producer.send(one, timeout_ms=0), "timeout_ms is 0"),
+                (producer.send_batch(one), "messages is Message"),  # type: ignore[arg-type]
+                (producer.send_oneway(None), "message is None"),  # type: ignore[arg-type]
+                (producer.request(one, timeout_ms=-1), "timeout_ms is -1"),
+                (producer.reply(one, b"x"), "asked is Message"),  # type: ignore[arg-type]
+                (producer.recall(TOPIC, None), "recall_handle is None"),  # type: ignore
+            ):
+                with pytest.raises(ClientError, match=why):
+                    await call
+        async with PullConsumer("g", name_servers=names) as consumer:
+            await consumer.assign([Q0])
+            for call, why in (
+                (consumer.assign("abc"), "queues is 'abc'"),  # type: ignore[arg-type]
+                (consumer.seek(Q0, -5), "offset is -5"),
+                (consumer.seek(Q0, "5"), "offset is '5'"),  # type: ignore[arg-type]
+                (consumer.commit({Q0: -1}), "offset is -1"),
+                (consumer.poll(max_messages=0), "max_messages is 0"),
+                (consumer.poll(True), "timeout_ms is True"),
+            ):
+                with pytest.raises(ArgumentError, match=why):
+                    await call
+        async with PopConsumer("g", name_servers=names) as popping:
+            await popping.subscribe(TOPIC)
+            for call, why in (
+                (popping.receive(TOPIC, invisible_ms=0), "invisible_ms is 0"),
+                (popping.receive(TOPIC, max_messages=0), "max_messages is 0"),
+                (popping.ack("x"), "message is 'x'"),  # type: ignore[arg-type]
+            ):
+                with pytest.raises(ArgumentError, match=why):
+                    await call
+        with pytest.raises(ArgumentError, match="expression is"):
+            LitePullConsumer("g", name_servers=names).subscribe(TOPIC, "a = 1")
+        assert not cluster.groups["broker-a"].queues.get((TOPIC, 0))

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import pytest
-from fake_cluster import TOPIC, FakeCluster, answer, run
+from fake_cluster import TOPIC, FakeCluster, answer, cluster_with_topic
 
 from batonmq import (
     ClientOptions,
@@ -143,8 +143,8 @@ async def consume(
         await done.wait()
 
 
-def test_a_hook_sees_each_kind_of_send() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_hook_sees_each_kind_of_send() -> None:
+    async with cluster_with_topic() as cluster:
         notes = Notes()
         async with producer_of(cluster, notes) as producer:
             one = await producer.send(Message(TOPIC, b"1"), queue=Q0)
@@ -167,11 +167,9 @@ def test_a_hook_sees_each_kind_of_send() -> None:
         stored = map(decode_record, cluster.groups["broker-a"].queues[TOPIC, 0])
         assert ["mark" in each.properties for each in stored][:2] == [True, True]
 
-    run(story)
 
-
-def test_a_hook_sees_the_half_of_a_transaction() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_hook_sees_the_half_of_a_transaction() -> None:
+    async with cluster_with_topic() as cluster:
         notes = Notes()
         producer = TransactionProducer(
             "tg",
@@ -188,11 +186,9 @@ def test_a_hook_sees_the_half_of_a_transaction() -> None:
         assert (call.group, call.msg_id, call.acknowledged) == ("tg", done.send.msg_id, True)
         assert call.messages[0].properties["TRAN_MSG"] == "true"
 
-    run(story)
 
-
-def test_a_hook_sees_each_call_of_a_listener() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_hook_sees_each_call_of_a_listener() -> None:
+    async with cluster_with_topic() as cluster:
         for body in (b"1", b"2"):
             cluster.master().store(TOPIC, 0, body)
         notes = Notes()
@@ -204,12 +200,10 @@ def test_a_hook_sees_each_call_of_a_listener() -> None:
         ]
         assert seen[:2] == [("cg", Q0, b"1", True, type(None)), ("cg", Q0, b"2", False, ValueError)]
 
-    run(story)
-
 
 @pytest.mark.parametrize("hook", [None, Notes()], ids=["without", "with"])
-def test_a_hook_sees_what_a_pull_consumer_gets_and_does(hook: Notes | None) -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_hook_sees_what_a_pull_consumer_gets_and_does(hook: Notes | None) -> None:
+    async with cluster_with_topic() as cluster:
         cluster.master().store(TOPIC, 0, b"1")
         consumer = PullConsumer(
             "cg",
@@ -235,11 +229,9 @@ def test_a_hook_sees_what_a_pull_consumer_gets_and_does(hook: Notes | None) -> N
             (Q0, False),
         ]
 
-    run(story)
 
-
-def test_a_broken_hook_changes_nothing_of_what_is_polled() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_broken_hook_changes_nothing_of_what_is_polled() -> None:
+    async with cluster_with_topic() as cluster:
         cluster.master().store(TOPIC, 0, b"1")
         options = ClientOptions(suspicion_ms=20, hook=Broken("enter"))
         async with PullConsumer(
@@ -250,14 +242,13 @@ def test_a_broken_hook_changes_nothing_of_what_is_polled() -> None:
             with consumer.processing(message):
                 assert message.body == b"1"
 
-    run(story)
-
 
 @pytest.mark.parametrize("moment", ["enter", "exit", "swallow"])
-def test_a_broken_hook_changes_nothing_of_a_send(
+async def test_a_broken_hook_changes_nothing_of_a_send(
     moment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(cluster: FakeCluster) -> None:
+    caplog.set_level(logging.ERROR)
+    async with cluster_with_topic() as cluster:
         async with producer_of(cluster, Broken(moment)) as producer:
             for number in range(5):
                 sent = await producer.send(Message(TOPIC, b"%d" % number), queue=Q0)
@@ -266,9 +257,6 @@ def test_a_broken_hook_changes_nothing_of_a_send(
             with pytest.raises(SendFailedError):
                 await producer.send(Message(TOPIC, b"x"), queue=Q0)
         assert cluster.groups["broker-a"].bodies(TOPIC) == [b"0", b"1", b"2", b"3", b"4"]
-
-    with caplog.at_level(logging.ERROR):
-        run(story)
     logged = [record for record in caplog.records if "hook_failed" in record.message]
     counts = [] if moment == "swallow" else ["count=1", "count=2", "count=4"]
     assert [record.message.split()[-1] for record in logged] == counts
@@ -276,8 +264,8 @@ def test_a_broken_hook_changes_nothing_of_a_send(
 
 
 @pytest.mark.parametrize("moment", ["call", "enter", "exit", "swallow"])
-def test_a_broken_hook_changes_nothing_of_a_listener_call(moment: str) -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_broken_hook_changes_nothing_of_a_listener_call(moment: str) -> None:
+    async with cluster_with_topic() as cluster:
         broker = cluster.master()
         broker.unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
         for body in (b"1", b"2", b"3"):
@@ -285,5 +273,3 @@ def test_a_broken_hook_changes_nothing_of_a_listener_call(moment: str) -> None:
         await consume(cluster, Broken(moment), 3, fails=[b"2"])
         backs = [r for r in broker.requests if r.code == RequestCode.CONSUMER_SEND_MSG_BACK]
         assert len(backs) == 1, "only the message whose listener failed"
-
-    run(story)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-import uvloop
 from fake_cluster import TOPIC, FakeCluster, answer
 from left_out import leave_out
 
@@ -60,13 +60,11 @@ class Spans:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
 
-def run(story: Callable[[FakeCluster, Spans], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with FakeCluster() as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            await story(cluster, Spans())
-
-    uvloop.run(main())
+@contextlib.asynccontextmanager
+async def traced_cluster() -> AsyncIterator[tuple[FakeCluster, Spans]]:
+    async with FakeCluster() as cluster, asyncio.timeout(20):
+        cluster.add_topic(TOPIC)
+        yield cluster, Spans()
 
 
 def producer_of(cluster: FakeCluster, spans: Spans) -> Producer:
@@ -106,8 +104,8 @@ async def consume(cluster: FakeCluster, spans: Spans, listener: Listener, batch:
         await listener.done.wait()
 
 
-def test_a_message_is_one_trace_from_the_caller_to_the_listener() -> None:
-    async def story(cluster: FakeCluster, spans: Spans) -> None:
+async def test_a_message_is_one_trace_from_the_caller_to_the_listener() -> None:
+    async with traced_cluster() as (cluster, spans):
         message = Message.of(TOPIC, "hello", tags="A")
         async with producer_of(cluster, spans) as producer:
             with spans.tracer.start_as_current_span("caller"):
@@ -137,11 +135,9 @@ def test_a_message_is_one_trace_from_the_caller_to_the_listener() -> None:
         assert (send.kind.name, process.kind.name) == ("PRODUCER", "CONSUMER")
         assert {send.status.status_code.name, process.status.status_code.name} == {"UNSET"}
 
-    run(story)
 
-
-def test_a_batch_has_links_and_what_fails_is_an_error() -> None:
-    async def story(cluster: FakeCluster, spans: Spans) -> None:
+async def test_a_batch_has_links_and_what_fails_is_an_error() -> None:
+    async with traced_cluster() as (cluster, spans):
         async with producer_of(cluster, spans) as producer:
             await producer.send_batch([Message(TOPIC, b"1"), Message(TOPIC, b"2")], queue=Q0)
             refused = answer(ResponseCode.MESSAGE_ILLEGAL, "no")
@@ -162,11 +158,9 @@ def test_a_batch_has_links_and_what_fails_is_an_error() -> None:
         assert len(first.links) == first.attributes["messaging.batch.message_count"] >= 2
         assert first.status.status_code.name == "ERROR" and first.parent is None
 
-    run(story)
 
-
-def test_what_is_polled_is_received_and_processed_in_the_senders_trace() -> None:
-    async def story(cluster: FakeCluster, spans: Spans) -> None:
+async def test_what_is_polled_is_received_and_processed_in_the_senders_trace() -> None:
+    async with traced_cluster() as (cluster, spans):
         async with producer_of(cluster, spans) as producer:
             for body in (b"1", b"2"):
                 await producer.send(Message(TOPIC, body), queue=Q0)
@@ -194,5 +188,3 @@ def test_what_is_polled_is_received_and_processed_in_the_senders_trace() -> None
             assert child.parent.span_id == parent.context.span_id
         assert first.status.status_code.name == "UNSET"
         assert second.status.status_code.name == "ERROR"
-
-    run(story)

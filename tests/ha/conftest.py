@@ -7,14 +7,14 @@ few lines in the middle whose pushes and answers the test steers by hand.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.config import HAConfig
@@ -332,23 +332,23 @@ class Group:
         assert not [n.fatal for n in self.nodes.values() if n.fatal]
 
 
+NewGroup = Callable[..., contextlib.AbstractAsyncContextManager[Group]]
+
+
 @pytest.fixture
-def run_group(tmp_path: Path) -> Callable[[Callable[[Group], Awaitable[None]]], None]:
-    """Runs an async scenario with an empty group, and stops what it started."""
+def new_group(tmp_path: Path) -> NewGroup:
+    """An empty group; what was started in it is stopped."""
 
-    def run(scenario: Callable[[Group], Awaitable[None]], **store_settings: object) -> None:
-        async def main() -> None:
-            group = Group(tmp_path)
-            group.store_settings = store_settings
-            try:
-                await scenario(group)
-            finally:
-                await group.close()
+    @contextlib.asynccontextmanager
+    async def made(**store_settings: object) -> AsyncIterator[Group]:
+        group = Group(tmp_path)
+        group.store_settings = store_settings
+        try:
+            yield group
+        finally:
+            await group.close()
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main())
-
-    return run
+    return made
 
 
 @pytest.fixture

@@ -45,12 +45,11 @@ async def diverged_pair(group, tail, until):
     return one, two, end
 
 
-def test_r37_a_full_disk_refuses_the_cut_before_anything_is_changed(run_group, wait_until):
+async def test_r37_a_full_disk_refuses_the_cut_before_anything_is_changed(new_group, wait_until):
     """1. 2 leads; 1 cannot keep its tail aside, the disk is full: it follows no one. 2. 2 dies, 1
     is elected, a member with all that is confirmed, its tail included. 3. 400 messages are
     confirmed. 4. 1 is killed and started: they are all there."""
-
-    async def play(group):
+    async with new_group() as group:
         one, two, tail_end = await diverged_pair(group, 300, wait_until)
         with failing("pwrite *.tail* ENOSPC"):
             await group.elect(two, 1, 2)
@@ -70,16 +69,15 @@ def test_r37_a_full_disk_refuses_the_cut_before_anything_is_changed(run_group, w
         await wait_until(lambda: one.store.confirm_offset == end)
         assert one.readable == 703
 
-    run_group(play)
-
 
 @pytest.mark.parametrize("n", range(0, 40, 2))
-def test_r37_a_replica_whose_cut_failed_follows_nobody_and_leads_nothing(run_group, wait_until, n):
+async def test_r37_a_replica_whose_cut_failed_follows_nobody_and_leads_nothing(
+    new_group, wait_until, n
+):
     """1. 2 leads; the cut of 1 fails at its n-th change behind the copy. 2. 1 acks nothing to 2, so
     2 confirms nothing. 3. 2 dies, 1 is elected, and does not lead. 4. 1 ends and starts: the cut
     is done, 1 follows, and what both confirm is there after one more restart."""
-
-    async def play(group):
+    async with new_group() as group:
         one, two, _ = await diverged_pair(group, 300, wait_until)
         common = two.store.max_phy_offset
         with failing(f"changes *b1/* ENOSPC after {n} once") as struck:
@@ -106,16 +104,15 @@ def test_r37_a_replica_whose_cut_failed_follows_nobody_and_leads_nothing(run_gro
         assert (one.store.max_phy_offset, one.readable) == (end, 8)
         assert one.log_bytes() == two.log_bytes()
 
-    run_group(play)
-
 
 @pytest.mark.parametrize("n", range(0, 40, 2))
-def test_r37_becoming_master_is_not_tried_again_over_an_unfinished_cut(run_group, wait_until, n):
+async def test_r37_becoming_master_is_not_tried_again_over_an_unfinished_cut(
+    new_group, wait_until, n
+):
     """1. The master dies in the middle of a frame. 2. 1 is elected; its cut of the half record
     fails at the n-th change, and it is told again and again to become master. 3. Either nothing had
     changed and it leads, or its process ends: what it confirms then is there after a restart."""
-
-    async def play(group):
+    async with new_group() as group:
         two, one = await group.add(2), await group.add(1)
         await group.elect(two, 1, 2)
         two.put(4)
@@ -145,8 +142,6 @@ def test_r37_becoming_master_is_not_tried_again_over_an_unfinished_cut(run_group
         await group.restart(one)
         assert (one.store.max_phy_offset, one.readable) == (end, 54)
 
-    run_group(play)
-
 
 class Actions:
     """The HA side of `RoleActions`."""
@@ -163,11 +158,10 @@ REPORTED = "cannot follow the master, the disk is full: [Errno 28] No space left
 
 
 @pytest.mark.parametrize("n", range(0, 63, 3))
-def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(run_group, wait_until, n):
+async def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(new_group, wait_until, n):
     """1. 2 was away until its place in the log expired. 2. Its new beginning fails at the n-th
     change of its disk. 3. It tries again, or its process ends and starts: it catches up."""
-
-    async def play(group):
+    async with new_group() as group:
         group.segment_size = 4096
         one, two = await group.add(1), await group.add(2)
         await group.elect(one, 1)
@@ -197,5 +191,3 @@ def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(run_group, wait_un
         await group.restart(two)
         assert two.store.min_phy_offset == 4096
         assert set(two.diverged) <= {REPORTED}
-
-    run_group(play)

@@ -113,58 +113,54 @@ def test_r24_a_slave_cuts_what_is_damaged_before_it_follows() -> None:
         asyncio.run(service_on(store).change_to_slave(view(5)))
 
 
-def test_r37_g8_a_classic_slave_whose_log_failed_reports_nothing_and_keeps_no_bad_record() -> None:
+async def test_r37_g8_a_failed_log_of_a_classic_slave_reports_nothing_keeps_no_bad_record() -> None:
     """1. A frame arrives, and its end is reported. 2. A record is bad: it is taken back. 3. The log
     fails: what seems to be in it is reported no more."""
+    streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+    server = await asyncio.start_server(lambda *ends: streams.put_nowait(ends), "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    store = Mock(max_phy_offset=0)
+    store.log.health.has_failed = False
+    store.log.flushed_offset = store.slave_log.whole_end = 0
+    core = ClassicSlaveCore(SlavePolicy(), 1 << 20, boot_ms())
+    shell = ClassicSlaveShell(core, store, Mock(), boot_ms, AsyncMock(), OpenLinks())
+    writers = []
 
-    async def play() -> None:
-        streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
-        server = await asyncio.start_server(lambda *ends: streams.put_nowait(ends), "127.0.0.1", 0)
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        store = Mock(max_phy_offset=0)
-        store.log.health.has_failed = False
-        store.log.flushed_offset = store.slave_log.whole_end = 0
-        core = ClassicSlaveCore(SlavePolicy(), 1 << 20, boot_ms())
-        shell = ClassicSlaveShell(core, store, Mock(), boot_ms, AsyncMock(), OpenLinks())
-        writers = []
+    async def connected() -> asyncio.StreamReader:
+        reader, writer = await streams.get()
+        writers.append(writer)
+        assert await reader.readexactly(8) == encode_report(store.max_phy_offset)
+        return reader
 
-        async def connected() -> asyncio.StreamReader:
-            reader, writer = await streams.get()
-            writers.append(writer)
-            assert await reader.readexactly(8) == encode_report(store.max_phy_offset)
-            return reader
+    def written(*_: object) -> int:
+        store.max_phy_offset += 4
+        return store.max_phy_offset
 
-        def written(*_: object) -> int:
-            store.max_phy_offset += 4
-            return store.max_phy_offset
-
-        shell.follow(MasterAddresses(address))
-        reader = await connected()
-        store.slave_log.append_replicated.side_effect = written
-        writers[-1].write(encode_head(0, 4) + b"good")
-        assert await reader.readexactly(8) == encode_report(4)
-        store.slave_log.append_replicated.side_effect = CorruptLogError("file", 4, "bad")
-        writers[-1].write(encode_head(4, 4) + b"evil")
-        assert await reader.read() == b""
-        store.slave_log.drop_unverified.assert_called_once_with()
-        shell.dial_now()
-        reader = await connected()
-        store.slave_log.append_replicated.side_effect = written
-        store.log.health.has_failed = True
-        writers[-1].write(encode_head(4, 4) + b"more")
-        await until(lambda: store.max_phy_offset == 8)
-        shell.close()
-        assert await reader.read() == b""
-        for writer in writers:
-            writer.close()
-            await writer.wait_closed()
-        server.close()
-        await server.wait_closed()
-
-    asyncio.run(play())
+    shell.follow(MasterAddresses(address))
+    reader = await connected()
+    store.slave_log.append_replicated.side_effect = written
+    writers[-1].write(encode_head(0, 4) + b"good")
+    assert await reader.readexactly(8) == encode_report(4)
+    store.slave_log.append_replicated.side_effect = CorruptLogError("file", 4, "bad")
+    writers[-1].write(encode_head(4, 4) + b"evil")
+    assert await reader.read() == b""
+    store.slave_log.drop_unverified.assert_called_once_with()
+    shell.dial_now()
+    reader = await connected()
+    store.slave_log.append_replicated.side_effect = written
+    store.log.health.has_failed = True
+    writers[-1].write(encode_head(4, 4) + b"more")
+    await until(lambda: store.max_phy_offset == 8)
+    shell.close()
+    assert await reader.read() == b""
+    for writer in writers:
+        writer.close()
+        await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
 
 
-def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(
+async def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who is dead to the controllers, and of which master the tables are."""
@@ -175,25 +171,20 @@ def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(
     leads, follows = Mock(), Mock()
     monkeypatch.setattr(ha_service, "MasterShell", leads)
     monkeypatch.setattr(ha_service, "SlaveShell", follows)
-
-    async def play() -> None:
-        service = service_on(store)
-        service.set_dead(frozenset({3}))
-        service.tables_followed(6)
-        await service.change_to_slave(view(6))
-        follows.return_value.tables_followed.assert_called_once_with(6)
-        follows.return_value.core.log.known_confirm = 0
-        await service.change_to_master(view(7))
-        assert leads.call_args.args[0].sync.dead == {3}
-
-    asyncio.run(play())
+    service = service_on(store)
+    service.set_dead(frozenset({3}))
+    service.tables_followed(6)
+    await service.change_to_slave(view(6))
+    follows.return_value.tables_followed.assert_called_once_with(6)
+    follows.return_value.core.log.known_confirm = 0
+    await service.change_to_master(view(7))
+    assert leads.call_args.args[0].sync.dead == {3}
 
 
-def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(run_group, wait_until):
+async def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(new_group, wait_until):
     """1. 2 took a newer view, and its disk is slow. 2. 1 continues writing: nothing is confirmed.
     3. The same master was elected again: the connection stays, and all is acknowledged."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         await group.elect(one)
         await wait_until(lambda: one.ha.in_sync_count == 2)
@@ -207,5 +198,3 @@ def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(run_group
         await group.elect(one, 1, 2)
         await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
         assert one.following == [2]
-
-    run_group(scenario)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-import uvloop
-
 from batonmq.ha.links import OpenLinks
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_effects import Hangup
@@ -28,45 +26,41 @@ class HangsUpAtOnce(SlaveCore):
         return []
 
 
-def test_a_dial_cancelled_after_its_connection_was_made_is_counted_as_closed():
+async def test_a_dial_cancelled_after_its_connection_was_made_is_counted_as_closed():
     """1. The connection is made; the core hangs up before `create_connection` has returned.
     2. The dial is cancelled, and uvloop closes the transport without a `connection_lost`.
     3. Whoever waits for the last open link continues: a broker once could not stop here.
     """
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        view = RoleView(
-            "C",
-            "broker-a",
-            master_broker_id=1,
-            master_ha_address=f"{host}:{port}",
-            master_incarnation="i",
-            master_epoch=1,
-        )
-        epochs = SimpleNamespace(entries=())
-        store = SimpleNamespace(
-            min_phy_offset=0,
-            max_phy_offset=0,
-            confirm_offset=0,
-            log=SimpleNamespace(flushed_offset=0, health=StoreHealth()),
-            epochs=epochs,
-        )
-        core = HangsUpAtOnce(identity(2), view, local_log(store), SlavePolicy(), 0)
-        links, made = OpenLinks(), asyncio.Event()
-        count_made = links.made
-        links.made = lambda: (count_made(), made.set())  # type: ignore[method-assign]
-        shell = SlaveShell(core, store, SimpleNamespace(), lambda: 0, None, links)
-        core.hang_up = lambda: shell._perform([Hangup("it cannot be followed")])
-        shell.start()
-        try:
-            async with asyncio.timeout(10):
-                await made.wait()
-                shell.close()
-                await links.close()
-        finally:
-            server.close()
-
-    uvloop.run(scenario())
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    view = RoleView(
+        "C",
+        "broker-a",
+        master_broker_id=1,
+        master_ha_address=f"{host}:{port}",
+        master_incarnation="i",
+        master_epoch=1,
+    )
+    epochs = SimpleNamespace(entries=())
+    store = SimpleNamespace(
+        min_phy_offset=0,
+        max_phy_offset=0,
+        confirm_offset=0,
+        log=SimpleNamespace(flushed_offset=0, health=StoreHealth()),
+        epochs=epochs,
+    )
+    core = HangsUpAtOnce(identity(2), view, local_log(store), SlavePolicy(), 0)
+    links, made = OpenLinks(), asyncio.Event()
+    count_made = links.made
+    links.made = lambda: (count_made(), made.set())  # type: ignore[method-assign]
+    shell = SlaveShell(core, store, SimpleNamespace(), lambda: 0, None, links)
+    core.hang_up = lambda: shell._perform([Hangup("it cannot be followed")])
+    shell.start()
+    try:
+        async with asyncio.timeout(10):
+            await made.wait()
+            shell.close()
+            await links.close()
+    finally:
+        server.close()

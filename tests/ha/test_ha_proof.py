@@ -312,11 +312,10 @@ def test_r58_an_id_that_no_controller_registered_is_no_slave(entries):
 # -- over real connections
 
 
-def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(run_group, wait_until):
+async def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(new_group, wait_until):
     """Real sockets: idle ones, one that sends a byte of a name now and then, one that sends half a
     name; more of them than may wait. The oldest are closed, and a slave joins behind them."""
-
-    async def play(group):
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         await group.elect(one, others=False)
         opened = []
@@ -338,14 +337,11 @@ def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(run_group, w
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    run_group(play)
 
-
-def test_r41_a_slave_of_another_group_at_a_reused_address(run_group, wait_until, tmp_path):
+async def test_r41_a_slave_of_another_group_at_a_reused_address(new_group, wait_until, tmp_path):
     """1 Member A-2 has lost its link. 2 B-2, whose own master once had that address, dials A-1:
     nothing is sent to it, nothing that A-2 lacks is confirmed, and A-2 counts when it is back."""
-
-    async def play(group):
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         group.auto = False
         await group.elect(one, 1, 2)
@@ -379,10 +375,8 @@ def test_r41_a_slave_of_another_group_at_a_reused_address(run_group, wait_until,
         await group.caught_up(one, two)
         await stranger.stop()
 
-    run_group(play)
 
-
-def test_r41_many_strangers_leave_the_member_its_connection(run_group, wait_until):
+async def test_r41_many_strangers_leave_the_member_its_connection(new_group, wait_until):
     """Real sockets: the member's connection is the same one before and after."""
 
     async def refused(port, stranger):
@@ -391,7 +385,7 @@ def test_r41_many_strangers_leave_the_member_its_connection(run_group, wait_unti
         assert await reader.read() == b""
         writer.close()
 
-    async def play(group):
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         await group.elect(one, 1, 2)
         await wait_until(lambda: one.ha.required_set_whole)
@@ -401,8 +395,6 @@ def test_r41_many_strangers_leave_the_member_its_connection(run_group, wait_unti
         assert list(one.ha._master.core.connections) == [before]
         one.put(3)
         await group.caught_up(one, two)
-
-    run_group(play)
 
 
 def test_registrations_take_any_log_where_the_controllers_know_none():

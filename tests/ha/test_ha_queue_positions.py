@@ -15,11 +15,10 @@ def put(node, topic, body):
     return result
 
 
-def test_r38_queue_offsets_go_on_over_failovers(run_group, wait_until):
+async def test_r38_queue_offsets_go_on_over_failovers(new_group, wait_until):
     """1. Messages of Rare expire at A. 2. B joins with a log that begins behind them. 3. B leads
     and takes one for Rare; a group that stands at 5 reads it. 4. So it does when A leads again."""
-
-    async def play(group):
+    async with new_group() as group:
         a = await group.add(1)
         b = await group.add(2)
         await group.elect(a, 1, others=False)
@@ -51,5 +50,3 @@ def test_r38_queue_offsets_go_on_over_failovers(run_group, wait_until):
         await group.caught_up(a, b)
         assert a.store.queries.max_offset_in_queue("Rare", 0) == 7
         assert b.store.queries.max_offset_in_queue("Rare", 0) == 7
-
-    run_group(play)

@@ -30,11 +30,10 @@ async def pair_in_set(group, wait_until):
 # -- AutoSwitchHATest
 
 
-def test_confirm_offset(run_group, wait_until):
+async def test_confirm_offset(new_group, wait_until):
     """Java testConfirmOffset: 1 leads {1,2}; 2 stops, a put stays unconfirmed; 1 stops, 2 leads
     epoch 2; 1 returns, drops the unacknowledged message and holds the same 20."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
         await group.caught_up(one, two)
@@ -59,13 +58,10 @@ def test_confirm_offset(run_group, wait_until):
         assert one.readable == two.readable == 20
         assert one.epochs == two.epochs == [(1, 0), (2, confirmed)]
 
-    run_group(scenario)
 
-
-def test_async_learner(run_group, wait_until):
+async def test_async_learner(new_group, wait_until):
     """Java testAsyncLearnerBrokerRole: a learner receives all and is never in the set."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one = await group.add(1)
         two = await group.add(2, HAConfig(async_learner=True))
         await group.elect(one)
@@ -74,14 +70,11 @@ def test_async_learner(run_group, wait_until):
         assert two.readable == 10
         assert one.ha.required_set == {1} and not one.proposals
 
-    run_group(scenario)
 
-
-def test_all_ack_in_sync_state_set(run_group, wait_until):
+async def test_all_ack_in_sync_state_set(new_group, wait_until):
     """Java testOptionAllAckInSyncStateSet: both in the set, the slave stops, nothing is confirmed
     any more, until the shrink is committed (R1)."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
         await group.caught_up(one, two)
@@ -96,13 +89,10 @@ def test_all_ack_in_sync_state_set(run_group, wait_until):
         assert one.confirm_offset == one.store.max_phy_offset
         assert one.ha.required_set == {1}
 
-    run_group(scenario)
 
-
-def test_change_role_many_times(run_group, wait_until):
+async def test_change_role_many_times(new_group, wait_until):
     """Java testChangeRoleManyTimes: 1 and 2 swap over epochs 1 to 3, ten messages each."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         for master, slave in ((one, two), (two, one), (one, two)):
             await group.elect(master, 1, 2)
@@ -114,13 +104,10 @@ def test_change_role_many_times(run_group, wait_until):
         assert [epoch for epoch, _ in one.epochs] == [1, 2, 3]
         assert not one.truncated and not two.truncated
 
-    run_group(scenario)
 
-
-def test_add_broker(run_group, wait_until):
+async def test_add_broker(new_group, wait_until):
     """Java testAddBroker: an empty third broker joins a running pair and enters the set."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
         three = await group.add(3)
@@ -131,14 +118,11 @@ def test_add_broker(run_group, wait_until):
         await group.caught_up(one, two, three)
         assert three.readable == 10
 
-    run_group(scenario)
 
-
-def test_truncate_epoch_log_and_add_broker(run_group, wait_until):
+async def test_truncate_epoch_log_and_add_broker(new_group, wait_until):
     """Java testTruncateEpochLogAndAddBroker: the first file has expired; a new slave begins at the
     second one, with the epochs that are left."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.segment_size = 4096
         one = await group.add(1)
         await group.elect(one)
@@ -161,14 +145,11 @@ def test_truncate_epoch_log_and_add_broker(run_group, wait_until):
         await wait_until(lambda: one.epochs == two.epochs)  # it drops what has expired with a tick
         await wait_until(lambda: one.ha.required_set == {1, 2})
 
-    run_group(scenario)
 
-
-def test_truncate_epoch_log_and_change_master(run_group, wait_until):
+async def test_truncate_epoch_log_and_change_master(new_group, wait_until):
     """Java testTruncateEpochLogAndChangeMaster: then 2 leads epoch 3, 3 reads what is left, and the
     old master rejoins complete."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.segment_size = 4096
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
@@ -192,14 +173,11 @@ def test_truncate_epoch_log_and_change_master(run_group, wait_until):
         await wait_until(lambda: one.epochs == two.epochs == three.epochs)
         assert one.readable == two.readable == three.readable
 
-    run_group(scenario)
 
-
-def test_add_broker_and_sync_from_last_file(run_group, wait_until):
+async def test_add_broker_and_sync_from_last_file(new_group, wait_until):
     """Java testAddBrokerAndSyncFromLastFile: a blank slave takes the last file only, and so is no
     candidate for the set: it lacks old messages (R13)."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.segment_size = 4096
         one = await group.add(1)
         await group.elect(one)
@@ -213,14 +191,11 @@ def test_add_broker_and_sync_from_last_file(run_group, wait_until):
         assert two.store.min_phy_offset == 8192
         assert one.ha.required_set == {1} and not one.proposals
 
-    run_group(scenario)
 
-
-def test_check_synchronizing_sync_state_set_flag(run_group, wait_until):
+async def test_check_synchronizing_sync_state_set_flag(new_group, wait_until):
     """Java testCheckSynchronizingSyncStateSetFlag: caught up but not yet adopted, the union of two
     is required; adopting {1,2} clears the proposal."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.auto = False
         one = await group.add(1)
         await group.add(2)
@@ -230,14 +205,11 @@ def test_check_synchronizing_sync_state_set_flag(run_group, wait_until):
         group.answer(one, one.proposals[0])
         assert one.proposal is None and one.ha.in_sync_count == 2
 
-    run_group(scenario)
 
-
-def test_build_consume_queue_not_exceed_confirm_offset(run_group, wait_until):
+async def test_build_consume_queue_not_exceed_confirm_offset(new_group, wait_until):
     """Java testBuildConsumeQueueNotExceedConfirmOffset: what is not confirmed is not readable, on
     master and slave, also after a restart without a role."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
         await group.caught_up(one, two)
@@ -249,14 +221,12 @@ def test_build_consume_queue_not_exceed_confirm_offset(run_group, wait_until):
         assert one.readable == 10
         assert one.confirm_offset == one.store.confirm_offset < one.store.max_phy_offset
 
-    run_group(scenario)
-
 
 # -- beyond
 
 
-def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_sides(
-    run_group, wait_until
+async def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_sides(
+    new_group, wait_until
 ):
     """A byte flips on 1's disk, in a record that 2 lacks.
 
@@ -264,8 +234,7 @@ def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_side
     2. 2 requests that record again: 1 checks it, is suspect from then on, and reports it.
     3. The byte is what it was: 2 catches up.
     """
-
-    async def scenario(group):
+    async with new_group() as group:
         group.segment_size = 64 << 10
         one = await group.add(1)
         await group.elect(one)
@@ -303,16 +272,13 @@ def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_side
         two.ha.adopt_view(group.commit(frozenset({1})))
         await group.caught_up(one, two)
 
-    run_group(scenario)
 
-
-def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
-    run_group, wait_until, monkeypatch
+async def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
+    new_group, wait_until, monkeypatch
 ):
     """1. 2 cannot write: nothing is acked, the set stays {1}, writes continue. 2. It dials again
     and again: still one report. 3. There is space: it catches up."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one = await group.add(1)
         await group.elect(one)
         one.put(5)
@@ -341,16 +307,13 @@ def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
         await group.caught_up(one, two)
         assert two.ha.following_problem == ""
 
-    run_group(scenario)
 
-
-def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(
-    run_group, wait_until, monkeypatch
+async def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(
+    new_group, wait_until, monkeypatch
 ):
     """Not only an append finds the disk full, and on a quiet group none would come to show that
     there is space again."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         await group.elect(one)
 
@@ -366,8 +329,6 @@ def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(
         await group.caught_up(one, two)
         await wait_until(lambda: two.ha.following_problem == "")
 
-    run_group(scenario)
-
 
 @pytest.mark.parametrize(
     "identity",
@@ -380,11 +341,10 @@ def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(
         ValueError("an answer of nonsense"),
     ],
 )
-def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
+async def test_r21_nothing_is_cut_without_proof(new_group, wait_until, identity):
     """R21: 1 has a tail that 2's log does not share. The peer at 2's address must prove who it is
     first; while that is not the named master of the epoch, not a byte goes."""
-
-    async def scenario(group):
+    async with new_group() as group:
         proofs = []
 
         async def prove(view):
@@ -413,17 +373,14 @@ def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
         await group.caught_up(one, two)
         assert proofs[-1] == "remoting-2"
 
-    run_group(scenario)
-
 
 @pytest.mark.parametrize("held", [0, 4])
-def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(
-    run_group, wait_until, held
+async def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(
+    new_group, wait_until, held
 ):
     """R23: 1 confirmed ten messages alone; the operator makes 2, which has `held` of them, master
     by an unclean election. 1 cuts what 2 lacks, keeps it aside, and catches up."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.auto = False
         one, two = await group.add(1), await group.add(2)
         await group.elect(one, others=False)
@@ -454,14 +411,13 @@ def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(
         assert old[common:] in aside
         await wait_until(lambda: two.proposal is not None)
 
-    run_group(scenario)
 
-
-def test_r23_a_cut_that_the_store_refuses_is_reported_and_changes_nothing(run_group, wait_until):
+async def test_r23_a_cut_that_the_store_refuses_is_reported_and_changes_nothing(
+    new_group, wait_until
+):
     """R23: 1 and 2 wrote records of other sizes in an epoch of one number, so 2's epoch list leaves
     1's log within a record. 1 says so, and follows no one."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.auto = False
         one, two = await group.add(1), await group.add(2)
         before = group.view
@@ -479,14 +435,13 @@ def test_r23_a_cut_that_the_store_refuses_is_reported_and_changes_nothing(run_gr
         assert one.log_bytes() == kept and not one.truncated
         assert not list((one.root / "truncated").glob("*"))
 
-    run_group(scenario)
 
-
-def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(run_group, wait_until):
+async def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(
+    new_group, wait_until
+):
     """1. 2 has four of ten messages, and was stopped uncleanly under another boot. 2. It follows:
     it stays suspect until it has all that 1 confirmed."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         one.put(4)
         await group.caught_up(one, two)
@@ -506,18 +461,15 @@ def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(run_
         assert trusted_at[0] == one.store.max_phy_offset
         await group.caught_up(one, two)
 
-    run_group(scenario)
-
 
 @pytest.mark.parametrize("found", ["by a reader", "in a handshake"])
-def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
-    run_group, wait_until, found
+async def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
+    new_group, wait_until, found
 ):
     """1. A byte of 2's log changes, in a record that ends an epoch. 2. 2 finds it while it follows:
     it has caught up, and suspect all the same. 3. Nothing is cut while 2 is in the set. 4. Once it
     has left it, it drops what lies behind the damage, fetches that again, and is whole."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         before = one.put(2)
         one.put(1)
@@ -552,17 +504,14 @@ def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
         assert two.log_bytes() == one.log_bytes() and two.log_bytes().startswith(good)
         await wait_until(lambda: one.ha.required_set == {1, 2})
 
-    run_group(scenario)
-
 
 @pytest.mark.parametrize("how", ["role change", "time"])
-def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_second(
-    run_group, wait_until, how
+async def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_second(
+    new_group, wait_until, how
 ):
     """A hung peer has megabytes unread before the frame that its next byte is gone: it can keep
     neither the socket nor the role change nor the end of the process waiting."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.segment_size = 64 << 10
         one = await group.add(1)
         group.incarnations[2] = ""
@@ -592,13 +541,10 @@ def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_second(
         await one.ha.close()  # would wait for the last link
         peer.close()
 
-    run_group(scenario)
 
-
-def test_a_slave_serves_no_one(run_group, wait_until):
+async def test_a_slave_serves_no_one(new_group, wait_until):
     """A replica that is not master ends what dials its HA port, and stops doing so as master."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one = await group.add(1)
         group.incarnations[2] = ""
         await group.add(2)
@@ -614,13 +560,12 @@ def test_a_slave_serves_no_one(run_group, wait_until):
         assert struct.unpack(">iiqi", head) == (1, 12, 0, 1)
         writer.close()
 
-    run_group(scenario)
 
-
-def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(run_group, wait_until):
+async def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(
+    new_group, wait_until
+):
     """That is where epochs are compared with the log (R2); a late view is of an earlier one."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         current = group.view
         two.ha.adopt_view(replace(current, master_epoch=current.master_epoch - 1))
@@ -628,14 +573,11 @@ def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(run_grou
         one.put(3)
         await group.caught_up(one, two)
 
-    run_group(scenario)
 
-
-def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
+async def test_r12_acks_of_a_slaves_earlier_life_count_no_more(new_group, wait_until):
     """1 2's machine loses power and restarts; its old connection is half open, no one closed it. 2
     the view shows another incarnation: 1 counts the new process's acks only."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
         await group.caught_up(one, two)
@@ -651,14 +593,11 @@ def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
         await wait_until(lambda: len(one.following) > following)
         await group.caught_up(one, two)
 
-    run_group(scenario)
 
-
-def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(run_group, wait_until):
+async def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(new_group, wait_until):
     """16 MB are fetched at once. What is not shown yet when the log has caught up is what an
     election in that moment would wait for: it is bounded, however much there was."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.segment_size = 4 << 20
         one = await group.add(1)
         await group.elect(one)
@@ -679,14 +618,11 @@ def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(run_group, wai
         await group.caught_up(one, two)
         assert max(lags) <= 6 << 20, "two bounds, 2 and 1 MiB, and a read for each"
 
-    run_group(scenario)
 
-
-def test_a_new_master_shows_a_long_backlog_without_standing_still(run_group, wait_until):
+async def test_a_new_master_shows_a_long_backlog_without_standing_still(new_group, wait_until):
     """2 has fetched a whole log and shown none of it to readers when it is elected. It shows all
     before it opens, and its loop continues meanwhile: else the controllers would call it dead."""
-
-    async def scenario(group):
+    async with new_group() as group:
         group.segment_size = 1 << 20
         one = await group.add(1)
         await group.elect(one)
@@ -713,13 +649,10 @@ def test_a_new_master_shows_a_long_backlog_without_standing_still(run_group, wai
         assert two.readable == 800
         assert turns >= 10
 
-    run_group(scenario)
 
-
-def test_runtime_info_names_slaves_and_master(run_group, wait_until):
+async def test_runtime_info_names_slaves_and_master(new_group, wait_until):
     """Request 907: the master lists its slaves, the slave names its master."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         one.put(3)
         await group.caught_up(one, two)
@@ -731,31 +664,26 @@ def test_runtime_info_names_slaves_and_master(run_group, wait_until):
         assert client.master_addr == f"127.0.0.1:{one.ha.port}"
         assert client.max_offset == one.store.max_phy_offset
 
-    run_group(scenario)
-
 
 class ShortPatience(HAConfig, frozen=True, kw_only=True):
     def slave_policy(self, **kwargs):
         return replace(super().slave_policy(**kwargs), silence_limit_ms=400)
 
 
-def test_both_ends_of_a_connection_give_up_what_no_kernel_acknowledges(run_group, wait_until):
-    async def scenario(group):
+async def test_both_ends_of_a_connection_give_up_what_no_kernel_acknowledges(new_group, wait_until):
+    async with new_group() as group:
         one, two = await pair_in_set(group, wait_until)
         (accepted,) = one.ha._master._links.values()
         for link in (accepted, two.ha._slave._link):
             sock = link.transport.get_extra_info("socket")
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == UNACKNOWLEDGED_MS
 
-    run_group(scenario)
 
-
-def test_after_a_silent_cut_under_load_the_slave_dials_anew(run_group, wait_until):
+async def test_after_a_silent_cut_under_load_the_slave_dials_anew(new_group, wait_until):
     """1. Everything passes a relay, and the master writes all the time, so that no heartbeat was
     ever seen. 2. The relay goes silent: both sockets stay open, nothing comes. 3. The slave dials
     again without waiting for the old connection, and has caught up."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one = await group.add(1)
         two = await group.add(2, ShortPatience())
         await group.elect(one, others=False)
@@ -796,13 +724,10 @@ def test_after_a_silent_cut_under_load_the_slave_dials_anew(run_group, wait_unti
             writer.transport.abort()
         await asyncio.wait(pumps)
 
-    run_group(scenario)
 
-
-def test_a_dead_address_is_dialled_again_until_it_answers(run_group, wait_until):
+async def test_a_dead_address_is_dialled_again_until_it_answers(new_group, wait_until):
     """The view arrives before the master listens: the slave tries again within milliseconds."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -815,14 +740,13 @@ def test_a_dead_address_is_dialled_again_until_it_answers(run_group, wait_until)
         await two.ha.change_to_slave(group.view)
         await wait_until(lambda: one.following == [2])
 
-    run_group(scenario)
 
-
-def test_a_slave_that_dials_too_early_is_served_when_the_mastership_begins(run_group, wait_until):
+async def test_a_slave_that_dials_too_early_is_served_when_the_mastership_begins(
+    new_group, wait_until
+):
     """The role change reached the slave first: it dials, its handshake waits unanswered, and the
     new master takes it up without another dial."""
-
-    async def scenario(group):
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
         writer.write(encode_slave_handshake(SlaveHandshake(2, identity=two.identity())))
@@ -834,5 +758,3 @@ def test_a_slave_that_dials_too_early_is_served_when_the_mastership_begins(run_g
         assert len(one.ha._waiting_links) == 0
         writer.close()
         await two.stop()
-
-    run_group(scenario)

@@ -125,37 +125,33 @@ def play(
     asyncio.run(run())
 
 
-def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() -> None:
+async def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() -> None:
     """1. The slave dials master 2. 2. A view names master 3: the dial is given up, 3 is dialled.
     3. Only now the first connection stands: nothing is sent on it, the second one is used."""
+    loop, dialled = asyncio.get_running_loop(), []
 
-    async def run() -> None:
-        loop, dialled = asyncio.get_running_loop(), []
+    async def create_connection(factory: Any, host: str, port: int, ssl: Any) -> None:
+        dialled.append(factory())
+        await asyncio.Event().wait()
 
-        async def create_connection(factory: Any, host: str, port: int, ssl: Any) -> None:
-            dialled.append(factory())
-            await asyncio.Event().wait()
-
-        loop.create_connection = create_connection  # type: ignore[assignment, method-assign]
-        core = SlaveCore(identity(1), view("h:2"), LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
-        shell = SlaveShell(core, empty_store(), Mock(), lambda: 0, Mock(), OpenLinks())  # type: ignore[arg-type]
-        shell.start()
-        await asyncio.sleep(0)
-        shell.follow(view("h:3", 3))
-        first, second = Mock(spec=asyncio.Transport), Mock(spec=asyncio.Transport)
-        dialled[0].connection_made(first)
-        assert core.phase is SlavePhase.CONNECTING
-        await until(lambda: len(dialled) == 2)
-        dialled[1].connection_made(second)
-        assert core.phase is SlavePhase.HANDSHAKE
-        second.write.assert_called_once_with(
-            encode_slave_handshake(SlaveHandshake(1, identity=identity(1)))
-        )
-        first.write.assert_not_called()
-        first.abort.assert_called_once()
-        shell.close()
-
-    asyncio.run(run())
+    loop.create_connection = create_connection  # type: ignore[assignment, method-assign]
+    core = SlaveCore(identity(1), view("h:2"), LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
+    shell = SlaveShell(core, empty_store(), Mock(), lambda: 0, Mock(), OpenLinks())  # type: ignore[arg-type]
+    shell.start()
+    await asyncio.sleep(0)
+    shell.follow(view("h:3", 3))
+    first, second = Mock(spec=asyncio.Transport), Mock(spec=asyncio.Transport)
+    dialled[0].connection_made(first)
+    assert core.phase is SlavePhase.CONNECTING
+    await until(lambda: len(dialled) == 2)
+    dialled[1].connection_made(second)
+    assert core.phase is SlavePhase.HANDSHAKE
+    second.write.assert_called_once_with(
+        encode_slave_handshake(SlaveHandshake(1, identity=identity(1)))
+    )
+    first.write.assert_not_called()
+    first.abort.assert_called_once()
+    shell.close()
 
 
 def test_g8_a_bad_record_that_cannot_be_taken_back_ends_the_process() -> None:

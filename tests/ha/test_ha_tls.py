@@ -35,8 +35,8 @@ async def pair(group, wait_until):
     return one, two
 
 
-def test_roles_change_and_logs_are_equal_under_tls(run_group, wait_until, made):
-    async def scenario(group):
+async def test_roles_change_and_logs_are_equal_under_tls(new_group, wait_until, made):
+    async with new_group() as group:
         nodes(group, made)
         one, two = await group.add(1), await group.add(2)
         for master, slave in ((one, two), (two, one), (one, two)):
@@ -46,11 +46,9 @@ def test_roles_change_and_logs_are_equal_under_tls(run_group, wait_until, made):
             await group.caught_up(master, slave)
         assert one.log_bytes() == two.log_bytes() and one.readable == 1_200
 
-    run_group(scenario)
 
-
-def test_a_permissive_master_has_slaves_of_both_kinds(run_group, wait_until, made):
-    async def scenario(group):
+async def test_a_permissive_master_has_slaves_of_both_kinds(new_group, wait_until, made):
+    async with new_group() as group:
         nodes(group, made, server_mode="permissive", tls_enable=True)
         group.tls[2] = node_tls(made, "broker/broker-a/2", server_mode="permissive").for_replicas(
             "broker-a"
@@ -62,16 +60,13 @@ def test_a_permissive_master_has_slaves_of_both_kinds(run_group, wait_until, mad
         one.put(10)
         await group.caught_up(one, two, three)
 
-    run_group(scenario)
 
-
-def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
-    run_group, wait_until, made, tmp_path, caplog
+async def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
+    new_group, wait_until, made, tmp_path, caplog
 ):
     other = authority(tmp_path / "other")
     caplog.set_level(logging.DEBUG, logger="batonmq.ha")
-
-    async def scenario(group):
+    async with new_group() as group:
         nodes(group, made)
         group.tls[2] = node_tls(other, "broker/broker-a/2").for_replicas("broker-a")
         del group.tls[3]
@@ -82,11 +77,9 @@ def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
         await wait_until(lambda: caplog.text.count("ha_master_lost") >= 3)
         assert two.readable == three.readable == 0 and one.ha.required_set == {1}
 
-    run_group(scenario)
 
-
-def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
-    run_group, wait_until, made, monkeypatch
+async def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
+    new_group, wait_until, made, monkeypatch
 ):
     """Plain, without a certificate, with one that has ended: the connection ends, and replication
     continues."""
@@ -104,7 +97,7 @@ def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
             if writer is not None:
                 writer.close()
 
-    async def scenario(group):
+    async with new_group() as group:
         nodes(group, made)
         one, two = await pair(group, wait_until)
         one.put(10)
@@ -123,11 +116,12 @@ def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
         await group.caught_up(one, two)
         assert one.ha.in_sync_count == 2
 
-    run_group(scenario)
 
-
-def test_a_certificate_of_another_group_or_role_gets_no_byte(run_group, wait_until, made, caplog):
-    async def scenario(group):
+async def test_a_certificate_of_another_group_or_role_gets_no_byte(
+    new_group, wait_until, made, caplog
+):
+    caplog.set_level(logging.WARNING, logger="batonmq.ha")
+    async with new_group() as group:
         nodes(group, made)
         names = {1: "broker/broker-a/1", 2: "broker/broker-b/2", 3: "controller/n0"}
         for broker_id, name in names.items():
@@ -143,14 +137,12 @@ def test_a_certificate_of_another_group_or_role_gets_no_byte(run_group, wait_unt
             await wait_until(lambda n=name: f"the certificate of {n} may not be" in caplog.text)
         assert two.readable == three.readable == 0 and one.ha.required_set == {1}
 
-    caplog.set_level(logging.WARNING, logger="batonmq.ha")
-    run_group(scenario)
 
-
-def test_a_replica_follows_no_master_with_the_certificate_of_another_group(
-    run_group, wait_until, made, caplog
+async def test_a_replica_follows_no_master_with_the_certificate_of_another_group(
+    new_group, wait_until, made, caplog
 ):
-    async def scenario(group):
+    caplog.set_level(logging.WARNING, logger="batonmq.ha")
+    async with new_group() as group:
         rogue, true = node_tls(made, "broker/broker-b/1"), node_tls(made, "broker/broker-a/2")
         group.tls[1] = dataclasses.replace(rogue.for_raft, admits=lambda _: True)
         group.tls[2] = true.for_replicas("broker-a")
@@ -159,6 +151,3 @@ def test_a_replica_follows_no_master_with_the_certificate_of_another_group(
         one.put(10)
         await wait_until(lambda: "the certificate of broker/broker-b/1 may not be" in caplog.text)
         assert two.readable == 0
-
-    caplog.set_level(logging.WARNING, logger="batonmq.ha")
-    run_group(scenario)

@@ -50,10 +50,10 @@ def holds(node: Node, text: bytes) -> int:
         (b"new " * 3000, b"old " * 3000, 1),  # a sample lies within one record
     ],
 )
-def test_r47_the_volume_of_an_earlier_cluster_is_no_common_prefix(
-    run_group: RunGroup, tmp_path: Path, new: bytes, old: bytes, count: int
+async def test_r47_the_volume_of_an_earlier_cluster_is_no_common_prefix(
+    new_group: RunGroup, tmp_path: Path, new: bytes, old: bytes, count: int
 ) -> None:
-    async def scenario(group: Group) -> None:
+    async with new_group() as group:
         kept = await old_volume(tmp_path, old, count)
         one = await group.add(1)
         await group.elect(one)
@@ -77,13 +77,11 @@ def test_r47_the_volume_of_an_earlier_cluster_is_no_common_prefix(
         kept_log = b"".join(each.read_bytes() for each in sorted((aside / "commitlog").glob("0*")))
         assert kept_log.startswith(before[:4096])
 
-    run_group(scenario)
 
-
-def test_r47_an_epoch_that_was_given_twice_ends_the_common_part_where_it_begins(
-    run_group: RunGroup,
+async def test_r47_an_epoch_that_was_given_twice_ends_the_common_part_where_it_begins(
+    new_group: RunGroup,
 ) -> None:
-    async def scenario(group: Group) -> None:
+    async with new_group() as group:
         one, two, three = [await group.add(n) for n in (1, 2, 3)]
         await group.elect(one)
         await until(lambda: one.ha.in_sync_count == 3)
@@ -110,11 +108,9 @@ def test_r47_an_epoch_that_was_given_twice_ends_the_common_part_where_it_begins(
         assert f"leaves ours at {common}" in three.diverged[0]
         assert holds(three, b"line A ") == 3
 
-    run_group(scenario)
 
-
-def test_r47_unconfirmed_bytes_of_an_epoch_given_twice_are_cut(run_group: RunGroup) -> None:
-    async def scenario(group: Group) -> None:
+async def test_r47_unconfirmed_bytes_of_an_epoch_given_twice_are_cut(new_group: RunGroup) -> None:
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         await group.elect(one)
         await until(lambda: one.ha.in_sync_count == 2)
@@ -137,16 +133,13 @@ def test_r47_unconfirmed_bytes_of_an_epoch_given_twice_are_cut(run_group: RunGro
         await group.caught_up(one, two)
         assert two.truncated[0][1] == common and holds(two, b"line B ") == 6
 
-    run_group(scenario)
-
 
 @pytest.mark.parametrize("volume", ["ends at the first byte", "ends below it", "is unnamed"])
-def test_r47_a_foreign_log_below_the_masters_first_byte_is_neither_taken_nor_dropped(
-    run_group: RunGroup, tmp_path: Path, volume: str
+async def test_r47_a_foreign_log_below_the_masters_first_byte_is_neither_taken_nor_dropped(
+    new_group: RunGroup, tmp_path: Path, volume: str
 ) -> None:
     """No byte is left at the master to compare with, and the epochs are equal."""
-
-    async def scenario(group: Group) -> None:
+    async with new_group() as group:
         group.segment_size = 4096
         size = (5, 4096, 0) if "below" in volume else (40, 4096, 4096)
         kept = await old_volume(tmp_path, b"old cluster ", *size)
@@ -176,15 +169,12 @@ def test_r47_a_foreign_log_below_the_masters_first_byte_is_neither_taken_nor_dro
         assert two.log_bytes() == before and not two.truncated
         assert one.ha.in_sync_count == 1
 
-    run_group(scenario)
 
-
-def test_r47_a_replica_that_was_away_until_its_bytes_expired_is_known_again(
-    run_group: RunGroup,
+async def test_r47_a_replica_that_was_away_until_its_bytes_expired_is_known_again(
+    new_group: RunGroup,
 ) -> None:
     """It knows the history, whoever leads it by now."""
-
-    async def scenario(group: Group) -> None:
+    async with new_group() as group:
         group.segment_size = 4096
         one, two, three = [await group.add(n) for n in (1, 2, 3)]
         await group.elect(one)
@@ -207,8 +197,6 @@ def test_r47_a_replica_that_was_away_until_its_bytes_expired_is_known_again(
         await group.caught_up(three, two)
         assert two.store.min_phy_offset == 4096 and not two.diverged
 
-    run_group(scenario)
-
 
 def flip(node: Node, offset: int) -> None:
     """A byte rots on the disk of a stopped replica."""
@@ -221,8 +209,8 @@ def flip(node: Node, offset: int) -> None:
 
 
 @pytest.mark.parametrize("rotten", ["master", "slave"])
-def test_r47_a_rotten_byte_is_no_other_history(run_group: RunGroup, rotten: str) -> None:
-    async def scenario(group: Group) -> None:
+async def test_r47_a_rotten_byte_is_no_other_history(new_group: RunGroup, rotten: str) -> None:
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         await group.elect(one)
         await until(lambda: one.ha.in_sync_count == 2)
@@ -240,13 +228,11 @@ def test_r47_a_rotten_byte_is_no_other_history(run_group: RunGroup, rotten: str)
         await until(lambda: one.confirm_offset == one.store.max_phy_offset)
         assert not two.diverged and not two.truncated
 
-    run_group(scenario)
 
-
-def test_r47_an_older_version_and_a_java_broker_are_followed_by_their_epochs(
-    run_group: RunGroup, monkeypatch: pytest.MonkeyPatch
+async def test_r47_an_older_version_and_a_java_broker_are_followed_by_their_epochs(
+    new_group: RunGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(group: Group) -> None:
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         monkeypatch.setattr(one.ha, "_samples", None)  # sends no samples
         await group.elect(one)
@@ -257,8 +243,6 @@ def test_r47_an_older_version_and_a_java_broker_are_followed_by_their_epochs(
         await group.follow(two)
         await until(lambda: one.ha.in_sync_count == 2)
         await group.caught_up(one, two)
-
-    run_group(scenario)
 
 
 def classic_life(node: Node, count: int, body: bytes) -> None:
@@ -275,10 +259,10 @@ def classic_life(node: Node, count: int, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("written", [(3, 5), (0, 0), (0, 5)])
-def test_r48_bytes_of_a_classic_life_belong_to_no_epoch(
-    run_group: RunGroup, written: tuple[int, int]
+async def test_r48_bytes_of_a_classic_life_belong_to_no_epoch(
+    new_group: RunGroup, written: tuple[int, int]
 ) -> None:
-    async def scenario(group: Group) -> None:
+    async with new_group() as group:
         one, two = await group.add(1), await group.add(2)
         await group.elect(one)
         await until(lambda: one.ha.in_sync_count == 2)
@@ -302,5 +286,3 @@ def test_r48_bytes_of_a_classic_life_belong_to_no_epoch(
             two.put(2)
             await group.caught_up(one, two)
             assert one.epochs == two.epochs == [(2, 0)]
-
-    run_group(scenario)

@@ -1,6 +1,5 @@
 """A connection moved by hand: turns, backpressure, deadlines, malformed frames."""
 
-import asyncio
 import logging
 
 import pytest
@@ -150,7 +149,7 @@ def test_raw_handlers_get_requests_undecoded_and_their_refusals_are_answered() -
     assert (answer.opaque, answer.remark) == (2, "the custom field <b (topic)> is null")
 
 
-def test_a_response_is_never_taken_for_a_raw_request_of_the_same_number() -> None:
+async def test_a_response_is_never_taken_for_a_raw_request_of_the_same_number() -> None:
     """Answer code 10 (FLUSH_DISK_TIMEOUT) to a request of ours, while 10 also is SEND_MESSAGE."""
 
     def raw(connection: Connection, serialize_type: int, header: bytes, body: bytes) -> None:
@@ -159,14 +158,11 @@ def test_a_response_is_never_taken_for_a_raw_request_of_the_same_number() -> Non
     processors = Processors()
     processors.register_raw(10, raw)
 
-    async def scenario() -> None:
-        link = Link(processors)
-        waiting = link.connection.request(RemotingCommand.request(40), 1000)
-        answer = RemotingCommand(10, flag=FLAG_RESPONSE, opaque=1)
-        link.receive(encode_frame(answer))
-        assert waiting.done() and waiting.result().code == 10
-
-    asyncio.run(scenario())
+    link = Link(processors)
+    waiting = link.connection.request(RemotingCommand.request(40), 1000)
+    answer = RemotingCommand(10, flag=FLAG_RESPONSE, opaque=1)
+    link.receive(encode_frame(answer))
+    assert waiting.done() and waiting.result().code == 10
 
 
 @pytest.mark.parametrize(
@@ -264,7 +260,7 @@ def test_closing_hands_over_what_is_queued_but_does_not_wait_for_a_stalled_peer(
     assert stalled.transport.ended == "aborted"
 
 
-def test_a_reply_over_the_frame_limit_is_refused_instead_of_sent() -> None:
+async def test_a_reply_over_the_frame_limit_is_refused_instead_of_sent() -> None:
     """The peer would close its connection on such a frame, and all its requests with it."""
 
     def huge(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
@@ -278,65 +274,53 @@ def test_a_reply_over_the_frame_limit_is_refused_instead_of_sent() -> None:
     (answer,) = commands(link.transport.writes[0])
     assert (answer.opaque, answer.code) == (1, 1) and "over the limit" in (answer.remark or "")
 
-    async def scenario() -> None:
-        too_large = RemotingCommand.request(10, body=bytes(16_777_216))
-        with pytest.raises(RemoteProtocolError, match="over the limit"):
-            await link.connection.invoke(too_large)
-
-    asyncio.run(scenario())
+    too_large = RemotingCommand.request(10, body=bytes(16_777_216))
+    with pytest.raises(RemoteProtocolError, match="over the limit"):
+        await link.connection.invoke(too_large)
 
 
-def test_requests_time_out_each_at_its_own_deadline_under_one_timer() -> None:
-    async def scenario() -> None:
-        link = Link()
-        slow = link.connection.request(RemotingCommand.request(1), 3000)
-        fast = link.connection.request(RemotingCommand.request(2), 50)
-        assert len(link.loop.live_timers) == 1
-        link.loop.advance(0.06)
-        assert isinstance(fast.exception(), RequestTimeoutError) and not slow.done()
-        assert "request 2 within 50 ms" in str(fast.exception())
-        assert len(link.loop.live_timers) == 1
-        link.loop.advance(2.95)
-        assert isinstance(slow.exception(), RequestTimeoutError)
-        assert link.loop.live_timers == []
-
-    asyncio.run(scenario())
+async def test_requests_time_out_each_at_its_own_deadline_under_one_timer() -> None:
+    link = Link()
+    slow = link.connection.request(RemotingCommand.request(1), 3000)
+    fast = link.connection.request(RemotingCommand.request(2), 50)
+    assert len(link.loop.live_timers) == 1
+    link.loop.advance(0.06)
+    assert isinstance(fast.exception(), RequestTimeoutError) and not slow.done()
+    assert "request 2 within 50 ms" in str(fast.exception())
+    assert len(link.loop.live_timers) == 1
+    link.loop.advance(2.95)
+    assert isinstance(slow.exception(), RequestTimeoutError)
+    assert link.loop.live_timers == []
 
 
-def test_r8_after_a_stall_the_sockets_are_read_before_a_deadline_is_judged() -> None:
+async def test_r8_after_a_stall_the_sockets_are_read_before_a_deadline_is_judged() -> None:
     """The process was stopped for 10 s; the answer had come long before its deadline."""
 
-    async def scenario() -> None:
-        link = Link()
-        waiting = link.connection.request(RemotingCommand.request(1), 3000)
-        link.loop.advance(10)
-        assert not waiting.done()
-        link.receive(encode_frame(RemotingCommand(0, flag=FLAG_RESPONSE, opaque=1)))
-        assert waiting.result().code == 0
-        nothing = link.connection.request(RemotingCommand.request(2), 3000)
-        link.loop.advance(10)
-        link.loop.advance(0.002)
-        assert isinstance(nothing.exception(), RequestTimeoutError)
-
-    asyncio.run(scenario())
+    link = Link()
+    waiting = link.connection.request(RemotingCommand.request(1), 3000)
+    link.loop.advance(10)
+    assert not waiting.done()
+    link.receive(encode_frame(RemotingCommand(0, flag=FLAG_RESPONSE, opaque=1)))
+    assert waiting.result().code == 0
+    nothing = link.connection.request(RemotingCommand.request(2), 3000)
+    link.loop.advance(10)
+    link.loop.advance(0.002)
+    assert isinstance(nothing.exception(), RequestTimeoutError)
 
 
-def test_all_that_wait_are_told_when_the_connection_ends() -> None:
-    async def scenario() -> None:
-        link = Link()
-        waiting = [link.connection.request(RemotingCommand.request(1), 1000) for _ in range(3)]
-        link.connection.connection_lost(ConnectionResetError("reset"))
-        for future in waiting:
-            error = future.exception()
-            assert isinstance(error, ConnectError) and error.sent and "reset" in str(error)
-        with pytest.raises(ConnectError) as caught:
-            link.connection.oneway(RemotingCommand.request(1))
-        assert not caught.value.sent
-        with pytest.raises(ConnectError):
-            await link.connection.invoke(RemotingCommand.request(1))
-        assert link.loop.live_timers == []
-
-    asyncio.run(scenario())
+async def test_all_that_wait_are_told_when_the_connection_ends() -> None:
+    link = Link()
+    waiting = [link.connection.request(RemotingCommand.request(1), 1000) for _ in range(3)]
+    link.connection.connection_lost(ConnectionResetError("reset"))
+    for future in waiting:
+        error = future.exception()
+        assert isinstance(error, ConnectError) and error.sent and "reset" in str(error)
+    with pytest.raises(ConnectError) as caught:
+        link.connection.oneway(RemotingCommand.request(1))
+    assert not caught.value.sent
+    with pytest.raises(ConnectError):
+        await link.connection.invoke(RemotingCommand.request(1))
+    assert link.loop.live_timers == []
 
 
 def test_a_late_response_is_ignored() -> None:
@@ -345,15 +329,12 @@ def test_a_late_response_is_ignored() -> None:
     assert not link.connection.closed
 
 
-def test_opaques_stay_positive() -> None:
-    async def scenario() -> None:
-        link = Link()
-        link.connection._opaque = 0x7FFFFFFF
-        cmd = RemotingCommand.request(1)
-        link.connection.request(cmd, 10)
-        assert cmd.opaque == 0
-
-    asyncio.run(scenario())
+async def test_opaques_stay_positive() -> None:
+    link = Link()
+    link.connection._opaque = 0x7FFFFFFF
+    cmd = RemotingCommand.request(1)
+    link.connection.request(cmd, 10)
+    assert cmd.opaque == 0
 
 
 def test_what_was_queued_when_the_peer_stopped_reading_goes_first_when_it_reads_again() -> None:
@@ -390,17 +371,14 @@ def test_requests_behind_one_that_closed_the_connection_are_not_handled() -> Non
     assert handled == [1] and link.batches == 1
 
 
-def test_r34_many_that_wait_are_told_of_the_end_over_several_turns() -> None:
-    async def scenario() -> None:
-        link = Link()
-        waiting = [link.connection.request(RemotingCommand.request(1), 1000) for _ in range(600)]
-        link.connection.connection_lost(None)
-        assert not all(future.done() for future in waiting)
-        for future in waiting:
-            with pytest.raises(ConnectError):
-                await future
-
-    asyncio.run(scenario())
+async def test_r34_many_that_wait_are_told_of_the_end_over_several_turns() -> None:
+    link = Link()
+    waiting = [link.connection.request(RemotingCommand.request(1), 1000) for _ in range(600)]
+    link.connection.connection_lost(None)
+    assert not all(future.done() for future in waiting)
+    for future in waiting:
+        with pytest.raises(ConnectError):
+            await future
 
 
 def test_a_farewell_is_the_last_frame_and_says_how_many_were_taken() -> None:

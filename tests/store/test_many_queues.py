@@ -63,35 +63,29 @@ def test_a_round_of_upkeep_goes_to_disk_in_slices(rig):
         assert turns.lines < LINES_MAX
 
 
-def test_a_crash_between_two_slices_costs_nothing(rig):
+async def test_a_crash_between_two_slices_costs_nothing(rig):
     """1 a round has written some of its queues. 2 more is confirmed, in all of them. 3 kill -9."""
     store = rig.open_master(flush_interval_consume_queue=1)
 
-    async def run() -> None:
-        store.start(asyncio.get_running_loop(), pytest.fail)
-        put_everywhere(rig, store)
-        store.checkpoints.flush_derived()
-        assert store.background.is_slicing("flush-slices")
-        put_everywhere(rig, store)
-        store.background.stop_timers()
-        rig.kill(store)
-
-    asyncio.run(run())
+    store.start(asyncio.get_running_loop(), pytest.fail)
+    put_everywhere(rig, store)
+    store.checkpoints.flush_derived()
+    assert store.background.is_slicing("flush-slices")
+    put_everywhere(rig, store)
+    store.background.stop_timers()
+    rig.kill(store)
     store = rig.open(confirm_rule=ConfirmedByLog())
     expected = [[b"%d" % number] * 2 for number in range(QUEUES)]
     assert bodies_of(rig, store) == expected
 
 
-def test_a_stop_between_two_slices_writes_the_rest(rig):
+async def test_a_stop_between_two_slices_writes_the_rest(rig):
     store = rig.open_master(flush_interval_consume_queue=1)
 
-    async def run() -> None:
-        store.start(asyncio.get_running_loop(), pytest.fail)
-        put_everywhere(rig, store)
-        store.checkpoints.flush_derived()
-        store.close()
-
-    asyncio.run(run())
+    store.start(asyncio.get_running_loop(), pytest.fail)
+    put_everywhere(rig, store)
+    store.checkpoints.flush_derived()
+    store.close()
     store = rig.open()
     assert store._files.was_clean
     assert bodies_of(rig, store) == [[b"%d" % number] for number in range(QUEUES)]

@@ -68,33 +68,29 @@ def test_r24_flipped_bytes_of_an_old_record_are_found_without_a_reader(rig, cloc
 
 
 @pytest.mark.parametrize("reader", ["pull", "units", "query"])
-def test_r24_a_bad_record_that_a_reader_meets_counts_as_found(rig, clock, reader):
+async def test_r24_a_bad_record_that_a_reader_meets_counts_as_found(rig, clock, reader):
     """Without the background check, too: else its queue is stuck until an operator looks."""
     store = rig.open_master(scrub_bytes_per_second=0)
     rig.put_confirmed(store, b"a" * 80, keys=b"K")
     rig.put_confirmed(store, *[b"b" * 80] * 150)
     store.close()
     damage(rig, 60)
-
-    async def play():
-        store = rig.open_master(scrub_bytes_per_second=0)
-        store.start(asyncio.get_running_loop(), pytest.fail)
-        found = []
-        store.scrub._on_found = found.append
-        read = {
-            "pull": lambda: store.queries.get_message("T", 0, 0, 32),
-            "units": lambda: store.queries.units("T", 0, 0, 1),
-            "query": lambda: store.queries.query_message("T", "K", 64, 0, 1 << 62),
-        }[reader]
-        for _ in range(3):
-            with pytest.raises(CorruptLogError):
-                read()
-        assert [error.offset for error in found] == [0], "a master is asked to hand over once"
-        store.trust.note_rot(found[0])
-        assert store.trust.damage.offset == 0 and store.queries.begins_in_memory("T", 0)
-        store.abandon()
-
-    asyncio.run(play())
+    store = rig.open_master(scrub_bytes_per_second=0)
+    store.start(asyncio.get_running_loop(), pytest.fail)
+    found = []
+    store.scrub._on_found = found.append
+    read = {
+        "pull": lambda: store.queries.get_message("T", 0, 0, 32),
+        "units": lambda: store.queries.units("T", 0, 0, 1),
+        "query": lambda: store.queries.query_message("T", "K", 64, 0, 1 << 62),
+    }[reader]
+    for _ in range(3):
+        with pytest.raises(CorruptLogError):
+            read()
+    assert [error.offset for error in found] == [0], "a master is asked to hand over once"
+    store.trust.note_rot(found[0])
+    assert store.trust.damage.offset == 0 and store.queries.begins_in_memory("T", 0)
+    store.abandon()
 
 
 def test_r24_what_is_not_confirmed_is_not_judged(rig, clock):
@@ -192,14 +188,11 @@ def test_it_continues_after_a_restart_where_it_was(rig, clock):
     assert not again.trust.reason and again.scrub.bytes_total == again.confirm_offset
 
 
-def test_a_rate_of_0_turns_it_off(rig):
-    async def play():
-        store = rig.open(scrub_bytes_per_second=0)
-        store.start(asyncio.get_running_loop(), lambda error: None)
-        assert "scrub" not in store.background._timers
-        store.close()
-
-    asyncio.run(play())
+async def test_a_rate_of_0_turns_it_off(rig):
+    store = rig.open(scrub_bytes_per_second=0)
+    store.start(asyncio.get_running_loop(), lambda error: None)
+    assert "scrub" not in store.background._timers
+    store.close()
 
 
 def test_records_are_checked_up_to_the_first_that_is_cut_off(rig):

@@ -138,22 +138,19 @@ def test_a_full_disk_refuses_puts_until_there_is_room(rig):
     assert rig.put(store).queue_offset == 1
 
 
-def test_views_of_an_expired_segment_stay_readable(rig):
+async def test_views_of_an_expired_segment_stay_readable(rig):
     """A reply is still being sent from a segment that is taken away under it."""
     store = filled(rig)
     view = store.log.view(0, 100)
     before = bytes(view)
     age(rig, 1)
 
-    async def clean():
-        store.start(asyncio.get_running_loop(), pytest.fail)
-        assert store.expirer.clean_expired(manual=True) == 1
-        async with asyncio.timeout(10):
-            while rig.segment(0).exists():  # noqa: ASYNC110  a thread unlinks it
-                await asyncio.sleep(0)
-        store.abandon()
-
-    asyncio.run(clean())
+    store.start(asyncio.get_running_loop(), pytest.fail)
+    assert store.expirer.clean_expired(manual=True) == 1
+    async with asyncio.timeout(10):
+        while rig.segment(0).exists():  # noqa: ASYNC110  a thread unlinks it
+            await asyncio.sleep(0)
+    store.abandon()
     assert bytes(view) == before
 
 

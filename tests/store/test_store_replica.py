@@ -225,7 +225,7 @@ def test_an_empty_start_survives_a_crash_before_the_first_byte(rig):
     assert rig.open().max_phy_offset == 8192
 
 
-def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
+async def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
     """A long catch-up must not stop the loop from reading its sockets."""
     from batonmq.store import message_store
 
@@ -233,90 +233,75 @@ def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
     master, puts = master_with(rig, 30)
     slave = slave_of(rig)
 
-    async def catch_up():
-        slave.start(asyncio.get_running_loop(), pytest.fail)
-        end = slave.slave_log.append_replicated(0, log_of(master))
-        first = slave.advance_confirm_offset(end)
-        assert 0 < first < end
-        await until(lambda: slave.confirm_offset == end)
-        slave.close()
-
-    asyncio.run(catch_up())
+    slave.start(asyncio.get_running_loop(), pytest.fail)
+    end = slave.slave_log.append_replicated(0, log_of(master))
+    first = slave.advance_confirm_offset(end)
+    assert 0 < first < end
+    await until(lambda: slave.confirm_offset == end)
+    slave.close()
     assert slave.confirm_offset == master.max_phy_offset >= puts[-1].end_offset
 
 
 # The flush thread.
 
 
-def test_sync_flush_requests_share_one_fdatasync(rig):
+async def test_sync_flush_requests_share_one_fdatasync(rig):
     """Group commit: everything written so far is covered, and the loop is told once."""
     store = rig.open_master(flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=3_600_000)
-
-    async def commit():
-        flushed = asyncio.get_running_loop().create_future()
-        store.flushed_listeners.append(lambda offset: flushed.done() or flushed.set_result(offset))
-        store.start(asyncio.get_running_loop(), pytest.fail)
-        for _ in range(3):
-            rig.put(store)
-        end = store.end_turn()
-        store.background.request_flush()
-        assert await flushed == end == store.log.flushed_offset
-        store.close()
-
-    asyncio.run(commit())
+    flushed = asyncio.get_running_loop().create_future()
+    store.flushed_listeners.append(lambda offset: flushed.done() or flushed.set_result(offset))
+    store.start(asyncio.get_running_loop(), pytest.fail)
+    for _ in range(3):
+        rig.put(store)
+    end = store.end_turn()
+    store.background.request_flush()
+    assert await flushed == end == store.log.flushed_offset
+    store.close()
 
 
-def test_a_failed_fdatasync_is_fatal(rig, monkeypatch):
+async def test_a_failed_fdatasync_is_fatal(rig, monkeypatch):
     """The page cache cannot be trusted after it: the broker must stop."""
     store = rig.open_master(flush_interval_commit_log=3_600_000)
+    fatal = asyncio.get_running_loop().create_future()
+    store.start(asyncio.get_running_loop(), fatal.set_result)
+    rig.put(store)
+    store.end_turn()
 
-    async def fail():
-        fatal = asyncio.get_running_loop().create_future()
-        store.start(asyncio.get_running_loop(), fatal.set_result)
-        rig.put(store)
-        store.end_turn()
+    def broken(fd):
+        raise OSError(errno.EIO, "Input/output error")
 
-        def broken(fd):
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(disk, "fdatasync", broken)
-        store.background.request_flush()
-        assert (await fatal).errno == errno.EIO
-        assert store.log.flushed_offset == 0
-        monkeypatch.undo()
-        store.abandon()
-
-    asyncio.run(fail())
+    monkeypatch.setattr(disk, "fdatasync", broken)
+    store.background.request_flush()
+    assert (await fatal).errno == errno.EIO
+    assert store.log.flushed_offset == 0
+    monkeypatch.undo()
+    store.abandon()
 
 
-def test_r17_an_fdatasync_that_fails_once_is_fatal(rig, monkeypatch):
+async def test_r17_an_fdatasync_that_fails_once_is_fatal(rig, monkeypatch):
     """Linux tells of a lost page once; the next fdatasync succeeds and has lost it all the same."""
     store = rig.open_master(
         flush_interval_commit_log=3_600_000, flush_interval_consume_queue=3_600_000
     )
+    fatal = asyncio.get_running_loop().create_future()
+    store.start(asyncio.get_running_loop(), fatal.set_result)
+    rig.put(store)
+    store.end_turn()
+    failures = [OSError(errno.EIO, "Input/output error")]
+    real = disk.fdatasync
 
-    async def fail():
-        fatal = asyncio.get_running_loop().create_future()
-        store.start(asyncio.get_running_loop(), fatal.set_result)
-        rig.put(store)
-        store.end_turn()
-        failures = [OSError(errno.EIO, "Input/output error")]
-        real = disk.fdatasync
+    def broken_once(fd):
+        if failures:
+            raise failures.pop()
+        real(fd)
 
-        def broken_once(fd):
-            if failures:
-                raise failures.pop()
-            real(fd)
-
-        monkeypatch.setattr(disk, "fdatasync", broken_once)
-        store.background.request_flush()
-        async with asyncio.timeout(10):
-            assert (await fatal).errno == errno.EIO
-        assert store.log.flushed_offset == 0 and "disk failed" in store.trust.reason
-        monkeypatch.undo()
-        store.abandon()
-
-    asyncio.run(fail())
+    monkeypatch.setattr(disk, "fdatasync", broken_once)
+    store.background.request_flush()
+    async with asyncio.timeout(10):
+        assert (await fatal).errno == errno.EIO
+    assert store.log.flushed_offset == 0 and "disk failed" in store.trust.reason
+    monkeypatch.undo()
+    store.abandon()
 
 
 def test_a_failed_write_is_fatal_and_ends_all_puts(rig, monkeypatch):
@@ -357,7 +342,7 @@ def test_a_failed_write_within_a_put_is_fatal_too(rig, monkeypatch):
     assert store.max_phy_offset == 0
 
 
-def test_r31_tables_reach_the_disk_off_the_loop_and_before_the_checkpoint(rig):
+async def test_r31_tables_reach_the_disk_off_the_loop_and_before_the_checkpoint(rig):
     """A role change alters the tables; a fsync on the loop a second later is the next failover's
     delay when the disk is busy."""
     due, seen = [], []
@@ -371,29 +356,22 @@ def test_r31_tables_reach_the_disk_off_the_loop_and_before_the_checkpoint(rig):
     def write():
         seen.append((threading.current_thread(), store._files.checkpoint.recovery_offset))
 
-    async def run():
-        store.start(asyncio.get_running_loop(), pytest.fail)
-        end = rig.put_confirmed(store, b"m")
-        due.append(write)
-        await until(lambda: store._files.checkpoint.recovery_offset == end)
-        store.abandon()
-        ((thread, checkpoint_then),) = seen
-        assert thread is not threading.main_thread()
-        assert checkpoint_then != end
-
-    asyncio.run(run())
+    store.start(asyncio.get_running_loop(), pytest.fail)
+    end = rig.put_confirmed(store, b"m")
+    due.append(write)
+    await until(lambda: store._files.checkpoint.recovery_offset == end)
+    store.abandon()
+    ((thread, checkpoint_then),) = seen
+    assert thread is not threading.main_thread()
+    assert checkpoint_then != end
 
 
-def test_timers_flush_derived_data_and_the_checkpoint(rig):
+async def test_timers_flush_derived_data_and_the_checkpoint(rig):
     store = rig.open_master(flush_interval_consume_queue=1)
-
-    async def run():
-        store.start(asyncio.get_running_loop(), pytest.fail)
-        end = rig.put_confirmed(store, b"m")
-        await until(lambda: store._files.checkpoint.recovery_offset == end)
-        store.abandon()
-
-    asyncio.run(run())
+    store.start(asyncio.get_running_loop(), pytest.fail)
+    end = rig.put_confirmed(store, b"m")
+    await until(lambda: store._files.checkpoint.recovery_offset == end)
+    store.abandon()
 
 
 def test_g4_a_confirmed_end_above_the_own_log_shows_nothing_that_comes_later(rig):

@@ -147,7 +147,7 @@ def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, monkeypa
 
 
 @pytest.mark.parametrize("is_loop_busy", [False, True])
-def test_r40_both_threads_wait_for_the_device_that_gives_up(rig, monkeypatch, is_loop_busy):
+async def test_r40_both_threads_wait_for_the_device_that_gives_up(rig, monkeypatch, is_loop_busy):
     """1 the flush thread's sync hangs. 2 the round of the checkpoint waits for the same segment.
     3 the device gives up: one of the two is told, both must not continue."""
     hangs, may_fail, second_done = threading.Event(), threading.Event(), threading.Event()
@@ -161,33 +161,30 @@ def test_r40_both_threads_wait_for_the_device_that_gives_up(rig, monkeypatch, is
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         os.fdatasync(fd)
 
-    async def play():
-        loop = asyncio.get_running_loop()
-        store = rig.open_master(flush_interval_commit_log=600_000)
-        synced = rig.put_confirmed(store, b"a")
-        store.checkpoints.flush_derived()
-        fatal = loop.create_future()
-        store.start(loop, lambda error: fatal.done() or fatal.set_result(error))
-        monkeypatch.setattr(disk, "fdatasync", sync)
-        rig.put_confirmed(store, b"b", b"c")
-        store.background.request_flush()
-        await asyncio.to_thread(hangs.wait, 10)
-        store.checkpoints.flush_derived()
-        jobs = store.background._jobs
-        jobs.submit(second_done.set)  # never: the job before it raises
-        may_fail.set()
-        if is_loop_busy:
-            jobs._thread.join(10)
-        await asyncio.wait_for(fatal, 10)
+    loop = asyncio.get_running_loop()
+    store = rig.open_master(flush_interval_commit_log=600_000)
+    synced = rig.put_confirmed(store, b"a")
+    store.checkpoints.flush_derived()
+    fatal = loop.create_future()
+    store.start(loop, lambda error: fatal.done() or fatal.set_result(error))
+    monkeypatch.setattr(disk, "fdatasync", sync)
+    rig.put_confirmed(store, b"b", b"c")
+    store.background.request_flush()
+    await asyncio.to_thread(hangs.wait, 10)
+    store.checkpoints.flush_derived()
+    jobs = store.background._jobs
+    jobs.submit(second_done.set)  # never: the job before it raises
+    may_fail.set()
+    if is_loop_busy:
         jobs._thread.join(10)
-        assert threads == ["store-flush"], "no sync after the one that failed"
-        assert not second_done.is_set()
-        assert store.log.flushed_offset == synced == store._files.checkpoint.recovery_offset
-        assert store.trust.damage.offset == synced
-        store.close()
-        assert (rig.root / "abort").exists()
-
-    asyncio.run(play())
+    await asyncio.wait_for(fatal, 10)
+    jobs._thread.join(10)
+    assert threads == ["store-flush"], "no sync after the one that failed"
+    assert not second_done.is_set()
+    assert store.log.flushed_offset == synced == store._files.checkpoint.recovery_offset
+    assert store.trust.damage.offset == synced
+    store.close()
+    assert (rig.root / "abort").exists()
     assert rig.open().trust.reason
 
 
@@ -345,38 +342,32 @@ def test_r40_an_unreadable_suspicion_is_one_all_the_same(rig):
     assert "cannot be read" in rig.open().trust.reason
 
 
-def test_r40_a_job_that_fails_while_the_store_closes_leaves_no_clean_stop(rig, monkeypatch):
+async def test_r40_a_job_that_fails_while_the_store_closes_leaves_no_clean_stop(rig, monkeypatch):
     """The last jobs run within `close`, when the loop hears of nothing any more."""
 
-    async def play():
-        store = rig.open_master()
-        store.start(asyncio.get_running_loop(), lambda error: None)
-        rig.put_confirmed(store, b"a")
+    store = rig.open_master()
+    store.start(asyncio.get_running_loop(), lambda error: None)
+    rig.put_confirmed(store, b"a")
 
-        def broken():
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def broken():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        store.background.run_job(broken)
-        with pytest.raises(OSError, match="Input/output"):
-            store.close()
-
-    asyncio.run(play())
+    store.background.run_job(broken)
+    with pytest.raises(OSError, match="Input/output"):
+        store.close()
     assert (rig.root / "abort").exists()
     assert rig.open().trust.reason
 
 
-def test_an_abandoned_store_writes_nothing_more(rig, monkeypatch):
-    async def play():
-        store = rig.open_master(flush_interval_commit_log=600_000)
-        store.start(asyncio.get_running_loop(), lambda error: None)
-        rig.put_confirmed(store, b"a", keys=b"k")
-        calls = []
-        for name in ("pwrite", "fdatasync", "fsync", "replace", "unlink"):
-            monkeypatch.setattr(disk, name, lambda *args, name=name: calls.append(name))
-        store.abandon()
-        assert calls == []
-
-    asyncio.run(play())
+async def test_an_abandoned_store_writes_nothing_more(rig, monkeypatch):
+    store = rig.open_master(flush_interval_commit_log=600_000)
+    store.start(asyncio.get_running_loop(), lambda error: None)
+    rig.put_confirmed(store, b"a", keys=b"k")
+    calls = []
+    for name in ("pwrite", "fdatasync", "fsync", "replace", "unlink"):
+        monkeypatch.setattr(disk, name, lambda *args, name=name: calls.append(name))
+    store.abandon()
+    assert calls == []
 
 
 def test_r40_a_failed_write_of_the_log_is_noted_there_and_nothing_is_written_after_it(

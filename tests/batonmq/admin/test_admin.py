@@ -4,8 +4,7 @@ import asyncio
 import re
 
 import pytest
-import uvloop
-from fake_cluster import CLUSTER, TOPIC, FakeCluster, answer, run, silence
+from fake_cluster import CLUSTER, TOPIC, FakeCluster, answer, cluster_with_topic, silence
 
 from batonmq import (
     Admin,
@@ -29,104 +28,91 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 
 
-def test_topics_are_made_listed_measured_and_deleted() -> None:
-    async def story(cluster: FakeCluster) -> None:
-        async with Admin(cluster.name_server_addresses) as admin:
-            config = TopicConfig(topic_name="N", read_queue_nums=2, write_queue_nums=2)
-            done = await admin.topics.create_or_update(config, cluster=CLUSTER)
-            assert sorted(done) == ["broker-a", "broker-b"]
-            assert "N" in await admin.topics.names()
-            assert len((await admin.topics.route("N")).broker_datas) == 2
-            cluster.master("broker-b").store("N", 1, b"x")
-            stats = await admin.topics.stats("N")
-            assert [(s.queue.broker_name, s.min_offset, s.max_offset) for s in stats] == [
-                ("broker-a", 0, 0),
-                ("broker-a", 0, 0),
-                ("broker-b", 0, 0),
-                ("broker-b", 0, 1),
-            ]
-            assert "N" in (await admin.topics.configs(done["broker-a"])).topic_config_table
-            await admin.topics.delete("N", CLUSTER)
-            with pytest.raises(NoRouteError):
-                await admin.topics.route("N")
-            codes = [r.code for n in cluster.name_servers for r in n.requests]
-            assert codes.count(RequestCode.DELETE_TOPIC_IN_NAMESRV) == 2
-
-    run(story, groups=2)
-
-
-def test_what_is_not_there_is_not_deleted_and_queues_that_nobody_reads_are_not_made() -> None:
-    async def story(cluster: FakeCluster) -> None:
-        async with Admin(cluster.name_server_addresses) as admin:
-            with pytest.raises(ClientError, match="no topic Nope in cluster DefaultCluster"):
-                await admin.topics.delete("Nope", CLUSTER)
-            changes = TopicChanges(read_queue_nums=2, write_queue_nums=4)
-            with pytest.raises(ClientError, match="would not be read"):
-                await admin.topics.change("N", changes, cluster=CLUSTER)
-            assert await admin.topics.config(cluster.master().address, "N") is None
-            await admin.topics.change("N", changes, cluster=CLUSTER, force=True)
-            await admin.topics.delete("N", CLUSTER)
-
-    run(story)
+async def test_topics_are_made_listed_measured_and_deleted() -> None:
+    async with (
+        cluster_with_topic(groups=2) as cluster,
+        Admin(cluster.name_server_addresses) as admin,
+    ):
+        config = TopicConfig(topic_name="N", read_queue_nums=2, write_queue_nums=2)
+        done = await admin.topics.create_or_update(config, cluster=CLUSTER)
+        assert sorted(done) == ["broker-a", "broker-b"]
+        assert "N" in await admin.topics.names()
+        assert len((await admin.topics.route("N")).broker_datas) == 2
+        cluster.master("broker-b").store("N", 1, b"x")
+        stats = await admin.topics.stats("N")
+        assert [(s.queue.broker_name, s.min_offset, s.max_offset) for s in stats] == [
+            ("broker-a", 0, 0),
+            ("broker-a", 0, 0),
+            ("broker-b", 0, 0),
+            ("broker-b", 0, 1),
+        ]
+        assert "N" in (await admin.topics.configs(done["broker-a"])).topic_config_table
+        await admin.topics.delete("N", CLUSTER)
+        with pytest.raises(NoRouteError):
+            await admin.topics.route("N")
+        codes = [r.code for n in cluster.name_servers for r in n.requests]
+        assert codes.count(RequestCode.DELETE_TOPIC_IN_NAMESRV) == 2
 
 
-def test_a_reset_is_shown_before_it_is_done() -> None:
-    async def story(cluster: FakeCluster) -> None:
-        async with Admin(cluster.name_server_addresses) as admin:
-            for n in range(3):
-                cluster.master().store(TOPIC, 0, b"%d" % n)
-            found = await admin.consumer_groups.preview_reset("G", TOPIC, -1)
-            assert (found[Q0], len(found)) == ((None, 3), 4)
-            one = await admin.consumer_groups.preview_reset("G", TOPIC, 0, ("broker-a", 0, 1))
-            assert one == {Q0: (None, 1)}
-            with pytest.raises(ClientError, match="no such queue"):
-                await admin.consumer_groups.preview_reset("G", TOPIC, 0, ("broker-a", 9, 1))
-
-    run(story)
+async def test_what_is_not_there_is_not_deleted_and_queues_that_nobody_reads_are_not_made() -> None:
+    async with cluster_with_topic() as cluster, Admin(cluster.name_server_addresses) as admin:
+        with pytest.raises(ClientError, match="no topic Nope in cluster DefaultCluster"):
+            await admin.topics.delete("Nope", CLUSTER)
+        changes = TopicChanges(read_queue_nums=2, write_queue_nums=4)
+        with pytest.raises(ClientError, match="would not be read"):
+            await admin.topics.change("N", changes, cluster=CLUSTER)
+        assert await admin.topics.config(cluster.master().address, "N") is None
+        await admin.topics.change("N", changes, cluster=CLUSTER, force=True)
+        await admin.topics.delete("N", CLUSTER)
 
 
-def test_a_change_sends_the_other_settings_as_they_are() -> None:
+async def test_a_reset_is_shown_before_it_is_done() -> None:
+    async with cluster_with_topic() as cluster, Admin(cluster.name_server_addresses) as admin:
+        for n in range(3):
+            cluster.master().store(TOPIC, 0, b"%d" % n)
+        found = await admin.consumer_groups.preview_reset("G", TOPIC, -1)
+        assert (found[Q0], len(found)) == ((None, 3), 4)
+        one = await admin.consumer_groups.preview_reset("G", TOPIC, 0, ("broker-a", 0, 1))
+        assert one == {Q0: (None, 1)}
+        with pytest.raises(ClientError, match="no such queue"):
+            await admin.consumer_groups.preview_reset("G", TOPIC, 0, ("broker-a", 9, 1))
+
+
+async def test_a_change_sends_the_other_settings_as_they_are() -> None:
     """Brokers need all of them; a broker that does not serve 351 is asked for its table (21)."""
+    async with cluster_with_topic() as cluster, Admin(cluster.name_server_addresses) as admin:
+        config = TopicConfig(topic_name="N", read_queue_nums=16, write_queue_nums=12, perm=4)
+        await admin.topics.create_or_update(config, cluster=CLUSTER)
+        changes = TopicChanges(perm=6, unit=True)
+        done = await admin.topics.change("N", changes, cluster=CLUSTER, force=True)
+        sent = cluster.master().requests[-1]
+        assert sent.code == RequestCode.UPDATE_AND_CREATE_TOPIC
+        assert (sent.ext["readQueueNums"], sent.ext["writeQueueNums"]) == ("16", "12")
+        assert (sent.ext["perm"], sent.ext["topicSysFlag"]) == ("6", "1")
+        assert sent.ext["force"] == "true"
+        assert done["broker-a"].config.read_queue_nums == 16
 
-    async def story(cluster: FakeCluster) -> None:
-        async with Admin(cluster.name_server_addresses) as admin:
-            config = TopicConfig(topic_name="N", read_queue_nums=16, write_queue_nums=12, perm=4)
-            await admin.topics.create_or_update(config, cluster=CLUSTER)
-            changes = TopicChanges(perm=6, unit=True)
-            done = await admin.topics.change("N", changes, cluster=CLUSTER, force=True)
-            sent = cluster.master().requests[-1]
-            assert sent.code == RequestCode.UPDATE_AND_CREATE_TOPIC
-            assert (sent.ext["readQueueNums"], sent.ext["writeQueueNums"]) == ("16", "12")
-            assert (sent.ext["perm"], sent.ext["topicSysFlag"]) == ("6", "1")
-            assert sent.ext["force"] == "true"
-            assert done["broker-a"].config.read_queue_nums == 16
-
-            made = await admin.topics.change("New", TopicChanges(), cluster=CLUSTER)
-            assert made["broker-a"].config.write_queue_nums == 8
-            with pytest.raises(ClientError, match="illegal"):
-                await admin.topics.change("no topic", TopicChanges(), cluster=CLUSTER)
-
-    run(story)
+        made = await admin.topics.change("New", TopicChanges(), cluster=CLUSTER)
+        assert made["broker-a"].config.write_queue_nums == 8
+        with pytest.raises(ClientError, match="illegal"):
+            await admin.topics.change("no topic", TopicChanges(), cluster=CLUSTER)
 
 
-def test_targets_that_do_not_exist_are_named() -> None:
-    async def story(cluster: FakeCluster) -> None:
-        async with Admin(cluster.name_server_addresses) as admin:
-            with pytest.raises(ClientError, match=r"no cluster Nope.*DefaultCluster"):
-                await admin.cluster.masters("Nope")
-            with pytest.raises(ClientError, match=r"no broker group x.*broker-a"):
-                await admin.cluster.masters(broker="x")
-            with pytest.raises(ClientError, match="say where"):
-                await admin.topics.create_or_update(TopicConfig(topic_name="N"))
-            await cluster.kill_master()
-            with pytest.raises(NoMasterError):
-                await admin.cluster.masters(CLUSTER)
-
-    run(story)
+async def test_targets_that_do_not_exist_are_named() -> None:
+    async with cluster_with_topic() as cluster, Admin(cluster.name_server_addresses) as admin:
+        with pytest.raises(ClientError, match=r"no cluster Nope.*DefaultCluster"):
+            await admin.cluster.masters("Nope")
+        with pytest.raises(ClientError, match=r"no broker group x.*broker-a"):
+            await admin.cluster.masters(broker="x")
+        with pytest.raises(ClientError, match="say where"):
+            await admin.topics.create_or_update(TopicConfig(topic_name="N"))
+        await cluster.kill_master()
+        with pytest.raises(NoMasterError):
+            await admin.cluster.masters(CLUSTER)
 
 
-def test_messages_are_found_by_id_key_and_unique_key() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_messages_are_found_by_id_key_and_unique_key() -> None:
+    async with cluster_with_topic() as cluster:
         addresses = cluster.name_server_addresses
         async with Producer("pg", name_servers=addresses) as producer, Admin(addresses) as admin:
             sent = await producer.send(Message.of(TOPIC, "hello", keys="k1 k2"))
@@ -141,13 +127,10 @@ def test_messages_are_found_by_id_key_and_unique_key() -> None:
             with pytest.raises(ClientError, match="no offset message id"):
                 await admin.messages.by_id("xyz")
 
-    run(story)
 
-
-def test_progress_is_worked_out_where_the_broker_does_not_serve_it() -> None:
+async def test_progress_is_worked_out_where_the_broker_does_not_serve_it() -> None:
     """Code 208 answered with 3: offsets (43) and queue ends (30) say the same."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         for i in range(5):
             cluster.master().store(TOPIC, 0, b"%d" % i)
         offsets = cluster.groups["broker-a"].offsets
@@ -162,11 +145,9 @@ def test_progress_is_worked_out_where_the_broker_does_not_serve_it() -> None:
             assert progress.members == ()
             assert await admin.consumer_groups.names() == ["g", "other"]
 
-    run(story)
 
-
-def test_broker_facts() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_broker_facts() -> None:
+    async with cluster_with_topic() as cluster:
         address = cluster.master().address
         async with Admin(cluster.name_server_addresses) as admin:
             info = await admin.cluster.info()
@@ -184,13 +165,10 @@ def test_broker_facts() -> None:
             with pytest.raises(UnsupportedByBrokerError, match="code 28"):
                 await admin.brokers.runtime_info(address)
 
-    run(story)
 
-
-def test_every_name_server_has_the_whole_time_to_answer() -> None:
+async def test_every_name_server_has_the_whole_time_to_answer() -> None:
     """The first never answers; the last is asked meanwhile, and not with what was left."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         first, *others = cluster.name_server_addresses
         cluster.name_servers[0].before[106] += [silence] * 10
         async with Admin(cluster.name_server_addresses, timeout_ms=300) as admin:
@@ -199,55 +177,40 @@ def test_every_name_server_has_the_whole_time_to_answer() -> None:
         waited = re.search(r"no answer .* within (\d+) ms", states[first] or "")
         assert waited and int(waited[1]) > 300 / 2, "a share of the time is at most its half"
 
-    run(story)
 
-
-def test_attributes_are_worded_as_brokers_read_them() -> None:
+async def test_attributes_are_worded_as_brokers_read_them() -> None:
     """`+key=value` sets; `-key` takes away and must not carry an equals sign."""
-
-    async def main() -> None:
-        async with FakeCluster() as cluster, asyncio.timeout(20):
-            config = TopicConfig(topic_name=TOPIC, attributes={"+a": "b", "-c": ""})
-            async with Admin(cluster.name_server_addresses) as admin:
-                await admin.topics.create_or_update(config, cluster=CLUSTER)
-            (request,) = (
-                r
-                for r in cluster.master().requests
-                if r.code == RequestCode.UPDATE_AND_CREATE_TOPIC
-            )
-            assert request.ext["attributes"] == "+a=b,-c"
-
-    uvloop.run(main())
+    async with FakeCluster() as cluster, asyncio.timeout(20):
+        config = TopicConfig(topic_name=TOPIC, attributes={"+a": "b", "-c": ""})
+        async with Admin(cluster.name_server_addresses) as admin:
+            await admin.topics.create_or_update(config, cluster=CLUSTER)
+        (request,) = (
+            r for r in cluster.master().requests if r.code == RequestCode.UPDATE_AND_CREATE_TOPIC
+        )
+        assert request.ext["attributes"] == "+a=b,-c"
 
 
-def test_messages_found_by_key_name_their_broker_group() -> None:
-    async def main() -> None:
-        async with FakeCluster() as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            addresses = cluster.name_server_addresses
-            async with Producer("g", name_servers=addresses) as producer, Admin(addresses) as admin:
-                sent = await producer.send(Message.of(TOPIC, "x", keys="k"))
-                (found,) = await admin.messages.by_key(TOPIC, "k")
-                unique = await admin.messages.by_unique_key(TOPIC, sent.msg_id)
-            assert unique is not None
-            assert found.broker_name == unique.broker_name == "broker-a"
-
-    uvloop.run(main())
+async def test_messages_found_by_key_name_their_broker_group() -> None:
+    async with FakeCluster() as cluster, asyncio.timeout(20):
+        cluster.add_topic(TOPIC)
+        addresses = cluster.name_server_addresses
+        async with Producer("g", name_servers=addresses) as producer, Admin(addresses) as admin:
+            sent = await producer.send(Message.of(TOPIC, "x", keys="k"))
+            (found,) = await admin.messages.by_key(TOPIC, "k")
+            unique = await admin.messages.by_unique_key(TOPIC, sent.msg_id)
+        assert unique is not None
+        assert found.broker_name == unique.broker_name == "broker-a"
 
 
-def test_a_client_may_be_made_without_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_may_be_made_without_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """For controllers and brokers only; what needs a name server says that there is none."""
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876")
     assert name_servers_from(()) == ()
     assert name_servers_from(None) == ("10.0.0.1:9876",)
-
-    async def main() -> None:
-        async with FakeCluster() as cluster, asyncio.timeout(20), Admin(()) as admin:
-            assert await admin.brokers.runtime_info(cluster.master().address)
-            with pytest.raises(NoNameServerError, match="no name server given"):
-                await admin.cluster.info()
-
-    uvloop.run(main())
+    async with FakeCluster() as cluster, asyncio.timeout(20), Admin(()) as admin:
+        assert await admin.brokers.runtime_info(cluster.master().address)
+        with pytest.raises(NoNameServerError, match="no name server given"):
+            await admin.cluster.info()
 
 
 def test_an_address_is_said_once() -> None:

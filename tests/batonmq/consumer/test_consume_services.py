@@ -98,63 +98,52 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_what_could_not_be_sent_back_is_consumed_again_and_holds_the_offset(
+async def test_what_could_not_be_sent_back_is_consumed_again_and_holds_the_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(concurrent_service, "redelivery_delay_ms", lambda tries: 0)
-
-    async def run() -> None:
-        listener, reader = Listener(LATER), Reader()
-        scene = Scene(ConcurrentService, listener, concurrency=1)
-        scene.refusal = BatonError("the broker is away")
-        scene.service.start()
-        scene.service.arrived(reader)
-        await until(lambda: len(listener.seen) == 4)
-        await scene.service.close()
-        assert listener.seen == [(0, 0), (1, 0), (2, 0), (0, 1)]
-        assert scene.progress == [0, 0, 0, 3], "the first message holds it until it is consumed"
-        assert reader.process_queue.size_bytes == 0
-
-    asyncio.run(run())
+    listener, reader = Listener(LATER), Reader()
+    scene = Scene(ConcurrentService, listener, concurrency=1)
+    scene.refusal = BatonError("the broker is away")
+    scene.service.start()
+    scene.service.arrived(reader)
+    await until(lambda: len(listener.seen) == 4)
+    await scene.service.close()
+    assert listener.seen == [(0, 0), (1, 0), (2, 0), (0, 1)]
+    assert scene.progress == [0, 0, 0, 3], "the first message holds it until it is consumed"
+    assert reader.process_queue.size_bytes == 0
 
 
-def test_what_was_sent_back_is_consumed() -> None:
-    async def run() -> None:
-        listener, reader = Listener(LATER), Reader(1)
-        scene = Scene(ConcurrentService, listener, concurrency=1)
-        scene.service.start()
-        scene.service.arrived(reader)
-        await until(lambda: scene.progress == [1])
-        await scene.service.close()
-        assert scene.calls == ["send_back"]
-
-    asyncio.run(run())
+async def test_what_was_sent_back_is_consumed() -> None:
+    listener, reader = Listener(LATER), Reader(1)
+    scene = Scene(ConcurrentService, listener, concurrency=1)
+    scene.service.start()
+    scene.service.arrived(reader)
+    await until(lambda: scene.progress == [1])
+    await scene.service.close()
+    assert scene.calls == ["send_back"]
 
 
 @pytest.mark.parametrize("moment", ["listener", "send back"])
-def test_of_a_queue_that_is_given_up_meanwhile_nothing_is_committed(moment: str) -> None:
+async def test_of_a_queue_that_is_given_up_meanwhile_nothing_is_committed(moment: str) -> None:
     """Its next owner may have stored other progress by now."""
+    listener, reader = Listener(LATER), Reader(1)
+    scene = Scene(ConcurrentService, listener, concurrency=1)
+    done = asyncio.Event()
 
-    async def run() -> None:
-        listener, reader = Listener(LATER), Reader(1)
-        scene = Scene(ConcurrentService, listener, concurrency=1)
-        done = asyncio.Event()
+    async def give_up(*_: object, **__: object) -> None:
+        reader.process_queue.dropped = True
+        done.set()
 
-        async def give_up(*_: object, **__: object) -> None:
-            reader.process_queue.dropped = True
-            done.set()
-
-        if moment == "listener":
-            listener.during = give_up
-        else:
-            scene.send_back = give_up  # type: ignore[method-assign]
-        scene.service.start()
-        scene.service.arrived(reader)
-        await done.wait()
-        await scene.service.close()
-        assert scene.progress == []
-
-    asyncio.run(run())
+    if moment == "listener":
+        listener.during = give_up
+    else:
+        scene.send_back = give_up  # type: ignore[method-assign]
+    scene.service.start()
+    scene.service.arrived(reader)
+    await done.wait()
+    await scene.service.close()
+    assert scene.progress == []
 
 
 def test_without_its_lock_a_queue_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,62 +180,56 @@ def test_without_its_lock_a_queue_is_not_consumed(monkeypatch: pytest.MonkeyPatc
     asyncio.run(run())
 
 
-def test_a_queue_is_unlocked_when_its_last_listener_call_has_ended() -> None:
+async def test_a_queue_is_unlocked_when_its_last_listener_call_has_ended() -> None:
     """Else the next owner would consume beside it."""
+    listener, reader = Listener(), Reader(1)
+    scene = Scene(OrderlyService, listener)
+    inside, go_on = asyncio.Event(), asyncio.Event()
 
-    async def run() -> None:
-        listener, reader = Listener(), Reader(1)
-        scene = Scene(OrderlyService, listener)
-        inside, go_on = asyncio.Event(), asyncio.Event()
+    async def slow() -> None:
+        inside.set()
+        await go_on.wait()
 
-        async def slow() -> None:
-            inside.set()
-            await go_on.wait()
-
-        listener.during = slow
-        assert await scene.service.acquire(reader)
-        await inside.wait()
-        releasing = asyncio.create_task(scene.service.release([reader]))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert scene.calls == ["lock"]
-        go_on.set()
-        await releasing
-        assert scene.calls == ["lock", "unlock"]
-        await scene.service.close()
-
-    asyncio.run(run())
+    listener.during = slow
+    assert await scene.service.acquire(reader)
+    await inside.wait()
+    releasing = asyncio.create_task(scene.service.release([reader]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert scene.calls == ["lock"]
+    go_on.set()
+    await releasing
+    assert scene.calls == ["lock", "unlock"]
+    await scene.service.close()
 
 
-def test_r57_a_queue_stays_locked_until_its_listener_has_ended_however_long_that_takes() -> None:
+async def test_r57_a_queue_stays_locked_until_its_listener_has_ended_however_long_that_takes() -> (
+    None
+):
     """1. The queue is given up while the listener works, longer than `close_wait_ms`. 2. It stays
     locked, its lock is renewed, and it is not taken up again beside the listener. 3. The listener
     ends: the queue is unlocked."""
+    listener, reader = Listener(), Reader(1)
+    scene = Scene(OrderlyService, listener, close_wait_ms=1)
+    inside, go_on = asyncio.Event(), asyncio.Event()
 
-    async def run() -> None:
-        listener, reader = Listener(), Reader(1)
-        scene = Scene(OrderlyService, listener, close_wait_ms=1)
-        inside, go_on = asyncio.Event(), asyncio.Event()
+    async def slow() -> None:
+        inside.set()
+        await go_on.wait()
 
-        async def slow() -> None:
-            inside.set()
-            await go_on.wait()
-
-        listener.during = slow
-        assert await scene.service.acquire(reader)
-        await inside.wait()
-        reader.process_queue.dropped = True
-        await scene.service.release([reader])
-        assert scene.calls == ["lock"]
-        assert reader in scene.service._readers, "the lock is renewed"
-        assert not await scene.service.acquire(Reader(1)), "two calls at a time for one queue"
-        go_on.set()
-        await until(lambda: scene.calls == ["lock", "unlock"])
-        assert reader not in scene.service._readers
-        assert await scene.service.acquire(Reader(0))
-        await scene.service.close()
-
-    asyncio.run(run())
+    listener.during = slow
+    assert await scene.service.acquire(reader)
+    await inside.wait()
+    reader.process_queue.dropped = True
+    await scene.service.release([reader])
+    assert scene.calls == ["lock"]
+    assert reader in scene.service._readers, "the lock is renewed"
+    assert not await scene.service.acquire(Reader(1)), "two calls at a time for one queue"
+    go_on.set()
+    await until(lambda: scene.calls == ["lock", "unlock"])
+    assert reader not in scene.service._readers
+    assert await scene.service.acquire(Reader(0))
+    await scene.service.close()
 
 
 @pytest.mark.parametrize("loss", ["given up", "lock lost", "closing"])
@@ -273,28 +256,25 @@ def test_r57_a_queue_that_was_lost_while_its_messages_waited_for_a_slot_is_not_c
     asyncio.run(run())
 
 
-def test_r57_a_listener_that_does_not_end_is_cancelled_and_its_queue_unlocked_afterwards() -> None:
-    async def run() -> None:
-        listener, reader = Listener(), Reader(1)
-        listener.on_loop = True  # type: ignore[attr-defined]
-        scene = Scene(OrderlyService, listener, close_wait_ms=1)
-        ended = asyncio.Event()
+async def test_r57_a_listener_that_does_not_end_is_cancelled_and_its_queue_unlocked_after() -> None:
+    listener, reader = Listener(), Reader(1)
+    listener.on_loop = True  # type: ignore[attr-defined]
+    scene = Scene(OrderlyService, listener, close_wait_ms=1)
+    ended = asyncio.Event()
 
-        async def stuck() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
+    async def stuck() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
-        listener.during = stuck
-        assert await scene.service.acquire(reader)
-        await until(lambda: bool(listener.seen))
-        await scene.service.close()
-        assert ended.is_set()
-        await scene.service.release([reader])
-        assert scene.calls == ["lock", "unlock"] and scene.progress == []
-
-    asyncio.run(run())
+    listener.during = stuck
+    assert await scene.service.acquire(reader)
+    await until(lambda: bool(listener.seen))
+    await scene.service.close()
+    assert ended.is_set()
+    await scene.service.release([reader])
+    assert scene.calls == ["lock", "unlock"] and scene.progress == []
 
 
 def _call_of(listener: Any) -> ListenerCall:
@@ -303,53 +283,43 @@ def _call_of(listener: Any) -> ListenerCall:
 
 @pytest.mark.parametrize("reply", [False, True, 0, "RECONSUME_LATER", "SUCCESS", b"", [], object()])
 @pytest.mark.parametrize("kind", ["coroutine function", "plain function"])
-def test_r57_a_reply_that_is_no_status_is_not_success(reply: object, kind: str) -> None:
+async def test_r57_a_reply_that_is_no_status_is_not_success(reply: object, kind: str) -> None:
     async def on_loop(messages: object, context: object) -> object:
         return reply
 
-    async def run() -> None:
-        listener = on_loop if kind == "coroutine function" else lambda messages, context: reply
-        call = _call_of(listener)
-        assert await call([message(0)], ConsumeContext(QUEUE)) is LATER
+    listener = on_loop if kind == "coroutine function" else lambda messages, context: reply
+    call = _call_of(listener)
+    assert await call([message(0)], ConsumeContext(QUEUE)) is LATER
+    call.close()
+
+
+async def test_r57_none_and_success_are_success() -> None:
+    for reply in (None, SUCCESS):
+        call = _call_of(lambda messages, context, reply=reply: reply)
+        assert await call([message(0)], ConsumeContext(QUEUE)) is SUCCESS
         call.close()
-
-    asyncio.run(run())
-
-
-def test_r57_none_and_success_are_success() -> None:
-    async def run() -> None:
-        for reply in (None, SUCCESS):
-            call = _call_of(lambda messages, context, reply=reply: reply)
-            assert await call([message(0)], ConsumeContext(QUEUE)) is SUCCESS
-            call.close()
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize("kind", [ConcurrentService, OrderlyService])
-def test_r57_a_listener_that_awaited_a_cancelled_task_has_failed_and_is_called_again(
+async def test_r57_a_listener_that_awaited_a_cancelled_task_has_failed_and_is_called_again(
     kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concurrent_service, "redelivery_delay_ms", lambda tries: 0)
+    seen: list[int] = []
 
-    async def run() -> None:
-        seen: list[int] = []
+    async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+        seen.append(messages[0].queue_offset)
+        if len(seen) == 1:
+            task = asyncio.create_task(asyncio.Event().wait())
+            task.cancel()
+            await task
 
-        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
-            seen.append(messages[0].queue_offset)
-            if len(seen) == 1:
-                task = asyncio.create_task(asyncio.Event().wait())
-                task.cancel()
-                await task
-
-        reader = Reader(2)
-        scene = Scene(kind, _call_of(listener), concurrency=1)  # type: ignore[arg-type]
-        scene.refusal = BatonError("the broker is away")
-        scene.service.start()
-        assert await scene.service.acquire(reader)
-        scene.service.arrived(reader)
-        await until(lambda: scene.progress[-1:] == [2])
-        assert seen.count(0) == 2 and seen.count(1) == 1
-        await scene.service.close()
-
-    asyncio.run(run())
+    reader = Reader(2)
+    scene = Scene(kind, _call_of(listener), concurrency=1)  # type: ignore[arg-type]
+    scene.refusal = BatonError("the broker is away")
+    scene.service.start()
+    assert await scene.service.acquire(reader)
+    scene.service.arrived(reader)
+    await until(lambda: scene.progress[-1:] == [2])
+    assert seen.count(0) == 2 and seen.count(1) == 1
+    await scene.service.close()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from fake_cluster import TOPIC, FakeCluster, run, until
+from fake_cluster import TOPIC, FakeCluster, cluster_with_topic, until
 
 from batonmq import (
     ClientError,
@@ -75,11 +75,10 @@ async def take_all(consumer: LitePullConsumer, wanted: set[bytes]) -> None:
             return
 
 
-def test_two_members_share_the_queues_and_hand_over_their_progress() -> None:
+async def test_two_members_share_the_queues_and_hand_over_their_progress() -> None:
     """1. One has all queues, and takes one message of each. 2. A second joins: half is given away.
     3. The first leaves: the second has all queues, and gets every other message."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster, range(1))
         seen = Seen()
         async with member(cluster, "one", seen) as first:
@@ -97,13 +96,10 @@ def test_two_members_share_the_queues_and_hand_over_their_progress() -> None:
                 await take_all(second, others)
                 assert len(second.assigned_queues) == 4
 
-    run(story)
 
-
-def test_only_what_was_processed_is_stored() -> None:
+async def test_only_what_was_processed_is_stored() -> None:
     """A message counts as processed when the next one is asked for."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster)
         async with member(cluster, "one") as consumer:
             last = await take(consumer, 5)
@@ -112,11 +108,9 @@ def test_only_what_was_processed_is_stored() -> None:
             again = await take(consumer, 8)
         assert last[-1] in again and len({*last, *again}) == 12
 
-    run(story)
 
-
-def test_by_hand_nothing_is_stored_before_commit() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_by_hand_nothing_is_stored_before_commit() -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster)
         async with member(cluster, "one", auto_commit_ms=None) as consumer:
             await take(consumer, 5)
@@ -124,11 +118,9 @@ def test_by_hand_nothing_is_stored_before_commit() -> None:
             await consumer.commit({QUEUES[2]: 1})
         assert stored(cluster) == {2: 1}
 
-    run(story)
 
-
-def test_pause_resume_and_seek() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_pause_resume_and_seek() -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster)
         async with member(cluster, "one") as consumer:
             consumer.pause(QUEUES[:3])
@@ -142,11 +134,9 @@ def test_pause_resume_and_seek() -> None:
             with pytest.raises(ClientError, match="not assigned"):
                 consumer.pause([MessageQueue("Other", "broker-a", 0)])
 
-    run(story)
 
-
-def test_progress_goes_on_at_a_new_master() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_progress_goes_on_at_a_new_master() -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster)
         async with member(cluster, "one") as consumer:
             bodies = await take(consumer, 6)
@@ -158,25 +148,20 @@ def test_progress_goes_on_at_a_new_master() -> None:
             await consumer.poll(0)
         assert stored(cluster) == {0: 3, 1: 3, 2: 3, 3: 3}
 
-    run(story)
 
-
-def test_what_cannot_be_mixed() -> None:
-    async def story(cluster: FakeCluster) -> None:
-        async with member(cluster, "one") as consumer:
-            with pytest.raises(ClientError, match="has subscribed"):
-                await consumer.assign(QUEUES)
-            with pytest.raises(ClientError, match="before start"):
-                consumer.subscribe("Other")
-
-    run(story)
+async def test_what_cannot_be_mixed() -> None:
+    async with cluster_with_topic() as cluster, member(cluster, "one") as consumer:
+        with pytest.raises(ClientError, match="has subscribed"):
+            await consumer.assign(QUEUES)
+        with pytest.raises(ClientError, match="before start"):
+            consumer.subscribe("Other")
 
 
 @pytest.mark.parametrize("auto_commit_ms", [10, None])
-def test_r57_a_group_that_begins_at_the_end_has_its_place_stored(
+async def test_r57_a_group_that_begins_at_the_end_has_its_place_stored(
     auto_commit_ms: int | None,
 ) -> None:
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         for queue in range(4):
             cluster.groups["broker-a"].first_offset[TOPIC, queue] = 1000
         consumer = LitePullConsumer(
@@ -187,5 +172,3 @@ def test_r57_a_group_that_begins_at_the_end_has_its_place_stored(
         consumer.subscribe(TOPIC)
         async with consumer:
             assert stored(cluster) == dict.fromkeys(range(4), 1000)
-
-    run(story)

@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 import uvloop
-from fake_cluster import TOPIC, FakeCluster, Topic, answer, run, silence, until
+from fake_cluster import TOPIC, FakeCluster, Topic, answer, cluster_with_topic, silence, until
 
 from batonmq import (
     ClientOptions,
@@ -96,8 +96,8 @@ def fill(cluster: FakeCluster, count: int, start: int = 0, tag: str = "") -> lis
     return bodies
 
 
-def test_all_messages_arrive_and_offsets_are_stored_on_close() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_all_messages_arrive_and_offsets_are_stored_on_close() -> None:
+    async with cluster_with_topic() as cluster:
         expected = fill(cluster, 20)
         collector = Collector()
         async with consumer_of(cluster, collector) as consumer:
@@ -110,14 +110,11 @@ def test_all_messages_arrive_and_offsets_are_stored_on_close() -> None:
         assert {offsets[GROUP, TOPIC, i] for i in range(4)} == {6}
         assert RequestCode.UNREGISTER_CLIENT in cluster.master().codes()
 
-    run(story)
 
-
-def test_it_reads_from_the_slave_that_the_master_suggests() -> None:
+async def test_it_reads_from_the_slave_that_the_master_suggests() -> None:
     """Every message comes once; what the slave cannot answer, or refuses, the master does. Progress
     goes to the master only."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         group = cluster.groups["broker-a"]
         slave = next(broker for broker in cluster.brokers["broker-a"] if not broker.master)
         group.suggested_id = slave.broker_id
@@ -132,15 +129,12 @@ def test_it_reads_from_the_slave_that_the_master_suggests() -> None:
         assert len(at_slave) > 1 and {r.ext["commitOffset"] for r in at_slave} == {"0"}
         assert {group.offsets[GROUP, TOPIC, i] for i in range(4)} == {10}
 
-    run(story)
-
 
 @pytest.mark.parametrize("slave_has_it", [True, False])
-def test_a_damaged_message_stops_no_queue_and_is_never_delivered(slave_has_it: bool) -> None:
+async def test_a_damaged_message_stops_no_queue_and_is_never_delivered(slave_has_it: bool) -> None:
     """1. A byte of a message has flipped on the master's disk. 2. It is read at a slave. 3. Where
     that cannot answer, it is asked for until the master has it again (a failover, a repair)."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         expected = fill(cluster, 8)
         master = cluster.master()
         slave = next(broker for broker in cluster.brokers["broker-a"] if not broker.master)
@@ -165,8 +159,6 @@ def test_a_damaged_message_stops_no_queue_and_is_never_delivered(slave_has_it: b
             await collector.until(8)
         assert sorted(collector.bodies) == expected
 
-    run(story)
-
 
 async def asked(
     cluster: FakeCluster, code: int, ext: dict[str, str], body: bytes = b""
@@ -176,10 +168,9 @@ async def asked(
     return await connection.invoke(RemotingCommand.request(code, ext, body), 5_000)
 
 
-def test_brokers_ask_a_member_and_set_its_offsets() -> None:
+async def test_brokers_ask_a_member_and_set_its_offsets() -> None:
     """221, 307 and 309 for an operator; 220 makes it go on elsewhere."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         expected = fill(cluster, 8)
         collector = Collector()
         async with consumer_of(cluster, collector) as consumer:
@@ -217,11 +208,9 @@ def test_brokers_ask_a_member_and_set_its_offsets() -> None:
             refused = await asked(cluster, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, stranger)
             assert refused.code == 1 and "other" in (refused.remark or "")
 
-    run(story)
 
-
-def test_an_sql92_expression_is_checked_at_the_start() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_an_sql92_expression_is_checked_at_the_start() -> None:
+    async with cluster_with_topic() as cluster:
         master = cluster.master()
         consumer = consumer_of(cluster, Collector())
         consumer.subscribe(TOPIC, "a >", expression_type="SQL92")
@@ -240,11 +229,9 @@ def test_an_sql92_expression_is_checked_at_the_start() -> None:
         pull = next(r for r in master.requests if r.code == RequestCode.PULL_MESSAGE)
         assert (pull.ext["expressionType"], pull.ext["subscription"]) == ("SQL92", "a > 1")
 
-    run(story)
 
-
-def test_a_second_run_goes_on_where_the_first_ended() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_second_run_goes_on_where_the_first_ended() -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster, 8)
         first, second = Collector(), Collector()
         async with consumer_of(cluster, first):
@@ -254,11 +241,9 @@ def test_a_second_run_goes_on_where_the_first_ended() -> None:
             await second.until(4)
         assert sorted(second.bodies) == late
 
-    run(story)
 
-
-def test_only_subscribed_tags_arrive_and_the_rest_counts_as_done() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_only_subscribed_tags_arrive_and_the_rest_counts_as_done() -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster, 4, tag="Other")
         wanted = fill(cluster, 4, start=4, tag="Mine")
         fill(cluster, 4, start=8, tag="Other")
@@ -270,11 +255,9 @@ def test_only_subscribed_tags_arrive_and_the_rest_counts_as_done() -> None:
         offsets = cluster.groups["broker-a"].offsets
         assert all(offsets[GROUP, TOPIC, i] >= 2 for i in range(4))
 
-    run(story)
 
-
-def test_a_plain_function_runs_in_a_thread_and_may_block() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_plain_function_runs_in_a_thread_and_may_block() -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster, 2)
         threads: list[str] = []
         both = threading.Barrier(2, timeout=5)
@@ -294,13 +277,10 @@ def test_a_plain_function_runs_in_a_thread_and_may_block() -> None:
             await until(lambda: len(threads) == 2)
         assert all(name.startswith(f"consume-{GROUP}") for name in threads)
 
-    run(story)
 
-
-def test_two_members_share_the_queues_and_one_inherits_all() -> None:
+async def test_two_members_share_the_queues_and_one_inherits_all() -> None:
     """Notice 40 makes both rebalance at once, not after 20 s."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         one, two = Collector(), Collector()
         first, second = consumer_of(cluster, one), consumer_of(cluster, two)
         await first.start()
@@ -315,13 +295,10 @@ def test_two_members_share_the_queues_and_one_inherits_all() -> None:
         await until(lambda: len(second.assigned_queues) == 4)
         await second.close()
 
-    run(story)
 
-
-def test_a_member_that_joins_goes_on_at_the_stored_offsets() -> None:
+async def test_a_member_that_joins_goes_on_at_the_stored_offsets() -> None:
     """Progress that reached the broker is not consumed again by the next owner."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster, 8)
         one, two = Collector(), Collector()
         options = PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, persist_ms=1)
@@ -337,14 +314,11 @@ def test_a_member_that_joins_goes_on_at_the_stored_offsets() -> None:
         await first.close()
         await second.close()
 
-    run(story)
 
-
-def test_a_queue_given_away_hands_over_its_offset() -> None:
+async def test_a_queue_given_away_hands_over_its_offset() -> None:
     """Consumed, not yet persisted (every 5 s), then the queue goes to another member: the offset is
     stored at once, not lost with the queue."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         collector = Collector()
         offsets = cluster.groups["broker-a"].offsets
         consumer = consumer_of(cluster, collector)
@@ -358,14 +332,11 @@ def test_a_queue_given_away_hands_over_its_offset() -> None:
             assert queue not in consumer.assigned_queues
             assert offsets[GROUP, TOPIC, 3] == 1
 
-    run(story)
 
-
-def test_a_killed_master_is_followed_to_the_new_one() -> None:
+async def test_a_killed_master_is_followed_to_the_new_one() -> None:
     """1 master dies while a pull is held; 2 another is elected; 3 new messages arrive, the old ones
     do not come again, and the new master learns the offsets and the members."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster, 4)
         collector = Collector()
         async with consumer_of(cluster, collector):
@@ -380,11 +351,9 @@ def test_a_killed_master_is_followed_to_the_new_one() -> None:
         offsets = cluster.groups["broker-a"].offsets
         assert {offsets[GROUP, TOPIC, i] for i in range(4)} == {2}
 
-    run(story)
 
-
-def test_a_deposed_master_is_left_for_the_new_one() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_deposed_master_is_left_for_the_new_one() -> None:
+    async with cluster_with_topic() as cluster:
         collector = Collector()
         async with consumer_of(cluster, collector):
             cluster.depose()
@@ -393,15 +362,12 @@ def test_a_deposed_master_is_left_for_the_new_one() -> None:
             await collector.until(4)
             assert sorted(collector.bodies) == expected
 
-    run(story)
-
 
 @pytest.mark.parametrize("lags", [False, True])
-def test_pulls_held_by_a_hung_master_are_given_up_for_the_new_one(lags: bool) -> None:
+async def test_pulls_held_by_a_hung_master_are_given_up_for_the_new_one(lags: bool) -> None:
     """The old master's sockets stay open and silent; a look at the route finds the new master. A
     name server that lags behind hides it for one look."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         collector = Collector()
         old = cluster.master()
         old.before[RequestCode.PULL_MESSAGE] += [silence] * 5
@@ -417,11 +383,9 @@ def test_pulls_held_by_a_hung_master_are_given_up_for_the_new_one(lags: bool) ->
             await collector.until(4)
             assert sorted(collector.bodies) == expected
 
-    run(story)
 
-
-def test_a_rebalance_asks_a_broker_for_the_members_once_for_all_topics() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_rebalance_asks_a_broker_for_the_members_once_for_all_topics() -> None:
+    async with cluster_with_topic() as cluster:
         consumer = consumer_of(cluster, Collector())
         for topic in ("T2", "T3"):
             cluster.add_topic(topic, 2)
@@ -433,11 +397,9 @@ def test_a_rebalance_asks_a_broker_for_the_members_once_for_all_topics() -> None
             await consumer.rebalance()
             assert codes().count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) == asked + 1
 
-    run(story)
 
-
-def test_a_failed_message_goes_back_to_its_broker() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_failed_message_goes_back_to_its_broker() -> None:
+    async with cluster_with_topic() as cluster:
         cluster.master().unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
         msg_id, _ = cluster.master().store(TOPIC, 0, b"bad")
         collector = Collector(replies=[ConsumeStatus.RECONSUME_LATER])
@@ -449,18 +411,15 @@ def test_a_failed_message_goes_back_to_its_broker() -> None:
         assert request.ext["maxReconsumeTimes"] == "16"
         assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 1
 
-    run(story)
 
-
-def test_without_send_back_a_failed_message_stays_and_holds_the_offset(
+async def test_without_send_back_a_failed_message_stays_and_holds_the_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broker answers 3 to request 36: the message comes again here; meanwhile the messages
     behind it are consumed, but the committed offset stays below it."""
     service = "batonmq.client.consumer.concurrent_service"
     monkeypatch.setattr(f"{service}.redelivery_delay_ms", lambda tries: 1)
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         again = asyncio.Event()
         seen: list[tuple[bytes, int]] = []
 
@@ -493,13 +452,14 @@ def test_without_send_back_a_failed_message_stays_and_holds_the_offset(
         sends_back = cluster.master().codes().count(RequestCode.CONSUMER_SEND_MSG_BACK)
         assert sends_back == 1, "a broker that cannot is not asked each time"
 
-    run(story)
 
-
-def test_an_exception_of_the_listener_counts_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_of_the_listener_counts_as_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Each kind is logged whole once, and then how often it came."""
 
-    async def story(cluster: FakeCluster) -> None:
+    caplog.set_level(logging.ERROR)
+    async with cluster_with_topic() as cluster:
         cluster.master().unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
         fill(cluster, 9)
         cluster.master().store(TOPIC, 0, b"other")
@@ -516,9 +476,6 @@ def test_an_exception_of_the_listener_counts_as_failed(caplog: pytest.LogCapture
         consumer.subscribe(TOPIC)
         async with consumer:
             await until(lambda: len(cluster.master().sent_back) == 10)
-
-    with caplog.at_level(logging.ERROR):
-        run(story)
     told = [record for record in caplog.records if "listener_failed" in record.message]
     counts = [record.message.split()[-1] for record in told if "ValueError" in record.message]
     assert counts == ["count=1", "count=2", "count=4", "count=8"]
@@ -529,8 +486,8 @@ def test_an_exception_of_the_listener_counts_as_failed(caplog: pytest.LogCapture
     assert len(told) == 5
 
 
-def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster, 400)
         gate = asyncio.Event()
         count = 0
@@ -558,11 +515,9 @@ def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
             gate.set()
             await until(lambda: count == 400)
 
-    run(story)
 
-
-def test_an_offset_outside_the_queue_is_moved_by_the_broker() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_an_offset_outside_the_queue_is_moved_by_the_broker() -> None:
+    async with cluster_with_topic() as cluster:
         group = cluster.groups["broker-a"]
         for i in range(4):
             group.first_offset[TOPIC, i] = 100
@@ -574,17 +529,14 @@ def test_an_offset_outside_the_queue_is_moved_by_the_broker() -> None:
         assert sorted(collector.bodies) == expected
         assert {group.offsets[GROUP, TOPIC, i] for i in range(4)} == {101}
 
-    run(story)
-
 
 @pytest.mark.parametrize(
     ("where", "expected"),
     [(ConsumeFromWhere.FIRST, 6), (ConsumeFromWhere.LAST, 2), (ConsumeFromWhere.TIMESTAMP, 4)],
 )
-def test_where_a_new_group_starts(where: ConsumeFromWhere, expected: int) -> None:
+async def test_where_a_new_group_starts(where: ConsumeFromWhere, expected: int) -> None:
     """Four messages are there, two of them at or after the timestamp; two come later."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         broker = cluster.master()
         for i in range(4):
             broker.store(TOPIC, 0, b"m%d" % i)
@@ -599,22 +551,18 @@ def test_where_a_new_group_starts(where: ConsumeFromWhere, expected: int) -> Non
             await collector.until(expected)
         assert collector.bodies == [b"m%d" % i for i in range(6 - expected, 6)]
 
-    run(story)
 
-
-def test_orderly_consumption_without_queue_locks_says_so() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_orderly_consumption_without_queue_locks_says_so() -> None:
+    async with cluster_with_topic() as cluster:
         consumer = consumer_of(cluster, Collector(), orderly=True)
         with pytest.raises(UnsupportedByBrokerError) as error:
             await consumer.start()
         assert "code 41" in str(error.value)
         assert "orderly=False" in str(error.value)
 
-    run(story)
 
-
-def test_orderly_consumption_keeps_the_order_through_a_failure() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_orderly_consumption_keeps_the_order_through_a_failure() -> None:
+    async with cluster_with_topic() as cluster:
         broker = cluster.master()
         broker.unsupported -= {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}
         for i in range(6):
@@ -632,13 +580,10 @@ def test_orderly_consumption_keeps_the_order_through_a_failure() -> None:
         assert not broker.locks, "given back on close"
         assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 6
 
-    run(story)
 
-
-def test_orderly_consumption_of_a_trickle_misses_no_wake_up() -> None:
+async def test_orderly_consumption_of_a_trickle_misses_no_wake_up() -> None:
     """Each message comes just when the queue has run dry."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         broker = cluster.master()
         broker.unsupported -= {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}
         collector = Collector()
@@ -650,11 +595,9 @@ def test_orderly_consumption_of_a_trickle_misses_no_wake_up() -> None:
             await collector.until(100)
         assert collector.bodies == [b"%d" % i for i in range(100)]
 
-    run(story)
 
-
-def test_a_message_from_the_retry_topic_shows_its_own_topic() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_message_from_the_retry_topic_shows_its_own_topic() -> None:
+    async with cluster_with_topic() as cluster:
         cluster.groups["broker-a"].topics[f"%RETRY%{GROUP}"] = Topic(1, 1)
         cluster.master().store(f"%RETRY%{GROUP}", 0, b"again", f"RETRY_TOPIC\x01{TOPIC}\x02")
         collector = Collector()
@@ -664,13 +607,10 @@ def test_a_message_from_the_retry_topic_shows_its_own_topic() -> None:
         offsets = cluster.groups["broker-a"].offsets
         assert offsets[GROUP, f"%RETRY%{GROUP}", 0] == 1
 
-    run(story)
 
-
-def test_ack_index_splits_a_batch() -> None:
+async def test_ack_index_splits_a_batch() -> None:
     """SUCCESS with ack_index 0 of three: the other two go back to the broker."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         broker = cluster.master()
         broker.unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
         for i in range(3):
@@ -695,11 +635,9 @@ def test_ack_index_splits_a_batch() -> None:
         assert {r.ext["delayLevel"] for r in broker.sent_back} == {"5"}
         assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 3
 
-    run(story)
 
-
-def test_close_waits_for_the_call_in_progress_and_stores_its_offset() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_close_waits_for_the_call_in_progress_and_stores_its_offset() -> None:
+    async with cluster_with_topic() as cluster:
         cluster.master().store(TOPIC, 0, b"slow")
         began, finish = asyncio.Event(), asyncio.Event()
 
@@ -722,11 +660,9 @@ def test_close_waits_for_the_call_in_progress_and_stores_its_offset() -> None:
         await closing
         assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 1
 
-    run(story)
 
-
-def test_a_queue_locked_by_another_member_is_left_alone() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_queue_locked_by_another_member_is_left_alone() -> None:
+    async with cluster_with_topic() as cluster:
         broker = cluster.master()
         broker.unsupported -= {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}
         broker.locks[GROUP, TOPIC, 2] = "somebody"
@@ -736,8 +672,6 @@ def test_a_queue_locked_by_another_member_is_left_alone() -> None:
             del broker.locks[GROUP, TOPIC, 2]
             await consumer.rebalance()
             assert len(consumer.assigned_queues) == 4
-
-    run(story)
 
 
 def test_a_locks_time_counts_from_before_the_request_was_sent(
@@ -760,11 +694,10 @@ def test_a_locks_time_counts_from_before_the_request_was_sent(
     assert process_queue.locked_until_ms == sent_ms + orderly_service.LOCK_LIVE_MS
 
 
-def test_r31_after_a_failover_the_new_master_hears_all_offsets_again() -> None:
+async def test_r31_after_a_failover_the_new_master_hears_all_offsets_again() -> None:
     """1. Offsets are stored on the master and not dirty any more. 2. It dies before its slave had
     them. 3. The new master hears all of them, though nothing was consumed since."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         fill(cluster, 8)
         collector = Collector()
         async with consumer_of(cluster, collector) as consumer:
@@ -780,11 +713,9 @@ def test_r31_after_a_failover_the_new_master_hears_all_offsets_again() -> None:
             cluster.elect(cluster.brokers["broker-a"][1])
             await until(lambda: offsets == stored)
 
-    run(story)
 
-
-def test_broadcasting_reads_every_queue_and_keeps_offsets_in_a_file(tmp_path: Path) -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_broadcasting_reads_every_queue_and_keeps_offsets_in_a_file(tmp_path: Path) -> None:
+    async with cluster_with_topic() as cluster:
         expected = fill(cluster, 8)
         options = PushConsumerOptions(
             model=MessageModel.BROADCASTING,
@@ -809,11 +740,9 @@ def test_broadcasting_reads_every_queue_and_keeps_offsets_in_a_file(tmp_path: Pa
         assert cluster.groups["broker-a"].offsets == {}
         assert (tmp_path / "DEFAULT" / f"{GROUP}.json").exists()
 
-    run(story)
 
-
-def test_a_garbled_offset_file_is_named(tmp_path: Path) -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_garbled_offset_file_is_named(tmp_path: Path) -> None:
+    async with cluster_with_topic() as cluster:
         path = tmp_path / "DEFAULT" / f"{GROUP}.json"
         path.parent.mkdir()
         path.write_text("{nonsense")
@@ -821,11 +750,9 @@ def test_a_garbled_offset_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(BatonError, match=str(path)):
             await consumer_of(cluster, Collector(), options).start()
 
-    run(story)
 
-
-def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
-    async def story(cluster: FakeCluster) -> None:
+async def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
+    async with cluster_with_topic() as cluster:
         for group in cluster.groups.values():
             del group.topics[TOPIC]
         collector = Collector()
@@ -838,13 +765,10 @@ def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
             await collector.until(4)
             assert sorted(collector.bodies) == expected
 
-    run(story)
 
-
-def test_an_unknown_member_makes_itself_known_and_asks_again() -> None:
+async def test_an_unknown_member_makes_itself_known_and_asks_again() -> None:
     """A new master does not know the group yet: the first list is empty or without us."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         broker = cluster.master()
         broker.before[RequestCode.GET_CONSUMER_LIST_BY_GROUP].append(
             answer(ResponseCode.SYSTEM_ERROR, "no consumer for this group")
@@ -853,8 +777,6 @@ def test_an_unknown_member_makes_itself_known_and_asks_again() -> None:
         async with consumer:
             assert len(consumer.assigned_queues) == 4
             assert broker.codes().count(RequestCode.HEART_BEAT) >= 2
-
-    run(story)
 
 
 def test_a_group_without_a_master_holds_up_no_queue_of_another() -> None:
@@ -899,10 +821,11 @@ def test_a_group_without_a_master_holds_up_no_queue_of_another() -> None:
     [{}, {"nextBeginOffset": "?", "minOffset": "0", "maxOffset": "9"}],
     ids=["no offsets", "no number"],
 )
-def test_an_answer_that_cannot_be_read_does_not_end_a_queue(
+async def test_an_answer_that_cannot_be_read_does_not_end_a_queue(
     ext: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(cluster: FakeCluster) -> None:
+    caplog.set_level(logging.INFO)
+    async with cluster_with_topic() as cluster:
         expected = fill(cluster, 8)
         cluster.master().before[RequestCode.PULL_MESSAGE] = [
             answer(ResponseCode.SUCCESS, ext=ext) for _ in range(4)
@@ -911,17 +834,14 @@ def test_an_answer_that_cannot_be_read_does_not_end_a_queue(
         async with consumer_of(cluster, collector):
             await collector.until(8)
         assert sorted(collector.bodies) == expected
-
-    with caplog.at_level(logging.INFO):
-        run(story)
     assert "to a pull cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["ended", "silent"])
-def test_a_queue_that_is_read_no_more_is_taken_up_anew(
+async def test_a_queue_that_is_read_no_more_is_taken_up_anew(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         collector = Collector()
         async with consumer_of(cluster, collector) as consumer:
             readers = consumer._readers
@@ -939,17 +859,14 @@ def test_a_queue_that_is_read_no_more_is_taken_up_anew(
             expected = fill(cluster, 8)
             await collector.until(8)
             assert sorted(collector.bodies) == expected
-
-    run(story)
     assert caplog.text.count("queue_expired") == 1
 
 
-def test_r57_a_group_that_begins_at_the_end_keeps_its_place_through_a_rebalance() -> None:
+async def test_r57_a_group_that_begins_at_the_end_keeps_its_place_through_a_rebalance() -> None:
     """1. A new group begins at the end of queues whose first messages have expired. 2. 40 messages
     come while its member works at the first. 3. A second member takes half of the queues: it
     begins where the group began, not at the end of now."""
-
-    async def story(cluster: FakeCluster) -> None:
+    async with cluster_with_topic() as cluster:
         for queue in range(4):
             cluster.groups["broker-a"].first_offset[TOPIC, queue] = 1000
         seen: set[bytes] = set()
@@ -986,5 +903,3 @@ def test_r57_a_group_that_begins_at_the_end_keeps_its_place_through_a_rebalance(
                 await until(lambda: len(first.assigned_queues) == 2)
                 run_in_turns.set()
                 await until(lambda: seen == sent)
-
-    run(story)

@@ -70,18 +70,14 @@ def test_the_next_try_asks_for_another_master_than_the_one_that_failed(failure: 
     assert routes.failed == [None, "h:1"]
 
 
-def test_the_deadline_ends_the_tries_with_the_last_reason() -> None:
+async def test_the_deadline_ends_the_tries_with_the_last_reason() -> None:
     calls = MasterCalls(Connections(ResponseCode.SYSTEM_BUSY), Routes())  # type: ignore[arg-type]
-
-    async def run() -> None:
-        with pytest.raises(NoMasterError, match="h:1 answers 2"):
-            await calls.invoke("T", "b", request, deadline_ms=boot_ms())
-        calls.close()
-
-    asyncio.run(run())
+    with pytest.raises(NoMasterError, match="h:1 answers 2"):
+        await calls.invoke("T", "b", request, deadline_ms=boot_ms())
+    calls.close()
 
 
-def test_a_silence_that_name_servers_could_not_resolve_is_looked_into_again(
+async def test_a_silence_that_name_servers_could_not_resolve_is_looked_into_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1. The master hangs, and no name server answers. 2. A moment later one names another master:
@@ -100,14 +96,11 @@ def test_a_silence_that_name_servers_could_not_resolve_is_looked_into_again(
 
     calls = MasterCalls(connections, Answering())  # type: ignore[arg-type]
 
-    async def run() -> None:
-        hung = asyncio.create_task(calls.invoke_once("T", "b", "h:1", request(), 60_000))
-        async with asyncio.timeout(10):
-            while not connections.closed:  # noqa: ASYNC110  the real client waits for the socket
-                await asyncio.sleep(0.001)
-        hung.cancel()
-        await asyncio.gather(hung, *connections.tasks, return_exceptions=True)
-        calls.close()
-
-    asyncio.run(run())
+    hung = asyncio.create_task(calls.invoke_once("T", "b", "h:1", request(), 60_000))
+    async with asyncio.timeout(10):
+        while not connections.closed:  # noqa: ASYNC110  the real client waits for the socket
+            await asyncio.sleep(0.001)
+    hung.cancel()
+    await asyncio.gather(hung, *connections.tasks, return_exceptions=True)
+    calls.close()
     assert connections.closed[0] == "h:1"

@@ -80,27 +80,24 @@ def test_only_a_silence_that_is_not_meant_has_all_name_servers_asked() -> None:
     assert asyncio.run(asked(None)) == "all"
 
 
-def test_a_refusal_is_final_unless_another_server_answers_or_the_route_is_known() -> None:
-    async def scenario() -> None:
-        remoting = Remoting()
-        servers = NameServers(("h:1", "h:2", "h:3"), remoting)  # type: ignore[arg-type]
-        remoting.down, remoting.refusing = {"h:1"}, {"h:2"}
-        await servers.route("T", deadline_ms=boot_ms() + 60_000)
-        remoting.refusing.add("h:3")
-        remoting.asked.clear()
-        options = Mock(request_timeout_ms=60_000)
-        routes = RouteTable(Mock(name_servers=servers, options=options, spawn=spawn), Mock())
-        with pytest.raises(ResponseError, match="no such user"):
-            await routes.refresh("T")
-        assert sorted(remoting.asked) == ["h:1", "h:2", "h:3"], "each once"
-        remoting.refusing.clear()
-        route = await routes.refresh("T")
-        remoting.refusing = {"h:2", "h:3"}
-        with pytest.raises(NoNameServerError, match="NO_PERMISSION"):
-            await routes.refresh("T")
-        assert await routes.get("T") == route
-
+async def test_a_refusal_is_final_unless_another_server_answers_or_the_route_is_known() -> None:
     def spawn(work: Coroutine[Any, Any, Any], **_: object) -> asyncio.Task[Any]:
         return asyncio.ensure_future(work)
 
-    asyncio.run(scenario())
+    remoting = Remoting()
+    servers = NameServers(("h:1", "h:2", "h:3"), remoting)  # type: ignore[arg-type]
+    remoting.down, remoting.refusing = {"h:1"}, {"h:2"}
+    await servers.route("T", deadline_ms=boot_ms() + 60_000)
+    remoting.refusing.add("h:3")
+    remoting.asked.clear()
+    options = Mock(request_timeout_ms=60_000)
+    routes = RouteTable(Mock(name_servers=servers, options=options, spawn=spawn), Mock())
+    with pytest.raises(ResponseError, match="no such user"):
+        await routes.refresh("T")
+    assert sorted(remoting.asked) == ["h:1", "h:2", "h:3"], "each once"
+    remoting.refusing.clear()
+    route = await routes.refresh("T")
+    remoting.refusing = {"h:2", "h:3"}
+    with pytest.raises(NoNameServerError, match="NO_PERMISSION"):
+        await routes.refresh("T")
+    assert await routes.get("T") == route

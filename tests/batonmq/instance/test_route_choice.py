@@ -69,17 +69,14 @@ def test_a_hung_server_costs_its_share_and_the_last_one_gets_all_that_is_left() 
     assert all(address in str(raised.value) for address in SERVERS)
 
 
-def test_the_server_that_replied_last_is_asked_first() -> None:
+async def test_the_server_that_replied_last_is_asked_first() -> None:
     made = StandIn(ns2=names("m:1"))
 
-    async def run() -> None:
-        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
-        await made.servers.invoke(request, deadline_ms=boot_ms() + 9_000)
-        made.asked.clear()
-        await made.servers.invoke(request, deadline_ms=boot_ms() + 9_000)
-        assert await made.master_of() == "m:1"
-
-    asyncio.run(run())
+    request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+    await made.servers.invoke(request, deadline_ms=boot_ms() + 9_000)
+    made.asked.clear()
+    await made.servers.invoke(request, deadline_ms=boot_ms() + 9_000)
+    assert await made.master_of() == "m:1"
     assert [address for address, _ in made.asked] == ["ns2:9876", "ns2:9876"]
 
 
@@ -99,28 +96,22 @@ def test_a_route_without_the_suspect_goes_before_one_with_it(
     assert asyncio.run(StandIn(**answers).master_of("old:1")) == master
 
 
-def test_r50_a_name_server_that_is_cut_off_from_the_master_is_not_the_last_word() -> None:
+async def test_r50_a_name_server_that_is_cut_off_from_the_master_is_not_the_last_word() -> None:
     """One direction of its network is lost: it takes the master for gone, and lives."""
     made = StandIn(ns1=names(""), ns2=names("m:1"), ns3=names("m:1"))
 
-    async def run() -> None:
-        assert await made.master_of() == "m:1"
-        made.asked.clear()
-        assert await made.master_of() == "m:1"
-
-    asyncio.run(run())
+    assert await made.master_of() == "m:1"
+    made.asked.clear()
+    assert await made.master_of() == "m:1"
     assert [address for address, _ in made.asked] == ["ns2:9876"], "it is preferred from then on"
 
 
-def test_a_server_that_replied_is_preferred_though_no_master_is_anywhere() -> None:
+async def test_a_server_that_replied_is_preferred_though_no_master_is_anywhere() -> None:
     made = StandIn(ns2=names(""), ns3=names(""))
 
-    async def run() -> None:
-        assert await made.master_of() == ""
-        made.asked.clear()
-        assert await made.master_of() == ""
-
-    asyncio.run(run())
+    assert await made.master_of() == ""
+    made.asked.clear()
+    assert await made.master_of() == ""
     assert made.asked[0][0] == "ns2:9876", "not the silent one"
 
 

@@ -17,62 +17,51 @@ async def answer(asked: Mapping[str, Any]) -> Mapping[str, str]:
     return {"name": str(asked["group"])}
 
 
-def test_a_request_is_answered_in_a_folder_with_a_long_name(tmp_path: Path) -> None:
+async def test_a_request_is_answered_in_a_folder_with_a_long_name(tmp_path: Path) -> None:
     """A socket's own name may have 107 bytes. What an earlier one left is no hindrance."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
-
-    async def scenario() -> None:
-        for _ in range(2):
-            server = await control.serve(folder, answer)
-            assert await control.ask(folder, {"group": "broker-a"}) == {"name": "broker-a"}
-            mode = (folder / control.SOCKET).stat().st_mode
-            assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
-            server.close()
-        with pytest.raises(ConnectionRefusedError):
-            await control.ask(folder, {})
-
-    asyncio.run(scenario())
+    for _ in range(2):
+        server = await control.serve(folder, answer)
+        assert await control.ask(folder, {"group": "broker-a"}) == {"name": "broker-a"}
+        mode = (folder / control.SOCKET).stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
+        server.close()
+    with pytest.raises(ConnectionRefusedError):
+        await control.ask(folder, {})
 
 
 @pytest.mark.parametrize("sent", [b"\n", b"[]\n", b"{\n", b"\xff\n", b"x" * 9_000])
-def test_what_is_no_request_changes_nothing(tmp_path: Path, sent: bytes) -> None:
+async def test_what_is_no_request_changes_nothing(tmp_path: Path, sent: bytes) -> None:
     asked: list[Mapping[str, Any]] = []
 
     async def note(request: Mapping[str, Any]) -> Mapping[str, str]:
         asked.append(request)
         return {}
 
-    async def scenario() -> None:
-        server = await control.serve(tmp_path, note)
-        reader, writer = await asyncio.open_unix_connection(str(tmp_path / control.SOCKET))
-        writer.write(sent)
-        said = await reader.read()
-        assert said in (b"", b'{"error": "not an object"}\n')
-        writer.close()
-        server.close()
-
-    asyncio.run(scenario())
+    server = await control.serve(tmp_path, note)
+    reader, writer = await asyncio.open_unix_connection(str(tmp_path / control.SOCKET))
+    writer.write(sent)
+    said = await reader.read()
+    assert said in (b"", b'{"error": "not an object"}\n')
+    writer.close()
+    server.close()
     assert asked == []
 
 
-def test_a_supervisor_that_is_stopped_is_no_endless_wait(
+async def test_a_supervisor_that_is_stopped_is_no_endless_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "ANSWER_S", 0.01)
+    wakes = asyncio.Event()
 
-    async def scenario() -> None:
-        wakes = asyncio.Event()
+    async def late(asked: Mapping[str, Any]) -> Mapping[str, str]:
+        await wakes.wait()
+        return {}
 
-        async def late(asked: Mapping[str, Any]) -> Mapping[str, str]:
-            await wakes.wait()
-            return {}
-
-        server = await control.serve(tmp_path, late)
-        with pytest.raises(TimeoutError, match="no answer within"):
-            await control.ask(tmp_path, {"do": "add"})
-        wakes.set()
-        server.close()
-        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
-
-    asyncio.run(scenario())
+    server = await control.serve(tmp_path, late)
+    with pytest.raises(TimeoutError, match="no answer within"):
+        await control.ask(tmp_path, {"do": "add"})
+    wakes.set()
+    server.close()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})

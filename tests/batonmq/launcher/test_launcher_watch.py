@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from pathlib import Path
@@ -78,7 +77,7 @@ def test_a_full_disk_does_not_end_the_watch_over_the_processes(
     assert cluster.layout.cluster_file.exists()
 
 
-def test_a_certificate_that_cannot_be_read_does_not_end_the_watch(
+async def test_a_certificate_that_cannot_be_read_does_not_end_the_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`cluster.json` and the reports of elections would stop. The next poll asks again."""
@@ -99,13 +98,9 @@ def test_a_certificate_that_cannot_be_read_does_not_end_the_watch(
     cluster = LocalCluster(plan(tmp_path), cast("Reporter", None), cast("ForkServer", None))
     monkeypatch.setattr(cluster, "_new_admin", FakeAdmin)
     first, second, _ = cluster.layout.name_servers
-
-    async def play() -> None:
-        await cluster._ask_only([first])
-        kept = cluster.admin
-        await cluster._ask_only([second])
-        assert cluster.admin is kept
-        await cluster._ask_only([second])
-        assert cluster.admin is not kept and len(started) == 3
-
-    asyncio.run(play())
+    await cluster._ask_only([first])
+    kept = cluster.admin
+    await cluster._ask_only([second])
+    assert cluster.admin is kept
+    await cluster._ask_only([second])
+    assert cluster.admin is not kept and len(started) == 3

@@ -210,12 +210,9 @@ def test_the_time_out_is_the_one_of_this_process(environ: dict[str, str], second
     assert ServiceManager(environ, PID).watchdog_s == seconds
 
 
-def test_a_manager_that_is_gone_harms_nobody(tmp_path: Path) -> None:
-    async def talk() -> None:
-        manager = ServiceManager({NOTIFY_SOCKET: str(tmp_path / "gone"), WATCHDOG_USEC: "1000"}, 1)
-        manager.serving()
-        await asyncio.sleep(0)
-        manager.stopping()
-        manager.close()
-
-    uvloop.run(talk())
+async def test_a_manager_that_is_gone_harms_nobody(tmp_path: Path) -> None:
+    manager = ServiceManager({NOTIFY_SOCKET: str(tmp_path / "gone"), WATCHDOG_USEC: "1000"}, 1)
+    manager.serving()
+    await asyncio.sleep(0)
+    manager.stopping()
+    manager.close()

@@ -1,13 +1,13 @@
 """The producer against scripted servers: what it sends, and how it gets through a failover."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from fake_cluster import TOPIC, FakeBroker, FakeCluster, answer, silence, until
 
 from batonmq import (
@@ -28,32 +28,27 @@ from batonmq.protocol.records.codec import decode_record
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAST = ClientOptions(suspicion_ms=20)
 
-Story = Callable[[FakeCluster, Producer], Awaitable[None]]
 
-
-def tell(
-    story: Story,
+@contextlib.asynccontextmanager
+async def producing(
     *,
     groups: int = 1,
     options: ProducerOptions | None = None,
     client_options: ClientOptions = FAST,
-) -> None:
-    async def main() -> None:
-        async with FakeCluster(groups=groups) as cluster:
-            cluster.add_topic(TOPIC)
-            async with Producer(
-                "pg",
-                name_servers=cluster.name_server_addresses,
-                options=options,
-                client_options=client_options,
-            ) as producer:
-                await story(cluster, producer)
-
-    uvloop.run(main())
+) -> AsyncIterator[tuple[FakeCluster, Producer]]:
+    async with FakeCluster(groups=groups) as cluster:
+        cluster.add_topic(TOPIC)
+        async with Producer(
+            "pg",
+            name_servers=cluster.name_server_addresses,
+            options=options,
+            client_options=client_options,
+        ) as producer:
+            yield cluster, producer
 
 
-def test_send_is_acknowledged_and_spread_over_all_queues() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_send_is_acknowledged_and_spread_over_all_queues() -> None:
+    async with producing() as (cluster, producer):
         results = [await producer.send(Message(TOPIC, b"m%d" % i)) for i in range(8)]
         assert all(r.status is SendStatus.SEND_OK and r.acknowledged for r in results)
         assert sorted(r.queue.queue_id for r in results) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -62,15 +57,12 @@ def test_send_is_acknowledged_and_spread_over_all_queues() -> None:
         assert {len(r.offset_msg_id) for r in results} == {32}
         assert sorted(cluster.groups["broker-a"].bodies(TOPIC)) == [b"m%d" % i for i in range(8)]
 
-    tell(story)
 
-
-def test_send_frame_has_the_fields_of_a_java_client() -> None:
+async def test_send_frame_has_the_fields_of_a_java_client() -> None:
     """The golden frame of a Java producer tells which ext fields a broker may count on."""
     golden = json.loads((GOLDEN / "java-5.3.3/remoting/broker-310.json").read_text())
     java = json.loads(golden["examples"][0]["request"]["header"])["extFields"]
-
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+    async with producing() as (cluster, producer):
         message = Message.of(TOPIC, "hello", tags="TagA", keys="key0")
         await producer.send(message)
         request = next(r for r in cluster.master().requests if r.code == 310)
@@ -81,32 +73,26 @@ def test_send_frame_has_the_fields_of_a_java_client() -> None:
         assert ours["i"].count("\x02") == java["i"].count("\x02")
         assert "UNIQ_KEY" not in message.properties, "the user's object stays as it was"
 
-    tell(story)
 
-
-def test_large_bodies_travel_compressed_and_are_read_back() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_large_bodies_travel_compressed_and_are_read_back() -> None:
+    async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"x" * 6000), queue=MessageQueue(TOPIC, "broker-a", 1))
         record = decode_record(cluster.groups["broker-a"].queues[TOPIC, 1][0])
         assert record.sys_flag == 769
         assert len(record.body) < 100
         assert record.uncompressed_body() == b"x" * 6000
 
-    tell(story)
 
-
-def test_selector_and_given_queue_decide() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_selector_and_given_queue_decide() -> None:
+    async with producing() as (_, producer):
         first = await producer.send(Message(TOPIC, b"a"), selector=lambda queues, m: queues[2])
         second = await producer.send(Message(TOPIC, b"b"), queue=MessageQueue(TOPIC, "broker-a", 2))
         assert [first.queue.queue_id, second.queue.queue_id] == [2, 2]
         assert [first.queue_offset, second.queue_offset] == [0, 1]
 
-    tell(story)
 
-
-def test_batch_is_one_request_with_consecutive_offsets() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_batch_is_one_request_with_consecutive_offsets() -> None:
+    async with producing() as (cluster, producer):
         batch = [Message.of(TOPIC, f"b{i}", keys=f"k{i}") for i in range(3)]
         result = await producer.send_batch(batch, queue=MessageQueue(TOPIC, "broker-a", 0))
         assert len(result.msg_id.split(",")) == len(result.offset_msg_id.split(",")) == 3
@@ -115,13 +101,10 @@ def test_batch_is_one_request_with_consecutive_offsets() -> None:
         assert [r.keys for r in records] == ["k0", "k1", "k2"]
         assert cluster.master().codes().count(RequestCode.SEND_BATCH_MESSAGE) == 1
 
-    tell(story)
 
-
-def test_a_caller_may_name_its_messages() -> None:
+async def test_a_caller_may_name_its_messages() -> None:
     """The same keys again: a repeat is recognised by them."""
-
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+    async with producing() as (cluster, producer):
         queue = MessageQueue(TOPIC, "broker-a", 0)
         for _ in range(2):
             one = await producer.send(Message(TOPIC, b"1"), queue=queue, unique_key="job-0")
@@ -134,11 +117,9 @@ def test_a_caller_may_name_its_messages() -> None:
         records = [decode_record(r) for r in cluster.groups["broker-a"].queues[TOPIC, 0]]
         assert [r.uniq_key for r in records] == ["job-0", "job-1", "job-2"] * 2
 
-    tell(story)
 
-
-def test_oneway_asks_for_no_answer() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_oneway_asks_for_no_answer() -> None:
+    async with producing() as (cluster, producer):
         broker = cluster.master()
         changed = broker.changed
         await producer.send_oneway(Message(TOPIC, b"o"))
@@ -146,21 +127,17 @@ def test_oneway_asks_for_no_answer() -> None:
         request = next(r for r in broker.requests if r.code == RequestCode.SEND_MESSAGE_V2)
         assert request.is_oneway
 
-    tell(story)
 
-
-def test_unknown_topic_is_created_by_its_first_send() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_unknown_topic_is_created_by_its_first_send() -> None:
+    async with producing() as (cluster, producer):
         result = await producer.send(Message("New", b"1"))
         assert result.acknowledged
         assert cluster.groups["broker-a"].topics["New"].write_queues == 4
         assert len(await producer.publish_queues("New")) == 4
 
-    tell(story)
 
-
-def test_without_auto_creation_an_unknown_topic_says_what_to_do() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_without_auto_creation_an_unknown_topic_says_what_to_do() -> None:
+    async with producing() as (cluster, producer):
         del cluster.groups["broker-a"].topics["TBW102"]
         with pytest.raises(NoRouteError) as error:
             await producer.send(Message("Nowhere", b"1"))
@@ -169,11 +146,9 @@ def test_without_auto_creation_an_unknown_topic_says_what_to_do() -> None:
         assert all(address in text for address in cluster.name_server_addresses)
         assert "mqctl updateTopic" in text
 
-    tell(story)
 
-
-def test_illegal_messages_are_refused_before_any_request() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_illegal_messages_are_refused_before_any_request() -> None:
+    async with producing() as (cluster, producer):
         for message in (
             Message("bad topic", b"x"),
             Message(TOPIC, b""),
@@ -190,13 +165,10 @@ def test_illegal_messages_are_refused_before_any_request() -> None:
             await producer.send_batch([Message(TOPIC, b"1"), Message("U", b"2")])
         assert RequestCode.SEND_MESSAGE_V2 not in cluster.master().codes()
 
-    tell(story)
 
-
-def test_g1_a_stored_but_unconfirmed_message_is_told_apart() -> None:
+async def test_g1_a_stored_but_unconfirmed_message_is_told_apart() -> None:
     """Codes 10, 11 and 12 carry a send header, but are no acknowledgement."""
-
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+    async with producing() as (cluster, producer):
         header = {"msgId": "0" * 32, "queueId": "0", "queueOffset": "5"}
         expected = {
             10: SendStatus.FLUSH_DISK_TIMEOUT,
@@ -210,25 +182,20 @@ def test_g1_a_stored_but_unconfirmed_message_is_told_apart() -> None:
             assert not result.acknowledged
             assert result.queue_offset == 5
 
-    tell(story)
-
 
 @pytest.mark.parametrize("code", [1, 2, 14, 215, 1500])
-def test_a_busy_or_deposed_master_is_asked_again(code: int) -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_busy_or_deposed_master_is_asked_again(code: int) -> None:
+    async with producing() as (cluster, producer):
         cluster.master().before[310] += [answer(code, "slave"), answer(code, "slave")]
         result = await producer.send(Message(TOPIC, b"x"))
         assert result.acknowledged
         assert result.attempts == 3
 
-    tell(story)
 
-
-def test_a_hinted_master_that_leads_no_more_is_asked_only_once() -> None:
+async def test_a_hinted_master_that_leads_no_more_is_asked_only_once() -> None:
     """1 the master hands over and says to whom; 2 that one lost its mastership since; 3 what the
     name servers say counts again."""
-
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+    async with producing() as (cluster, producer):
         other = cluster.brokers["broker-a"][1]
         hint = {"batonMasterAddress": other.address, "batonMasterEpoch": "8"}
         cluster.master().before[310].append(answer(14, "handed over", hint))
@@ -238,11 +205,9 @@ def test_a_hinted_master_that_leads_no_more_is_asked_only_once() -> None:
         assert result.address == cluster.master().address
         assert other.codes().count(310) == 1
 
-    tell(story)
 
-
-def test_a_final_refusal_is_told_at_once() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_final_refusal_is_told_at_once() -> None:
+    async with producing() as (cluster, producer):
         cluster.master().before[310].append(answer(ResponseCode.MESSAGE_ILLEGAL, "DELAY unserved"))
         with pytest.raises(SendFailedError) as error:
             await producer.send(Message(TOPIC, b"x"))
@@ -250,23 +215,18 @@ def test_a_final_refusal_is_told_at_once() -> None:
         assert len(error.value.attempts) == 1
         assert "DELAY unserved" in str(error.value)
 
-    tell(story)
 
-
-def test_no_permission_is_final_after_a_few_tries() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_no_permission_is_final_after_a_few_tries() -> None:
+    async with producing() as (cluster, producer):
         cluster.master().before[310] += [answer(ResponseCode.NO_PERMISSION, "ro")] * 3
         with pytest.raises(SendFailedError) as error:
             await producer.send(Message(TOPIC, b"x"))
         assert len(error.value.attempts) == 3
 
-    tell(story)
 
-
-def test_a_killed_master_is_bridged_inside_one_deadline() -> None:
+async def test_a_killed_master_is_bridged_inside_one_deadline() -> None:
     """1 master dies; 2 nobody is master; 3 another is elected; the send under way gets through."""
-
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+    async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"before"))
         await cluster.kill_master()
         sending = asyncio.ensure_future(producer.send(Message(TOPIC, b"after")))
@@ -279,13 +239,10 @@ def test_a_killed_master_is_bridged_inside_one_deadline() -> None:
         assert result.address == cluster.brokers["broker-a"][1].address
         assert cluster.groups["broker-a"].bodies(TOPIC).count(b"after") == 1
 
-    tell(story)
 
-
-def test_a_hung_master_costs_its_election_not_the_deadline() -> None:
+async def test_a_hung_master_costs_its_election_not_the_deadline() -> None:
     """The master takes the request and is silent; the name servers then name another."""
-
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+    async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"before"))
         old = cluster.master()
         old.before[310].append(silence)
@@ -296,11 +253,9 @@ def test_a_hung_master_costs_its_election_not_the_deadline() -> None:
         assert result.acknowledged
         assert result.attempts == 2
 
-    tell(story)
 
-
-def test_a_name_server_that_still_tells_the_old_master_is_overruled() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_name_server_that_still_tells_the_old_master_is_overruled() -> None:
+    async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"before"))
         for name_server in cluster.name_servers[:1]:
             name_server.stale = cluster.broker_datas()
@@ -310,11 +265,9 @@ def test_a_name_server_that_still_tells_the_old_master_is_overruled() -> None:
         assert result.acknowledged
         assert result.attempts == 2
 
-    tell(story)
 
-
-def test_a_hung_name_server_does_not_hold_up_a_failover() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_hung_name_server_does_not_hold_up_a_failover() -> None:
+    async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"before"))
         producer.client.name_servers._share_ms = 60_000
         cluster.name_servers[0].before[105] += [silence] * 100
@@ -322,22 +275,18 @@ def test_a_hung_name_server_does_not_hold_up_a_failover() -> None:
         cluster.elect(cluster.brokers["broker-a"][1])
         assert (await producer.send(Message(TOPIC, b"after"), timeout_ms=30_000)).acknowledged
 
-    tell(story)
 
-
-def test_another_group_takes_over_while_one_has_no_master() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_another_group_takes_over_while_one_has_no_master() -> None:
+    async with producing(groups=2) as (cluster, producer):
         await producer.publish_queues(TOPIC)
         await cluster.kill_master("broker-b")
         results = [await producer.send(Message(TOPIC, b"%d" % i)) for i in range(12)]
         assert {r.queue.broker_name for r in results} == {"broker-a"}
         assert sum(r.attempts for r in results) <= 13, "the dead group is tried once"
 
-    tell(story, groups=2)
 
-
-def test_the_deadline_ends_it_and_tells_what_was_tried() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_the_deadline_ends_it_and_tells_what_was_tried() -> None:
+    async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"before"))
         await cluster.kill_master()
         with pytest.raises(SendFailedError) as error:
@@ -345,30 +294,23 @@ def test_the_deadline_ends_it_and_tells_what_was_tried() -> None:
         assert error.value.attempts
         assert "not acknowledged" in str(error.value)
 
-    tell(story)
+
+async def test_without_name_servers_the_error_names_them() -> None:
+    async with FakeCluster() as cluster:
+        addresses = cluster.name_server_addresses
+    async with Producer("pg", name_servers=addresses) as producer:
+        with pytest.raises((NoNameServerError, SendFailedError)) as error:
+            await producer.send(Message(TOPIC, b"x"), timeout_ms=50)
+        assert addresses[0] in str(error.value)
 
 
-def test_without_name_servers_the_error_names_them() -> None:
-    async def main() -> None:
-        async with FakeCluster() as cluster:
-            addresses = cluster.name_server_addresses
-        async with Producer("pg", name_servers=addresses) as producer:
-            with pytest.raises((NoNameServerError, SendFailedError)) as error:
-                await producer.send(Message(TOPIC, b"x"), timeout_ms=50)
-            assert addresses[0] in str(error.value)
-
-    uvloop.run(main())
-
-
-def test_producers_are_made_known_to_the_masters() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_producers_are_made_known_to_the_masters() -> None:
+    async with producing() as (cluster, producer):
         broker: FakeBroker = cluster.master()
         await producer.send(Message(TOPIC, b"x"))
         await until(lambda: RequestCode.HEART_BEAT in broker.codes())
         await producer.close()
         assert RequestCode.UNREGISTER_CLIENT in broker.codes()
-
-    tell(story)
 
 
 def test_a_failed_send_says_each_reason_once() -> None:

@@ -36,7 +36,7 @@ class Routes:
 
 
 @pytest.mark.parametrize("created", [True, False], ids=["registered", "not registered yet"])
-def test_a_send_that_was_stored_replaces_the_template_once_the_topic_has_a_route(
+async def test_a_send_that_was_stored_replaces_the_template_once_the_topic_has_a_route(
     created: bool,
 ) -> None:
     routes, tasks = Routes(), []
@@ -49,15 +49,11 @@ def test_a_send_that_was_stored_replaces_the_template_once_the_topic_has_a_route
     client: Any = SimpleNamespace(
         routes=routes, spawn=spawn, heartbeats=SimpleNamespace(send=announced)
     )
-
-    async def run() -> None:
-        made = PublishRoutes(client, NewTopic("TBW102", 4))
-        assert await made.get("New", 0) is TEMPLATE
-        routes.created = created
-        made.stored("New")
-        await asyncio.gather(*tasks)
-        assert made.is_template("New") is not created
-        assert await made.get("New", 0) is (OWN if created else TEMPLATE)
-        await asyncio.gather(*tasks)
-
-    asyncio.run(run())
+    made = PublishRoutes(client, NewTopic("TBW102", 4))
+    assert await made.get("New", 0) is TEMPLATE
+    routes.created = created
+    made.stored("New")
+    await asyncio.gather(*tasks)
+    assert made.is_template("New") is not created
+    assert await made.get("New", 0) is (OWN if created else TEMPLATE)
+    await asyncio.gather(*tasks)

@@ -1,11 +1,11 @@
 """Questions and answers of a producer, against scripted brokers."""
 
 import asyncio
+import contextlib
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-import uvloop
 from fake_cluster import FakeCluster
 
 from batonmq import Message, MessageExt, MessageIllegalError, NoReplyError, Producer
@@ -15,20 +15,17 @@ from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_ZLIB
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 
-Story = Callable[[FakeCluster, Producer], Awaitable[None]]
 STORED = {"msgId": "0", "queueId": "0", "queueOffset": "0"}
 ASKING = ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL")
 
 
-def tell(story: Story) -> None:
-    async def main() -> None:
-        async with FakeCluster() as cluster:
-            cluster.add_topic("T")
-            cluster.add_topic("DefaultCluster_REPLY_TOPIC")
-            async with Producer("p", name_servers=cluster.name_server_addresses) as producer:
-                await story(cluster, producer)
-
-    uvloop.run(main())
+@contextlib.asynccontextmanager
+async def producing() -> AsyncIterator[tuple[FakeCluster, Producer]]:
+    async with FakeCluster() as cluster:
+        cluster.add_topic("T")
+        cluster.add_topic("DefaultCluster_REPLY_TOPIC")
+        async with Producer("p", name_servers=cluster.name_server_addresses) as producer:
+            yield cluster, producer
 
 
 def pushing(
@@ -56,10 +53,9 @@ def asked_by_another(cluster: FakeCluster, **properties: str) -> MessageExt:
     )  # fmt: skip
 
 
-def test_a_question_is_answered_by_what_the_broker_pushes() -> None:
+async def test_a_question_is_answered_by_what_the_broker_pushes() -> None:
     """The broker knows the asker before the question comes; the first answer counts."""
-
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+    async with producing() as (cluster, producer):
         master = cluster.master()
         for body, flag in ((b"noon", 0), (zlib.compress(b"noon"), COMPRESSED | COMPRESSION_ZLIB)):
             pushes: list[int] = []
@@ -73,13 +69,10 @@ def test_a_question_is_answered_by_what_the_broker_pushes() -> None:
         assert properties["REPLY_TO_CLIENT"] == producer.client.client_id
         assert (properties["TTL"], properties["KEYS"]) == ("3000", "k")
 
-    tell(story)
 
-
-def test_an_answer_counts_before_the_question_is_acknowledged() -> None:
+async def test_an_answer_counts_before_the_question_is_acknowledged() -> None:
     """The broker that has it, and gave it to a consumer, ends before it acknowledges it."""
-
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+    async with producing() as (cluster, producer):
         master = cluster.master()
         pushes: list[int] = []
         push = pushing(pushes, b"noon", 0)
@@ -97,11 +90,9 @@ def test_an_answer_counts_before_the_question_is_acknowledged() -> None:
         assert answer.body == b"noon"
         unanswered.set()
 
-    tell(story)
 
-
-def test_nobody_answers_in_time_and_the_late_answer_is_refused() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_nobody_answers_in_time_and_the_late_answer_is_refused() -> None:
+    async with producing() as (cluster, producer):
         master = cluster.master()
         connections: list[Connection] = []
 
@@ -125,11 +116,9 @@ def test_nobody_answers_in_time_and_the_late_answer_is_refused() -> None:
             await cancelled
         assert len(producer._questions) == 0
 
-    tell(story)
 
-
-def test_an_answer_goes_to_the_broker_of_the_question() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_an_answer_goes_to_the_broker_of_the_question() -> None:
+    async with producing() as (cluster, producer):
         asks = dict.fromkeys(ASKING, "7") | {"CLUSTER": "DefaultCluster"}
         told: list[RemotingCommand] = []
 
@@ -147,5 +136,3 @@ def test_an_answer_goes_to_the_broker_of_the_question() -> None:
         assert {name: properties[name] for name in ASKING} == dict.fromkeys(ASKING, "7")
         with pytest.raises(MessageIllegalError, match="asks for no answer: it lacks CLUSTER"):
             await producer.reply(asked_by_another(cluster), b"noon")
-
-    tell(story)

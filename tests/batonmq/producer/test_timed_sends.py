@@ -1,11 +1,11 @@
 """Sends with a delay or a time, and their recall, against scripted brokers."""
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import uvloop
 from fake_cluster import FakeCluster, answer
 
 from batonmq import (
@@ -24,18 +24,16 @@ RECALL = 370
 AT = datetime(2027, 1, 1, 12, 0, 0, 5000, tzinfo=UTC)
 
 
-def tell(story: Callable[[FakeCluster, Producer], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with FakeCluster() as cluster:
-            cluster.add_topic("T")
-            async with Producer(
-                "pg",
-                name_servers=cluster.name_server_addresses,
-                client_options=ClientOptions(suspicion_ms=20),
-            ) as producer:
-                await story(cluster, producer)
-
-    uvloop.run(main())
+@contextlib.asynccontextmanager
+async def producing() -> AsyncIterator[tuple[FakeCluster, Producer]]:
+    async with FakeCluster() as cluster:
+        cluster.add_topic("T")
+        async with Producer(
+            "pg",
+            name_servers=cluster.name_server_addresses,
+            client_options=ClientOptions(suspicion_ms=20),
+        ) as producer:
+            yield cluster, producer
 
 
 @pytest.mark.parametrize(
@@ -48,16 +46,14 @@ def tell(story: Callable[[FakeCluster, Producer], Awaitable[None]]) -> None:
         ({"deliver_at": AT}, "TIMER_DELIVER_MS", str(round(AT.timestamp() * 1000))),
     ],
 )
-def test_the_wish_is_a_property_in_ms(wish: dict[str, Any], name: str, value: str) -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_the_wish_is_a_property_in_ms(wish: dict[str, Any], name: str, value: str) -> None:
+    async with producing() as (cluster, producer):
         message = Message.of("T", "x")
         result = await producer.send(message, **wish)
         (sent,) = (one for one in cluster.master().requests if one.code == 310)
         assert decode_properties(sent.ext["i"])[name] == value
         assert name not in message.properties, "the caller's message is as it was"
         assert result.recall_handle == "", "this broker gave none"
-
-    tell(story)
 
 
 @pytest.mark.parametrize(
@@ -72,17 +68,17 @@ def test_the_wish_is_a_property_in_ms(wish: dict[str, Any], name: str, value: st
         ({"deliver_at": datetime(2027, 1, 1)}, "time zone"),
     ],
 )
-def test_a_wish_that_is_none_is_refused_where_it_is_given(wish: dict[str, Any], named: str) -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_wish_that_is_none_is_refused_where_it_is_given(
+    wish: dict[str, Any], named: str
+) -> None:
+    async with producing() as (cluster, producer):
         with pytest.raises(MessageIllegalError, match=named):
             await producer.send(Message.of("T", "x"), **wish)
         assert 310 not in cluster.master().codes()
 
-    tell(story)
 
-
-def test_a_recall_goes_to_the_broker_of_the_handle() -> None:
-    async def story(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_recall_goes_to_the_broker_of_the_handle() -> None:
+    async with producing() as (cluster, producer):
         master = cluster.master()
         handle = RecallHandle("T", master.group.name, 1_800_000_000_001, "K1").encode()
 
@@ -103,5 +99,3 @@ def test_a_recall_goes_to_the_broker_of_the_handle() -> None:
             await producer.recall("T", handle)
         with pytest.raises(MessageIllegalError, match="recall handle"):
             await producer.recall("T", "nonsense")
-
-    tell(story)

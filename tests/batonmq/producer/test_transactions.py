@@ -1,9 +1,9 @@
 """The transaction producer against scripted brokers: the half, its end, and answers to checks."""
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 import pytest
-import uvloop
 from fake_cluster import FakeCluster, answer, until
 
 from batonmq import (
@@ -22,30 +22,29 @@ from batonmq.remoting.command import RemotingCommand
 from tests.records import record_of
 
 END = RequestCode.END_TRANSACTION
-Story = Callable[[FakeCluster, TransactionProducer], Awaitable[None]]
 
 
-def tell(story: Story, check: Callable[[MessageExt], TransactionState] | None = None) -> None:
-    async def main() -> None:
-        async with FakeCluster() as cluster:
-            cluster.add_topic("T")
-            async with TransactionProducer(
-                "tg",
-                check or (lambda message: TransactionState.UNKNOWN),
-                name_servers=cluster.name_server_addresses,
-                client_options=ClientOptions(suspicion_ms=20),
-            ) as producer:
-                await story(cluster, producer)
-
-    uvloop.run(main())
+@contextlib.asynccontextmanager
+async def producing(
+    check: Callable[[MessageExt], TransactionState] | None = None,
+) -> AsyncIterator[tuple[FakeCluster, TransactionProducer]]:
+    async with FakeCluster() as cluster:
+        cluster.add_topic("T")
+        async with TransactionProducer(
+            "tg",
+            check or (lambda message: TransactionState.UNKNOWN),
+            name_servers=cluster.name_server_addresses,
+            client_options=ClientOptions(suspicion_ms=20),
+        ) as producer:
+            yield cluster, producer
 
 
 def ends(cluster: FakeCluster) -> list[dict[str, str]]:
     return [one.ext for one in cluster.master().requests if one.code == END]
 
 
-def test_the_local_transaction_runs_between_the_half_and_its_end() -> None:
-    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+async def test_the_local_transaction_runs_between_the_half_and_its_end() -> None:
+    async with producing() as (cluster, producer):
         seen: list[int] = []
 
         def local(message: Message) -> TransactionState:
@@ -66,11 +65,10 @@ def test_the_local_transaction_runs_between_the_half_and_its_end() -> None:
         assert end["commitLogOffset"] == str(offset) and end["producerGroup"] == "tg"
         assert end["tranStateTableOffset"] == str(result.send.queue_offset)
 
-    tell(story)
 
+async def test_what_the_local_transaction_raises_rolls_back_and_goes_on() -> None:
+    async with producing() as (cluster, producer):
 
-def test_what_the_local_transaction_raises_rolls_back_and_goes_on() -> None:
-    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
         async def local(message: Message) -> TransactionState:
             raise KeyError("no stock")
 
@@ -79,11 +77,9 @@ def test_what_the_local_transaction_raises_rolls_back_and_goes_on() -> None:
             await producer.send_in_transaction(Message.of("T", "x"), local)
         assert [end["commitOrRollback"] for end in ends(cluster)] == ["12"]
 
-    tell(story)
 
-
-def test_unknown_and_a_refused_end_are_left_to_the_check() -> None:
-    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+async def test_unknown_and_a_refused_end_are_left_to_the_check() -> None:
+    async with producing() as (cluster, producer):
         unknown = await producer.send_in_transaction(
             Message.of("T", "x"), lambda _: TransactionState.UNKNOWN
         )
@@ -94,11 +90,9 @@ def test_unknown_and_a_refused_end_are_left_to_the_check() -> None:
         )
         assert not refused.ended
 
-    tell(story)
 
-
-def test_a_half_that_is_not_acknowledged_is_rolled_back_and_nothing_runs() -> None:
-    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+async def test_a_half_that_is_not_acknowledged_is_rolled_back_and_nothing_runs() -> None:
+    async with producing() as (cluster, producer):
         master = cluster.master()
         store = master.send
 
@@ -114,18 +108,14 @@ def test_a_half_that_is_not_acknowledged_is_rolled_back_and_nothing_runs() -> No
         )
         assert result.state is TransactionState.ROLLBACK and ends(cluster)
 
-    tell(story)
-
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-def test_a_delay_is_refused_where_it_is_given(name: str) -> None:
-    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+async def test_a_delay_is_refused_where_it_is_given(name: str) -> None:
+    async with producing() as (cluster, producer):
         message = Message("T", b"x", properties={name: "3"})
         with pytest.raises(MessageIllegalError, match=name):
             await producer.send_in_transaction(message, lambda _: TransactionState.COMMIT)
         assert 310 not in cluster.master().codes()
-
-    tell(story)
 
 
 def half_record(group: str) -> bytes:
@@ -146,14 +136,14 @@ async def ask(cluster: FakeCluster, producer: TransactionProducer, group: str) -
         connection.oneway(request)
 
 
-def test_a_check_is_answered_from_what_the_application_knows() -> None:
+async def test_a_check_is_answered_from_what_the_application_knows() -> None:
     asked: list[MessageExt] = []
 
     def check(message: MessageExt) -> TransactionState:
         asked.append(message)
         return TransactionState.COMMIT
 
-    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+    async with producing(check) as (cluster, producer):
         await ask(cluster, producer, "tg")
         await until(lambda: bool(ends(cluster)))
         (end,) = ends(cluster)
@@ -161,38 +151,30 @@ def test_a_check_is_answered_from_what_the_application_knows() -> None:
         assert (end["tranStateTableOffset"], end["commitLogOffset"]) == ("7", "900")
         assert asked[0].body == b"half" and decode_record(half_record("tg")) == asked[0]
 
-    tell(story, check)
 
-
-def test_a_check_that_fails_answers_unknown_and_one_of_another_group_nothing() -> None:
+async def test_a_check_that_fails_answers_unknown_and_one_of_another_group_nothing() -> None:
     asked: list[str] = []
 
     def check(message: MessageExt) -> TransactionState:
         asked.append(message.properties["PGROUP"])
         raise OSError("the database is away")
 
-    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+    async with producing(check) as (cluster, producer):
         await ask(cluster, producer, "other")
         await ask(cluster, producer, "tg")
         await until(lambda: bool(ends(cluster)))
         assert asked == ["tg"]
         assert [end["commitOrRollback"] for end in ends(cluster)] == ["0"]
 
-    tell(story, check)
 
-
-def test_a_producer_that_was_started_anew_is_known_to_brokers_before_it_sends() -> None:
+async def test_a_producer_that_was_started_anew_is_known_to_brokers_before_it_sends() -> None:
     """Else nobody asks it for what the one before it left undecided."""
-
-    async def main() -> None:
-        async with FakeCluster() as cluster:
-            cluster.add_topic("TBW102")
-            async with TransactionProducer(
-                "tg",
-                lambda message: TransactionState.UNKNOWN,
-                name_servers=cluster.name_server_addresses,
-                client_options=ClientOptions(route_poll_ms=5, heartbeat_ms=5),
-            ):
-                await until(lambda: RequestCode.HEART_BEAT in cluster.master().codes())
-
-    uvloop.run(main())
+    async with FakeCluster() as cluster:
+        cluster.add_topic("TBW102")
+        async with TransactionProducer(
+            "tg",
+            lambda message: TransactionState.UNKNOWN,
+            name_servers=cluster.name_server_addresses,
+            client_options=ClientOptions(route_poll_ms=5, heartbeat_ms=5),
+        ):
+            await until(lambda: RequestCode.HEART_BEAT in cluster.master().codes())
