@@ -1,7 +1,8 @@
 """Raft nodes in one process, for tests: started, stopped and started again on their folders."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +109,26 @@ class Cluster:
             await self.stop(node_id)
 
 
+@contextlib.asynccontextmanager
+async def started(folder: Path, count: int = 3, **more: Any) -> AsyncIterator[Cluster]:
+    """A cluster; nothing fatal may have happened by its end."""
+    cluster = Cluster(folder, count, **more)
+    try:
+        await cluster.start_all()
+        yield cluster
+        assert cluster.fatal == []
+    finally:
+        await cluster.close()
+
+
 def with_cluster(
     folder: Path, scenario: Callable[[Cluster], Awaitable[None]], count: int = 3, **more: Any
 ) -> None:
-    """Runs the scenario on a started cluster; nothing fatal may have happened by its end."""
+    """Runs the scenario on a started cluster."""
 
     async def run() -> None:
-        cluster = Cluster(folder, count, **more)
-        try:
-            await cluster.start_all()
+        async with started(folder, count, **more) as cluster:
             await scenario(cluster)
-            assert cluster.fatal == []
-        finally:
-            await cluster.close()
 
     asyncio.run(run())
 

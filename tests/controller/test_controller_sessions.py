@@ -1,7 +1,5 @@
 """BrokerSession queues and the codec of views."""
 
-import asyncio
-
 from batonmq.controller.liveness.watch import SessionTable
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_from_pb, role_view_to_pb
@@ -37,35 +35,29 @@ def test_no_master_is_0_on_the_wire() -> None:
     assert role_view_from_pb(message).master_broker_id is None
 
 
-def test_a_view_goes_to_the_sessions_of_its_group_in_order() -> None:
-    async def run() -> None:
-        book = SessionTable()
-        mine, other = book.add("broker-a", 1, "x"), book.add("broker-b", 1, "y")
-        written: list[pb.ControllerMessage] = []
+async def test_a_view_goes_to_the_sessions_of_its_group_in_order() -> None:
+    book = SessionTable()
+    mine, other = book.add("broker-a", 1, "x"), book.add("broker-b", 1, "y")
+    written: list[pb.ControllerMessage] = []
 
-        async def write(message: pb.ControllerMessage) -> None:
-            written.append(message)
+    async def write(message: pb.ControllerMessage) -> None:
+        written.append(message)
 
-        mine.send(pb.ControllerMessage(answer=pb.HeartbeatAnswer(sequence=1)))
-        book.push_view(VIEW)
-        mine.end()
-        other.end()
-        await mine.write_all(write)
-        await other.write_all(write)
-        assert [message.WhichOneof("kind") for message in written] == ["answer", "view"]
-        book.remove(mine)
-        book.remove(other)
-        assert len(book) == 0 and not book.of_group("broker-a")
-
-    asyncio.run(run())
+    mine.send(pb.ControllerMessage(answer=pb.HeartbeatAnswer(sequence=1)))
+    book.push_view(VIEW)
+    mine.end()
+    other.end()
+    await mine.write_all(write)
+    await other.write_all(write)
+    assert [message.WhichOneof("kind") for message in written] == ["answer", "view"]
+    book.remove(mine)
+    book.remove(other)
+    assert len(book) == 0 and not book.of_group("broker-a")
 
 
-def test_a_session_that_does_not_read_is_cut() -> None:
-    async def run() -> None:
-        session = SessionTable().add("broker-a", 1, "x")
-        message = pb.ControllerMessage()
-        while not session.cut.is_set():
-            session.send(message)
+async def test_a_session_that_does_not_read_is_cut() -> None:
+    session = SessionTable().add("broker-a", 1, "x")
+    message = pb.ControllerMessage()
+    while not session.cut.is_set():
         session.send(message)
-
-    asyncio.run(run())
+    session.send(message)

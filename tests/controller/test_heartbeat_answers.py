@@ -1,7 +1,8 @@
 """Heartbeats are answered at once, but after a stall only by a leader that a majority confirms."""
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -44,23 +45,24 @@ class BrokerSession:
         self.no_lease = answer.no_lease
 
 
-def play(script: Any) -> None:
-    async def run() -> None:
-        requests, session = Requests(), BrokerSession()
-        answers = HeartbeatAnswers(requests, lambda: requests.now_ms)  # type: ignore[arg-type]
+Beat = Callable[[int, int], None]
 
-        def beat(sequence: int, now_ms: int) -> None:
-            requests.now_ms = now_ms
-            answers.note_loop_turn(now_ms)
-            heartbeat = pb.Heartbeat(sequence=sequence, sent_ms=now_ms)
-            answers.answer(session, heartbeat)  # type: ignore[arg-type]
 
-        answers.note_loop_turn(1_000)
-        await script(requests, session, beat)
-        requests.controller_epoch = 0
-        await answers.close()
+@contextlib.asynccontextmanager
+async def leading() -> AsyncIterator[tuple[Requests, BrokerSession, Beat]]:
+    requests, session = Requests(), BrokerSession()
+    answers = HeartbeatAnswers(requests, lambda: requests.now_ms)  # type: ignore[arg-type]
 
-    asyncio.run(run())
+    def beat(sequence: int, now_ms: int) -> None:
+        requests.now_ms = now_ms
+        answers.note_loop_turn(now_ms)
+        heartbeat = pb.Heartbeat(sequence=sequence, sent_ms=now_ms)
+        answers.answer(session, heartbeat)  # type: ignore[arg-type]
+
+    answers.note_loop_turn(1_000)
+    yield requests, session, beat
+    requests.controller_epoch = 0
+    await answers.close()
 
 
 async def settled() -> None:
@@ -68,23 +70,22 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_heartbeat_is_answered_in_the_same_turn() -> None:
-    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+async def test_a_heartbeat_is_answered_in_the_same_turn() -> None:
+    async with leading() as (requests, session, beat):
         beat(1, 1_000 + STALL_MS - 1)
         assert session.answers == [(1, 999 + STALL_MS, True)]
         assert requests.asked == 0
-
-    play(script)
 
 
 @pytest.mark.parametrize(
     ("master", "no_lease"),
     [((1, "life-1"), False), ((1, "life-2"), True), ((2, "life-1"), True), ((0, ""), True)],
 )
-def test_r7_only_the_master_on_record_gets_a_lease(master: tuple[int, str], no_lease: bool) -> None:
+async def test_r7_only_the_master_on_record_gets_a_lease(
+    master: tuple[int, str], no_lease: bool
+) -> None:
     """Controllers that lost their newest entries may give the epoch of a living master again."""
-
-    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+    async with leading() as (requests, session, beat):
         broker_id, incarnation = master
         group = BrokerGroup(
             "C", "broker-a", master_broker_id=broker_id, master_incarnation=incarnation
@@ -93,13 +94,10 @@ def test_r7_only_the_master_on_record_gets_a_lease(master: tuple[int, str], no_l
         beat(1, 1_001)
         assert session.no_lease is no_lease
 
-    play(script)
 
-
-def test_r5_a_woken_leader_grants_nothing_before_a_majority_confirmed_it() -> None:
+async def test_r5_a_woken_leader_grants_nothing_before_a_majority_confirmed_it() -> None:
     """Stopped for 5 s: heartbeats of that time lie in its sockets, another may lead by now."""
-
-    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+    async with leading() as (requests, session, beat):
         beat(1, 6_000)
         beat(2, 6_001)
         await settled()
@@ -110,11 +108,9 @@ def test_r5_a_woken_leader_grants_nothing_before_a_majority_confirmed_it() -> No
         beat(3, 6_100)
         assert session.answers[2:] == [(3, 6_100, True)]
 
-    play(script)
 
-
-def test_r5_a_woken_leader_that_was_deposed_never_grants() -> None:
-    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+async def test_r5_a_woken_leader_that_was_deposed_never_grants() -> None:
+    async with leading() as (requests, session, beat):
         beat(1, 6_000)
         await settled()
         requests.leading, requests.controller_epoch = False, 0
@@ -124,11 +120,9 @@ def test_r5_a_woken_leader_that_was_deposed_never_grants() -> None:
         await until(lambda: len(session.answers) == 2)
         assert [answer[2] for answer in session.answers] == [False, False]
 
-    play(script)
 
-
-def test_r5_a_leader_that_finds_no_majority_sends_brokers_elsewhere_and_asks_again() -> None:
-    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+async def test_r5_a_leader_that_finds_no_majority_sends_brokers_elsewhere_and_asks_again() -> None:
+    async with leading() as (requests, session, beat):
         beat(1, 6_000)
         await settled()
         requests.majority.put_nowait(False)
@@ -141,14 +135,11 @@ def test_r5_a_leader_that_finds_no_majority_sends_brokers_elsewhere_and_asks_aga
         await settled()
         assert session.answers[1:] == [(2, 6_100, True)]
 
-    play(script)
 
-
-def test_r5_a_woken_leader_that_has_no_news_at_first_is_in_doubt_too() -> None:
+async def test_r5_a_woken_leader_that_has_no_news_at_first_is_in_doubt_too() -> None:
     """1. Right after the stall nobody has answered it: the gate is shut. 2. Answers of before the
     stall open it for a moment. 3. No lease is granted by that."""
-
-    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+    async with leading() as (requests, session, beat):
         requests.leading = False
         beat(1, 6_000)
         await settled()
@@ -160,11 +151,9 @@ def test_r5_a_woken_leader_that_has_no_news_at_first_is_in_doubt_too() -> None:
         await settled()
         assert [answer[2] for answer in session.answers] == [False, False]
 
-    play(script)
 
-
-def test_r5_the_gate_shut_for_an_instant_does_not_end_the_doubt() -> None:
-    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+async def test_r5_the_gate_shut_for_an_instant_does_not_end_the_doubt() -> None:
+    async with leading() as (requests, session, beat):
         beat(1, 6_000)
         await settled()
         requests.leading = False
@@ -177,16 +166,12 @@ def test_r5_the_gate_shut_for_an_instant_does_not_end_the_doubt() -> None:
         await settled()
         assert session.answers[1:] == [(2, 6_010, True)]
 
-    play(script)
 
-
-def test_r5_a_second_stall_makes_the_majoritys_word_stale() -> None:
-    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+async def test_r5_a_second_stall_makes_the_majoritys_word_stale() -> None:
+    async with leading() as (requests, session, beat):
         beat(1, 6_000)
         await settled()
         requests.now_ms = 9_000
         requests.majority.put_nowait(True)
         await settled()
         assert (session.answers, requests.asked) == ([], 2)
-
-    play(script)

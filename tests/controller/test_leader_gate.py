@@ -45,134 +45,114 @@ def apply_id(controller_epoch: int, number: int = 1) -> ApplyBrokerId:
     )
 
 
-def test_r8_it_is_open_only_while_a_majority_answers() -> None:
+async def test_r8_it_is_open_only_while_a_majority_answers() -> None:
     """A process that was stopped may decide nothing when it wakes, before any message says so."""
-
-    async def run() -> None:
-        log = LocalLog("n0", Machine())
-        touch = True
-        log.in_touch = lambda: touch  # type: ignore[method-assign]
-        gate = make_gate(log, [])
-        await log.start()
-        await opened(gate)
-        assert gate.open
-        touch = False
-        assert not gate.open
-        touch = True
-        assert gate.open
-        gate.close()
-
-    asyncio.run(run())
+    log = LocalLog("n0", Machine())
+    touch = True
+    log.in_touch = lambda: touch  # type: ignore[method-assign]
+    gate = make_gate(log, [])
+    await log.start()
+    await opened(gate)
+    assert gate.open
+    touch = False
+    assert not gate.open
+    touch = True
+    assert gate.open
+    gate.close()
 
 
-def test_leading_alone_does_not_open_it() -> None:
-    async def run() -> None:
-        changes: list[bool] = []
-        log = SlowLog("n0", Machine())
-        gate = make_gate(log, changes)
-        await log.start()
-        await log.asked.wait()
-        assert not gate.open and gate.controller_epoch == 0
-        log.reachable.set()
-        await opened(gate)
-        assert (gate.controller_epoch, changes) == (1, [True])
-        gate.close()
-        assert (gate.open, changes) == (False, [True, False])
-
-    asyncio.run(run())
+async def test_leading_alone_does_not_open_it() -> None:
+    changes: list[bool] = []
+    log = SlowLog("n0", Machine())
+    gate = make_gate(log, changes)
+    await log.start()
+    await log.asked.wait()
+    assert not gate.open and gate.controller_epoch == 0
+    log.reachable.set()
+    await opened(gate)
+    assert (gate.controller_epoch, changes) == (1, [True])
+    gate.close()
+    assert (gate.open, changes) == (False, [True, False])
 
 
-def test_it_closes_with_the_role_and_opens_with_a_higher_epoch() -> None:
-    async def run() -> None:
-        changes: list[bool] = []
-        log = LocalLog("n0", Machine())
-        gate = make_gate(log, changes)
-        await log.start()
-        await opened(gate)
-        log.set_leading(False)
-        assert not gate.open
-        log.set_leading(True)
-        await opened(gate)
-        assert gate.controller_epoch == 2
-        assert changes == [True, False, True]
-
-    asyncio.run(run())
+async def test_it_closes_with_the_role_and_opens_with_a_higher_epoch() -> None:
+    changes: list[bool] = []
+    log = LocalLog("n0", Machine())
+    gate = make_gate(log, changes)
+    await log.start()
+    await opened(gate)
+    log.set_leading(False)
+    assert not gate.open
+    log.set_leading(True)
+    await opened(gate)
+    assert gate.controller_epoch == 2
+    assert changes == [True, False, True]
 
 
-def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_another_led() -> None:
+async def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_another_led() -> (
+    None
+):
     """It knew of another leader at 100, led until 900, and leads again at 1 000."""
-
-    async def run() -> None:
-        now_ms = 100
-        log = LocalLog("n0", Machine())
-        gate = LeaderGate(
-            log, "n0", wall_ms=lambda: now_ms, timeout_ms=100, on_change=lambda is_open: None
-        )
-        log.leader_hint = lambda: "n1"  # type: ignore[method-assign]
-        gate.note_leader_seen()
-        log.leader_hint = lambda: "n0"  # type: ignore[method-assign]
-        now_ms = 500
-        await log.start()
-        await opened(gate)
-        now_ms = 900
-        gate.note_leader_seen()
-        log.set_leading(False)
-        now_ms = 1_000
-        gate.note_leader_seen()
-        log.set_leading(True)
-        await opened(gate)
-        seen = [
-            event.leader_seen_ms
-            for event in log.state.history
-            if event.kind == "controller_leader_changed"
-        ]
-        assert seen == [100, 900]
-
-    asyncio.run(run())
+    now_ms = 100
+    log = LocalLog("n0", Machine())
+    gate = LeaderGate(
+        log, "n0", wall_ms=lambda: now_ms, timeout_ms=100, on_change=lambda is_open: None
+    )
+    log.leader_hint = lambda: "n1"  # type: ignore[method-assign]
+    gate.note_leader_seen()
+    log.leader_hint = lambda: "n0"  # type: ignore[method-assign]
+    now_ms = 500
+    await log.start()
+    await opened(gate)
+    now_ms = 900
+    gate.note_leader_seen()
+    log.set_leading(False)
+    now_ms = 1_000
+    gate.note_leader_seen()
+    log.set_leading(True)
+    await opened(gate)
+    seen = [
+        event.leader_seen_ms
+        for event in log.state.history
+        if event.kind == "controller_leader_changed"
+    ]
+    assert seen == [100, 900]
 
 
-def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behind(
+async def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else two would follow one another: the gate would open twice, the brokers' leases with it."""
     monkeypatch.setattr(gate_module, "RETRY_S", 0)
-
-    async def run() -> None:
-        changes: list[bool] = []
-        log = SlowLog("n0", Machine())
-        gate = make_gate(log, changes)
-        await log.start()
-        await log.asked.wait()
-        log.set_leading(False)
-        log.set_leading(True)
-        log.reachable.set()
-        await opened(gate)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert (changes, log.state.controller_epoch, gate.controller_epoch) == ([True], 1, 1)
-        gate.close()
-
-    asyncio.run(run())
+    changes: list[bool] = []
+    log = SlowLog("n0", Machine())
+    gate = make_gate(log, changes)
+    await log.start()
+    await log.asked.wait()
+    log.set_leading(False)
+    log.set_leading(True)
+    log.reachable.set()
+    await opened(gate)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (changes, log.state.controller_epoch, gate.controller_epoch) == ([True], 1, 1)
+    gate.close()
 
 
-def test_it_closes_when_another_controller_is_applied_here() -> None:
+async def test_it_closes_when_another_controller_is_applied_here() -> None:
     """A late command of a node that led before: fenced here until this node says so again."""
-
-    async def run() -> None:
-        changes: list[bool] = []
-        log = LocalLog("n0", Machine())
-        gate = make_gate(log, changes)
-        await log.start()
-        await opened(gate)
-        assert isinstance(await log.propose(BecomeController(node="n1", nonce="x"), 100), Applied)
-        assert changes == [True, False]
-        await opened(gate)
-        assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
-
-    asyncio.run(run())
+    changes: list[bool] = []
+    log = LocalLog("n0", Machine())
+    gate = make_gate(log, changes)
+    await log.start()
+    await opened(gate)
+    assert isinstance(await log.propose(BecomeController(node="n1", nonce="x"), 100), Applied)
+    assert changes == [True, False]
+    await opened(gate)
+    assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
 
 
-def test_a_controller_applied_while_it_opens_is_overtaken() -> None:
+async def test_a_controller_applied_while_it_opens_is_overtaken() -> None:
     """Between this node's command and the opening, another one is applied: it proposes again."""
 
     class Interleaved(LocalLog):
@@ -185,33 +165,27 @@ def test_a_controller_applied_while_it_opens_is_overtaken() -> None:
                 await super().propose(BecomeController(node="n1", nonce="late"), timeout_ms)
             return outcome
 
-    async def run() -> None:
-        log = Interleaved("n0", Machine())
-        gate = make_gate(log, [])
-        await log.start()
-        await opened(gate)
-        assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
-
-    asyncio.run(run())
+    log = Interleaved("n0", Machine())
+    gate = make_gate(log, [])
+    await log.start()
+    await opened(gate)
+    assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
 
 
-def test_commands_of_a_deposed_leader_are_fenced() -> None:
-    async def run() -> None:
-        log = LocalLog("n0", Machine())
-        gate = make_gate(log, [])
-        await log.start()
-        await opened(gate)
-        old_epoch = gate.controller_epoch
-        await log.propose(BecomeController(node="n1", nonce="x"), 100)
-        assert not gate.open
-        outcome = await log.propose(apply_id(old_epoch), 100)
-        assert isinstance(outcome, Applied)
-        assert outcome.result.code == ResponseCode.CONTROLLER_NOT_LEADER
-        assert log.state.group("broker-a") is None
-        log.set_leading(False)
-        assert isinstance(await log.propose(apply_id(2), 100), NotApplied)
-
-    asyncio.run(run())
+async def test_commands_of_a_deposed_leader_are_fenced() -> None:
+    log = LocalLog("n0", Machine())
+    gate = make_gate(log, [])
+    await log.start()
+    await opened(gate)
+    old_epoch = gate.controller_epoch
+    await log.propose(BecomeController(node="n1", nonce="x"), 100)
+    assert not gate.open
+    outcome = await log.propose(apply_id(old_epoch), 100)
+    assert isinstance(outcome, Applied)
+    assert outcome.result.code == ResponseCode.CONTROLLER_NOT_LEADER
+    assert log.state.group("broker-a") is None
+    log.set_leading(False)
+    assert isinstance(await log.propose(apply_id(2), 100), NotApplied)
 
 
 def test_a_bug_in_apply_keeps_the_state_and_is_answered(
@@ -260,29 +234,25 @@ def raising(error: BaseException) -> Callable[..., None]:
     return fail
 
 
-def test_r10_each_attempt_to_open_it_is_the_same_command() -> None:
+async def test_r10_each_attempt_to_open_it_is_the_same_command() -> None:
     """Each may be applied late: then it is answered from the table, and fences nobody."""
+    log = SlowLog("n0", Machine())
+    proposed: list[commands.AnyCommand] = []
+    propose = log.propose
 
-    async def run() -> None:
-        log = SlowLog("n0", Machine())
-        proposed: list[commands.AnyCommand] = []
-        propose = log.propose
+    async def note(command: commands.AnyCommand, timeout_ms: int) -> Outcome:
+        proposed.append(command)
+        if len(proposed) == 3:
+            log.reachable.set()
+        return await propose(command, timeout_ms)
 
-        async def note(command: commands.AnyCommand, timeout_ms: int) -> Outcome:
-            proposed.append(command)
-            if len(proposed) == 3:
-                log.reachable.set()
-            return await propose(command, timeout_ms)
-
-        log.propose = note  # type: ignore[method-assign]
-        gate = make_gate(log, [])
-        await log.start()
-        await opened(gate)
-        assert len(proposed) == 3 and len({command.request_id for command in proposed}) == 1
-        assert log.state.controller_epoch == gate.controller_epoch == 1
-        gate.close()
-
-    asyncio.run(run())
+    log.propose = note  # type: ignore[method-assign]
+    gate = make_gate(log, [])
+    await log.start()
+    await opened(gate)
+    assert len(proposed) == 3 and len({command.request_id for command in proposed}) == 1
+    assert log.state.controller_epoch == gate.controller_epoch == 1
+    gate.close()
 
 
 def test_what_may_fail_on_one_node_alone_ends_that_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,53 +55,42 @@ class Scene:
         return task
 
 
-def test_r33_a_lost_lead_leaves_the_outcome_unknown(script: Any) -> None:
+async def test_r33_a_lost_lead_leaves_the_outcome_unknown(script: Any) -> None:
     """The election may be in the log already: no answer may call it failed."""
-
-    async def run() -> None:
-        scene = Scene(script)
-        task = await scene.begin()
-        assert [message.switch.broker_id for message in scene.asked] == [2]
-        scene.switches.gate_closed()
-        with pytest.raises(OutcomeUnknownError):
-            await task
-        assert scene.noted == ["switch_requested"]
-
-    asyncio.run(run())
+    scene = Scene(script)
+    task = await scene.begin()
+    assert [message.switch.broker_id for message in scene.asked] == [2]
+    scene.switches.gate_closed()
+    with pytest.raises(OutcomeUnknownError):
+        await task
+    assert scene.noted == ["switch_requested"]
 
 
-def test_r33_a_master_that_does_not_answer_is_given_up(
+async def test_r33_a_master_that_does_not_answer_is_given_up(
     script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planned_switches, "OUTCOME_MS", 10)
-
-    async def run() -> None:
-        scene = Scene(script)
-        task = await scene.begin()
-        scene.now_ms += OUTCOME_MS
-        async with asyncio.timeout(5):
-            result = await task
-        assert result.code is Code.CONTROLLER_ELECT_MASTER_FAILED
-        assert "did not hand over" in result.remark
-        assert scene.noted == ["switch_requested", "switch_failed"]
-
-    asyncio.run(run())
+    scene = Scene(script)
+    task = await scene.begin()
+    scene.now_ms += OUTCOME_MS
+    async with asyncio.timeout(5):
+        result = await task
+    assert result.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert "did not hand over" in result.remark
+    assert scene.noted == ["switch_requested", "switch_failed"]
 
 
-def test_r33_an_operator_who_goes_away_leaves_no_switch_in_the_way_of_the_next(
+async def test_r33_an_operator_who_goes_away_leaves_no_switch_in_the_way_of_the_next(
     script: Any,
 ) -> None:
-    async def run() -> None:
-        scene = Scene(script)
-        gone = await scene.begin()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        again = await scene.begin()
-        assert len(scene.asked) == 2 and not again.done()
-        scene.switches.gate_closed()
-        await asyncio.gather(again, return_exceptions=True)
-
-    asyncio.run(run())
+    scene = Scene(script)
+    gone = await scene.begin()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    again = await scene.begin()
+    assert len(scene.asked) == 2 and not again.done()
+    scene.switches.gate_closed()
+    await asyncio.gather(again, return_exceptions=True)
 
 
 def drained(switch_id: str, **changes: Any) -> ElectMaster:
@@ -111,51 +100,43 @@ def drained(switch_id: str, **changes: Any) -> ElectMaster:
     )
 
 
-def test_r59_what_was_drained_counts_only_for_the_switch_that_this_controller_began(
+async def test_r59_what_was_drained_counts_only_for_the_switch_that_this_controller_began(
     script: Any,
 ) -> None:
     """Its id has 128 random bits and went to the master's session alone."""
-
-    async def run() -> None:
-        scene = Scene(script)
-        task = await scene.begin()
-        switch_id = scene.asked[0].switch.switch_id
-        assert len(switch_id) >= 32
-        strangers = (
-            drained("switch:evil/1"),
-            drained("switch:"),
-            drained(switch_id, broker_id=3),
-            drained(switch_id, expected_master_epoch=-1),
-            drained(switch_id[:-1]),
-        )
-        for command in strangers:
-            refused = await scene.switches.elect(command)
-            assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED, command
-        assert scene.submitted == []
-        assert (await scene.switches.elect(drained(switch_id))).ok
-        assert scene.submitted == [drained(switch_id)]
-        scene.switches.gate_closed()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not (await scene.switches.elect(drained(switch_id))).ok
-
-    asyncio.run(run())
+    scene = Scene(script)
+    task = await scene.begin()
+    switch_id = scene.asked[0].switch.switch_id
+    assert len(switch_id) >= 32
+    strangers = (
+        drained("switch:evil/1"),
+        drained("switch:"),
+        drained(switch_id, broker_id=3),
+        drained(switch_id, expected_master_epoch=-1),
+        drained(switch_id[:-1]),
+    )
+    for command in strangers:
+        refused = await scene.switches.elect(command)
+        assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED, command
+    assert scene.submitted == []
+    assert (await scene.switches.elect(drained(switch_id))).ok
+    assert scene.submitted == [drained(switch_id)]
+    scene.switches.gate_closed()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not (await scene.switches.elect(drained(switch_id))).ok
 
 
 @pytest.mark.parametrize("broker_id", [0, 2])
-def test_r50_a_master_that_another_controller_hears_is_not_deposed(
+async def test_r50_a_master_that_another_controller_hears_is_not_deposed(
     script: Any, broker_id: int
 ) -> None:
     """The leader is cut from the brokers: it sees no session of the master. It asks its peers."""
-
-    async def run() -> None:
-        scene, asked = Scene(script), ElectMaster(broker_name=NAME, broker_id=broker_id)
-        scene.elsewhere = 1
-        result = await scene.switches.elect(asked)
-        assert result.code is Code.CONTROLLER_ELECT_MASTER_FAILED
-        assert "does not hear broker 1, the master, but another one does" in result.remark
-        assert scene.submitted == [] == scene.asked
-        by_name = ElectMaster(broker_name=NAME, broker_id=2, designate=True, unclean=True)
-        assert (await scene.switches.elect(by_name)).ok
-        assert scene.submitted == [by_name]
-
-    asyncio.run(run())
+    scene, asked = Scene(script), ElectMaster(broker_name=NAME, broker_id=broker_id)
+    scene.elsewhere = 1
+    result = await scene.switches.elect(asked)
+    assert result.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert "does not hear broker 1, the master, but another one does" in result.remark
+    assert scene.submitted == [] == scene.asked
+    by_name = ElectMaster(broker_name=NAME, broker_id=2, designate=True, unclean=True)
+    assert (await scene.switches.elect(by_name)).ok
+    assert scene.submitted == [by_name]

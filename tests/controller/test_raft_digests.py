@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from raft_cluster import BECOME, Cluster, apply_id, with_cluster
+from raft_cluster import BECOME, apply_id, started
 
 from batonmq.controller.raft import log as raft_log
 from batonmq.controller.raft import node
@@ -74,13 +74,12 @@ def test_it_is_sent_when_something_changed_and_not_more_often() -> None:
     assert watch.report.index == 9
 
 
-def test_nodes_that_hold_other_states_say_so(
+async def test_nodes_that_hold_other_states_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One node's state is changed behind its log's back; both it and the leader tell of it."""
     monkeypatch.setattr(raft_log, "_DIGEST_INTERVAL_S", 0.02)
-
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         await cluster.agree()
@@ -100,11 +99,11 @@ def test_nodes_that_hold_other_states_say_so(
         status = leader.status()
         assert status.digest_index > 0 and status.state_digest.startswith(f"{RULES}:")
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_a_log_above_its_limit_is_an_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_a_log_above_its_limit_is_an_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path, count=1) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         assert cluster.nodes[leader_id].status().problems == ()
@@ -112,11 +111,9 @@ def test_a_log_above_its_limit_is_an_alarm(tmp_path: Path, monkeypatch: pytest.M
         (problem,) = cluster.nodes[leader_id].status().problems
         assert problem.startswith("the Raft log has")
 
-    with_cluster(tmp_path, scenario, count=1)
 
-
-def test_the_lead_is_handed_over(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_the_lead_is_handed_over(tmp_path: Path) -> None:
+    async with started(tmp_path) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         assert leader.in_touch()
@@ -125,13 +122,10 @@ def test_the_lead_is_handed_over(tmp_path: Path) -> None:
         await cluster.until(lambda: any(cluster.leading.values()))
         assert next(each for each, leads in cluster.leading.items() if leads) != leader_id
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_a_lead_that_comes_back_is_not_handed_over_again(tmp_path: Path) -> None:
+async def test_a_lead_that_comes_back_is_not_handed_over_again(tmp_path: Path) -> None:
     """Two nodes that both offered theirs would pass it to and fro until the offers run out."""
-
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path, count=2) as cluster:
         _, first = await cluster.leader()
         assert await first.hand_over(60_000)
         await cluster.until(lambda: any(cluster.leading.values()))
@@ -142,5 +136,3 @@ def test_a_lead_that_comes_back_is_not_handed_over_again(tmp_path: Path) -> None
         assert again is first
         for _ in range(50):
             assert await first.read_barrier(2000)
-
-    with_cluster(tmp_path, scenario, count=2)

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from raft_cluster import Cluster, with_cluster
+from raft_cluster import started
 
 from batonmq.controller.raft.messages import PAUSE_S, STEP_S, ElectionOrder, election_window_ms
 
@@ -43,13 +43,12 @@ def test_the_heir_that_is_killed_soon_after_is_succeeded_at_once_too() -> None:
     assert order.stand_at(1.0 + PAUSE_S, "h:1", "h:2", MEMBERS) == 1.0 + PAUSE_S
 
 
-def test_a_leader_that_is_gone_is_succeeded_long_before_the_election_timeout(
+async def test_a_leader_that_is_gone_is_succeeded_long_before_the_election_timeout(
     tmp_path: Path,
 ) -> None:
     """With time-outs of a minute the cluster would stand still for one, were it not for the
     closing of the leader's connections."""
-
-    async def play(cluster: Cluster) -> None:
+    async with started(tmp_path) as cluster:
         await cluster.agree()
         first, _ = await cluster.leader()
         followers = {name: log._node for name, log in cluster.nodes.items() if name != first}
@@ -64,5 +63,3 @@ def test_a_leader_that_is_gone_is_succeeded_long_before_the_election_timeout(
         heir, _ = await cluster.leader()
         addresses = {peer.node_id: peer.raft_address for peer in cluster.peers}
         assert heir == min(followers, key=lambda name: addresses[name])
-
-    with_cluster(tmp_path, play)

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from raft_cluster import Cluster, with_cluster
+from raft_cluster import started
 
 from batonmq.controller.config import Peer
 from batonmq.controller.raft.membership import MembersChangedError, Membership, check_members
@@ -61,11 +61,12 @@ def test_a_file_that_is_no_list_is_named(tmp_path: Path) -> None:
         check_members(tmp_path, membership("n0"))
 
 
-def test_g2_a_node_told_only_of_itself_does_not_lead_beside_the_others(tmp_path: Path) -> None:
+async def test_g2_a_node_told_only_of_itself_does_not_lead_beside_the_others(
+    tmp_path: Path,
+) -> None:
     """1 a quorum of three has a log. 2 one of them is started with a list of one: it would be a
     majority by itself. 3 It is refused; with the old list it is a member again."""
-
-    async def play(cluster: Cluster) -> None:
+    async with started(tmp_path) as cluster:
         await cluster.agree()
         first, _ = await cluster.leader()
         await cluster.stop(first)
@@ -75,5 +76,3 @@ def test_g2_a_node_told_only_of_itself_does_not_lead_beside_the_others(tmp_path:
         del cluster.nodes[first], cluster.machines[first]
         await cluster.start(first)
         await asyncio.wait_for(cluster.agree(), 20)
-
-    with_cluster(tmp_path, play)

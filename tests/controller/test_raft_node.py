@@ -18,7 +18,7 @@ from pysyncobj.syncobj import _RAFT_STATE, SyncObj
 from pysyncobj.tcp_connection import TcpConnection
 from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
-from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, with_cluster
+from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, started
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Applied, Machine, NotApplied, Unknown
@@ -102,8 +102,8 @@ def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None
         make_conf(ControllerConfig().raft_timings, "127.0.0.1:1", flushJournal=True)
 
 
-def test_three_nodes_apply_one_order(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_three_nodes_apply_one_order(tmp_path: Path) -> None:
+    async with started(tmp_path) as cluster:
         _, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         outcomes = await asyncio.gather(
@@ -120,11 +120,9 @@ def test_three_nodes_apply_one_order(tmp_path: Path) -> None:
         assert await leader.read_barrier(2000)
         assert leader.status().applied_index >= indexes[0][-1]
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_only_the_leader_takes_proposals_and_all_know_it(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_only_the_leader_takes_proposals_and_all_know_it(tmp_path: Path) -> None:
+    async with started(tmp_path) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         await cluster.until(lambda: all(cluster.commits.values()))
@@ -134,13 +132,10 @@ def test_only_the_leader_takes_proposals_and_all_know_it(tmp_path: Path) -> None
                 assert isinstance(await node.propose(apply_id(1), 2000), NotApplied)
                 assert not await node.read_barrier(2000)
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_a_minority_never_answers_applied(tmp_path: Path) -> None:
+async def test_a_minority_never_answers_applied(tmp_path: Path) -> None:
     """Both followers go; what the old leader still takes ends as Unknown, then it leads no more."""
-
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         for node_id in [each for each in cluster.nodes if each != leader_id]:
@@ -151,11 +146,9 @@ def test_a_minority_never_answers_applied(tmp_path: Path) -> None:
         assert isinstance(await leader.propose(apply_id(2), 2000), NotApplied)
         assert cluster.machines[leader_id].state.group("broker-a") is None
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_a_restarted_node_fetches_the_state_from_the_others(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_a_restarted_node_fetches_the_state_from_the_others(tmp_path: Path) -> None:
+    async with started(tmp_path) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         assert isinstance(await leader.propose(apply_id(1), 2000), Applied)
@@ -166,13 +159,10 @@ def test_a_restarted_node_fetches_the_state_from_the_others(tmp_path: Path) -> N
         await cluster.until(lambda: len(cluster.commits[other]) == 3)
         assert cluster.machines[other].state.digest() == cluster.machines[leader_id].state.digest()
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_a_shortened_log_loses_no_state(tmp_path: Path) -> None:
+async def test_a_shortened_log_loses_no_state(tmp_path: Path) -> None:
     """The log is compacted; a node that comes back empty gets the snapshot, then what follows."""
-
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         for number in range(1, 9):
@@ -193,42 +183,33 @@ def test_a_shortened_log_loses_no_state(tmp_path: Path) -> None:
         snapshot = next(c for c in cluster.commits[other] if c.command is None)
         assert snapshot.state.next_broker_id("broker-a") >= 9
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_a_command_that_cannot_be_read_ends_the_node(tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_read_ends_the_node(tmp_path: Path) -> None:
     """Skipping it would let this node drift from the others."""
-
-    async def run() -> None:
-        cluster = Cluster(tmp_path, 1)
-        try:
-            node = await cluster.start("n0")
-            await cluster.leader()
-            assert node._node is not None
-            node._node._commit(b'{"v":99}', callback=lambda *_: cluster._event.set())
-            async with asyncio.timeout(5):
-                while not cluster.fatal:
-                    await node.read_barrier(1000)
-            assert "cannot apply entry" in cluster.fatal[0]
-        finally:
-            await cluster.close()
-
-    asyncio.run(run())
+    cluster = Cluster(tmp_path, 1)
+    try:
+        node = await cluster.start("n0")
+        await cluster.leader()
+        assert node._node is not None
+        node._node._commit(b'{"v":99}', callback=lambda *_: cluster._event.set())
+        async with asyncio.timeout(5):
+            while not cluster.fatal:
+                await node.read_barrier(1000)
+        assert "cannot apply entry" in cluster.fatal[0]
+    finally:
+        await cluster.close()
 
 
-def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
-    async def run() -> None:
-        (peer,) = free_peers(1)
-        with socket.socket() as taken:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(("127.0.0.1", peer.raft_port))
-            taken.listen()
-            node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path), Machine())
-            with pytest.raises(CannotListenError, match=f"Raft port {peer.raft_port}: it is taken"):
-                await node.start()
-            await node.close()
-
-    asyncio.run(run())
+async def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
+    (peer,) = free_peers(1)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", peer.raft_port))
+        taken.listen()
+        node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path), Machine())
+        with pytest.raises(CannotListenError, match=f"Raft port {peer.raft_port}: it is taken"):
+            await node.start()
+        await node.close()
 
 
 def test_close_leaves_no_descriptor_behind(tmp_path: Path) -> None:

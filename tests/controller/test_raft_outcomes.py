@@ -1,7 +1,8 @@
 """What `RaftLog` tells proposers, the gate and listeners, over a stand-in for pysyncobj's node."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,19 +44,14 @@ class StandIn:
     def close_pipe(self) -> None: ...
 
 
-Scenario = Callable[[RaftLog, StandIn], Awaitable[None]]
-
-
-def with_leader(scenario: Scenario) -> None:
-    async def run() -> None:
-        peers = free_peers(3)
-        log, node = RaftLog(RaftSettings(peers[0], peers, TIMINGS, Path("unused")), Machine()), None
-        log._loop = asyncio.get_running_loop()
-        log._node = node = StandIn()  # type: ignore[assignment]
-        log._role_changed(True)
-        await scenario(log, node)
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def leading() -> AsyncIterator[tuple[RaftLog, StandIn]]:
+    peers = free_peers(3)
+    log = RaftLog(RaftSettings(peers[0], peers, TIMINGS, Path("unused")), Machine())
+    log._loop = asyncio.get_running_loop()
+    log._node = node = StandIn()  # type: ignore[assignment]
+    log._role_changed(True)
+    yield log, node
 
 
 async def proposing(log: RaftLog, timeout_ms: int = 60_000) -> "asyncio.Task[Any]":
@@ -72,66 +68,53 @@ PERHAPS = ["LEADER_CHANGED", "DISCARDED", "UNKNOWN_OUTCOME"]
     ("reason", "outcome"),
     [*((name, NotApplied) for name in NEVER), *((name, Unknown) for name in PERHAPS)],
 )
-def test_r11_a_failed_proposal_is_refused_only_where_it_never_enters_a_log(
+async def test_r11_a_failed_proposal_is_refused_only_where_it_never_enters_a_log(
     reason: str, outcome: type
 ) -> None:
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+    async with leading() as (log, node):
         task = await proposing(log)
         node.answer(None, getattr(FAIL_REASON, reason))
         assert isinstance(await task, outcome)
 
-    with_leader(scenario)
 
-
-def test_r11_a_proposal_that_nobody_answers_may_still_be_applied() -> None:
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+async def test_r11_a_proposal_that_nobody_answers_may_still_be_applied() -> None:
+    async with leading() as (log, node):
         assert isinstance(await log.propose(BECOME, 1), Unknown)
         node.answer("late", FAIL_REASON.SUCCESS)  # reaches nobody
 
-    with_leader(scenario)
 
-
-def test_r11_what_waits_when_the_lead_is_lost_may_still_be_applied() -> None:
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+async def test_r11_what_waits_when_the_lead_is_lost_may_still_be_applied() -> None:
+    async with leading() as (log, node):
         task = await proposing(log)
         log._role_changed(False)
         assert isinstance(await task, Unknown)
         assert isinstance(await log.propose(BECOME, 60_000), NotApplied)
         assert len(node.proposed) == 1, "what is proposed without the lead goes nowhere"
 
-    with_leader(scenario)
 
-
-def test_what_waits_when_the_node_is_closed_ends_at_once() -> None:
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+async def test_what_waits_when_the_node_is_closed_ends_at_once() -> None:
+    async with leading() as (log, _):
         task = await proposing(log)
         await log.close()
         assert task.done() and isinstance(await task, Unknown)
 
-    with_leader(scenario)
 
-
-def test_a_committed_proposal_is_answered_by_the_state_machine() -> None:
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+async def test_a_committed_proposal_is_answered_by_the_state_machine() -> None:
+    async with leading() as (log, node):
         task = await proposing(log)
         node.answer("result", FAIL_REASON.SUCCESS)
         assert await task == Applied("result")  # type: ignore[arg-type]
 
-    with_leader(scenario)
 
-
-def test_r8_a_leader_is_in_touch_for_the_shortest_election_time() -> None:
+async def test_r8_a_leader_is_in_touch_for_the_shortest_election_time() -> None:
     """After that another node may lead already."""
-
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+    async with leading() as (log, node):
         assert log.in_touch()
         node.heard_s = boot_s() - (TIMINGS.election_min_ms + 1) / 1000
         assert not log.in_touch()
         node.heard_s = boot_s()
         log._role_changed(False)
         assert not log.in_touch(), "the followers of another leader"
-
-    with_leader(scenario)
 
 
 @pytest.mark.parametrize("nodes, needed", [(2, 1), (3, 1), (4, 2), (5, 2)])
@@ -146,8 +129,8 @@ def test_r8_in_touch_means_that_more_than_half_answered(nodes: int, needed: int)
         assert node.majority_answered_since(5.0) == (answered >= needed)
 
 
-def test_a_hand_over_lasts_until_the_lead_has_moved() -> None:
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+async def test_a_hand_over_lasts_until_the_lead_has_moved() -> None:
+    async with leading() as (log, node):
         for _ in range(2):
             task = asyncio.create_task(log.hand_over(60_000))
             await asyncio.sleep(0)
@@ -159,29 +142,22 @@ def test_a_hand_over_lasts_until_the_lead_has_moved() -> None:
         assert node.offers_s == [60.0, 60.0]
         assert not await log.hand_over(1)
 
-    with_leader(scenario)
 
-
-def test_listeners_see_the_state_after_the_command_that_they_are_told_of() -> None:
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+async def test_listeners_see_the_state_after_the_command_that_they_are_told_of() -> None:
+    async with leading() as (log, _):
         seen = []
         log.on_applied(lambda commit: seen.append((commit.raft_index, log.state is commit.state)))
         commit: Commit = Machine().commit(Machine().encode(BECOME), 7)
         log._committed(commit)
         assert seen == [(7, True)]
 
-    with_leader(scenario)
 
-
-def test_states_of_before_a_snapshot_are_compared_with_nobodys() -> None:
+async def test_states_of_before_a_snapshot_are_compared_with_nobodys() -> None:
     """They are of a history that this node may have had alone."""
-
-    async def scenario(log: RaftLog, node: StandIn) -> None:
+    async with leading() as (log, _):
         earlier = Machine().commit(Machine().encode(BECOME), 5).state
         log._digests.applied(5, earlier)
         assert log._digests.compare("n1", 5, earlier.digest()) == earlier.digest()
         log._restore(Machine().to_snapshot(), 7)
         assert log._digests.compare("n1", 5, "another one") is None
         assert log._problems.texts() == {}
-
-    with_leader(scenario)

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from raft_cluster import QUICK, Cluster, apply_id, free_peers, with_cluster
+from raft_cluster import QUICK, Cluster, apply_id, free_peers, started
 
 from batonmq.controller.raft.journal import JournalDamage
 from batonmq.controller.raft.log import Applied, Machine
@@ -58,8 +58,8 @@ async def stop_all(cluster: Cluster) -> str:
     return digest
 
 
-def test_all_nodes_stop_and_start_again(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_all_nodes_stop_and_start_again(tmp_path: Path) -> None:
+    async with started(tmp_path) as cluster:
         assert await lead_anew(cluster, "first") == 1
         await propose_ids(cluster, 1, 9)
         digest = await stop_all(cluster)
@@ -69,13 +69,10 @@ def test_all_nodes_stop_and_start_again(tmp_path: Path) -> None:
         assert cluster.machines["n0"].state.next_broker_id("broker-a") == 10
         assert await lead_anew(cluster, "second") == 2
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_a_shortened_log_and_its_snapshot_are_resumed(tmp_path: Path) -> None:
+async def test_a_shortened_log_and_its_snapshot_are_resumed(tmp_path: Path) -> None:
     """With compaction after each 10 entries; a commit of the second life begins at the snapshot."""
-
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path, compact_after_entries=10) as cluster:
         assert await lead_anew(cluster, "first") == 1
         await propose_ids(cluster, 1, 45)
         digest = await stop_all(cluster)
@@ -93,11 +90,9 @@ def test_a_shortened_log_and_its_snapshot_are_resumed(tmp_path: Path) -> None:
         assert node._snapshots.size_bytes == (cluster.folder / "n0" / "snapshot").stat().st_size
         assert node._journal.size_bytes == (cluster.folder / "n0" / "journal").stat().st_size
 
-    with_cluster(tmp_path, scenario, compact_after_entries=10)
 
-
-def test_term_and_vote_outlive_the_node(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_term_and_vote_outlive_the_node(tmp_path: Path) -> None:
+    async with started(tmp_path) as cluster:
         await lead_anew(cluster, "first")
         await stop_all(cluster)
         stored = {
@@ -117,15 +112,14 @@ def test_term_and_vote_outlive_the_node(tmp_path: Path) -> None:
                 assert journal.getVotedForNodeId() == meta["votedFor"]
         await cluster.leader()
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(tmp_path: Path) -> None:
+async def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(
+    tmp_path: Path,
+) -> None:
     """1. Entries are acknowledged by A and C; B was down. 2. A stops, C loses its folder. 3. B asks
     C for its vote: together they would be a majority that forgot the entries. C waits. 4. A comes
     back, is elected by B, and C gets everything."""
-
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path) as cluster:
         await lead_anew(cluster, "first")
         await cluster.agree()
         a, _ = await cluster.leader()
@@ -156,32 +150,27 @@ def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(tmp_path:
         assert cluster.machines[c].state.digest() == digest
         assert node._journal is not None and not node._journal.joining
 
-    with_cluster(tmp_path, scenario)
 
-
-def test_a_snapshot_that_is_damaged_is_named_at_the_start(tmp_path: Path) -> None:
-    async def run() -> None:
-        (peer,) = free_peers(1)
-        cluster = Cluster(tmp_path, 1, peers=(peer,), compact_after_entries=5)
-        await cluster.start_all()
-        await lead_anew(cluster, "first")
-        await propose_ids(cluster, 1, 12)
-        await cluster.close()
-        path = tmp_path / "n0" / "snapshot"
-        path.write_bytes(path.read_bytes()[:-1])
-        node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path / "n0"), Machine())
-        with pytest.raises(JournalDamage, match="snapshot: no whole snapshot: checksum") as raised:
-            await node.start()
-        assert isinstance(raised.value.__cause__, BadSnapshot)
-        assert "empty" in str(raised.value), "what the operator can do"
-        await node.close()
-        path.unlink()
-        node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path / "n0"), Machine())
-        with pytest.raises(JournalDamage, match="no snapshot holds what came before"):
-            await node.start()
-        await node.close()
-
-    asyncio.run(run())
+async def test_a_snapshot_that_is_damaged_is_named_at_the_start(tmp_path: Path) -> None:
+    (peer,) = free_peers(1)
+    cluster = Cluster(tmp_path, 1, peers=(peer,), compact_after_entries=5)
+    await cluster.start_all()
+    await lead_anew(cluster, "first")
+    await propose_ids(cluster, 1, 12)
+    await cluster.close()
+    path = tmp_path / "n0" / "snapshot"
+    path.write_bytes(path.read_bytes()[:-1])
+    node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path / "n0"), Machine())
+    with pytest.raises(JournalDamage, match="snapshot: no whole snapshot: checksum") as raised:
+        await node.start()
+    assert isinstance(raised.value.__cause__, BadSnapshot)
+    assert "empty" in str(raised.value), "what the operator can do"
+    await node.close()
+    path.unlink()
+    node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path / "n0"), Machine())
+    with pytest.raises(JournalDamage, match="no snapshot holds what came before"):
+        await node.start()
+    await node.close()
 
 
 class KilledNodes:
@@ -259,7 +248,9 @@ class KilledNodes:
         return verb
 
 
-def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(tmp_path: Path) -> None:
+async def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(
+    tmp_path: Path,
+) -> None:
     """Under load, with a snapshot every 40 entries. All three are killed at once in every round,
     and before that, in every other one, one or two of them alone."""
     rng = random.Random(20260117)
@@ -279,12 +270,10 @@ def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(tmp_path
         nodes.close()
     assert nodes.died == []
 
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path, peers=peers) as cluster:
         await cluster.agree()
         for machine in cluster.machines.values():
             assert nodes.acked - set(machine.state.broker_names()) == set()
-
-    with_cluster(tmp_path, scenario, peers=peers)
     print(f"{nodes.kills} kills, {len(nodes.acked)} acknowledged, none missing, states equal")
     assert nodes.kills >= 3.5 * ROUNDS
 

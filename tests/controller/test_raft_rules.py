@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 import pytest
-from raft_cluster import BECOME, Cluster, apply_id, with_cluster
+from raft_cluster import BECOME, Cluster, apply_id, started
 
 from batonmq.controller.raft.log import Applied, Machine, UnknownRulesError
 from batonmq.controller.raft.membership import common_rules
@@ -167,10 +167,10 @@ def shorten(node: RaftLog) -> None:
     node._node.transport.snapshot_due = True
 
 
-def test_new_rules_begin_when_every_controller_knows_them_and_end_before_the_way_back(
+async def test_new_rules_begin_when_every_controller_knows_them_and_end_before_the_way_back(
     tmp_path: Path,
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path) as cluster:
         group = Group(cluster)
         await group.settle(NOW)
         for node_id in ("n0", "n1"):
@@ -210,5 +210,3 @@ def test_new_rules_begin_when_every_controller_knows_them_and_end_before_the_way
             await group.settle(NOW)
             await group.propose()
         group.check_equal()
-
-    with_cluster(tmp_path, scenario)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raft_cluster import Cluster, apply_id, with_cluster
+from raft_cluster import Cluster, apply_id, started
 
 from batonmq.controller.raft.log import Applied
 from batonmq.runtime.authority import Authority
@@ -38,8 +38,10 @@ async def lead(cluster: Cluster, number: int = 1) -> None:
     await cluster.agree()
 
 
-def test_a_quorum_under_tls_elects_commits_and_catches_up(made: Authority, tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_a_quorum_under_tls_elects_commits_and_catches_up(
+    made: Authority, tmp_path: Path
+) -> None:
+    async with started(tmp_path, tls=port(made, "n0")) as cluster:
         await lead(cluster)
         node_id, _ = await cluster.leader()
         await cluster.stop(node_id)
@@ -47,43 +49,34 @@ def test_a_quorum_under_tls_elects_commits_and_catches_up(made: Authority, tmp_p
         await cluster.start(node_id)
         await lead(cluster, 3)
 
-    with_cluster(tmp_path, scenario, tls=port(made, "n0"))
 
-
-def test_a_permissive_quorum_has_nodes_of_both_kinds(made: Authority, tmp_path: Path) -> None:
+async def test_a_permissive_quorum_has_nodes_of_both_kinds(made: Authority, tmp_path: Path) -> None:
     dials = {"n0": None, "n1": True, "n2": False}
-
-    async def run() -> None:
-        cluster = Cluster(tmp_path / "raft")
-        try:
-            for node_id, with_tls in dials.items():
-                tls = port(made, node_id, server_mode="permissive", tls_enable=bool(with_tls))
-                await cluster.start(node_id, tls=tls)
-            await lead(cluster)
-        finally:
-            await cluster.close()
-        assert not cluster.fatal
-
-    asyncio.run(run())
+    cluster = Cluster(tmp_path / "raft")
+    try:
+        for node_id, with_tls in dials.items():
+            tls = port(made, node_id, server_mode="permissive", tls_enable=bool(with_tls))
+            await cluster.start(node_id, tls=tls)
+        await lead(cluster)
+    finally:
+        await cluster.close()
+    assert not cluster.fatal
 
 
 @pytest.mark.parametrize("dials", ["alert unknown ca", "takes TLS only"])
-def test_a_node_of_another_authority_or_without_tls_is_no_member(
+async def test_a_node_of_another_authority_or_without_tls_is_no_member(
     made: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, dials: str
 ) -> None:
     tls = port(authority(tmp_path / "other"), "n2") if "ca" in dials else None
-
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path / "raft", tls=port(made, "n0")) as cluster:
         await cluster.stop("n2")
         stranger = await cluster.start("n2", tls=tls)
         await until(lambda: dials in caplog.text)
         await commit(cluster, 1)
         assert stranger.status().committed_index <= 1 and not stranger.in_touch()
 
-    with_cluster(tmp_path / "raft", scenario, tls=port(made, "n0"))
 
-
-def test_r58_strangers_at_an_enforcing_raft_port(made: Authority, tmp_path: Path) -> None:
+async def test_r58_strangers_at_an_enforcing_raft_port(made: Authority, tmp_path: Path) -> None:
     late = str(made.issue("late.pem", ["controller/n9"], [], days=-1).path)
 
     async def ended(address: tuple[str, int], context: ssl.SSLContext | None, data: bytes) -> bytes:
@@ -98,7 +91,7 @@ def test_r58_strangers_at_an_enforcing_raft_port(made: Authority, tmp_path: Path
             if writer is not None:
                 writer.close()
 
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path / "raft", tls=port(made, "n0")) as cluster:
         await lead(cluster)
         peer = cluster.peers[0]
         address = (peer.host, peer.raft_port)
@@ -114,8 +107,6 @@ def test_r58_strangers_at_an_enforcing_raft_port(made: Authority, tmp_path: Path
         answers = await asyncio.gather(*(ended(address, *stranger) for stranger in strangers))
         assert all(len(answer) < 16 for answer in answers), answers
         await lead(cluster, 2)
-
-    with_cluster(tmp_path / "raft", scenario, tls=port(made, "n0"))
 
 
 def test_the_first_bytes_tell_a_handshake_from_a_greeting() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,75 +75,55 @@ class Scene:
         self.service._applied(Commit(9, command, result, effects, self.state))
 
 
-def play(scenario: Callable[[], Any]) -> None:
-    asyncio.run(scenario())
-
-
-def test_r20_a_snapshot_is_pushed_to_every_group(tmp_path: Path, script: Any) -> None:
+async def test_r20_a_snapshot_is_pushed_to_every_group(tmp_path: Path, script: Any) -> None:
     """Any view may have changed in what it replaced."""
-
-    async def scenario() -> None:
-        scene = Scene(tmp_path, script)
-        scene.applies()
-        (message,) = scene.pushed
-        assert message.view.broker_name == "broker-a"
-
-    play(scenario)
+    scene = Scene(tmp_path, script)
+    scene.applies()
+    (message,) = scene.pushed
+    assert message.view.broker_name == "broker-a"
 
 
 @pytest.mark.parametrize("effect", [RoleChanged, SetChanged, ReplicasChanged])
-def test_r20_whatever_changed_in_a_view_is_pushed_when_it_is_applied(
+async def test_r20_whatever_changed_in_a_view_is_pushed_when_it_is_applied(
     tmp_path: Path, script: Any, effect: Callable[[RoleView], Any]
 ) -> None:
     """Here by a follower: its sessions hear of it as early as the leader's."""
-
-    async def scenario() -> None:
-        scene = Scene(tmp_path, script)
-        assert not scene.service.gate.open
-        scene.applies(effect(scene.state.role_view("broker-a")))
-        (message,) = scene.pushed
-        assert message.view.master_broker_id == 1
-
-    play(scenario)
+    scene = Scene(tmp_path, script)
+    assert not scene.service.gate.open
+    scene.applies(effect(scene.state.role_view("broker-a")))
+    (message,) = scene.pushed
+    assert message.view.master_broker_id == 1
 
 
-def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more(
+async def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more(
     tmp_path: Path, script: Any
 ) -> None:
     """Brokers use its successor already; what it still applies they hear from that one."""
+    scene = Scene(tmp_path, script)
+    view = scene.state.role_view("broker-a")
+    scene.applies(RoleChanged(view))
+    assert len(scene.pushed) == 1
 
-    async def scenario() -> None:
-        scene = Scene(tmp_path, script)
-        view = scene.state.role_view("broker-a")
+    def applied_meanwhile() -> None:
+        assert not scene.service.gate.open
         scene.applies(RoleChanged(view))
-        assert len(scene.pushed) == 1
 
-        def applied_meanwhile() -> None:
-            assert not scene.service.gate.open
-            scene.applies(RoleChanged(view))
-
-        scene.log.during = applied_meanwhile
-        await scene.service.close()
-        assert (scene.log.offers, len(scene.pushed)) == (1, 1)
-
-    play(scenario)
+    scene.log.during = applied_meanwhile
+    await scene.service.close()
+    assert (scene.log.offers, len(scene.pushed)) == (1, 1)
 
 
-def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(
+async def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(
     tmp_path: Path, script: Any
 ) -> None:
     """Two processes with one log could vote twice."""
-
-    async def scenario() -> None:
-        first, second = (ControllerService(one_of(tmp_path)) for _ in range(2))
-        await first._open_store()
-        with pytest.raises(FolderLockedError):
-            await second._open_store()
-        await first.close()
+    first, second = (ControllerService(one_of(tmp_path)) for _ in range(2))
+    await first._open_store()
+    with pytest.raises(FolderLockedError):
         await second._open_store()
-        await second.close()
-
-    play(scenario)
+    await first.close()
+    await second._open_store()
+    await second.close()
 
 
 def one_of(folder: Path) -> ControllerConfig:
@@ -153,7 +132,9 @@ def one_of(folder: Path) -> ControllerConfig:
     )
 
 
-def test_r10_an_election_names_the_epoch_that_it_replaces(tmp_path: Path, script: Any) -> None:
+async def test_r10_an_election_names_the_epoch_that_it_replaces(
+    tmp_path: Path, script: Any
+) -> None:
     """Proposed twice, it elects once; the time of its cause goes with it."""
     proposed: list[ElectMaster] = []
 
@@ -161,21 +142,16 @@ def test_r10_an_election_names_the_epoch_that_it_replaces(tmp_path: Path, script
         proposed.append(command)
         return CommandResult(ResponseCode.SUCCESS)
 
-    async def scenario() -> None:
-        scene = Scene(tmp_path, script)
-        scene.service.requests.submit = submit  # type: ignore[method-assign]
-        await scene.service._watch._run_election(
-            ProposeElect("broker-a", 7, "session_silent", 0, 812)
-        )
-        await scene.service.close()
-
-    play(scenario)
+    scene = Scene(tmp_path, script)
+    scene.service.requests.submit = submit  # type: ignore[method-assign]
+    await scene.service._watch._run_election(ProposeElect("broker-a", 7, "session_silent", 0, 812))
+    await scene.service.close()
     (command,) = proposed
     assert (command.broker_name, command.expected_master_epoch) == ("broker-a", 7)
     assert (command.reason, command.silent_ms, command.designate) == ("session_silent", 812, False)
 
 
-def test_r5_a_heartbeat_brings_which_answer_arrived_and_what_the_replica_holds(
+async def test_r5_a_heartbeat_brings_which_answer_arrived_and_what_the_replica_holds(
     tmp_path: Path, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the first a broker that no answer reaches is known, by the rest the best candidate."""
@@ -186,16 +162,13 @@ def test_r5_a_heartbeat_brings_which_answer_arrived_and_what_the_replica_holds(
             heard.append(event)
         return []
 
-    async def scenario() -> None:
-        scene = Scene(tmp_path, script)
-        monkeypatch.setattr(scene.service._core, "handle", note)
-        session = scene.service.sessions.add("broker-a", 2, "life-2")
-        numbers = {name: n for n, name in enumerate(FACTS, 11)}
-        beat = pb.Heartbeat(sequence=9, answered=7, **numbers)
-        scene.service._watch.session_heartbeat(session, beat)
-        await scene.service.close()
-
-    play(scenario)
+    scene = Scene(tmp_path, script)
+    monkeypatch.setattr(scene.service._core, "handle", note)
+    session = scene.service.sessions.add("broker-a", 2, "life-2")
+    numbers = {name: n for n, name in enumerate(FACTS, 11)}
+    beat = pb.Heartbeat(sequence=9, answered=7, **numbers)
+    scene.service._watch.session_heartbeat(session, beat)
+    await scene.service.close()
     (event,) = heard
     assert (event.broker_name, event.session_id, event.seen.broker_id) == ("broker-a", 2, 2)
     assert (event.sequence, event.answered) == (9, 7)

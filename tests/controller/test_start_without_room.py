@@ -100,23 +100,21 @@ def test_r53_a_waiting_controller_says_what_is_missing_and_can_be_stopped(tmp_pa
     assert "waits for disk space" in problem and str(tmp_path / "store") in problem
 
 
-def test_r53_a_name_server_answers_while_its_controller_waits_for_room(tmp_path: Path) -> None:
+async def test_r53_a_name_server_answers_while_its_controller_waits_for_room(
+    tmp_path: Path,
+) -> None:
     namesrv = NamesrvConfig(
         listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
     )
-
-    async def play() -> None:
-        service, stop = NamesrvService(namesrv, config_in(tmp_path / "store")), asyncio.Event()
-        answers = asyncio.Event()
-        with failing("room store ENOSPC"):
-            start = asyncio.ensure_future(started(service.start(answers.set), stop.wait()))
-            await asyncio.wait_for(answers.wait(), 10)
-            async with Admin(f"127.0.0.1:{service.port}") as admin:
-                assert (await admin.cluster.info()).broker_addr_table == {}
-            stop.set()
-            assert not await start
-
-    asyncio.run(play())
+    service, stop = NamesrvService(namesrv, config_in(tmp_path / "store")), asyncio.Event()
+    answers = asyncio.Event()
+    with failing("room store ENOSPC"):
+        start = asyncio.ensure_future(started(service.start(answers.set), stop.wait()))
+        await asyncio.wait_for(answers.wait(), 10)
+        async with Admin(f"127.0.0.1:{service.port}") as admin:
+            assert (await admin.cluster.info()).broker_addr_table == {}
+        stop.set()
+        assert not await start
 
 
 def test_another_error_of_the_disk_ends_the_start(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import uvloop
-
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.guard import Guard
 from batonmq.remoting.command import RemotingCommand
@@ -29,36 +27,33 @@ async def check(*arguments: object, **environ: str) -> tuple[int, str]:
     return process.returncode, out.decode().strip()
 
 
-def test_each_process_is_asked_and_the_unwell_one_is_named() -> None:
-    async def scenario() -> None:
-        leaders = ["n1", ""]
-        codes = [0, 1]
+async def test_each_process_is_asked_and_the_unwell_one_is_named() -> None:
+    leaders = ["n1", ""]
+    codes = [0, 1]
 
-        def metadata(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
-            return RemotingCommand.response_to(cmd, ext={"controllerLeaderId": leaders.pop(0)})
+    def metadata(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
+        return RemotingCommand.response_to(cmd, ext={"controllerLeaderId": leaders.pop(0)})
 
-        def runtime(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
-            return RemotingCommand.response_to(cmd, codes.pop(0), remark="starting")
+    def runtime(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
+        return RemotingCommand.response_to(cmd, codes.pop(0), remark="starting")
 
-        processors = Processors()
-        processors.register(106, lambda cmd, _: RemotingCommand.response_to(cmd))
-        processors.register(1005, metadata)
-        processors.register(28, runtime)
-        server = RemotingServer(processors, name="test")
-        port = await server.listen("127.0.0.1", 0)
-        both = ("namesrv", port, "controller", port)
-        assert await check(*both) == (0, "well")
-        assert await check(*both) == (1, f"controller on port {port}: knows no leader")
-        assert await check("broker", port) == (0, "well")
-        assert await check("broker", port) == (1, f"broker on port {port}: answers 1 starting")
-        await server.close()
-        code, said = await check("broker", port)
-        assert code == 1 and said.startswith(f"broker on port {port}: ")
-
-    uvloop.run(scenario())
+    processors = Processors()
+    processors.register(106, lambda cmd, _: RemotingCommand.response_to(cmd))
+    processors.register(1005, metadata)
+    processors.register(28, runtime)
+    server = RemotingServer(processors, name="test")
+    port = await server.listen("127.0.0.1", 0)
+    both = ("namesrv", port, "controller", port)
+    assert await check(*both) == (0, "well")
+    assert await check(*both) == (1, f"controller on port {port}: knows no leader")
+    assert await check("broker", port) == (0, "well")
+    assert await check("broker", port) == (1, f"broker on port {port}: answers 1 starting")
+    await server.close()
+    code, said = await check("broker", port)
+    assert code == 1 and said.startswith(f"broker on port {port}: ")
 
 
-def test_it_dials_with_tls_and_signs_where_the_process_asks_for_both(tmp_path: Path) -> None:
+async def test_it_dials_with_tls_and_signs_where_the_process_asks_for_both(tmp_path: Path) -> None:
     """By the variables of the environment that the process itself reads."""
     made = authority(tmp_path / "tls")
     node = '{"accessKey":"node","secretKey":"secret"}'
@@ -75,20 +70,16 @@ def test_it_dials_with_tls_and_signs_where_the_process_asks_for_both(tmp_path: P
         "BATONMQ_AUTH__AUTHENTICATIONENABLED": "true",
         "BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS": node,
     }
-
-    async def scenario() -> None:
-        processors = Processors()
-        processors.register(28, lambda cmd, _: RemotingCommand.response_to(cmd))
-        guard = Guard(auth, "test", tmp_path / "audit.log")
-        guard.book("group", "test")
-        guard.stand_before(processors)
-        server = RemotingServer(processors, name="test", tls=node_tls(made).for_clients)
-        port = await server.listen("127.0.0.1", 0)
-        assert await check("broker", port, **tls, **user) == (0, "well")
-        code, said = await check("broker", port, **tls)
-        assert code == 1 and "answers 16" in said
-        assert (await check("broker", port, **user))[0] == 1
-        await server.close()
-        guard.close()
-
-    uvloop.run(scenario())
+    processors = Processors()
+    processors.register(28, lambda cmd, _: RemotingCommand.response_to(cmd))
+    guard = Guard(auth, "test", tmp_path / "audit.log")
+    guard.book("group", "test")
+    guard.stand_before(processors)
+    server = RemotingServer(processors, name="test", tls=node_tls(made).for_clients)
+    port = await server.listen("127.0.0.1", 0)
+    assert await check("broker", port, **tls, **user) == (0, "well")
+    code, said = await check("broker", port, **tls)
+    assert code == 1 and "answers 16" in said
+    assert (await check("broker", port, **user))[0] == 1
+    await server.close()
+    guard.close()

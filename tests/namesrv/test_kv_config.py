@@ -87,7 +87,7 @@ def test_r58_a_file_above_the_limit_opens_and_may_shrink(tmp_path: Path) -> None
     assert opened(path)._table == {"n": {"l": "", "m": "w"}}
 
 
-def test_r58_the_loop_goes_on_while_the_disk_is_slow_and_changes_share_a_write(
+async def test_r58_the_loop_goes_on_while_the_disk_is_slow_and_changes_share_a_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kv = opened(tmp_path / "kv.json")
@@ -102,17 +102,14 @@ def test_r58_the_loop_goes_on_while_the_disk_is_slow_and_changes_share_a_write(
 
     monkeypatch.setattr(kv_config, "replace_file", slow)
 
-    async def run() -> None:
-        first = asyncio.ensure_future(kv.put("n", "first", "v"))
-        while not writes:  # noqa: ASYNC110  turns of the loop are the clock
-            await asyncio.sleep(0)
-        others = [asyncio.ensure_future(kv.put("n", f"k{x}", "v")) for x in range(100)]
+    first = asyncio.ensure_future(kv.put("n", "first", "v"))
+    while not writes:  # noqa: ASYNC110  turns of the loop are the clock
         await asyncio.sleep(0)
-        assert kv.get("n", "first") is None and not first.done()
-        release.set()
-        await asyncio.gather(first, *others)
-
-    asyncio.run(run())
+    others = [asyncio.ensure_future(kv.put("n", f"k{x}", "v")) for x in range(100)]
+    await asyncio.sleep(0)
+    assert kv.get("n", "first") is None and not first.done()
+    release.set()
+    await asyncio.gather(first, *others)
     assert writes == 2
     assert len(opened(tmp_path / "kv.json").namespace("n") or ()) == 101
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,20 +91,17 @@ class Scene:
         return await self.ask(RemotingCommand.request(code, ext, body))
 
 
-def play(script: Callable[[Scene], Awaitable[None]], **settings: Any) -> None:
-    async def run() -> None:
-        config = NamesrvConfig(listen_port=0, bind_address="127.0.0.1", **settings)
-        service = NamesrvService(config)
-        await service.start()
-        scene = Scene(service)
-        try:
-            await script(scene)
-        finally:
-            for client in (scene.client, *scene.others):
-                await client.close()
-            await service.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def name_server(**settings: Any) -> AsyncIterator[Scene]:
+    service = NamesrvService(NamesrvConfig(listen_port=0, bind_address="127.0.0.1", **settings))
+    await service.start()
+    scene = Scene(service)
+    try:
+        yield scene
+    finally:
+        for client in (scene.client, *scene.others):
+            await client.close()
+        await service.close()
 
 
 def registration(
@@ -144,11 +142,10 @@ def shape(reply: RemotingCommand) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("tree", ["java-5.3.3", "java-5.3.3-binary"])
-def test_golden_registrations_and_routes(tree: str) -> None:
+async def test_golden_registrations_and_routes(tree: str) -> None:
     """The Java broker's registrations; then routes and cluster info, byte for byte as Java's name
     server answered them. One tree was recorded with a slave (id 2); the topic was made later."""
-
-    async def script(scene: Scene) -> None:
+    async with name_server() as scene:
         for request, expected in golden("namesrv-103.json", tree):
             assert shape(await scene.ask(request)) == shape(expected)
         if tree == "java-5.3.3":
@@ -163,11 +160,9 @@ def test_golden_registrations_and_routes(tree: str) -> None:
             assert shape(reply) == shape(expected)
             assert reply.body == expected.body
 
-    play(script)
 
-
-def test_golden_topic_list_delete_and_unregister() -> None:
-    async def script(scene: Scene) -> None:
+async def test_golden_topic_list_delete_and_unregister() -> None:
+    async with name_server() as scene:
         for request, _ in golden("namesrv-103.json"):
             await scene.ask(request)
         (request, expected) = golden("namesrv-206.json")[0]
@@ -180,13 +175,10 @@ def test_golden_topic_list_delete_and_unregister() -> None:
                 assert shape(await scene.ask(request)) == shape(expected)
         assert scene.service.routes.all_topics() == []
 
-    play(script)
 
-
-def test_r32_a_late_goodbye_of_an_earlier_process_removes_nothing() -> None:
+async def test_r32_a_late_goodbye_of_an_earlier_process_removes_nothing() -> None:
     """The old process's 104 waits in its socket while the new one registers over another."""
-
-    async def script(scene: Scene) -> None:
+    async with name_server() as scene:
         names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": 0}
         goodbye = RemotingCommand.request(
             RequestCode.UNREGISTER_BROKER, {**names, "brokerAddr": MASTER}
@@ -199,13 +191,10 @@ def test_r32_a_late_goodbye_of_an_earlier_process_removes_nothing() -> None:
         assert (await scene.ask(goodbye, new)).code == 0
         assert scene.service.routes.members("broker-a") == {}
 
-    play(script)
 
-
-def test_a_goodbye_over_a_connection_that_never_registered_counts() -> None:
+async def test_a_goodbye_over_a_connection_that_never_registered_counts() -> None:
     """The broker's first connection was lost without a word, and it dialled again to say so."""
-
-    async def script(scene: Scene) -> None:
+    async with name_server() as scene:
         await scene.ask(registration(MASTER, 0))
         names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": 0}
         goodbye = RemotingCommand.request(
@@ -214,11 +203,9 @@ def test_a_goodbye_over_a_connection_that_never_registered_counts() -> None:
         await scene.ask(goodbye, scene.another())
         assert scene.service.routes.members("broker-a") == {}
 
-    play(script)
 
-
-def test_a_compressed_body_is_recognised_though_the_header_denies_it() -> None:
-    async def script(scene: Scene) -> None:
+async def test_a_compressed_body_is_recognised_though_the_header_denies_it() -> None:
+    async with name_server() as scene:
         reply = await scene.ask(registration(MASTER, 0, compressed=True))
         assert reply.code == 0
         route = TopicRouteData.decode(
@@ -227,42 +214,33 @@ def test_a_compressed_body_is_recognised_though_the_header_denies_it() -> None:
         assert route.broker_datas[0].broker_addrs == {0: MASTER}
         assert route.queue_datas[0].write_queue_nums == 4
 
-    play(script)
 
-
-def test_a_wrong_crc_is_refused() -> None:
-    async def script(scene: Scene) -> None:
+async def test_a_wrong_crc_is_refused() -> None:
+    async with name_server() as scene:
         reply = await scene.ask(registration(MASTER, 0, crc=12345))
         assert (reply.code, reply.remark) == (1, "crc32 not match")
         assert (await scene.ask(registration(MASTER, 0, crc=0))).code == 0
 
-    play(script)
 
-
-def test_a_garbled_body_is_refused_and_the_connection_lives() -> None:
-    async def script(scene: Scene) -> None:
+async def test_a_garbled_body_is_refused_and_the_connection_lives() -> None:
+    async with name_server() as scene:
         request = registration(MASTER, 0)
         request.body = b"\x78\x9c not zlib"
         request.ext["bodyCrc32"] = "0"
         assert (await scene.ask(request)).code == 1
         assert (await scene.ask(registration(MASTER, 0))).code == 0
 
-    play(script)
 
-
-def test_a_slave_is_told_the_master_and_its_ha_address() -> None:
-    async def script(scene: Scene) -> None:
+async def test_a_slave_is_told_the_master_and_its_ha_address() -> None:
+    async with name_server() as scene:
         await scene.ask(registration(MASTER, 0))
         reply = await scene.ask(registration("127.0.0.1:31011", 2))
         assert reply.ext == {"masterAddr": MASTER, "haServerAddr": "127.0.0.1:30912"}
 
-    play(script)
 
-
-def test_r32_a_late_close_of_the_dead_masters_socket_keeps_the_new_master() -> None:
+async def test_r32_a_late_close_of_the_dead_masters_socket_keeps_the_new_master() -> None:
     """Over sockets: the new master registers, then the old one's connection ends."""
-
-    async def script(scene: Scene) -> None:
+    async with name_server() as scene:
         old, new = scene.another(), scene.another()
         await scene.ask(registration(MASTER, 0, epoch=1), old)
         await scene.ask(registration("127.0.0.1:31011", 0, epoch=2), new)
@@ -280,11 +258,9 @@ def test_r32_a_late_close_of_the_dead_masters_socket_keeps_the_new_master() -> N
             await gone.wait()
         assert scene.service.routes.members("broker-a") == {0: "127.0.0.1:31011"}
 
-    play(script)
 
-
-def test_old_clients_get_bare_keys_and_new_ones_standard_json() -> None:
-    async def script(scene: Scene) -> None:
+async def test_old_clients_get_bare_keys_and_new_ones_standard_json() -> None:
+    async with name_server() as scene:
         await scene.ask(registration(MASTER, 0))
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TopicA"})
         request.version = MQ_VERSION_STANDARD_JSON
@@ -296,11 +272,9 @@ def test_old_clients_get_bare_keys_and_new_ones_standard_json() -> None:
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TopicA"})
         assert b'"brokerAddrs":{"0":"127' in (await scene.ask(request)).body
 
-    play(script)
 
-
-def test_cluster_info_members_and_versions() -> None:
-    async def script(scene: Scene) -> None:
+async def test_cluster_info_members_and_versions() -> None:
+    async with name_server() as scene:
         await scene.ask(registration(MASTER, 0))
         info = ClusterInfo.decode((await scene.ext(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
         assert info.cluster_addr_table == {"DefaultCluster": ["broker-a"]}
@@ -318,20 +292,17 @@ def test_cluster_info_members_and_versions() -> None:
         assert (reply.ext, reply.body) == ({"changed": "true"}, b"")
         assert (await scene.ext(RequestCode.BROKER_HEARTBEAT, **ids)).code == 0
 
-    play(script)
 
-
-def test_key_values_survive_a_restart(tmp_path: Path) -> None:
+async def test_key_values_survive_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "kvConfig.json")
 
-    async def first(scene: Scene) -> None:
+    async with name_server(kv_config_path=path) as scene:
         pair = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
         missing = await scene.ext(RequestCode.GET_KV_CONFIG, **pair)
         assert missing.code == 22
         await scene.ext(RequestCode.PUT_KV_CONFIG, **pair, value="broker-a:4")
         assert (await scene.ext(RequestCode.GET_KV_CONFIG, **pair)).ext == {"value": "broker-a:4"}
-
-    async def second(scene: Scene) -> None:
+    async with name_server(kv_config_path=path, order_message_enable=True) as scene:
         listed = await scene.ext(
             RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="ORDER_TOPIC_CONFIG"
         )
@@ -345,20 +316,15 @@ def test_key_values_survive_a_restart(tmp_path: Path) -> None:
         assert (await scene.ext(RequestCode.GET_KV_CONFIG, **pair)).code == 22
         none = await scene.ext(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="nothing")
         assert none.code == 22
-
-    async def third(scene: Scene) -> None:
+    async with name_server(kv_config_path=path) as scene:
         pair = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
         assert (await scene.ext(RequestCode.GET_KV_CONFIG, **pair)).code == 22
 
-    play(first, kv_config_path=path)
-    play(second, kv_config_path=path, order_message_enable=True)
-    play(third, kv_config_path=path)
 
-
-def test_config_is_read_changed_and_kept(tmp_path: Path) -> None:
+async def test_config_is_read_changed_and_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "namesrv.properties")
 
-    async def script(scene: Scene) -> None:
+    async with name_server(config_store_path=path) as scene:
         text = (await scene.ext(RequestCode.GET_NAMESRV_CONFIG)).body.decode()
         assert "enableAllTopicList=true" in text
         update = RequestCode.UPDATE_NAMESRV_CONFIG
@@ -367,16 +333,13 @@ def test_config_is_read_changed_and_kept(tmp_path: Path) -> None:
         assert (await scene.ext(update, b"kvConfigPath=/etc/passwd\n")).code == 16
         assert (await scene.ext(update, b"listenPort=1\n")).code == 16
         assert (await scene.ext(update, b"enableAllTopicList=perhaps\n")).code == 1
-
-    async def again(scene: Scene) -> None:
+    async with name_server(config_store_path=path) as scene:
         assert (await scene.ext(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 1
 
-    play(script, config_store_path=path)
-    play(again, config_store_path=path)
 
+async def test_a_setting_that_was_changed_counts_from_the_next_registration_on() -> None:
+    async with name_server() as scene:
 
-def test_a_setting_that_was_changed_counts_from_the_next_registration_on() -> None:
-    async def script(scene: Scene) -> None:
         async def topics() -> set[str]:
             listed = await scene.ext(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
             return set(TopicList.decode(listed.body).topic_list)
@@ -389,11 +352,9 @@ def test_a_setting_that_was_changed_counts_from_the_next_registration_on() -> No
         await scene.ask(registration(MASTER, 0, epoch=3, topics=("TopicB",)))
         assert await topics() == {"TopicB"}
 
-    play(script)
 
-
-def test_permissions_and_topics_by_code() -> None:
-    async def script(scene: Scene) -> None:
+async def test_permissions_and_topics_by_code() -> None:
+    async with name_server() as scene:
         await scene.ask(registration(MASTER, 0))
         name = {"brokerName": "broker-a"}
         wiped = await scene.ext(RequestCode.WIPE_WRITE_PERM_OF_BROKER, **name)
@@ -411,30 +372,24 @@ def test_permissions_and_topics_by_code() -> None:
         missing = await scene.ext(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="Manual")
         assert missing.code == 17
 
-    play(script)
 
-
-def test_missing_fields_and_unknown_codes() -> None:
-    async def script(scene: Scene) -> None:
+async def test_missing_fields_and_unknown_codes() -> None:
+    async with name_server() as scene:
         assert (await scene.ext(RequestCode.GET_ROUTEINFO_BY_TOPIC)).code == 1
         assert (await scene.ext(RequestCode.SEND_MESSAGE)).code == 3
 
-    play(script)
 
-
-def test_a_taken_port_is_an_os_error() -> None:
-    async def script(scene: Scene) -> None:
+async def test_a_taken_port_is_an_os_error() -> None:
+    async with name_server() as scene:
         second = NamesrvService(
             NamesrvConfig(listen_port=scene.service.port, bind_address="127.0.0.1")
         )
         with pytest.raises(OSError, match="is taken by process"):
             await second.start()
 
-    play(script)
 
-
-def test_a_silent_broker_is_dropped_with_its_connection() -> None:
-    async def script(scene: Scene) -> None:
+async def test_a_silent_broker_is_dropped_with_its_connection() -> None:
+    async with name_server(scan_not_active_broker_interval=10) as scene:
         request = registration(MASTER, 0)
         request.ext["heartbeatTimeoutMillis"] = "1"
         await scene.ask(request)
@@ -446,8 +401,6 @@ def test_a_silent_broker_is_dropped_with_its_connection() -> None:
         assert scene.service.routes.members("broker-a") == {}
         with pytest.raises(ConnectError):
             await connection.invoke(registration(MASTER, 0), 100)
-
-    play(script, scan_not_active_broker_interval=10)
 
 
 def test_r58_of_what_a_broker_registers_a_name_server_keeps_what_routes_show() -> None:
@@ -508,45 +461,39 @@ def with_controller(folder: Path, port: int) -> NamesrvService:
     return NamesrvService(config, controller)
 
 
-def test_a_controller_that_cannot_start_leaves_the_port_free(tmp_path: Path) -> None:
-    async def run() -> None:
-        port = free_ports(3)
-        service = with_controller(tmp_path, port)
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", port))
-            taken.listen()
-            with pytest.raises(OSError, match=f"port {port}"):
-                await service.start()
-        check_port_free("127.0.0.1", service.port)
-
-    asyncio.run(run())
+async def test_a_controller_that_cannot_start_leaves_the_port_free(tmp_path: Path) -> None:
+    port = free_ports(3)
+    service = with_controller(tmp_path, port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(OSError, match=f"port {port}"):
+            await service.start()
+    check_port_free("127.0.0.1", service.port)
 
 
-def test_an_embedded_controller_answers_at_its_own_door(tmp_path: Path) -> None:
-    async def run() -> None:
-        port = free_ports(3)
-        service = with_controller(tmp_path, port)
-        await service.start()
-        client = RemotingClient()
-        try:
-            request = RemotingCommand.request(RequestCode.CONTROLLER_GET_METADATA_INFO)
-            reply = await client.invoke(f"127.0.0.1:{port}", request, 3000)
-            assert reply.ext["peers"] == f"n0:127.0.0.1:{port};"
-        finally:
-            await client.close()
-            await service.close()
-
-    asyncio.run(run())
+async def test_an_embedded_controller_answers_at_its_own_door(tmp_path: Path) -> None:
+    port = free_ports(3)
+    service = with_controller(tmp_path, port)
+    await service.start()
+    client = RemotingClient()
+    try:
+        request = RemotingCommand.request(RequestCode.CONTROLLER_GET_METADATA_INFO)
+        reply = await client.invoke(f"127.0.0.1:{port}", request, 3000)
+        assert reply.ext["peers"] == f"n0:127.0.0.1:{port};"
+    finally:
+        await client.close()
+        await service.close()
 
 
-def test_replica_routes_are_shown_to_stock_clients_if_switched_on() -> None:
+async def test_replica_routes_are_shown_to_stock_clients_if_switched_on() -> None:
     async def names(scene: Scene, language: LanguageCode) -> list[str]:
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TopicA"})
         request.language = language
         route = TopicRouteData.decode((await scene.ask(request)).body)
         return [queue.broker_name for queue in route.queue_datas]
 
-    async def script(scene: Scene) -> None:
+    async with name_server() as scene:
         await scene.ask(registration("10.0.0.1:10911", 0))
         await scene.ask(registration("10.0.0.2:10911", 2))
         assert await names(scene, LanguageCode.JAVA) == ["broker-a"]
@@ -555,15 +502,13 @@ def test_replica_routes_are_shown_to_stock_clients_if_switched_on() -> None:
         assert await names(scene, LanguageCode.JAVA) == ["broker-a", "broker-a%1"]
         assert await names(scene, LanguageCode.PYTHON) == ["broker-a"]
 
-    play(script)
-
 
 BAD_SERVER_NAMES = ("a/b", "..", "a\nb", "a\0b", "x" * 229, "a#b")
 
 
 @pytest.mark.parametrize("field", ["brokerName", "clusterName", "brokerAddr", "haServerAddr"])
-def test_r46_a_registration_with_a_bad_name_is_refused(field: str) -> None:
-    async def script(scene: Scene) -> None:
+async def test_r46_a_registration_with_a_bad_name_is_refused(field: str) -> None:
+    async with name_server() as scene:
         bad = ("a\nb", "a\x1b[2J", "x" * 256, "\u2028") if "Addr" in field else BAD_SERVER_NAMES
         for name in bad:
             request = registration(MASTER, 0)
@@ -573,14 +518,11 @@ def test_r46_a_registration_with_a_bad_name_is_refused(field: str) -> None:
         assert not scene.service.routes.clusters()
         assert (await scene.ask(registration(MASTER, 0))).code == 0
 
-    play(script)
 
-
-def test_r46_topics_that_no_broker_has_are_left_out_of_the_routes() -> None:
+async def test_r46_topics_that_no_broker_has_are_left_out_of_the_routes() -> None:
     legal = ("T", "%RETRY%g", "%RETRY%g+t", "DefaultCluster", "брокер", "a.b", "x" * 255)
     odd = ("a/b", "..", "", "a\nb", "a\0b", "x" * 256, "é" * 128)
-
-    async def script(scene: Scene) -> None:
+    async with name_server() as scene:
         assert (await scene.ask(registration(MASTER, 0, topics=legal + odd))).code == 0
         assert set(scene.service.routes.all_topics()) == set(legal)
         queue = QueueData(broker_name="broker-a", perm=6, read_queue_nums=1, write_queue_nums=1)
@@ -590,11 +532,9 @@ def test_r46_topics_that_no_broker_has_are_left_out_of_the_routes() -> None:
             assert reply.code == 1
         assert set(scene.service.routes.all_topics()) == set(legal)
 
-    play(script)
 
-
-def test_r58_a_value_of_megabytes_is_refused_with_an_answer() -> None:
-    async def script(scene: Scene) -> None:
+async def test_r58_a_value_of_megabytes_is_refused_with_an_answer() -> None:
+    async with name_server() as scene:
         for size in (100_000, 1_000_000, 15_000_000):
             for kind in (TYPE_JSON, TYPE_BINARY):
                 put = RemotingCommand.request(
@@ -605,11 +545,9 @@ def test_r58_a_value_of_megabytes_is_refused_with_an_answer() -> None:
                 assert reply.code == 1 and "allowed are" in (reply.remark or "")
         assert (await scene.ext(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="n")).code == 22
 
-    play(script)
 
-
-def test_r58_settings_are_in_force_once_the_disk_has_them(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_r58_settings_are_in_force_once_the_disk_has_them(tmp_path: Path) -> None:
+    async with name_server(config_store_path=str(tmp_path / "namesrv.properties")) as scene:
         update = RequestCode.UPDATE_NAMESRV_CONFIG
         with failing("fsync * EIO once"):
             refused = await scene.ext(update, b"enableTopicList=false\n")
@@ -619,15 +557,12 @@ def test_r58_settings_are_in_force_once_the_disk_has_them(tmp_path: Path) -> Non
         assert (await scene.ext(update, b"enableTopicList=false\n")).code == 0
         assert not scene.service._runtime.current.enable_topic_list
 
-    play(script, config_store_path=str(tmp_path / "namesrv.properties"))
-
 
 @pytest.mark.parametrize("form", ["plain", "compressed"])
-def test_r58_a_large_registration_is_taken_in_parts(form: str) -> None:
+async def test_r58_a_large_registration_is_taken_in_parts(form: str) -> None:
     """Each part counts as changed, whatever came before it."""
     topics = tuple(f"Topic{number}" for number in range(20_000))
-
-    async def script(scene: Scene) -> None:
+    async with name_server() as scene:
         routes = scene.service.routes
         take, parts = routes.register, list[int]()
 
@@ -648,8 +583,6 @@ def test_r58_a_large_registration_is_taken_in_parts(form: str) -> None:
                 assert route is not None and route.queue_datas[0].perm == perm
             version = routes.data_version("DefaultCluster", MASTER)
             assert version == DataVersion(counter=1, state_version=epoch, timestamp=1)
-
-    play(script)
 
 
 def goodbye(addr: str = MASTER) -> RemotingCommand:
@@ -695,121 +628,104 @@ WIDE = tuple(f"Topic{number}" for number in range(20_000))
 
 
 @pytest.mark.parametrize("way", ["good-bye", "silence", "closed session"])
-def test_r58_a_group_of_many_topics_is_gone_at_once_and_forgotten_in_turns(way: str) -> None:
-    async def script() -> None:
-        desk = Desk()
-        assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
-        turns = Turns()
-        if way == "good-bye":
-            turns.run(desk.endpoint.unregister_broker, goodbye(), desk.connection)
-        elif way == "silence":
-            desk.now_ms = LIVENESS_DEFAULT_MS + 1
-            turns.run(desk.endpoint.scan)
-        else:
-            turns.run(desk.endpoint.connection_lost, desk.connection)
-        assert desk.routes.members("broker-a") == {} and desk.routes.clusters() == {}
-        assert not any(map(desk.routes.route, WIDE))
-        counts = await desk.until_forgotten()
-        assert turns.lines < len(WIDE) and counts[-1] == 0
-        assert max(a - b for a, b in pairwise([len(WIDE), *counts])) <= FORGOTTEN_AT_ONCE
-
-    asyncio.run(script())
+async def test_r58_a_group_of_many_topics_is_gone_at_once_and_forgotten_in_turns(way: str) -> None:
+    desk = Desk()
+    assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
+    turns = Turns()
+    if way == "good-bye":
+        turns.run(desk.endpoint.unregister_broker, goodbye(), desk.connection)
+    elif way == "silence":
+        desk.now_ms = LIVENESS_DEFAULT_MS + 1
+        turns.run(desk.endpoint.scan)
+    else:
+        turns.run(desk.endpoint.connection_lost, desk.connection)
+    assert desk.routes.members("broker-a") == {} and desk.routes.clusters() == {}
+    assert not any(map(desk.routes.route, WIDE))
+    counts = await desk.until_forgotten()
+    assert turns.lines < len(WIDE) and counts[-1] == 0
+    assert max(a - b for a, b in pairwise([len(WIDE), *counts])) <= FORGOTTEN_AT_ONCE
 
 
-def test_r58_a_large_registration_that_deletes_is_taken_in_parts() -> None:
+async def test_r58_a_large_registration_that_deletes_is_taken_in_parts() -> None:
     """What it does not name is there until its last part."""
     other = (*WIDE[:5_000], *(f"Other{number}" for number in range(15_000)))
+    desk = Desk(delete_topic_with_broker_registration=True)
+    take, parts = desk.routes.register, list[int]()
 
-    async def script() -> None:
-        desk = Desk(delete_topic_with_broker_registration=True)
-        take, parts = desk.routes.register, list[int]()
+    def counted(registration: Any, body: RegisterBrokerBody, now_ms: int) -> Any:
+        parts.append(len(body.topic_config_serialize_wrapper.topic_config_table))
+        assert desk.routes.route("Topic0")
+        return take(registration, body, now_ms)
 
-        def counted(registration: Any, body: RegisterBrokerBody, now_ms: int) -> Any:
-            parts.append(len(body.topic_config_serialize_wrapper.topic_config_table))
-            assert desk.routes.route("Topic0")
-            return take(registration, body, now_ms)
-
-        await desk.register(registration(MASTER, 0, topics=WIDE))
-        desk.routes.register = counted  # type: ignore[method-assign]
-        assert (await desk.register(registration(MASTER, 0, epoch=2, topics=other))).code == 0
-        assert sum(parts) == 20_000 and max(parts) <= 8_192
-        assert {topic for topic in (*WIDE, *other) if desk.routes.route(topic)} == set(other)
-        counts = await desk.until_forgotten()
-        assert set(desk.routes.all_topics()) == set(other)
-        assert max((a - b for a, b in pairwise(counts)), default=0) <= FORGOTTEN_AT_ONCE
-
-    asyncio.run(script())
+    await desk.register(registration(MASTER, 0, topics=WIDE))
+    desk.routes.register = counted  # type: ignore[method-assign]
+    assert (await desk.register(registration(MASTER, 0, epoch=2, topics=other))).code == 0
+    assert sum(parts) == 20_000 and max(parts) <= 8_192
+    assert {topic for topic in (*WIDE, *other) if desk.routes.route(topic)} == set(other)
+    counts = await desk.until_forgotten()
+    assert set(desk.routes.all_topics()) == set(other)
+    assert max((a - b for a, b in pairwise(counts)), default=0) <= FORGOTTEN_AT_ONCE
 
 
 @pytest.mark.parametrize("later", ["another registration", "a good-bye"])
-def test_r58_what_comes_between_the_parts_of_a_registration_wins(later: str) -> None:
-    async def script() -> None:
-        desk = Desk(delete_topic_with_broker_registration=later == "another registration")
-        early = registration(MASTER, 0, topics=WIDE)
-        async with asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(desk.register(early))
-            await desk.until_parts_of("Topic0")
-            assert not first.done()
-            if later == "a good-bye":
-                desk.endpoint.unregister_broker(goodbye(), desk.connection)
-            else:
-                assert (await desk.register(registration(MASTER, 0, epoch=2))).code == 0
-        reply = first.result()
-        assert reply.code == 1 and "registered again" in (reply.remark or "")
-        await desk.until_forgotten()
+async def test_r58_what_comes_between_the_parts_of_a_registration_wins(later: str) -> None:
+    desk = Desk(delete_topic_with_broker_registration=later == "another registration")
+    early = registration(MASTER, 0, topics=WIDE)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(desk.register(early))
+        await desk.until_parts_of("Topic0")
+        assert not first.done()
         if later == "a good-bye":
-            assert desk.routes.members("broker-a") == {} and desk.routes.all_topics() == []
+            desk.endpoint.unregister_broker(goodbye(), desk.connection)
         else:
-            version = desk.routes.data_version("DefaultCluster", MASTER)
-            assert version == DataVersion(counter=1, state_version=2, timestamp=1)
-            assert set(desk.routes.all_topics()) == {"TopicA", "TopicB"}
+            assert (await desk.register(registration(MASTER, 0, epoch=2))).code == 0
+    reply = first.result()
+    assert reply.code == 1 and "registered again" in (reply.remark or "")
+    await desk.until_forgotten()
+    if later == "a good-bye":
+        assert desk.routes.members("broker-a") == {} and desk.routes.all_topics() == []
+    else:
+        version = desk.routes.data_version("DefaultCluster", MASTER)
+        assert version == DataVersion(counter=1, state_version=2, timestamp=1)
+        assert set(desk.routes.all_topics()) == {"TopicA", "TopicB"}
 
-    asyncio.run(script())
 
-
-def test_r58_a_large_registration_that_is_ignored_ends_with_its_part() -> None:
+async def test_r58_a_large_registration_that_is_ignored_ends_with_its_part() -> None:
     """A new master came between the parts of the deposed one. If the new one is lost before the
     last part, that part alone must not count as the whole."""
     successor = "127.0.0.1:31011"
+    desk = Desk(delete_topic_with_broker_registration=True)
+    take, outcomes = desk.routes.register, list[RegisterOutcome]()
 
-    async def script() -> None:
-        desk = Desk(delete_topic_with_broker_registration=True)
-        take, outcomes = desk.routes.register, list[RegisterOutcome]()
+    def counted(registration: Any, body: RegisterBrokerBody, now_ms: int) -> Any:
+        registered = take(registration, body, now_ms)
+        outcomes.append(registered.outcome)
+        return registered
 
-        def counted(registration: Any, body: RegisterBrokerBody, now_ms: int) -> Any:
-            registered = take(registration, body, now_ms)
-            outcomes.append(registered.outcome)
-            return registered
-
-        async with asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(desk.register(registration(MASTER, 0, topics=WIDE)))
-            await desk.until_parts_of("Topic0")
-            await desk.register(registration(successor, 0, epoch=2))
-            assert not first.done()
-            desk.routes.register = counted  # type: ignore[method-assign]
-        reply = first.result()
-        assert reply.code == 0 and "masterAddr" not in reply.ext
-        assert outcomes == [RegisterOutcome.IGNORED]
-        assert desk.routes.members("broker-a") == {0: successor}
-        await desk.until_forgotten()
-        assert set(desk.routes.all_topics()) == {"TopicA", "TopicB"}
-
-    asyncio.run(script())
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(desk.register(registration(MASTER, 0, topics=WIDE)))
+        await desk.until_parts_of("Topic0")
+        await desk.register(registration(successor, 0, epoch=2))
+        assert not first.done()
+        desk.routes.register = counted  # type: ignore[method-assign]
+    reply = first.result()
+    assert reply.code == 0 and "masterAddr" not in reply.ext
+    assert outcomes == [RegisterOutcome.IGNORED]
+    assert desk.routes.members("broker-a") == {0: successor}
+    await desk.until_forgotten()
+    assert set(desk.routes.all_topics()) == {"TopicA", "TopicB"}
 
 
-def test_a_known_version_in_parts_leaves_permissions_by_hand_as_they_are() -> None:
-    async def script() -> None:
-        desk = Desk()
-        for _ in range(2):
-            assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
-            desk.routes.wipe_write_perm("broker-a")
-            await in_slices(desk.routes.set_perms)
+async def test_a_known_version_in_parts_leaves_permissions_by_hand_as_they_are() -> None:
+    desk = Desk()
+    for _ in range(2):
         assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
-        for topic in (WIDE[0], WIDE[10_000], WIDE[-1]):
-            route = desk.routes.route(topic)
-            assert route is not None and route.queue_datas[0].perm == 4
-
-    asyncio.run(script())
+        desk.routes.wipe_write_perm("broker-a")
+        await in_slices(desk.routes.set_perms)
+    assert (await desk.register(registration(MASTER, 0, topics=WIDE))).code == 0
+    for topic in (WIDE[0], WIDE[10_000], WIDE[-1]):
+        route = desk.routes.route(topic)
+        assert route is not None and route.queue_datas[0].perm == 4
 
 
 def perms(desk: Desk) -> list[int]:
@@ -818,44 +734,39 @@ def perms(desk: Desk) -> list[int]:
     return [queue.perm for route in routes for queue in route.queue_datas]
 
 
-def test_r58_permissions_of_a_large_group_change_in_turns() -> None:
+@pytest.mark.counts_turns
+async def test_r58_permissions_of_a_large_group_change_in_turns() -> None:
     """Changes that are asked for at the same time come one after the other; what is registered
     meanwhile keeps its own permissions."""
+    desk = Desk()
+    ask, named = RemotingCommand.request, {"brokerName": "broker-a"}
+    wipe = lambda: desk.endpoint.wipe_write_perm(ask(205, named), desk.connection)  # noqa: E731
+    add = lambda: desk.endpoint.add_write_perm(ask(327, named), desk.connection)  # noqa: E731
+    await desk.register(registration(MASTER, 0, topics=WIDE, perm=2))
+    with counted_turns() as turns:
+        wiped, added, again = await asyncio.gather(wipe(), add(), wipe())
+    assert turns.lines < len(WIDE) and turns.count > len(WIDE) / PERMS_AT_ONCE
+    assert wiped.ext == again.ext == {"wipeTopicCount": str(len(WIDE))}
+    assert added.ext == {"addTopicCount": str(len(WIDE))}
+    assert perms(desk) == [4] * len(WIDE)
+    task = asyncio.ensure_future(add())
+    await asyncio.sleep(0)
+    assert not task.done()
+    await desk.register(registration(MASTER, 0, epoch=2, topics=WIDE, perm=2))
+    await task
+    assert perms(desk) == [2] * len(WIDE)
 
-    async def script() -> None:
-        desk = Desk()
-        ask, named = RemotingCommand.request, {"brokerName": "broker-a"}
-        wipe = lambda: desk.endpoint.wipe_write_perm(ask(205, named), desk.connection)  # noqa: E731
-        add = lambda: desk.endpoint.add_write_perm(ask(327, named), desk.connection)  # noqa: E731
-        await desk.register(registration(MASTER, 0, topics=WIDE, perm=2))
+
+@pytest.mark.counts_turns
+async def test_r58_many_topics_are_listed_in_turns() -> None:
+    desk = Desk()
+    await desk.register(registration(MASTER, 0, topics=WIDE))
+    for ask, cluster, topics in (
+        (desk.endpoint.all_topics, "", WIDE),
+        (desk.endpoint.topics_by_cluster, "DefaultCluster", WIDE),
+        (desk.endpoint.topics_by_cluster, "another", ()),
+    ):
         with counted_turns() as turns:
-            wiped, added, again = await asyncio.gather(wipe(), add(), wipe())
-        assert turns.lines < len(WIDE) and turns.count > len(WIDE) / PERMS_AT_ONCE
-        assert wiped.ext == again.ext == {"wipeTopicCount": str(len(WIDE))}
-        assert added.ext == {"addTopicCount": str(len(WIDE))}
-        assert perms(desk) == [4] * len(WIDE)
-        task = asyncio.ensure_future(add())
-        await asyncio.sleep(0)
-        assert not task.done()
-        await desk.register(registration(MASTER, 0, epoch=2, topics=WIDE, perm=2))
-        await task
-        assert perms(desk) == [2] * len(WIDE)
-
-    asyncio.run(script())
-
-
-def test_r58_many_topics_are_listed_in_turns() -> None:
-    async def script() -> None:
-        desk = Desk()
-        await desk.register(registration(MASTER, 0, topics=WIDE))
-        for ask, cluster, topics in (
-            (desk.endpoint.all_topics, "", WIDE),
-            (desk.endpoint.topics_by_cluster, "DefaultCluster", WIDE),
-            (desk.endpoint.topics_by_cluster, "another", ()),
-        ):
-            with counted_turns() as turns:
-                reply = await ask(RemotingCommand.request(0, {"cluster": cluster}), desk.connection)
-            assert reply.body == TopicList(topic_list=list(topics)).encode()
-            assert turns.lines < 200 and turns.count > len(WIDE) / LISTED_AT_ONCE
-
-    asyncio.run(script())
+            reply = await ask(RemotingCommand.request(0, {"cluster": cluster}), desk.connection)
+        assert reply.body == TopicList(topic_list=list(topics)).encode()
+        assert turns.lines < 200 and turns.count > len(WIDE) / LISTED_AT_ONCE

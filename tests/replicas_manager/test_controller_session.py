@@ -16,114 +16,102 @@ from batonmq.replicas_manager import session
 from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
 
-def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
+async def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1. The name leads where nobody listens. 2. The next channel finds the controller."""
     monkeypatch.setattr(session, "READY_S", 0.05)
     dial = grpc.aio.insecure_channel
+    controller, opened = FakeController(), asyncio.Event()
+    await controller.start()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        known = [f"127.0.0.1:{nobody.getsockname()[1]}", controller.address]
 
-    async def scenario() -> None:
-        controller, opened = FakeController(), asyncio.Event()
-        await controller.start()
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            known = [f"127.0.0.1:{nobody.getsockname()[1]}", controller.address]
+        def insecure_channel(name: str, **options: Any) -> grpc.aio.Channel:
+            assert name == "namesrv-1:9879"
+            return dial(known.pop(0) if len(known) > 1 else known[0], **options)
 
-            def insecure_channel(name: str, **options: Any) -> grpc.aio.Channel:
-                assert name == "namesrv-1:9879"
-                return dial(known.pop(0) if len(known) > 1 else known[0], **options)
+        def emit(event: ev.Event) -> None:
+            if isinstance(event, ev.SessionOpened):
+                opened.set()
 
-            def emit(event: ev.Event) -> None:
-                if isinstance(event, ev.SessionOpened):
-                    opened.set()
-
-            monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
-            channels = ControllerChannels()
-            keeper = ControllerSession(
-                "namesrv-1:9879", pb.Hello(broker_name="broker-a", broker_id=1), channels, emit
-            )
-            await asyncio.wait_for(opened.wait(), 10)
-            await controller.session()
-            await keeper.close("done", 1.0)
-            await channels.close()
-        await controller.stop()
-        assert known == [controller.address]
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
+        channels = ControllerChannels()
+        keeper = ControllerSession(
+            "namesrv-1:9879", pb.Hello(broker_name="broker-a", broker_id=1), channels, emit
+        )
+        await asyncio.wait_for(opened.wait(), 10)
+        await controller.session()
+        await keeper.close("done", 1.0)
+        await channels.close()
+    await controller.stop()
+    assert known == [controller.address]
 
 
 @pytest.mark.parametrize("failure", [OSError("no space left on device"), AssertionError("rule")])
-def test_a_session_survives_a_consumer_of_its_events_that_fails(failure: Exception) -> None:
+async def test_a_session_survives_a_consumer_of_its_events_that_fails(failure: Exception) -> None:
     """A full disk at a role change, say: the broker is not dead to that controller for ever. A
     broken rule reaches the loop's handler, which ends a server."""
+    controller, seen = FakeController(), asyncio.Event()
+    await controller.start()
+    failures, told = [failure], []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: told.append(context.get("exception"))
+    )
 
-    async def scenario() -> None:
-        controller, seen = FakeController(), asyncio.Event()
-        await controller.start()
-        failures, told = [failure], []
-        asyncio.get_running_loop().set_exception_handler(
-            lambda loop, context: told.append(context.get("exception"))
-        )
+    def emit(event: ev.Event) -> None:
+        if isinstance(event, ev.ViewReceived):
+            if failures:
+                raise failures.pop()
+            seen.set()
 
-        def emit(event: ev.Event) -> None:
-            if isinstance(event, ev.ViewReceived):
-                if failures:
-                    raise failures.pop()
-                seen.set()
-
-        channels = ControllerChannels()
-        hello = pb.Hello(broker_name="broker-a", broker_id=1)
-        keeper = ControllerSession(controller.address, hello, channels, emit)
-        first = await controller.session()
-        await first.push(view_message(1, 1, 1, [1], {1: "life"}))
-        second = await controller.session(2)
-        await second.push(view_message(1, 1, 1, [1], {1: "life"}))
-        await asyncio.wait_for(seen.wait(), 10)
-        assert told == [failure] * isinstance(failure, AssertionError)
-        await keeper.close("done", 1.0)
-        await channels.close()
-        await controller.stop()
-
-    asyncio.run(scenario())
+    channels = ControllerChannels()
+    hello = pb.Hello(broker_name="broker-a", broker_id=1)
+    keeper = ControllerSession(controller.address, hello, channels, emit)
+    first = await controller.session()
+    await first.push(view_message(1, 1, 1, [1], {1: "life"}))
+    second = await controller.session(2)
+    await second.push(view_message(1, 1, 1, [1], {1: "life"}))
+    await asyncio.wait_for(seen.wait(), 10)
+    assert told == [failure] * isinstance(failure, AssertionError)
+    await keeper.close("done", 1.0)
+    await channels.close()
+    await controller.stop()
 
 
-def test_r5_what_was_answered_on_an_earlier_stream_is_no_answer_on_the_next(
+async def test_r5_what_was_answered_on_an_earlier_stream_is_no_answer_on_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The controller counts heartbeats of a stream from 1: it would take a deaf broker for one that
     hears it."""
     monkeypatch.setattr(session, "REDIAL_FIRST_S", 0.0)
+    controller, heard = FakeController(), asyncio.Event()
+    await controller.start()
+    effect = ev.SendHeartbeat(controller.address, 9, 0, 0, 0)
 
-    async def scenario() -> None:
-        controller, heard = FakeController(), asyncio.Event()
-        await controller.start()
-        effect = ev.SendHeartbeat(controller.address, 9, 0, 0, 0)
+    def emit(event: ev.Event) -> None:
+        if isinstance(event, ev.AnswerReceived):
+            heard.set()
 
-        def emit(event: ev.Event) -> None:
-            if isinstance(event, ev.AnswerReceived):
-                heard.set()
-
-        channels = ControllerChannels()
-        hello = pb.Hello(broker_name="broker-a", broker_id=1)
-        keeper = ControllerSession(controller.address, hello, channels, emit)
-        for number in (1, 2):
-            stream = await controller.session(number)
-            controller.answering = number == 1
-            heard.clear()
-            keeper.heartbeat(effect, pb.Heartbeat(sequence=9))
-            if number == 1:
-                await asyncio.wait_for(heard.wait(), 10)
-                keeper.drop("a new stream")
-        async with asyncio.timeout(10):
-            while not stream.heartbeats:  # noqa: ASYNC110  the stub's own loop reads it
-                await asyncio.sleep(0.001)
-        assert stream.heartbeats[0].answered == 0
-        await keeper.close("done", 1.0)
-        await channels.close()
-        await controller.stop()
-
-    asyncio.run(scenario())
+    channels = ControllerChannels()
+    hello = pb.Hello(broker_name="broker-a", broker_id=1)
+    keeper = ControllerSession(controller.address, hello, channels, emit)
+    for number in (1, 2):
+        stream = await controller.session(number)
+        controller.answering = number == 1
+        heard.clear()
+        keeper.heartbeat(effect, pb.Heartbeat(sequence=9))
+        if number == 1:
+            await asyncio.wait_for(heard.wait(), 10)
+            keeper.drop("a new stream")
+    async with asyncio.timeout(10):
+        while not stream.heartbeats:  # noqa: ASYNC110  the stub's own loop reads it
+            await asyncio.sleep(0.001)
+    assert stream.heartbeats[0].answered == 0
+    await keeper.close("done", 1.0)
+    await channels.close()
+    await controller.stop()
 
 
 class Unconnected(ControllerSession):
@@ -146,7 +134,7 @@ def unconnected(*accepted: bool) -> Unconnected:
     return made
 
 
-def test_a_controller_that_refuses_is_dialled_ever_more_seldom(
+async def test_a_controller_that_refuses_is_dialled_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses = []
@@ -154,33 +142,29 @@ def test_a_controller_that_refuses_is_dialled_ever_more_seldom(
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    async def scenario() -> None:
-        monkeypatch.setattr(asyncio, "sleep", sleep)
-        keeper = unconnected(*[False] * 6, True, False)
-        while keeper.accepted:
-            await asyncio.wait([keeper._task], timeout=0.001)
-        await keeper.close("done", 0)
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    keeper = unconnected(*[False] * 6, True, False)
+    while keeper.accepted:
+        await asyncio.wait([keeper._task], timeout=0.001)
+    await keeper.close("done", 0)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.05, 0.1]
 
 
-def test_to_a_controller_that_does_not_read_the_newest_heartbeats_go_and_a_goodbye_first() -> None:
-    async def scenario() -> None:
-        keeper = unconnected()
-        keeper._outbox = outbox = asyncio.Queue(session.OUTBOX_MAX)
-        effect = ev.SendHeartbeat("c1:1", 0, 0, 0, 0)
-        for sequence in range(1, session.OUTBOX_MAX + 2):
-            keeper.heartbeat(effect, pb.Heartbeat(sequence=sequence))
-        first, *_, last = (outbox.get_nowait() for _ in range(outbox.qsize()))
-        assert (first.heartbeat.sequence, last.heartbeat.sequence) == (2, session.OUTBOX_MAX + 1)
-        for sequence in range(session.OUTBOX_MAX):
-            keeper.heartbeat(effect, pb.Heartbeat(sequence=sequence))
-        await keeper.close("planned stop", 0)
-        assert outbox.get_nowait().goodbye.reason == "planned stop"
-        assert outbox.get_nowait() is None
-
-    asyncio.run(scenario())
+async def test_a_controller_that_does_not_read_gets_the_newest_heartbeats_and_a_goodbye_first() -> (
+    None
+):
+    keeper = unconnected()
+    keeper._outbox = outbox = asyncio.Queue(session.OUTBOX_MAX)
+    effect = ev.SendHeartbeat("c1:1", 0, 0, 0, 0)
+    for sequence in range(1, session.OUTBOX_MAX + 2):
+        keeper.heartbeat(effect, pb.Heartbeat(sequence=sequence))
+    first, *_, last = (outbox.get_nowait() for _ in range(outbox.qsize()))
+    assert (first.heartbeat.sequence, last.heartbeat.sequence) == (2, session.OUTBOX_MAX + 1)
+    for sequence in range(session.OUTBOX_MAX):
+        keeper.heartbeat(effect, pb.Heartbeat(sequence=sequence))
+    await keeper.close("planned stop", 0)
+    assert outbox.get_nowait().goodbye.reason == "planned stop"
+    assert outbox.get_nowait() is None
 
 
 def test_a_controller_that_was_started_again_is_dialled_soon() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,10 +61,6 @@ class Scene:
         return SimpleNamespace(ElectMaster=elect)
 
 
-def play(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
-
-
 def reply(code: ResponseCode, view: pb.RoleView | None = None) -> pb.ElectMasterReply:
     return pb.ElectMasterReply(status=pb.Status(code=code, remark="a remark"), view=view)
 
@@ -88,81 +82,69 @@ def test_the_log_says_once_that_no_controller_has_answered_for_a_while(
     assert at(7_000, unanswered) == at(60_000, unanswered) == ["no_controller_answers"]
 
 
-def test_a_heartbeat_tells_the_log_and_what_was_accepted() -> None:
-    async def scenario() -> None:
-        scene, sent = Scene(), []
-        session = SimpleNamespace(heartbeat=lambda effect, message: sent.append(message))
-        scene.link._sessions["c1"] = session  # type: ignore[assignment]
-        scene.link.heartbeat(ev.SendHeartbeat("c1", 5, 1_234, 3, 9), FACTS)
-        scene.link.heartbeat(ev.SendHeartbeat("c2", 5, 1_234, 3, 9), FACTS)
-        assert sent == [
-            pb.Heartbeat(
-                sequence=5,
-                sent_ms=1_234,
-                epoch=4,
-                max_offset=900,
-                confirm_offset=800,
-                min_offset=100,
-                election_priority=7,
-                master_epoch=3,
-                sync_state_set_epoch=9,
-            )
-        ]
-
-    play(scenario)
+async def test_a_heartbeat_tells_the_log_and_what_was_accepted() -> None:
+    scene, sent = Scene(), []
+    session = SimpleNamespace(heartbeat=lambda effect, message: sent.append(message))
+    scene.link._sessions["c1"] = session  # type: ignore[assignment]
+    scene.link.heartbeat(ev.SendHeartbeat("c1", 5, 1_234, 3, 9), FACTS)
+    scene.link.heartbeat(ev.SendHeartbeat("c2", 5, 1_234, 3, 9), FACTS)
+    assert sent == [
+        pb.Heartbeat(
+            sequence=5,
+            sent_ms=1_234,
+            epoch=4,
+            max_offset=900,
+            confirm_offset=800,
+            min_offset=100,
+            election_priority=7,
+            master_epoch=3,
+            sync_state_set_epoch=9,
+        )
+    ]
 
 
 @pytest.mark.parametrize(("leader", "asked"), [(None, "c1"), ("c2", "c2")])
-def test_r33_the_election_names_epoch_and_drained_offset_at_who_leads_now(
+async def test_r33_the_election_names_epoch_and_drained_offset_at_who_leads_now(
     leader: str | None, asked: str
 ) -> None:
     """Each attempt is the same request. The view that it comes with is taken first: the old master
     must not go on for a moment after it was told."""
-
-    async def scenario() -> None:
-        view = view_message(2, 4, 1, [2], {1: "life-1", 2: "life-2"})
-        scene = Scene(reply(ResponseCode.SUCCESS, view), leader)
-        for _ in range(2):
-            assert await scene.link.elect(TASK, 777) == ElectAnswer(0, "a remark")
-        wanted = pb.ElectMasterRequest(
-            cluster_name="C",
-            broker_name="broker-a",
-            broker_id=2,
-            designate=True,
-            expected_master_epoch=3,
-            request_id="switch:n/1",
-            reason="planned switch",
-            drained_offset=777,
-        )
-        assert scene.asked == [(asked, wanted)] * 2
-        for event in scene.events:
-            assert isinstance(event, ev.ViewReceived)
-            assert (event.view.key, event.pushed) == ((4, 1), False)
-        assert len(scene.events) == 2
-
-    play(scenario)
+    view = view_message(2, 4, 1, [2], {1: "life-1", 2: "life-2"})
+    scene = Scene(reply(ResponseCode.SUCCESS, view), leader)
+    for _ in range(2):
+        assert await scene.link.elect(TASK, 777) == ElectAnswer(0, "a remark")
+    wanted = pb.ElectMasterRequest(
+        cluster_name="C",
+        broker_name="broker-a",
+        broker_id=2,
+        designate=True,
+        expected_master_epoch=3,
+        request_id="switch:n/1",
+        reason="planned switch",
+        drained_offset=777,
+    )
+    assert scene.asked == [(asked, wanted)] * 2
+    for event in scene.events:
+        assert isinstance(event, ev.ViewReceived)
+        assert (event.view.key, event.pushed) == ((4, 1), False)
+    assert len(scene.events) == 2
 
 
-def test_r33_without_an_answer_the_outcome_is_unknown() -> None:
-    async def scenario() -> None:
-        scene = Scene()
-        assert await scene.link.elect(TASK, 777) is None
-        assert not await scene.link.hand_over("c2", 2, 3, "full disk")
-        assert scene.events == []
-
-    play(scenario)
+async def test_r33_without_an_answer_the_outcome_is_unknown() -> None:
+    scene = Scene()
+    assert await scene.link.elect(TASK, 777) is None
+    assert not await scene.link.hand_over("c2", 2, 3, "full disk")
+    assert scene.events == []
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SUCCESS, ResponseCode.CONTROLLER_NOT_LEADER])
-def test_r45_a_hand_over_is_done_only_where_the_controllers_say_so(code: ResponseCode) -> None:
+async def test_r45_a_hand_over_is_done_only_where_the_controllers_say_so(
+    code: ResponseCode,
+) -> None:
     """A refusal keeps the master at work: it tries again later, at another member."""
-
-    async def scenario() -> None:
-        scene = Scene(reply(code), leader="c1")
-        done = await scene.link.hand_over("c2", 2, 3, "full disk")
-        assert done is (code is ResponseCode.SUCCESS)
-        ((controller, request),) = scene.asked
-        assert (controller, request.broker_id, request.expected_master_epoch) == ("c2", 2, 3)
-        assert request.designate and request.reason == "full disk"
-
-    play(scenario)
+    scene = Scene(reply(code), leader="c1")
+    done = await scene.link.hand_over("c2", 2, 3, "full disk")
+    assert done is (code is ResponseCode.SUCCESS)
+    ((controller, request),) = scene.asked
+    assert (controller, request.broker_id, request.expected_master_epoch) == ("c2", 2, 3)
+    assert request.designate and request.reason == "full disk"

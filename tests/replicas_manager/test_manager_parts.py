@@ -52,20 +52,17 @@ class Scene:
         self.manager._step = self.events.append  # type: ignore[method-assign]
 
 
-def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log() -> None:
-    async def run() -> None:
-        scene = Scene(acks={2: 700, 3: 900})
-        heirs: list[tuple[str, int, int]] = []
+async def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log() -> None:
+    scene = Scene(acks={2: 700, 3: 900})
+    heirs: list[tuple[str, int, int]] = []
 
-        async def hand_over(leader: str, heir: int, master_epoch: int, reason: str) -> bool:
-            heirs.append((leader, heir, master_epoch))
-            return True
+    async def hand_over(leader: str, heir: int, master_epoch: int, reason: str) -> bool:
+        heirs.append((leader, heir, master_epoch))
+        return True
 
-        scene.manager._link.hand_over = hand_over  # type: ignore[method-assign]
-        assert await scene.manager.hand_over("full disk")
-        assert heirs == [("c1", 3, 3)]
-
-    asyncio.run(run())
+    scene.manager._link.hand_over = hand_over  # type: ignore[method-assign]
+    assert await scene.manager.hand_over("full disk")
+    assert heirs == [("c1", 3, 3)]
 
 
 def test_r18_why_the_leader_registers_nobody_is_said_until_it_does() -> None:
@@ -86,21 +83,15 @@ def test_r33_only_a_master_has_a_mastership_to_hand_over(role: Role, epoch: int 
     scene.manager._switch.requested.assert_called_once_with(task, master_epoch=epoch, lease=True)
 
 
-def test_r11_a_proposal_is_based_on_the_view_that_the_broker_has() -> None:
+async def test_r11_a_proposal_is_based_on_the_view_that_the_broker_has() -> None:
     """A newer one may be on its way to it: on that the proposal knows nothing."""
-
-    async def run() -> None:
-        scene = Scene()
-        scene.manager._runner = Mock(delivered_key=(3, 7))
-        scene.manager.propose(
-            Mock(new_set=frozenset({1, 2}), reason="3 is silent", confirm_offset=500)
-        )
-        await asyncio.sleep(0)
-        (event,) = scene.events
-        assert isinstance(event, ev.ProposalRequested)
-        assert (event.based_on, event.new_set) == ((3, 7), {1, 2})
-
-    asyncio.run(run())
+    scene = Scene()
+    scene.manager._runner = Mock(delivered_key=(3, 7))
+    scene.manager.propose(Mock(new_set=frozenset({1, 2}), reason="3 is silent", confirm_offset=500))
+    await asyncio.sleep(0)
+    (event,) = scene.events
+    assert isinstance(event, ev.ProposalRequested)
+    assert (event.based_on, event.new_set) == ((3, 7), {1, 2})
 
 
 class Reply:
@@ -119,19 +110,16 @@ class Reply:
 
 
 @pytest.mark.parametrize("leader", ["c2", ""])
-def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader: str) -> None:
+async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader: str) -> None:
     """So the next attempt goes there, and not to each controller in turn."""
     events: list[ev.Event] = []
 
-    async def run() -> None:
-        stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply(leader))
-        channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
-        facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
-        calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
-        calls.send(ev.FetchView("c1"))
-        await asyncio.gather(*calls._tasks)
-
-    asyncio.run(run())
+    stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply(leader))
+    channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
+    facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
+    calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
+    calls.send(ev.FetchView("c1"))
+    await asyncio.gather(*calls._tasks)
     hinted, answered = events
     assert hinted == ev.LeaderHinted("c1", leader)
     assert isinstance(answered, ev.Replied)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -100,18 +101,16 @@ class Broker:
         return await self.next(ev.AnswerReceived)
 
 
-def play(script: Callable[[Broker], Awaitable[None]], *, learner: bool = False) -> None:
-    async def run() -> None:
-        controller = JavaController()
-        await controller.listen()
-        broker = Broker(controller, learner=learner)
-        try:
-            await script(broker)
-        finally:
-            await broker.link.close()
-            await controller.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def new_broker(*, learner: bool = False) -> AsyncIterator[Broker]:
+    controller = JavaController()
+    await controller.listen()
+    broker = Broker(controller, learner=learner)
+    try:
+        yield broker
+    finally:
+        await broker.link.close()
+        await controller.close()
 
 
 def lead(controller: JavaController, master: int = 1, epoch: int = 1) -> None:
@@ -120,8 +119,8 @@ def lead(controller: JavaController, master: int = 1, epoch: int = 1) -> None:
     controller.master, controller.key, controller.members = master, (epoch, 7), [1]
 
 
-def test_a_heartbeat_brings_the_view_and_the_answer_of_the_leader() -> None:
-    async def script(broker: Broker) -> None:
+async def test_a_heartbeat_brings_the_view_and_the_answer_of_the_leader() -> None:
+    async with new_broker() as broker:
         lead(broker.controller)
         await broker.in_session()
         answer = await broker.beat()
@@ -134,13 +133,10 @@ def test_a_heartbeat_brings_the_view_and_the_answer_of_the_leader() -> None:
         await broker.controller.until(lambda: broker.controller.heartbeats)
         assert broker.controller.heartbeats[0]["maxOffset"] == "500"
 
-    play(script)
 
-
-def test_r3_a_process_that_is_taken_for_the_one_before_shows_no_sign_of_life() -> None:
+async def test_r3_a_process_that_is_taken_for_the_one_before_shows_no_sign_of_life() -> None:
     """Until the controllers have elected anew: they would call its earlier mastership alive."""
-
-    async def script(broker: Broker) -> None:
+    async with new_broker() as broker:
         broker.current = CurrentView(1, LIFE, 3)
         broker.link.begin(DurableFacts("", (), broker.current))
         lead(broker.controller, epoch=3)
@@ -153,11 +149,9 @@ def test_r3_a_process_that_is_taken_for_the_one_before_shows_no_sign_of_life() -
         await broker.beat()
         await broker.controller.until(lambda: broker.controller.heartbeats)
 
-    play(script)
 
-
-def test_r17_a_suspect_log_shows_no_sign_of_life_until_it_is_whole() -> None:
-    async def script(broker: Broker) -> None:
+async def test_r17_a_suspect_log_shows_no_sign_of_life_until_it_is_whole() -> None:
+    async with new_broker() as broker:
         lead(broker.controller, master=2)
         broker.facts = replace(broker.facts, suspect="another boot")
         await broker.in_session()
@@ -168,13 +162,10 @@ def test_r17_a_suspect_log_shows_no_sign_of_life_until_it_is_whole() -> None:
         await broker.beat()
         await broker.controller.until(lambda: broker.controller.heartbeats)
 
-    play(script)
 
-
-def test_r17_a_master_whose_log_becomes_suspect_is_not_silent() -> None:
+async def test_r17_a_master_whose_log_becomes_suspect_is_not_silent() -> None:
     """They would elect nobody in its place while the set is this replica alone."""
-
-    async def script(broker: Broker) -> None:
+    async with new_broker() as broker:
         lead(broker.controller)
         await broker.in_session()
         await broker.beat()
@@ -184,22 +175,18 @@ def test_r17_a_master_whose_log_becomes_suspect_is_not_silent() -> None:
         await broker.beat()
         await broker.controller.until(lambda: broker.controller.heartbeats)
 
-    play(script)
 
-
-def test_a_learner_shows_no_sign_of_life() -> None:
-    async def script(broker: Broker) -> None:
+async def test_a_learner_shows_no_sign_of_life() -> None:
+    async with new_broker(learner=True) as broker:
         lead(broker.controller, master=2)
         await broker.in_session()
         for _ in range(2):
             await broker.beat()
         assert not broker.controller.heartbeats
 
-    play(script, learner=True)
 
-
-def test_r45_a_broker_that_gives_way_ends_its_connections_and_is_silent_for_a_while() -> None:
-    async def script(broker: Broker) -> None:
+async def test_r45_a_broker_that_gives_way_ends_its_connections_and_is_silent_for_a_while() -> None:
+    async with new_broker() as broker:
         lead(broker.controller)
         await broker.in_session()
         await broker.beat()
@@ -211,11 +198,9 @@ def test_r45_a_broker_that_gives_way_ends_its_connections_and_is_silent_for_a_wh
         await broker.beat()
         assert not broker.controller.heartbeats
 
-    play(script)
 
-
-def test_an_id_is_applied_for_once_though_the_answer_was_lost() -> None:
-    async def script(broker: Broker) -> None:
+async def test_an_id_is_applied_for_once_though_the_answer_was_lost() -> None:
+    async with new_broker() as broker:
         broker.current.broker_id = 0
         replies = []
         for _ in range(2):  # the second as after a crash before the id was saved
@@ -225,11 +210,9 @@ def test_an_id_is_applied_for_once_though_the_answer_was_lost() -> None:
         assert list(broker.controller.replicas) == [1]
         assert broker.controller.replicas[1].check_code == f"{OWN};code"
 
-    play(script)
 
-
-def test_a_taken_id_is_refused_and_another_one_asked_for() -> None:
-    async def script(broker: Broker) -> None:
+async def test_a_taken_id_is_refused_and_another_one_asked_for() -> None:
+    async with new_broker() as broker:
         broker.current.broker_id = 0
         broker.controller.replicas[1] = Record("127.0.0.1:1", "another")
         broker.link.send(ev.SendRegister(broker.controller.address, 0, "r", ""))
@@ -238,13 +221,10 @@ def test_a_taken_id_is_refused_and_another_one_asked_for() -> None:
         broker.link.send(ev.SendRegister(broker.controller.address, 0, "r", ""))
         assert (await broker.next(ev.Replied)).broker_id == 2
 
-    play(script)
 
-
-def test_an_id_below_1_is_no_answer() -> None:
+async def test_an_id_below_1_is_no_answer() -> None:
     """Neither a new one, nor one at this broker's address."""
-
-    async def script(broker: Broker) -> None:
+    async with new_broker() as broker:
         broker.current.broker_id = 0
         controller = broker.controller
         controller.next_id = 0
@@ -255,11 +235,9 @@ def test_an_id_below_1_is_no_answer() -> None:
         broker.link.send(ev.SendRegister(controller.address, 0, "r", ""))
         assert "broker id 0: must be at least 1" in (await broker.next(ev.Unanswered)).what
 
-    play(script)
 
-
-def test_a_controller_that_does_not_lead_says_who_does() -> None:
-    async def script(broker: Broker) -> None:
+async def test_a_controller_that_does_not_lead_says_who_does() -> None:
+    async with new_broker() as broker:
         lead(broker.controller)
         broker.controller.leads, broker.controller.leader = False, "127.0.0.1:9878"
         broker.link.send(ev.FetchView(broker.controller.address))
@@ -267,11 +245,9 @@ def test_a_controller_that_does_not_lead_says_who_does() -> None:
         assert (reply.code, reply.view) == (ResponseCode.CONTROLLER_NOT_LEADER, None)
         assert ev.LeaderHinted(broker.controller.address, "127.0.0.1:9878") in broker.events
 
-    play(script)
 
-
-def test_an_alter_that_is_granted_brings_the_new_set() -> None:
-    async def script(broker: Broker) -> None:
+async def test_an_alter_that_is_granted_brings_the_new_set() -> None:
+    async with new_broker() as broker:
         lead(broker.controller)
         members = ((1, LIFE), (2, ""))
         alter = ev.SendAlter(broker.controller.address, "r", 1, 6, members, 400, "expand")
@@ -284,11 +260,9 @@ def test_an_alter_that_is_granted_brings_the_new_set() -> None:
         broker.link.send(alter)
         assert (await broker.next(ev.Replied)).code == 2001
 
-    play(script)
 
-
-def test_an_election_that_another_won_brings_its_view() -> None:
-    async def script(broker: Broker) -> None:
+async def test_an_election_that_another_won_brings_its_view() -> None:
+    async with new_broker() as broker:
         lead(broker.controller, master=2)
         broker.controller.refuse[RequestCode.CONTROLLER_ELECT_MASTER] = (
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST
@@ -298,23 +272,18 @@ def test_an_election_that_another_won_brings_its_view() -> None:
         assert reply.code == ResponseCode.CONTROLLER_MASTER_STILL_EXIST
         assert reply.view is not None and reply.view.master_broker_id == 2
 
-    play(script)
 
-
-def test_a_call_without_an_answer_ends_as_such() -> None:
-    async def script(broker: Broker) -> None:
+async def test_a_call_without_an_answer_ends_as_such() -> None:
+    async with new_broker() as broker:
         await broker.controller.close()
         broker.link.send(ev.FetchView(broker.controller.address))
         assert broker.controller.address in (await broker.next(ev.Unanswered)).what
 
-    play(script)
 
-
-def test_a_call_ends_whatever_the_answer_is() -> None:
+async def test_a_call_ends_whatever_the_answer_is() -> None:
     """An answer of nonsense is none, and a defect here is reported; no call is in flight for
     ever."""
-
-    async def script(broker: Broker) -> None:
+    async with new_broker() as broker:
         reported: list[object] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
@@ -330,11 +299,9 @@ def test_a_call_ends_whatever_the_answer_is() -> None:
         [error] = reported
         assert isinstance(error, AttributeError)
 
-    play(script)
 
-
-def test_r33_a_master_that_hands_over_switches_by_itself() -> None:
-    async def script(broker: Broker) -> None:
+async def test_r33_a_master_that_hands_over_switches_by_itself() -> None:
+    async with new_broker() as broker:
         address = broker.controller.address
         lead(broker.controller)
         broker.controller.elected = lambda request: lead(broker.controller, 2, epoch=2)
@@ -347,14 +314,11 @@ def test_r33_a_master_that_hands_over_switches_by_itself() -> None:
         assert await handing
         assert broker.current.key == (2, 7)
 
-    play(script)
 
-
-def test_r33_a_hand_over_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r33_a_hand_over_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once: a master without room asks another member then."""
     monkeypatch.setattr(remoting_link, "HAND_OVER_S", 60.0)
-
-    async def script(broker: Broker) -> None:
+    async with new_broker() as broker:
         handing = asyncio.create_task(
             broker.link.hand_over(broker.controller.address, 2, 1, "the master stops")
         )
@@ -362,8 +326,6 @@ def test_r33_a_hand_over_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         broker.link.switch_failed(broker.switches[0], "it is behind")
         async with asyncio.timeout(10):
             assert not await handing
-
-    play(script)
 
 
 class Answers:
@@ -384,11 +346,10 @@ class Answers:
         return None
 
 
-def test_r5_the_lease_counts_from_the_heartbeat_and_each_one_polls_anew() -> None:
+async def test_r5_the_lease_counts_from_the_heartbeat_and_each_one_polls_anew() -> None:
     """1. A poll fails. 2. The next heartbeat polls again. 3. Its answer comes with the time at
     which that heartbeat was sent, however late it is."""
-
-    async def script(broker: Broker) -> None:
+    async with new_broker() as broker:
         link, answers = broker.link, Answers(fails=1)
         link._calls = answers  # type: ignore[assignment]
         connection = Mock(closed=True)
@@ -399,11 +360,9 @@ def test_r5_the_lease_counts_from_the_heartbeat_and_each_one_polls_anew() -> Non
         (answer,) = [event for event in broker.events if isinstance(event, ev.AnswerReceived)]
         assert (answers.asked, answer.sent_ms, answer.leader) == (2, 2_000, True)
 
-    play(script)
 
-
-def test_r41_a_replica_that_did_not_answer_is_asked_for_its_name_again() -> None:
-    async def script(broker: Broker) -> None:
+async def test_r41_a_replica_that_did_not_answer_is_asked_for_its_name_again() -> None:
+    async with new_broker():
         asked: list[str] = []
 
         async def call(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
@@ -421,16 +380,14 @@ def test_r41_a_replica_that_did_not_answer_is_asked_for_its_name_again() -> None
             await asyncio.gather(*tasks)
         assert asked == ["h2:1", "h2:1"], "one question at a time, to others"
 
-    play(script)
-
 
 @pytest.mark.parametrize("made_anew", [False, True])
-def test_r41_brokers_of_ours_are_named_as_soon_as_they_answer(made_anew: bool) -> None:
+async def test_r41_brokers_of_ours_are_named_as_soon_as_they_answer(made_anew: bool) -> None:
     """The view comes without the name first: nothing waits for a broker that may be dead. Where a
     replica was made anew, the controllers know its former id at the same address, too."""
     living = 3 if made_anew else 2
+    async with new_broker() as broker:
 
-    async def script(broker: Broker) -> None:
         def named(request: RemotingCommand, _: Connection) -> RemotingCommand:
             said = EpochEntryCache(broker_id=living, broker_name="broker-a", cluster_name="C")
             ext = {INCARNATION_FIELD: "life-2", LOG_ID_FIELD: "log-2", HA_ADDRESS_FIELD: "h:2"}
@@ -463,5 +420,3 @@ def test_r41_brokers_of_ours_are_named_as_soon_as_they_answer(made_anew: bool) -
             assert earlier == sorted(set(earlier))
         finally:
             await peer.close()
-
-    play(script)

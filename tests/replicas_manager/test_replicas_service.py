@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-import itertools
 import json
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,36 +143,30 @@ class Scene:
         return manager
 
 
-def play(folder: Path, script: Callable[[Scene], Awaitable[None]]) -> None:
-    async def run() -> None:
-        scene = Scene(folder)
-        await scene.controller.start()
-        try:
-            await script(scene)
-        finally:
-            if scene.manager is not None:
-                await scene.manager.close()
-            await scene.controller.stop()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def new_scene(folder: Path) -> AsyncIterator[Scene]:
+    scene = Scene(folder)
+    await scene.controller.start()
+    try:
+        yield scene
+    finally:
+        if scene.manager is not None:
+            await scene.manager.close()
+        await scene.controller.stop()
 
 
-def test_register_success(tmp_path: Path) -> None:
+async def test_register_success(tmp_path: Path) -> None:
     """testBrokerRegisterSuccess: the id is durable, the temporary file gone."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         manager = await scene.started()
         assert manager.broker_id == 1
         assert scene.identity.read_text() == "C#broker-a#1"
         assert not scene.temp.exists()
 
-    play(tmp_path, script)
 
-
-def test_restart_with_changed_names_is_refused_with_both_sides(tmp_path: Path) -> None:
+async def test_restart_with_changed_names_is_refused_with_both_sides(tmp_path: Path) -> None:
     """...AndRestartWithChangedBrokerConfig: says which file, what it holds, what to do."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         scene.identity.write_text("C#broker-a#1")
         manager = scene.make(cluster="Other")
         with pytest.raises(IdentityError) as caught:
@@ -182,11 +176,9 @@ def test_restart_with_changed_names_is_refused_with_both_sides(tmp_path: Path) -
         assert "brokerClusterName=C" in text and "brokerClusterName=Other" in text
         assert "move the whole data folder aside" in text
 
-    play(tmp_path, script)
 
-
-def test_a_garbled_identity_is_refused(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_a_garbled_identity_is_refused(tmp_path: Path) -> None:
+    async with new_scene(tmp_path) as scene:
         scene.identity.write_bytes(b"\xff\x00garbage")
         with pytest.raises(IdentityError, match="brokerIdentity"):
             await scene.make().start()
@@ -194,14 +186,11 @@ def test_a_garbled_identity_is_refused(tmp_path: Path) -> None:
         with pytest.raises(IdentityError, match="not an identity"):
             await scene.make().start()
 
-    play(tmp_path, script)
 
-
-def test_a_lost_register_reply_leaks_no_id(tmp_path: Path) -> None:
+async def test_a_lost_register_reply_leaks_no_id(tmp_path: Path) -> None:
     """...AtApplyBrokerIdFailed: 1. The controller assigns, the reply is lost, the process dies.
     2. The temporary file stands, no identity. 3. The next process requests with the same code."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         codes: list[str] = []
 
         async def lose(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
@@ -228,25 +217,19 @@ def test_a_lost_register_reply_leaks_no_id(tmp_path: Path) -> None:
         assert scene.identity.read_text() == "C#broker-a#7"
         assert not scene.temp.exists()
 
-    play(tmp_path, script)
 
-
-def test_a_temporary_identity_of_java_is_taken_up(tmp_path: Path) -> None:
+async def test_a_temporary_identity_of_java_is_taken_up(tmp_path: Path) -> None:
     """...AtCreateMetadataFileAndDeleteTemp: restart finishes with the code that was kept."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         scene.temp.write_text("C#broker-a#3#127.0.0.1:10911;1700000000000")
         await scene.started()
         request = scene.controller.asked["RegisterBroker"][0]
         assert request.register_check_code == "127.0.0.1:10911;1700000000000"
 
-    play(tmp_path, script)
 
-
-def test_restart_registers_the_same_id_under_a_new_incarnation(tmp_path: Path) -> None:
+async def test_restart_registers_the_same_id_under_a_new_incarnation(tmp_path: Path) -> None:
     """...AtRegisterSuccess: the permanent file is kept and rules."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         scene.identity.write_text("C#broker-a#5")
         scene.temp.write_text("C#broker-a#0#old")
         manager = await scene.started()
@@ -256,32 +239,27 @@ def test_restart_registers_the_same_id_under_a_new_incarnation(tmp_path: Path) -
         assert request.address == "127.0.0.1:10911"
         assert not scene.temp.exists()
 
-    play(tmp_path, script)
 
-
-def test_r2_the_epoch_is_on_disk_when_the_broker_begins_to_follow(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_r2_the_epoch_is_on_disk_when_the_broker_begins_to_follow(tmp_path: Path) -> None:
+    async with new_scene(tmp_path) as scene:
         await scene.started()
         session = await scene.controller.session()
         await session.push(view_message(2, 4, 7, [2], {1: "life", 2: "life-2"}))
         await scene.broker.until("slave done", 4)
         assert scene.broker.persisted_at_action == [4]
 
-    play(tmp_path, script)
 
-
-def test_r2_the_epoch_of_a_mastership_is_on_disk_when_the_change_is_done(tmp_path: Path) -> None:
+async def test_r2_the_epoch_of_a_mastership_is_on_disk_when_the_change_is_done(
+    tmp_path: Path,
+) -> None:
     """The role file is written beside the epoch file, and awaited before the next action."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         manager = await scene.master()
         await manager.close()
         assert RoleFile(scene.folder / "brokerRole.json").load() == 1
 
-    play(tmp_path, script)
 
-
-def test_r2_a_master_opens_when_its_epoch_is_on_the_disk(
+async def test_r2_a_master_opens_when_its_epoch_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two fsyncs of a mastership run side by side; the gate opens after both."""
@@ -293,8 +271,7 @@ def test_r2_a_master_opens_when_its_epoch_is_on_the_disk(
         store(self, master_epoch)
 
     monkeypatch.setattr(RoleFile, "store", slow_store)
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         await scene.started()
         session = await scene.controller.session()
         await session.push(view_message(1, 3, 1, [1], {1: "life"}))
@@ -305,16 +282,13 @@ def test_r2_a_master_opens_when_its_epoch_is_on_the_disk(
         await scene.broker.until("master durable", 3)
         assert RoleFile(scene.folder / "brokerRole.json").load() == 3
 
-    play(tmp_path, script)
 
-
-def test_r17_a_log_that_is_whole_again_is_registered_at_once(tmp_path: Path) -> None:
+async def test_r17_a_log_that_is_whole_again_is_registered_at_once(tmp_path: Path) -> None:
     """1. The broker registers as suspect. 2. Its log is refilled: it registers again, healthy.
 
     3. Later it finds damage: that is registered as well. Nothing else registers it again.
     """
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         scene.broker.facts = LogFacts(3, 900, 800, 0, "log", "stopped before a reboot")
         await scene.started()
         asked = scene.controller.asked["RegisterBroker"]
@@ -327,11 +301,11 @@ def test_r17_a_log_that_is_whole_again_is_registered_at_once(tmp_path: Path) -> 
         assert [request.suspect for request in asked[1:]] == ["", "damage"]
         assert len({request.request_id for request in asked}) == 3
 
-    play(tmp_path, script)
 
-
-def test_r17_a_registration_names_the_incarnations_that_wrote_in_the_folder(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_r17_a_registration_names_the_incarnations_that_wrote_in_the_folder(
+    tmp_path: Path,
+) -> None:
+    async with new_scene(tmp_path) as scene:
         for life in ("one", "two", "three"):
             manager = await scene.started(incarnation=life)
             await manager.close()
@@ -340,8 +314,6 @@ def test_r17_a_registration_names_the_incarnations_that_wrote_in_the_folder(tmp_
         (tmp_path / "lives").write_text("one\n")
         await scene.started(incarnation="four")
         assert list(asked[-1].earlier_lives) == ["one"]
-
-    play(tmp_path, script)
 
 
 def test_r17_the_first_incarnations_of_a_folder_count_for_nothing_before_one_is_registered(
@@ -370,8 +342,8 @@ def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_ba
     assert earlier[-1] == f"life-{3 * INCARNATIONS_MAX - 2}"
 
 
-def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> None:
+    async with new_scene(tmp_path) as scene:
         first = await scene.master()
         await first.close()
         scene.make(incarnation="life-2")
@@ -381,11 +353,9 @@ def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> No
         assert scene.manager._state.current.highest_master_epoch == 1
         assert scene.manager.role is Role.FENCED
 
-    play(tmp_path, script)
 
-
-def test_hello_heartbeats_and_goodbye(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_hello_heartbeats_and_goodbye(tmp_path: Path) -> None:
+    async with new_scene(tmp_path) as scene:
         scene.broker.facts = LogFacts(3, 900, 800, 100, "log-9")
         manager = await scene.started()
         session = await scene.controller.session()
@@ -398,14 +368,11 @@ def test_hello_heartbeats_and_goodbye(tmp_path: Path) -> None:
         await session.ended.wait()
         assert session.goodbye == "maintenance"
 
-    play(tmp_path, script)
 
-
-def test_a_newer_view_replaces_what_waits_behind_a_running_change(tmp_path: Path) -> None:
+async def test_a_newer_view_replaces_what_waits_behind_a_running_change(tmp_path: Path) -> None:
     """1. Becoming slave of epoch 1 hangs. 2. Epochs 2 and 3 are pushed. 3. After the hang only
     epoch 3 is acted on, and it was on disk before."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         await scene.started()
         session = await scene.controller.session()
         incarnations = {1: "life", 2: "life-2"}
@@ -420,31 +387,26 @@ def test_a_newer_view_replaces_what_waits_behind_a_running_change(tmp_path: Path
         assert ("slave", 2) not in scene.broker.calls
         assert scene.broker.persisted_at_action == [1, 3]
 
-    play(tmp_path, script)
 
-
-def test_a_role_change_that_raised_is_tried_again(
+async def test_a_role_change_that_raised_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         await scene.started()
         session = await scene.controller.session()
         scene.broker.failures = 1
         await session.push(view_message(2, 1, 1, [2], {1: "life", 2: "life-2"}))
         await scene.broker.until("slave done", 1)
         assert scene.broker.calls.count(("slave", 1)) == 2
-
-    play(tmp_path, script)
     assert "role_change_failed" in caplog.text
 
 
-def test_a_master_that_cannot_become_one_is_fatal(
+async def test_a_master_that_cannot_become_one_is_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was elected and fails each time: the process has to end for another to be elected."""
     monkeypatch.setattr("batonmq.replicas_manager.role_runner.MASTER_ATTEMPTS_MAX", 2)
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         await scene.started(on_fatal=fatal.set_result)
         session = await scene.controller.session()
@@ -454,13 +416,10 @@ def test_a_master_that_cannot_become_one_is_fatal(
             assert str(await fatal) == "the disk said no"
         assert scene.broker.calls.count(("master", 1)) == 2
 
-    play(tmp_path, script)
 
-
-def test_an_id_that_cannot_be_kept_is_fatal(tmp_path: Path) -> None:
+async def test_an_id_that_cannot_be_kept_is_fatal(tmp_path: Path) -> None:
     """A broker that only drops the reply is registered, never heard of again, and says nothing."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         manager = scene.make(on_fatal=fatal.set_result)
         await manager.start()
@@ -469,17 +428,14 @@ def test_an_id_that_cannot_be_kept_is_fatal(tmp_path: Path) -> None:
             assert isinstance(await fatal, OSError)
         assert not manager.registered
 
-    play(tmp_path, script)
 
-
-def test_r45_a_full_disk_keeps_nobody_from_being_elected_and_ends_no_process(
+async def test_r45_a_full_disk_keeps_nobody_from_being_elected_and_ends_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some attempts the sessions break, so another one is elected. This one goes on trying,
     and is master once there is room, if nobody else was elected."""
     monkeypatch.setattr("batonmq.replicas_manager.role_runner.MASTER_ATTEMPTS_MAX", 2)
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         await scene.started(on_fatal=lambda error: pytest.fail(str(error)))
         session = await scene.controller.session()
         scene.broker.failures = 3
@@ -489,13 +445,10 @@ def test_r45_a_full_disk_keeps_nobody_from_being_elected_and_ends_no_process(
         await scene.broker.until("master durable", 1)
         assert scene.broker.calls.count(("master", 1)) == 4
 
-    play(tmp_path, script)
 
-
-def test_r24_a_damaged_log_does_not_try_to_become_master_twice(tmp_path: Path) -> None:
+async def test_r24_a_damaged_log_does_not_try_to_become_master_twice(tmp_path: Path) -> None:
     """The next start finds the damage, and the controllers elect another one meanwhile."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         await scene.started(on_fatal=fatal.set_result)
         session = await scene.controller.session()
@@ -506,11 +459,9 @@ def test_r24_a_damaged_log_does_not_try_to_become_master_twice(tmp_path: Path) -
             assert await fatal is scene.broker.failure
         assert scene.broker.calls.count(("master", 1)) == 1
 
-    play(tmp_path, script)
 
-
-def test_the_lease_is_valid_while_the_leader_answers(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_the_lease_is_valid_while_the_leader_answers(tmp_path: Path) -> None:
+    async with new_scene(tmp_path) as scene:
         manager = await scene.master()
         assert manager.lease_valid(boot_ms())
         scene.controller.answering = False
@@ -518,11 +469,9 @@ def test_the_lease_is_valid_while_the_leader_answers(tmp_path: Path) -> None:
         assert not manager.lease_valid(boot_ms())
         assert manager.role is Role.MASTER
 
-    play(tmp_path, script)
 
-
-def test_r36_a_controller_that_comes_back_is_found_again(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_r36_a_controller_that_comes_back_is_found_again(tmp_path: Path) -> None:
+    async with new_scene(tmp_path) as scene:
         manager = await scene.master()
         session = await scene.controller.session()
         port = int(scene.controller.address.rpartition(":")[2])
@@ -535,11 +484,9 @@ def test_r36_a_controller_that_comes_back_is_found_again(tmp_path: Path) -> None
         assert manager.role is Role.MASTER
         assert not [call for call in scene.broker.calls if call[0] == "stand_down"]
 
-    play(tmp_path, script)
 
-
-def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
+    async with new_scene(tmp_path) as scene:
         manager = await scene.master()
         incarnations = {1: "life", 2: "life-2"}
         scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
@@ -554,15 +501,12 @@ def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
             (2, "life-2"),
         ]
 
-    play(tmp_path, script)
 
-
-def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
+async def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batonmq.replicas_manager.session.CALL_TIMEOUT_S", 0.05)
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         manager = await scene.master()
         incarnations = {1: "life", 2: "life-2"}
 
@@ -580,16 +524,13 @@ def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
         ids = {request.request_id for request in scene.controller.asked["AlterSyncStateSet"]}
         assert len(ids) == 1
 
-    play(tmp_path, script)
 
-
-def test_r11_a_call_whose_connection_is_closed_is_repeated(
+async def test_r11_a_call_whose_connection_is_closed_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that is dropped for its silence closes the channel under the calls, too."""
     monkeypatch.setattr("batonmq.replicas_manager.session.CALL_TIMEOUT_S", 60)
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         manager = await scene.master()
         view = view_message(1, 1, 2, [1, 2], {1: "life", 2: "life-2"})
         hanging = asyncio.Event()
@@ -609,11 +550,9 @@ def test_r11_a_call_whose_connection_is_closed_is_repeated(
         await scene.broker.until("adopt", 2)
         assert len(scene.controller.asked["AlterSyncStateSet"]) == 2
 
-    play(tmp_path, script)
 
-
-def test_events_reach_the_history(tmp_path: Path) -> None:
-    async def script(scene: Scene) -> None:
+async def test_events_reach_the_history(tmp_path: Path) -> None:
+    async with new_scene(tmp_path) as scene:
         manager = await scene.master()
         manager.report_event("opened", end_offset=5)
         asked = scene.controller.asked
@@ -625,13 +564,10 @@ def test_events_reach_the_history(tmp_path: Path) -> None:
         assert json.loads(event.json) == {"end_offset": 5}
         assert asked["ReportEvent"][0].kind == "role_changed"
 
-    play(tmp_path, script)
 
-
-def test_registration_follows_the_leader(tmp_path: Path) -> None:
+async def test_registration_follows_the_leader(tmp_path: Path) -> None:
     """The first controller asked is not the leader, the second is not there at all."""
-
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         follower = FakeController()
         await follower.start()
         follower.leader = False
@@ -649,39 +585,36 @@ def test_registration_follows_the_leader(tmp_path: Path) -> None:
         finally:
             await follower.stop()
 
-    play(tmp_path, script)
 
-
-def test_a_refused_session_is_said_and_dialled_again(
+async def test_a_refused_session_is_said_and_dialled_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R18: another incarnation has a session. Once it is gone, this one is taken."""
 
-    async def script(scene: Scene) -> None:
+    async with new_scene(tmp_path) as scene:
         scene.controller.refuse = pb.Status(code=2005, remark="another incarnation has a session")
         await scene.started()
         await scene.controller.until(lambda: scene.controller.refusals > 0)
         scene.controller.refuse = None
         await scene.controller.session()
-
-    play(tmp_path, script)
     assert "another incarnation has a session" in caplog.text
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["waits", "dies waiting"])
-def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
+async def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     """The n-th call that needs room fails, and all after it until the manager says so: then there
     is room, or it is killed, and the next process goes on."""
     monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)
 
-    def start(number: int) -> bool:
+    async def start(number: int) -> bool:
         folder = tmp_path / str(number)
         folder.mkdir()
         codes: list[str] = []
 
-        async def script(scene: Scene) -> None:
+        async with new_scene(folder) as scene:
+
             def assign(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
                 if request.register_check_code not in codes:
                     codes.append(request.register_check_code)
@@ -705,11 +638,13 @@ def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
             assert manager.broker_id == 1 and not manager.start_retry.missing
             assert scene.identity.read_text() == "C#broker-a#1"
 
-        play(folder, script)
         return bool(missing[-1])
 
     fatal: list[BaseException] = []
     missing: list[str] = []
-    assert next(number for number in itertools.count() if not start(number)) > 5
+    tried = 0
+    while await start(tried):
+        tried += 1
+    assert tried > 5
     assert not fatal
     assert {text.partition(": ")[2] for text in missing[:-1]} == {"No space left on device"}

@@ -113,7 +113,7 @@ def test_one_kind_reported_too_often_is_counted_and_does_not_hide_another() -> N
     play(script)
 
 
-def test_a_report_waits_for_a_leader_and_is_sent_again_where_none_answered(
+async def test_a_report_waits_for_a_leader_and_is_sent_again_where_none_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1. Nobody leads. 2. A controller is asked that leads no more. 3. Its successor takes it: the
@@ -123,27 +123,24 @@ def test_a_report_waits_for_a_leader_and_is_sent_again_where_none_answered(
     leaders = [None, None, "c1", "c2"]
     asked: list[tuple[str, str]] = []
 
-    async def run() -> None:
-        done = asyncio.Event()
+    done = asyncio.Event()
 
-        def stub(controller: str) -> Any:
-            async def report(request: pb.ReportEventRequest, timeout: float) -> pb.ReportEventReply:
-                asked.append((controller, request.request_id))
-                if controller == "c2":
-                    done.set()
-                    return pb.ReportEventReply()
-                code = ResponseCode.CONTROLLER_NOT_LEADER
-                return pb.ReportEventReply(status=pb.Status(code=code))
+    def stub(controller: str) -> Any:
+        async def report(request: pb.ReportEventRequest, timeout: float) -> pb.ReportEventReply:
+            asked.append((controller, request.request_id))
+            if controller == "c2":
+                done.set()
+                return pb.ReportEventReply()
+            code = ResponseCode.CONTROLLER_NOT_LEADER
+            return pb.ReportEventReply(status=pb.Status(code=code))
 
-            return SimpleNamespace(ReportEvent=report)
+        return SimpleNamespace(ReportEvent=report)
 
-        channels: Any = SimpleNamespace(stub=stub)
-        reporter = EventReporter("broker-a", channels, lambda: leaders.pop(0))
-        reporter.report("opened", 1, 2, {})
-        await asyncio.wait_for(done.wait(), 10)
-        await reporter.close()
-
-    asyncio.run(run())
+    channels: Any = SimpleNamespace(stub=stub)
+    reporter = EventReporter("broker-a", channels, lambda: leaders.pop(0))
+    reporter.report("opened", 1, 2, {})
+    await asyncio.wait_for(done.wait(), 10)
+    await reporter.close()
     (first, id_then), (second, id_now) = asked
     assert (first, second) == ("c1", "c2") and id_then == id_now
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,30 +167,26 @@ def protocol(request: pytest.FixtureRequest) -> Protocol:
     return chosen
 
 
-def play(folder: Path, protocol: Protocol, script: Callable[[Group], Awaitable[None]]) -> None:
-    async def run() -> None:
-        group = Group(folder, protocol)
-        await group.controller.start()
-        try:
-            await script(group)
-        finally:
-            for replica in group.replicas:
-                await replica.manager.close()
-            await group.controller.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def new_group(folder: Path, protocol: Protocol) -> AsyncIterator[Group]:
+    group = Group(folder, protocol)
+    await group.controller.start()
+    try:
+        yield group
+    finally:
+        for replica in group.replicas:
+            await replica.manager.close()
+        await group.controller.close()
 
 
-def test_the_first_is_master_the_second_follows_and_joins_the_set(
+async def test_the_first_is_master_the_second_follows_and_joins_the_set(
     tmp_path: Path, protocol: Protocol
 ) -> None:
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path, protocol) as group:
         first, second = await group.in_sync()
         assert first.manager.role is Role.MASTER
         assert second.manager.role is Role.SLAVE
         assert [first.manager.broker_id, second.manager.broker_id] == [1, 2]
-
-    play(tmp_path, protocol, script)
 
 
 def peers_by_descriptor() -> list[tuple[int, int]]:
@@ -203,46 +199,41 @@ def peers_by_descriptor() -> list[tuple[int, int]]:
     return found
 
 
-def test_clients_have_lower_descriptors_than_the_sessions(
+async def test_clients_have_lower_descriptors_than_the_sessions(
     tmp_path: Path, held_descriptors: int
 ) -> None:
     """Of a killed broker the kernel closes the highest first: by the end of its sessions the
     controllers notice the kill, however many clients it had."""
-
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path, "grpc") as group:
         await group.in_sync()
         grpc_port = group.controller.config.self_peer.grpc_port
         sessions = [fd for fd, peer in peers_by_descriptor() if peer == grpc_port]
         assert len(sessions) == 2
         assert min(sessions) > min(held_descriptors, descriptors_allowed() // 2)
 
-    play(tmp_path, "grpc", script)
 
-
-def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path, protocol: Protocol) -> None:
-    async def script(group: Group) -> None:
+async def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path, protocol: Protocol) -> None:
+    async with new_group(tmp_path, protocol) as group:
         first, second = await group.in_sync()
         await first.die()
         await second.until("master", 2, frozenset({2}))
         await second.until("lease", True)
         assert ("dead", frozenset({1})) in second.calls
 
-    play(tmp_path, protocol, script)
 
-
-def test_a_planned_stop_of_the_master_elects_at_once(tmp_path: Path, protocol: Protocol) -> None:
-    async def script(group: Group) -> None:
+async def test_a_planned_stop_of_the_master_elects_at_once(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    async with new_group(tmp_path, protocol) as group:
         first, second = await group.in_sync()
         await first.manager.close()
         await second.until("master", 2, frozenset({2}))
 
-    play(tmp_path, protocol, script)
 
-
-def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_whole(
+async def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_whole(
     tmp_path: Path, protocol: Protocol
 ) -> None:
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path, protocol) as group:
         first, second = await group.in_sync()
         assert await first.manager.hand_over("a test")
         await second.until("master", 2, frozenset({1, 2}))
@@ -250,17 +241,15 @@ def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_whole(
         assert not await first.manager.hand_over("a test"), "it is no master any more"
         assert ("held",) in first.calls
 
-    play(tmp_path, protocol, script)
 
-
-def test_a_master_alone_has_nobody_to_hand_over_to(tmp_path: Path, protocol: Protocol) -> None:
-    async def script(group: Group) -> None:
+async def test_a_master_alone_has_nobody_to_hand_over_to(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    async with new_group(tmp_path, protocol) as group:
         first = await group.join(1)
         await first.until("lease", True)
         assert not await first.manager.hand_over("a test")
         assert first.manager.role is Role.MASTER
-
-    play(tmp_path, protocol, script)
 
 
 class Stranger:
@@ -316,10 +305,10 @@ class Stranger:
         return int((await self.stub.AlterSyncStateSet(request)).status.code)
 
 
-def test_r59_a_stranger_that_knows_all_that_is_public_speaks_for_no_process(
+async def test_r59_a_stranger_that_knows_all_that_is_public_speaks_for_no_process(
     tmp_path: Path,
 ) -> None:
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path, "grpc") as group:
         first, _ = await group.in_sync()
         address = group.controller.config.self_peer.grpc_address
         async with grpc.aio.insecure_channel(address) as channel:
@@ -343,11 +332,9 @@ def test_r59_a_stranger_that_knows_all_that_is_public_speaks_for_no_process(
         assert first.manager.role is Role.MASTER and first.manager.lease_valid(boot_ms())
         assert ("lease", False) not in first.calls
 
-    play(tmp_path, "grpc", script)
 
-
-def test_r59_a_stranger_has_the_id_of_no_member_that_is_away(tmp_path: Path) -> None:
-    async def script(group: Group) -> None:
+async def test_r59_a_stranger_has_the_id_of_no_member_that_is_away(tmp_path: Path) -> None:
+    async with new_group(tmp_path, "grpc") as group:
         _, second = await group.in_sync()
         address = group.controller.config.self_peer.grpc_address
         await second.die()
@@ -362,24 +349,22 @@ def test_r59_a_stranger_has_the_id_of_no_member_that_is_away(tmp_path: Path) -> 
         await again.until("slave", 1, 1)
         assert again.manager.broker_id == 2
 
-    play(tmp_path, "grpc", script)
+
+def contents(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
 
 
-def test_r59_a_secret_is_in_no_state_file_or_log_line(
+async def test_r59_a_secret_is_in_no_state_file_or_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
 
-    async def script(group: Group) -> None:
+    async with new_group(tmp_path, "grpc") as group:
         first, _ = await group.in_sync()
         name = first.manager._name
         told = repr(group.controller.requests.state) + caplog.text + repr(name)
         assert name.incarnation in told
         folder_secret = first.manager._identity.secret_path.read_text()
         assert name.secret not in told and folder_secret not in told
-        secret.append(name.secret.encode())
-
-    secret: list[bytes] = []
-    play(tmp_path, "grpc", script)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files and not any(secret[0] in path.read_bytes() for path in files)
+    stored = contents(tmp_path)
+    assert stored and not any(name.secret.encode() in each for each in stored)
