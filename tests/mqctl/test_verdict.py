@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Callable, Mapping
@@ -32,10 +33,11 @@ from batonmq.mqctl.verdict.evidence import (
 )
 from batonmq.mqctl.verdict.evidence import GroupEvidence as Recorded
 from batonmq.mqctl.verdict.files import due_ms
+from batonmq.mqctl.verdict.gather import from_folders
 from batonmq.mqctl.verdict.group_incidents import UNCHECKED
 from batonmq.mqctl.verdict.incidents import CROWDED_OUT, FILES, LAST_WORDS, SPACE_AGAIN
 from batonmq.mqctl.verdict.judge import INCIDENTS, judge
-from batonmq.mqctl.verdict.safety import may_restart, safety
+from batonmq.mqctl.verdict.safety import lineage_doubt, may_restart, safety
 from batonmq.protocol.layout import INDEX_HEADER, JOURNAL_MAGIC, UNIT
 from batonmq.remoting import budget
 from batonmq.store import disk_health
@@ -451,6 +453,45 @@ def test_what_was_not_read_makes_nothing_safe() -> None:
     assert "its log ends at 900" in found.how
     # Without a leading controller the set may be an older one.
     assert safety(replace(evidence, nodes=nodes, leader=""), "g").state == "unknown"
+
+
+@pytest.mark.parametrize("windows", [0, 1, 2])
+def test_logs_that_were_not_read_in_time_prove_nothing(folders: list[Path], windows: int) -> None:
+    """`windows`: how many parts of all logs are read before the time is over."""
+    left = iter(range(windows))
+    evidence = from_folders(folders, lambda: next(left, None) is not None)
+    found = safety(evidence, "broker-a")
+    assert (found.state, found.end) == ("unknown", -1 if windows == 0 else found.end)
+    assert "not read" in found.how
+    unread = [each for each in evidence.sources if "were not read in time" in each.why]
+    assert len(unread) == 3, evidence.sources
+
+
+def test_a_log_that_may_not_be_read_proves_nothing(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    evidence = from_folders(folders, lambda: True)
+    assert safety(evidence, "broker-a").state == "unknown"
+    whys = [each.why for each in evidence.sources if each.name.startswith("log of")]
+    assert whys == ["cannot be read: Permission denied"] * 3
+
+
+def test_r47_an_unread_log_still_shows_another_lineage(folders: list[Path]) -> None:
+    """Two of one lineage make the third one foreign, whether there was time to read them or not."""
+    (folders[0] / "commitlog/.baton/lineage").write_text("two")
+    evidence = from_folders(folders, lambda: False)
+    stores = evidence.stores("broker-a")
+    assert [bool(lineage_doubt(store, stores)) for store in stores] == [True, False, False]
+
+
+def test_an_unread_log_without_its_id_is_no_empty_store(folders: list[Path]) -> None:
+    (folders[0] / "commitlog/.baton/log_id").unlink()
+    store, *_ = from_folders(folders, lambda: False).stores("broker-a")
+    assert not store.is_empty
 
 
 def test_a_broker_whose_disk_is_full_would_not_come_back_from_a_restart() -> None:

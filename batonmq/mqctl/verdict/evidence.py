@@ -91,7 +91,8 @@ class FaultEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StoreEvidence:
-    """A broker's data folder. The log was read in [`read_from`, `end`); `damages` are in it."""
+    """A broker's data folder. The log was read in [`read_from`, `end`); `damages` are in it. If there
+    was no time for any of it, `end` is 0 and `read_from` where its files end."""
 
     folder: str
     cluster: str = ""
@@ -134,7 +135,12 @@ class StoreEvidence:
     @property
     def is_empty(self) -> bool:
         """Without a log of its own: lost, wiped, or never used."""
-        return not self.log_id and self.end == 0
+        return not self.log_id and not self.has_log
+
+    @property
+    def has_log(self) -> bool:
+        """Whether there are records, or files of a log that was not read."""
+        return self.end > 0 or self.read_from > 0
 
     @property
     def damages(self) -> tuple[FaultEvidence, ...]:

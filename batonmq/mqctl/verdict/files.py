@@ -333,11 +333,17 @@ def segments_of(folder: Path) -> list[Path]:
 
 
 def read_log(facts: StoreEvidence, until: Until) -> Iterator[StoreEvidence]:
-    """The facts with the log read, again and again, its newest file first; the last ones count."""
+    """The facts with the log read, again and again, its newest file first; the last ones count.
+    The first ones say that nothing was read yet."""
     segments = segments_of(Path(facts.folder))
     if not segments:
         return
-    facts = replace(facts, begin=int(segments[0].name))
+    facts = replace(
+        facts,
+        begin=int(segments[0].name),
+        read_from=int(segments[-1].name) + segments[-1].stat().st_size,
+    )
+    yield facts
     following = -1
     for path in reversed(segments):
         check = Verdict()

@@ -234,6 +234,7 @@ def _with_logs(
     """The nodes with their logs read, of all in turn; only those whose broker does not run, since
     the others check what they serve."""
     found: dict[int, StoreEvidence] = {}
+    whys: dict[int, str] = {}
     reading = {
         at: read_log(node.store, until)
         for at, node in enumerate(nodes)
@@ -241,7 +242,11 @@ def _with_logs(
     }
     while reading:
         for at, reader in list(reading.items()):
-            facts = next(reader, None)
+            facts = None
+            try:
+                facts = next(reader, None)
+            except OSError as error:
+                whys[at] = f"cannot be read: {error.strerror}"
             if facts is None:
                 del reading[at]
             else:
@@ -253,7 +258,7 @@ def _with_logs(
             if at in found and found[at].read_from > found[at].begin:
                 unread = found[at].read_from - found[at].begin
                 why = f"its oldest {unread >> 20} MiB were not read in time: mqctl verifyStore"
-                sources.append(EvidenceSource(f"log of {node.name}", why))
+                sources.append(EvidenceSource(f"log of {node.name}", whys.get(at, why)))
             store = read_derived(store, until)
         known.append(replace(node, store=store))
     return known

@@ -292,7 +292,7 @@ def _lost_stores(evidence: Evidence) -> Iterator[Finding]:
         if store is None or not store.is_empty or not (me in group.replicas or store.broker_id):
             continue
         others = evidence.stores(node.group)
-        if not any(other.end for other in others) and group.confirmed <= 0:
+        if not any(other.has_log for other in others) and group.confirmed <= 0:
             continue
         cause = f"{node.name}: its store is empty, {store.folder} was lost, wiped or not mounted"
         repairs = (refill_from(evidence, node),)

@@ -126,6 +126,9 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
         where = ", ".join(f"{begin} to {end}" for begin, end in missing)
         why = f"no trusted store has the log at {where}"
         return Safety(name, "lost", why, (), store.end, tuple(missing))
+    if store.read_from > store.end:
+        why = f"the log of {best.name} was not read: --full reads it"
+        return Safety(name, "unknown", why)
     if store.read_from > store.begin:
         why = f"the log of {best.name} below offset {store.read_from} was not read: --full reads it"
         return Safety(name, "unknown", why, (best.name,), store.end)
@@ -207,8 +210,8 @@ def distrust(
 def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> str:
     """Why this log may be no part of the group's history (R47): most other stores are of another
     lineage, or the only other one is."""
-    found = [o.lineage for o in others if o.lineage and o.end and o.folder != store.folder]
-    if not store.lineage or not store.end or not found or store.lineage in found:
+    found = [o.lineage for o in others if o.lineage and o.has_log and o.folder != store.folder]
+    if not store.lineage or not store.has_log or not found or store.lineage in found:
         return ""
     most = max(set(found), key=found.count)
     return FOREIGN if found.count(most) > 1 else "it and the only other log differ in lineage"
