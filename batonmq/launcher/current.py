@@ -24,12 +24,21 @@ def serves(pid_file: Path) -> int | None:
         words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).rstrip("\0").split("\0")
         if len(words) == 1:  # forked with its modules loaded: its title is its command line
             words = shlex.split(words[0])
-        cwd = Path(f"/proc/{pid}/cwd").readlink()
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        names_it = any(_is_named(pid_file, word, pid) for word in words[1:])
     except (OSError, ValueError):
         return None
-    names_it = str(pid_file) in (f"{cwd / word}" for word in words[1:])
     return pid if names_it and state != "Z" else None
+
+
+def _is_named(pid_file: Path, word: str, pid: int) -> bool:
+    """Whether a word of a process's command line is the path of this file."""
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink() / word == pid_file
+    except PermissionError:
+        # Only its own user may read where another user's process works: the end of the path
+        # decides. That server would otherwise count as ended.
+        return f"/{pid_file}".endswith(f"/{word}")
 
 
 def hint_file() -> Path | None:

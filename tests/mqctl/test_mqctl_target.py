@@ -245,5 +245,13 @@ def test_a_server_is_known_by_its_pid_file_however_it_was_started(
         assert serves(tmp_path / "broker-1.pid") is None
         pid_file.with_name("broker-1.pid").write_text(f"{process.pid}\n")
         assert serves(pid_file.with_name("broker-1.pid")) is None, "another server has that pid"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "readlink", _refuse)
+            assert serves(pid_file) == process.pid, "a server of another user"
+            assert serves(pid_file.with_name("broker-1.pid")) is None
         process.communicate()
     assert serves(pid_file) is None
+
+
+def _refuse(path: Path) -> Path:
+    raise PermissionError(13, "Permission denied", str(path))
