@@ -18,6 +18,7 @@ KEY_VARIABLES: Final = {
     "securityToken": "BATONMQ_SECURITY_TOKEN",
 }
 TLS_VARIABLES: Final = {"trust": "BATONMQ_TLS_TRUST", "cert": "BATONMQ_TLS_CERT"}
+_NULLS: Final = ("", "~", "null")
 
 
 def credentials_of(environ: Mapping[str, str]) -> Credentials | None:
@@ -36,14 +37,16 @@ def credentials_in(file: Path) -> Credentials:
     import yaml
 
     try:
-        found = yaml.safe_load(file.read_text())
+        # Only this loader keeps `0123`, `yes` and `1e3` as the texts that they are.
+        found = yaml.load(file.read_text(), yaml.BaseLoader)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError):
         raise ValueError(f"{file} is not YAML") from None
     if not isinstance(found, dict):
         raise ValueError(f"{file} has no accessKey and secretKey")
-    return made_of({key: str(found[key]) for key in KEY_VARIABLES if found.get(key)}, file)
+    keys = {key: value for key in KEY_VARIABLES if isinstance(value := found.get(key), str)}
+    return made_of({key: value for key, value in keys.items() if value not in _NULLS}, file)
 
 
 def environment_of(user: Credentials) -> dict[str, str]:

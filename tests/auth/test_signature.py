@@ -172,6 +172,18 @@ def test_who_signs_is_in_the_environment_or_in_a_file(tmp_path) -> None:
         credentials_of({"BATONMQ_CREDENTIALS": str(tmp_path / "none")})
 
 
+@pytest.mark.parametrize("secret", ["0123", "00012345", "1_000", "yes", "1e3", "12:30:45"])
+def test_keys_in_a_file_are_read_as_they_are_written(tmp_path: Path, secret: str) -> None:
+    """Some forms of YAML's scalars are numbers or truth values to other readers."""
+    file = tmp_path / "tools.yml"
+    file.write_text(f"accessKey: 007\nsecretKey: {secret}\nsecurityToken: ~\n")
+    assert credentials_in(file) == Credentials(access_key="007", secret_key=secret)
+    file.write_text("accessKey: a\nsecretKey: [hidden]\n")
+    with pytest.raises(ValueError, match="secretKey") as caught:
+        credentials_in(file)
+    assert "hidden" not in str(caught.value)
+
+
 NUMBERS = dict.fromkeys("defghjl", "7")
 FIELDS = {name: f"{name}1" for name in "abcin"} | NUMBERS | {"k": "false", "m": "true"}
 

@@ -169,6 +169,7 @@ class FakeCluster:
         self.topics = {"T": TopicConfig(topic_name="T", write_queue_nums=4)}
         self.group_table = {"G": SubscriptionGroupConfig(group_name="G")}
         self.offsets: dict[str, dict[int, int]] = {"T@G": {0: 5}}
+        self.users: Any = None
         self.calm = False
         self.figures: dict[str, dict[str, str]] = {}
         self.problems: dict[str, list[str]] = {}
@@ -229,7 +230,7 @@ class FakeAdmin:
             epochs=self.broker_epoch,
             repair=self.repair_replica,
         )
-        self.users = SimpleNamespace(users=self.no_users)
+        self.users = self.fake.users or SimpleNamespace(users=self.no_users)
         self.topics = SimpleNamespace(
             names=self.topic_list,
             route=self.topic_route,

@@ -194,7 +194,8 @@ class _Writer:
             await self._change_settings(wanted["settings"])
 
     async def write_users(self, wanted: dict[str, Any], secrets: dict[str, str]) -> None:
-        """`secrets`: what users got in another group of this run; the same here."""
+        """`secrets`: what users got in another group of this run; the same here. Gets those of the
+        users that are made."""
         from secrets import token_urlsafe
 
         import msgspec
@@ -208,12 +209,14 @@ class _Writer:
             if name in there:
                 continue
             info = UserInfo(username=name, user_type=of["userType"], user_status=of["userStatus"])
-            info.password = secrets.setdefault(name, token_urlsafe(24))
+            info.password = secrets.get(name) or token_urlsafe(24)
             try:
                 await users.create_at(self._address, info)
             except ResponseError as error:
                 self._refused.append(f"user {name}: {error}")
             else:
+                # Only now: a user that was refused has no secret to show.
+                secrets[name] = info.password
                 self._done["users"] += 1
         for acl in wanted.get("acls", ()):
             try:

@@ -91,8 +91,8 @@ class FaultEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StoreEvidence:
-    """A broker's data folder. The log was read in [`read_from`, `end`); `damages` are in it. If there
-    was no time for any of it, `end` is 0 and `read_from` where its files end."""
+    """A broker's data folder. The log was read in [`read_from`, `end`); `damages` are in it. If
+    nothing was read, `end` is 0 and `read_from` where its files end."""
 
     folder: str
     cluster: str = ""

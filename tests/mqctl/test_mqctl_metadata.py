@@ -1,0 +1,60 @@
+"""`mqctl importMetadata --users`: whose secret is shown, and whose never."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batonmq.auth.policy import AclInfo, UserInfo
+from batonmq.protocol.errors import ResponseError
+
+Run = Callable[..., Any]
+
+
+@dataclass
+class Users:
+    """Of the brokers by address. A name in `refused` may not be made."""
+
+    refused: dict[str, set[str]]
+    made: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    async def users(self, address: str) -> list[UserInfo]:
+        return [UserInfo(username=name) for name in self.made.get(address, ())]
+
+    async def create_at(self, address: str, user: UserInfo) -> None:
+        assert user.username and user.password
+        if user.username in self.refused.get(address, ()):
+            raise ResponseError(16, "only a super user may do this", address)
+        self.made.setdefault(address, {})[user.username] = user.password
+
+    async def put_acl_at(self, address: str, acl: AclInfo) -> None: ...
+
+
+def exported(file: Path, *brokers: str) -> str:
+    """A file with the users `ann` and `bob` at each broker."""
+    user = {"userType": "Normal", "userStatus": "enable"}
+    empty: dict[str, Any] = {"topics": {}, "groups": {}, "offsets": {}, "settings": {}}
+    of = empty | {"users": {"ann": user, "bob": user}, "acls": []}
+    file.write_text(json.dumps({"form": 1, "brokers": dict.fromkeys(brokers, of)}))
+    return str(file)
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_user_that_was_refused_has_no_secret_to_show(
+    mqctl: Run, fake: Any, tmp_path: Path, form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (master,) = {data.broker_addrs[0] for data in fake.info.broker_addr_table.values()}
+    users = Users({master: {"bob"}})
+    fake.users = users
+    file = exported(tmp_path / "metadata.json", *fake.info.broker_addr_table)
+    drawn = iter(("secret-of-ann", "secret-of-bob"))
+    monkeypatch.setattr("secrets.token_urlsafe", lambda size: next(drawn))
+    ran = mqctl("importMetadata", file, "--users", "--yes", *form)
+    assert ran.code == 1 and "user bob: " in ran.err and "only a super user" in ran.err
+    assert users.made == {master: {"ann": "secret-of-ann"}}
+    assert "secret-of-ann" in ran.out and "secret-of-bob" not in ran.out + ran.err
