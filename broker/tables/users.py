@@ -79,12 +79,8 @@ class UserTable(NamedTable[UserWrapper, User]):
         return changed
 
     def _new_version(self, state_version: int | None = None) -> None:
-        was_dirty = self._dirty
         super()._new_version(state_version)
-        if state_version is None:
-            self.follow(self.rulebook)
-        elif not self._table:
-            self._dirty = was_dirty
+        self.follow(self.rulebook)
 
 
 class UserService:
