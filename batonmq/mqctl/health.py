@@ -94,6 +94,8 @@ class Findings:
     expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
     reported: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the brokers that replied tell of themselves, by address."""
+    removed_groups: Sequence[str] = ()
+    """Groups that the controllers remember, and that are no part of cluster.json any more."""
     classic: bool = False
     """Outside controller mode there is no leader to ask who leads and who is in sync."""
     nowhere: str = ""
@@ -214,7 +216,15 @@ class Findings:
                     f"{name}: the controllers still know replicas that were removed; forget them: "
                     f"mqctl cleanBrokerMetadata -bn {name} -b '{ids}' -c {self._cluster_of(name)}"
                 )
+        found += [
+            f"{name}: the controllers still know this group, which was removed; forget it: "
+            f"{self._forget_group(name)}"
+            for name in self.removed_groups
+        ]
         return found
+
+    def _forget_group(self, name: str) -> str:
+        return f"mqctl cleanBrokerMetadata -bn {name} --wholeGroup -c {self._cluster_of(name)}"
 
     def _cluster_of(self, name: str) -> str:
         routed = self.routes.broker_addr_table.get(name)
@@ -289,12 +299,10 @@ class Findings:
         return found
 
     def _group_problems(self, name: str) -> list[Problem]:
-        no_master = Problem.of(
-            f"{name}: no master",
-            f"start every member of the last set: mqctl getSyncStateSet -b {name}",
-            is_down=True,
-            group=name,
-        )
+        start = f"start every member of the last set: mqctl getSyncStateSet -b {name}"
+        if name not in self.routes.broker_addr_table and name not in self.expected:
+            start += f"; only if the group is gone for good: {self._forget_group(name)}"
+        no_master = Problem.of(f"{name}: no master", start, is_down=True, group=name)
         if self.classic:
             has_master = MASTER_ID in self.routes.broker_addr_table[name].broker_addrs
             return [] if has_master else [no_master]
@@ -465,6 +473,9 @@ async def poll(
     (replicas, replicas_error), more = await asyncio.gather(
         _roles(controller, controllers, groups), _states(admin, routed)
     )
+    removed = _removed_groups(replicas, routes, wanted)
+    for name in removed:
+        del replicas.replicas_info_table[name]
     answers |= more
     answers |= await _states(admin, _addresses(routes, replicas) - answers.keys())
     answers = dict(sorted(answers.items()))
@@ -477,6 +488,25 @@ async def poll(
         replicas_error,
         {name: frozenset(members) for name, members in wanted.items()},
         {a: lines for a, lines in answers.items() if not isinstance(lines, str)},
+        removed_groups=removed,
+    )
+
+
+def _removed_groups(
+    replicas: BrokerReplicasInfo, routes: ClusterInfo, planned: Collection[str]
+) -> tuple[str, ...]:
+    """Groups that the controllers remember, of which nothing runs or is planned. Without a plan
+    nobody knows whether a group is dead or was removed: it counts as dead."""
+    if not planned:
+        return ()
+    known = replicas.replicas_info_table
+    return tuple(
+        name
+        for name in sorted(known.keys() - set(planned) - routes.broker_addr_table.keys())
+        if not any(
+            each.alive
+            for each in (*known[name].in_sync_replicas, *known[name].not_in_sync_replicas)
+        )
     )
 
 
@@ -489,7 +519,7 @@ async def _roles(
     if not any(map(_leads, answers.values())):
         return BrokerReplicasInfo(), "no controller leads"
     try:
-        return (await controller.sync_state_data(groups) if groups else BrokerReplicasInfo()), None
+        return await controller.sync_state_data(groups, every=True), None
     except BatonError as error:
         return BrokerReplicasInfo(), str(error)
 

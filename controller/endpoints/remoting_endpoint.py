@@ -276,8 +276,11 @@ class RemotingEndpoint:
     async def _get_sync_state_data(
         self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand:
+        """Of the groups that the body names, or with our field `allGroups` of every one: only the
+        controllers know a group whose brokers are all dead."""
         state = await self._requests.reading()
-        names = state.groups.keys() & set(_decode(request.body, list[str]))
+        wanted = set(_decode(request.body, list[str]))
+        names = state.groups.keys() & (state.groups if request.get_bool("allGroups") else wanted)
         table: dict[str, msgspec.Raw] = {}
         size = 0
         async for name in in_turns(sorted(names), GROUPS_AT_ONCE):

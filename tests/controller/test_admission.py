@@ -268,8 +268,13 @@ class TestAnswers:
             assert len(json.loads(whole.body)["replicasInfoTable"]) == len(names)
             assert turns.lines < LINES_A_TURN
             async with Admin("127.0.0.1:1") as admin:
-                found = await admin.controller(endpoint.address).sync_state_data(names)
+                controller = admin.controller(endpoint.address)
+                found = await controller.sync_state_data(names)
+                assert set(found.replicas_info_table) == set(names)
+                with counted_turns() as turns:
+                    found = await controller.sync_state_data([names[0], "unknown"], every=True)
             assert set(found.replicas_info_table) == set(names)
+            assert turns.lines < LINES_A_TURN
 
         with_endpoint(scenario)
 

@@ -92,11 +92,12 @@ class FakeController:
     async def all_metadata(self) -> dict[str, Any]:
         return {a: self._fake.metadata.get(a, ConnectError(a, "refused")) for a in self.addresses}
 
-    async def sync_state_data(self, names: list[str]) -> BrokerReplicasInfo:
+    async def sync_state_data(self, names: list[str], *, every: bool = False) -> BrokerReplicasInfo:
         if self._fake.roles_error is not None:
             raise self._fake.roles_error
         table = self._fake.replicas.replicas_info_table
-        return BrokerReplicasInfo(replicas_info_table={n: table[n] for n in names if n in table})
+        wanted = table if every else names
+        return BrokerReplicasInfo(replicas_info_table={n: table[n] for n in wanted if n in table})
 
     async def config(self, address: str) -> dict[str, str]:
         return {"controllerStorePath": address, **self._fake.settings.get(address, {})}
@@ -205,6 +206,14 @@ class FakeCluster:
                     sync_state_set_epoch=5,
                 )
             }
+        )
+
+    def lose_group(self, name: str, address: str) -> None:
+        """Only the controllers know a group whose last broker is dead."""
+        lost = ReplicaIdentity(alive=False, broker_address=address, broker_id=1, broker_name=name)
+        self.dead.add(address)
+        self.replicas.replicas_info_table[name] = ReplicasInfo(
+            in_sync_replicas=[lost], master_address=address, master_broker_id=1, master_epoch=7
         )
 
 

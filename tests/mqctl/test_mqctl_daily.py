@@ -210,6 +210,23 @@ def test_top_shows_dead_brokers_also_of_a_group_that_is_wholly_dead(
     assert done.out.count(" dead") == 3 and done.code == 1
 
 
+def test_a_remote_group_that_is_wholly_dead_is_shown_as_the_controllers_know_it(
+    mqctl: Run, fake: Any
+) -> None:
+    fake.lose_group("broker-z", "10.0.0.9:10911")
+    done = mqctl("top", "--once")
+    rows = [line.split() for line in done.out.splitlines()]
+    assert done.code == 1 and ["broker-z", "1", "10.0.0.9:10911", "dead"] in rows
+    rows = [line.split() for line in mqctl("clusterList").out.splitlines()]
+    assert ["broker-z", "1", "10.0.0.9:10911", "away"] in rows
+    found = mqctl("getSyncStateSet", "--json").json["replicasInfoTable"]
+    assert found.keys() == {"broker-a", "broker-z"}
+    health = mqctl("health", "--json")
+    assert (health.code, health.json["groupsDown"]) == (1, ["broker-z"])
+    (step,) = {s for s in health.json["nextSteps"] if "broker-z" in s and "start every" in s}
+    assert "cleanBrokerMetadata -bn broker-z --wholeGroup" in step
+
+
 def completed(*words: str) -> list[str]:
     *before, last = words
     found = ShellComplete(cli, {}, "mqctl", "_MQCTL_COMPLETE").get_completions(before, last)

@@ -428,6 +428,22 @@ def test_replicas_that_were_removed_are_a_note_with_the_command_that_forgets_the
     assert mqctl("health", "--json").json["problems"], "one that lives is no removed one"
 
 
+def test_a_group_that_was_removed_is_a_note_with_the_command_that_forgets_it(
+    mqctl: Run, fake: Any, local: Path
+) -> None:
+    """`batonmq up` was started again with fewer groups."""
+    write_cluster(local / "cluster.json", pid=os.getpid())
+    fake.lose_group("broker-z", "10.0.0.9:10911")
+    ran = mqctl("health", "--json")
+    assert (ran.code, ran.json["problems"]) == (0, [])
+    (note,) = ran.json["notes"]
+    assert note.endswith("mqctl cleanBrokerMetadata -bn broker-z --wholeGroup -c CLUSTER")
+    assert "broker-z" not in mqctl("top", "--once").out + mqctl("verdict").out
+    (lost,) = fake.replicas.replicas_info_table["broker-z"].in_sync_replicas
+    lost.alive = True
+    assert mqctl("health", "--json").json["problems"], "it is not planned, and runs"
+
+
 def test_a_replica_at_the_address_of_a_removed_one_is_shown(
     mqctl: Run, fake: Any, local: Path
 ) -> None:

@@ -87,15 +87,25 @@ class ControllerAdmin:
         answers = await asyncio.gather(*(one(address) for address in self.addresses))
         return dict(zip(self.addresses, answers, strict=True))
 
-    async def sync_state_data(self, broker_names: Sequence[str]) -> BrokerReplicasInfo:
-        """Master, SyncStateSet and the other replicas of each group. Unknown groups are absent."""
+    async def sync_state_data(
+        self, broker_names: Sequence[str], *, every: bool = False
+    ) -> BrokerReplicasInfo:
+        """Master, SyncStateSet and the other replicas of each group. Unknown groups are absent.
+        `every`: also the groups that the controllers know and nobody named; Java's leave them out.
+        """
         found = BrokerReplicasInfo()
         names = iter(broker_names)
-        while page := list(islice(names, GROUPS_A_PAGE)):
+        ext = {"allGroups": "true"} if every else {}
+        while (page := list(islice(names, GROUPS_A_PAGE))) or ext:
             reply = await self._ask_leader(
-                RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, {}, encode_names(page), "sync state set"
+                RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
+                ext,
+                encode_names(page),
+                "sync state set",
             )
             found.replicas_info_table |= BrokerReplicasInfo.decode(reply.body).replicas_info_table
+            # A controller that does not know the field answers for the named groups only.
+            names, ext = (name for name in names if name not in found.replicas_info_table), {}
         return found
 
     async def elect_master(

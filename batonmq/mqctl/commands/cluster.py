@@ -81,12 +81,16 @@ async def not_registered(
     try:
         if context.target.controllers:
             controller = admin.controller(context.target.controllers)
-            known = await controller.sync_state_data(sorted({*table, *planned.values()}))
+            names = sorted({*table, *planned.values()})
+            known = await controller.sync_state_data(names, every=True)
             found |= {
                 replica.broker_address: (name, replica.broker_id)
                 for name, group in known.replicas_info_table.items()
                 for replica in (*group.in_sync_replicas, *group.not_in_sync_replicas)
-                if replica.alive or name not in planned.values() or replica.broker_address in found
+                if replica.alive
+                or replica.broker_address in found
+                or not planned
+                or (name in table and name not in planned.values())
             }
     except BatonError:
         pass  # `mqctl health` says so

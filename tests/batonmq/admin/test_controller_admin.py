@@ -12,7 +12,7 @@ from fake_cluster import CLUSTER, refuse, until
 from batonmq import (
     Admin,
 )
-from batonmq.client.admin.controller_admin import grpc_address
+from batonmq.client.admin.controller_admin import GROUPS_A_PAGE, grpc_address
 from batonmq.client.errors import ClientError, NoControllerLeaderError
 from batonmq.protocol.bodies import (
     BrokerReplicasInfo,
@@ -119,6 +119,21 @@ def test_state_calls_find_the_leader() -> None:
         request = controllers[1].requests[-1]
         assert request.ext["brokerControllerIdsToClean"] == "1"
         assert {r.code for r in controllers[0].requests} == {1005}
+
+    with_controllers(story)
+
+
+def test_controllers_that_name_no_groups_themselves_are_asked_for_the_known_ones() -> None:
+    """Java's, and those of earlier versions."""
+
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        for controller in controllers:
+            controller.leader = controllers[0]
+        names = [f"b{number}" for number in range(GROUPS_A_PAGE + 1)]
+        calls = admin.controller([controllers[0].address])
+        info = await calls.sync_state_data(names, every=True)
+        assert info.replicas_info_table.keys() == set(names)
+        assert (await calls.sync_state_data([], every=True)).replicas_info_table == {}
 
     with_controllers(story)
 
