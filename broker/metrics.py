@@ -9,6 +9,7 @@ ConsumerLagCalculator and DefaultStoreMetricsManager in Java.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -22,6 +23,7 @@ from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import RETRY_PREFIX, is_system_group, is_system_topic
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.metrics import Histogram, MetricsPage, label_text
+from batonmq.runtime.turns import copy_of_keys
 from batonmq.store.upkeep import disk_space
 
 _LAG: Final = (
@@ -87,9 +89,9 @@ class BrokerMetrics:
     async def collect(self, page: MetricsPage) -> None:
         if not self._path.store.is_open:
             return  # its parts do not exist yet; a start may wait long for disk space (R45)
-        self._of_role(page)
-        self._of_store(page)
-        self._of_work(page)
+        for collect_part in (self._of_role, self._of_store, self._of_work):
+            collect_part(page)
+            await asyncio.sleep(0)
         await self._of_traffic(page)
         await self._of_clients(page)
         if self._path.gate.is_master:
@@ -197,6 +199,7 @@ class BrokerMetrics:
             ),
         ):
             family = page.family(name, "counter", what)
+            await asyncio.sleep(0)  # the copy of 10,000 keys gets a turn of its own
             async for key, messages, size in pace.through(stats.totals(counted)):
                 topic, by_group, group = key.partition(SEPARATOR)
                 labels = {"topic": topic, "is_system": _flag(is_system_topic(topic))}
@@ -219,11 +222,14 @@ class BrokerMetrics:
         lags: dict[tuple[str, str], Lag] = {}
         stored_ms: dict[_Place, int] = {}
         now_ms, pace = wall_ms(), page.pace
-        async for key in pace.through(list(self._tables.offsets.table)):
-            topic, _, group = key.partition(SEPARATOR)
+        keys = await copy_of_keys(self._tables.offsets.table)
+        while keys:  # taken out one by one: to free them all at once takes a millisecond
+            topic, _, group = keys.pop().partition(SEPARATOR)
+            await pace.step()
             if self._tables.topics.table.get(topic) is None or SEPARATOR in group:
                 continue
-            lag = lags.setdefault((group, topic), Lag())
+            # A new one: a key that the copy has twice counts once.
+            lag = lags[group, topic] = Lag()
             for queue_id, consumed in self._tables.offsets.offsets_of(group, topic).items():
                 self._add_queue(lag, (group, topic, queue_id), consumed, now_ms, stored_ms)
                 await pace.step()

@@ -387,7 +387,8 @@ class Metrics:
     async def _of_process(self, page: MetricsPage) -> None:
         """Metrics of the process by the names of Prometheus' clients, and the lateness of the
         loop. Raises OSError."""
-        release = _release()
+        # A thread: the first time it reads files for 10 ms.
+        release = await asyncio.to_thread(_release)
         page.gauge("batonmq_build_info", "always 1", 1, version=release)
         times = os.times()
         page.counter("process_cpu_seconds_total", "user and system", times.user + times.system)
@@ -403,6 +404,7 @@ class Metrics:
         page.histogram(
             "batonmq_loop_lag_seconds", "how late a timer of the loop was", self._loop_lag
         )
+        await asyncio.sleep(0)
         # Last: they need a descriptor, and the page is most needed when none is left.
         pages = int(Path("/proc/self/statm").read_text().split()[1])  # noqa: ASYNC240  it is in memory
         page.gauge("process_resident_memory_bytes", "resident", pages * limits.getpagesize())

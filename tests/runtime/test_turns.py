@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from batonmq.runtime.turns import AT_ONCE, gather_apart, gather_some, in_turns
+from batonmq.runtime.turns import (
+    AT_ONCE,
+    COPIES_MAX,
+    KEYS_AT_ONCE,
+    copy_of_keys,
+    gather_apart,
+    gather_some,
+    in_turns,
+)
 
 
 async def turns_during(work: asyncio.Task[object]) -> int:
@@ -27,6 +35,25 @@ def test_behind_every_slice_the_loop_has_a_turn() -> None:
             work: asyncio.Task[object] = asyncio.create_task(through(count))
             assert await turns_during(work) == 1 + count // AT_ONCE
             assert work.result() == count
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2 * COPIES_MAX])
+def test_keys_are_copied_in_slices_also_of_a_table_that_changes(changes: int) -> None:
+    """`changes`: how many turns add a key."""
+
+    async def run() -> None:
+        table = dict.fromkeys(range(3 * KEYS_AT_ONCE))
+        work = asyncio.create_task(copy_of_keys(table))
+        turns = 0
+        while not work.done():
+            await asyncio.sleep(0)
+            if turns < changes:
+                table[-1 - turns] = None
+            turns += 1
+        assert set(range(3 * KEYS_AT_ONCE)) <= set(work.result()) <= set(table)
+        assert turns > 3
 
     asyncio.run(run())
 
