@@ -21,6 +21,10 @@ LIMIT_S: Final = 120
 DRINKS: Final = sorted([f"espresso {n}" for n in range(10)] + [f"tea {n}" for n in range(3)])
 
 
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     """Three controllers and three replicas; a broker that dies is started again."""
@@ -39,11 +43,48 @@ def argv(cluster: ClusterProcess, name: str, *arguments: str) -> list[str]:
 
 
 def run(cluster: ClusterProcess, name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        argv(cluster, name, *arguments), capture_output=True, text=True, timeout=LIMIT_S
-    )
+    return output_of(argv(cluster, name, *arguments))
+
+
+def output_of(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def pasted(cluster: ClusterProcess, code: str) -> str:
+    """What a piece of code of a page prints, with the name servers of this cluster."""
+    code, count = re.subn(r'"(127\.0\.0\.1|host):9876"', repr(cluster.name_servers), code)
+    assert count
+    return output_of([sys.executable, "-c", code])
+
+
+def test_the_program_of_the_quick_start(cluster: ClusterProcess) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page("quickstart.md"), re.M | re.S)
+    assert "b'one espresso'" in pasted(cluster, program)
+
+
+ONE_LINERS: Final = re.findall(r"^`(async with .*)`$", page("python-api.md"), re.M)
+
+
+def test_the_python_api_shows_how_each_kind_of_client_begins() -> None:
+    assert [line.split()[2].partition("(")[0] for line in ONE_LINERS] == [
+        "Admin",
+        "Producer",
+        "TransactionProducer",
+    ]
+
+
+@pytest.mark.parametrize("line", ONE_LINERS)
+def test_the_one_liners_of_the_python_api(cluster: ClusterProcess, line: str) -> None:
+    pasted(
+        cluster,
+        "import asyncio\n"
+        "from batonmq import Admin, Producer, TransactionProducer, TransactionState\n"
+        "def check(message): return TransactionState.COMMIT\n"
+        f"async def main():\n    {line}\n"
+        "asyncio.run(main())\n",
+    )
 
 
 def test_what_the_producer_sends_comes_to_both_consumers(cluster: ClusterProcess) -> None:
