@@ -23,7 +23,7 @@ Origin: Java `ConsumerOffsetManager`, `SlaveSynchronize`, which compares no epoc
 import functools
 import logging
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,7 @@ import msgspec
 from msgspec.structs import replace
 
 from batonmq.broker.tables.config_file import ConfigManager
+from batonmq.broker.tables.offset_keys import SEPARATOR, OffsetKeys
 from batonmq.broker.tables.offset_resets import OffsetResets, Running
 from batonmq.broker.tables.old_positions import Deletions, OldPositions, Received
 from batonmq.protocol.bodies import (
@@ -45,11 +46,9 @@ from batonmq.runtime.durable_file import SnapshotOrder, replace_file
 
 log = logging.getLogger(__name__)
 
-SEPARATOR = "@"
 NO_OFFSET = -1
 # As in Java the data version moves once in so many commits, not at each.
 _COMMITS_PER_VERSION = 500
-_SORTED_AT_ONCE: Final = 512
 _VERSIONS_AHEAD = 1000
 
 _TIMER_CHECK: Final = struct.Struct(">7q")
@@ -65,56 +64,6 @@ class Lowered:
     topic: str
     queues: int
     messages: int
-
-
-class _Keys:
-    """The keys `topic@group` of a table by topic and by group, so that a look-up does not walk over
-    all of them (R58). The keys of a whole table are indexed later, some at each look-up."""
-
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._of_topic: dict[str, set[str]] = {}
-        self._of_group: dict[str, set[str]] = {}
-        self._unsorted = set(keys)
-
-    def add_all(self, keys: Iterable[str]) -> None:
-        """Adds keys that were not there."""
-        self._unsorted.update(keys)
-
-    def add(self, key: str) -> None:
-        """Adds a key that was not there."""
-        topic, _, group = key.partition(SEPARATOR)
-        self._of_topic.setdefault(topic, set()).add(key)
-        self._of_group.setdefault(group, set()).add(key)
-
-    def remove(self, key: str) -> None:
-        if key in self._unsorted:
-            self._unsorted.remove(key)
-            return
-        topic, _, group = key.partition(SEPARATOR)
-        for table, name in ((self._of_topic, topic), (self._of_group, group)):
-            keys = table[name]
-            keys.remove(key)
-            if not keys:
-                del table[name]
-
-    def of_topic(self, topic: str) -> list[str]:
-        self._sort_some()
-        prefix = topic + SEPARATOR
-        rest = [key for key in self._unsorted if key.startswith(prefix)]
-        return sorted([*self._of_topic.get(topic, ()), *rest])
-
-    def of_group(self, group: str) -> list[str]:
-        """The keys of a group, without those of broadcast consumers (`topic@group@...`)."""
-        if SEPARATOR in group:
-            return []
-        self._sort_some()
-        suffix = SEPARATOR + group
-        rest = [k for k in self._unsorted if k.endswith(suffix) and k.count(SEPARATOR) == 1]
-        return sorted([*self._of_group.get(group, ()), *rest])
-
-    def _sort_some(self) -> None:
-        for _ in range(min(len(self._unsorted), _SORTED_AT_ONCE)):
-            self.add(self._unsorted.pop())
 
 
 class OffsetTable(ConsumerOffsetSerializeWrapper):
@@ -136,7 +85,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """`path` is `config/consumerOffset.json`; call `load` next."""
         super().__init__(path, OffsetTable, clock_ms)
         self._table: dict[str, dict[int, int]] = {}
-        self._keys = _Keys()
+        self._own: set[str] = set()
+        """Keys whose offsets no snapshot holds: only those may be changed in place."""
+        self._keys = OffsetKeys()
         self._commits = 0
         self._received = Received()
         self._deletion_due = False
@@ -150,7 +101,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         if body is None:
             return
         self._table = body.offset_table
-        self._keys = _Keys(self._table)
+        self._keys = OffsetKeys(self._table)
         # Consumers may have kept running during this restart, with offsets in queues that are gone
         # (R39).
         for topic in body.baton_deleted:
@@ -230,10 +181,12 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
     def wrapper(self) -> OffsetTable:
         """The whole table, without Java's `groupTopicMap`, which is derived and never read."""
-        table = dict(zip(self._table, map(dict, self._table.values()), strict=True))
+        # Commits replace what the snapshot holds. To copy the offsets of 20,000 keys here would
+        # stop the loop for 14 ms, every 5 s.
+        self._own = set()
         return OffsetTable(
             data_version=self.data_version,
-            offset_table=table,
+            offset_table=dict(self._table),
             baton_deleted=dict(self.deletions.topics),
             baton_deleted_end=self.deletions.end,
             baton_resets=self.resets.copied(),
@@ -255,6 +208,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         offsets = self._table.get(key)
         if offsets is None:
             offsets = self._table[key] = {}
+            self._own.add(key)
             self._keys.add(key)
         before = offsets.get(queue_id, NO_OFFSET)
         # Stock clients commit every 5 s, also without progress: then no file needs to be written.
@@ -270,6 +224,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
                 before,
                 client,
             )
+        if key not in self._own:
+            offsets = self._table[key] = dict(offsets)
+            self._own.add(key)
         offsets[queue_id] = offset
         self._dirty = True
         self._commits += 1
@@ -293,7 +250,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
                 yield None
                 continue
             messages = sum(offsets[queue_id] - end for queue_id, end in ends.items())
-            offsets.update(ends)
+            self._table[key] = offsets | ends
             # Slaves compare this count: they must fetch the lowered offsets.
             self._commits += 1
             self._new_version()
@@ -342,7 +299,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """This replica begins an empty log. Durable on return; raises OSError."""
         # The new log may begin after deletions: only offsets that the master sends count.
         self._table.clear()
-        self._keys = _Keys()
+        self._keys = OffsetKeys()
         self._received = Received()
         self.deletions.log_ends(0)
         self.resets.clear()

@@ -32,6 +32,28 @@ def offsets_at(folder: Path) -> ConsumerOffsetManager:
     return manager
 
 
+def test_a_snapshot_holds_what_was_committed_and_shares_what_did_not_change(
+    tmp_path: Path,
+) -> None:
+    manager = offsets_at(tmp_path)
+    for topic in ("changes", "stays", "falls", "goes"):
+        manager.commit("g", topic, 0, 5)
+    first, second = manager.wrapper().offset_table, manager.wrapper().offset_table
+    for offset in (6, 7):
+        manager.commit("g", "changes", 0, offset)
+    manager.commit("g", "changes", 1, 1)
+    assert list(manager.clamped(lambda topic, _: 3 if topic == "falls" else 9))
+    manager.delete_topic("goes", 1)
+    manager.commit("g", "goes", 0, 1)
+    third = manager.wrapper().offset_table
+    manager.commit("g", "changes", 0, 8)
+    assert first == second == {f"{t}@g": {0: 5} for t in ("changes", "stays", "falls", "goes")}
+    now = {"changes@g": {0: 7, 1: 1}, "stays@g": {0: 5}, "falls@g": {0: 3}, "goes@g": {0: 1}}
+    assert third == now
+    assert manager.wrapper().offset_table == now | {"changes@g": {0: 8, 1: 1}}
+    assert first["stays@g"] is third["stays@g"], "it costs no copy"
+
+
 def test_golden_file_loads_and_ours_holds_the_same_in_standard_json(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "b0/config/consumerOffset.json", tmp_path)
     manager = offsets_at(tmp_path)
