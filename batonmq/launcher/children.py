@@ -146,6 +146,7 @@ class Children:
         before = self._watchers.pop(name, None)
         if before is not None and before is not asyncio.current_task():
             before.cancel()  # it waited for a process that a user starts by hand
+        # Its pid may be of another process by now, also of another server.
         child.node.pid_file.unlink(missing_ok=True)
         child.process = await self._fork_server.start(
             _argv(child.node),

@@ -106,6 +106,7 @@ class LocalCluster:
         self._lock = lock_folder(self.layout)
         check_ports(self.layout)
         self._started_at_ms = wall_ms()
+        # It is there only while the cluster is whole: an old one would name processes that ended.
         self.layout.cluster_file.unlink(missing_ok=True)
         try:
             write_configs(self.layout)

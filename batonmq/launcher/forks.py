@@ -35,6 +35,7 @@ class ServerProcess:
         return await asyncio.shield(self._ended)
 
     def _reap(self) -> None:
+        # The descriptor stays readable once its process has ended.
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         _, status = os.waitpid(self.pid, 0)

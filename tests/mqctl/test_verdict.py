@@ -213,6 +213,15 @@ def test_r17_r47_a_store_that_would_not_be_elected_proves_nothing(
     assert group["state"] == "unknown", rule
 
 
+def test_a_receipt_that_cannot_be_written_is_an_error_with_its_file(
+    mqctl: Run, folders: list[Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "none" / "receipt.json"
+    ran = mqctl("verdict", *map(str, folders), "--receipt", str(file))
+    assert ran.code == 1 and f"no receipt: {file}: No such file or directory" in ran.err
+    assert "internal error" not in ran.err
+
+
 def test_a_receipt_holds_for_copies_and_for_no_other_bytes(
     mqctl: Run, folders: list[Path], tmp_path: Path
 ) -> None:

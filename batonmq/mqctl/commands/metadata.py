@@ -179,6 +179,7 @@ class _Writer:
         admin, address = self._admin, self._address
         for config in wanted["topics"].values():
             topic = TopicConfig.decode(msgspec.json.encode(config))
+            # A request to change attributes has a sign before each name: + sets it, - removes it.
             topic.attributes = {f"+{k}": v for k, v in topic.attributes.items()}
             await admin.topics.create_or_update(topic, broker=address)
             self._done["topics"] += 1

@@ -98,7 +98,10 @@ async def verdict(
 def _write_receipt(file: Path, evidence: Evidence, judgement: Judgement) -> None:
     from batonmq.mqctl.verdict.receipt import receipt
 
-    file.write_text(json.dumps(receipt(evidence, judgement), indent=2) + "\n")
+    try:
+        file.write_text(json.dumps(receipt(evidence, judgement), indent=2) + "\n")
+    except OSError as error:
+        raise CommandFailed(f"no receipt: {error.filename or file}: {error.strerror}") from error
 
 
 async def gather(

@@ -135,6 +135,7 @@ async def _routes(admin: Admin, found: Findings, timeout_ms: int) -> dict[str, d
         return address, {n: data.broker_addrs.get(MASTER_ID, "") for n, data in table.items()}
 
     alive = [address for address, why in found.name_servers.items() if why is None]
+    # They are asked to see whether they differ: one cannot.
     if len(alive) < 2:
         return {}
     return dict(await asyncio.gather(*map(one, alive)))
@@ -145,6 +146,7 @@ async def _history(
 ) -> tuple[HistoryEvent, ...]:
     if controller is None:
         return ()
+    # From each: one that was cut off lacks events, and only one may be left that has the oldest.
     answers = await asyncio.gather(
         *(controller.history(limit=HISTORY_EVENTS, address=a) for a in controller.addresses),
         return_exceptions=True,

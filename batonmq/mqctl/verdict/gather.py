@@ -215,6 +215,7 @@ def groups_of(events: Iterable[HistoryEvent], is_current: bool) -> tuple[GroupEv
                 last_master=event.broker_id,
                 master_epoch=event.master_epoch,
                 members=event.sync_state_set,
+                # The winner may lack what was confirmed before.
                 confirmed=-1 if event.unclean else group.confirmed,
             )
         elif event.kind == "election_failed":
@@ -241,6 +242,7 @@ def _with_logs(
         if node.store is not None and not (node.process is not None and node.process.pid)
     }
     while reading:
+        # A part of each log in turn: one that is large must not take the time of the others.
         for at, reader in list(reading.items()):
             facts = None
             try:

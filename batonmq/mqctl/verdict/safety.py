@@ -96,6 +96,7 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     """From the stores' files."""
     name = group.name
     nodes = {id_: n for n in evidence.brokers(name) if n.store and (id_ := evidence.id_of(n))}
+    # A store that has seen a higher masterEpoch knows of an election that this record lacks.
     names_master = group.last_master and group.master_epoch >= max(
         (n.store.role_epoch for n in nodes.values() if n.store), default=0
     )
