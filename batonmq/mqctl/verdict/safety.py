@@ -127,12 +127,10 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
         where = ", ".join(f"{begin} to {end}" for begin, end in missing)
         why = f"no trusted store has the log at {where}"
         return Safety(name, "lost", why, (), store.end, tuple(missing))
-    if store.read_from > store.end:
-        why = f"the log of {best.name} was not read: --full reads it"
-        return Safety(name, "unknown", why)
     if store.read_from > store.begin:
-        why = f"the log of {best.name} below offset {store.read_from} was not read: --full reads it"
-        return Safety(name, "unknown", why, (best.name,), store.end)
+        part = f" below offset {store.read_from}" if store.end else ""
+        why = f"the log of {best.name}{part} was not read: --full reads it"
+        return Safety(name, "unknown", why, (best.name,), store.end or -1)
     role = "was the last master" if _is_last_master(evidence, group, best) else "is a member"
     log = f"its log is whole up to {store.end}"
     if store.damages:
