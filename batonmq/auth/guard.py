@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
@@ -64,6 +64,9 @@ UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
 NO_USERS_YET: Final = (
     "no users are known yet, they come with the first master: sign as the nodes do, or try again"
 )
+T = TypeVar("T")
+Proves: TypeAlias = Callable[[SigningKey], bool]
+"""Whether a secret signed the request."""
 _SIGNATURE_ONLY: Final = frozenset({SIGNATURE})
 _NOT_SIGNED: Final = frozenset({SIGNATURE, RELAY_FIELD, UNIQUE_KEY})
 _RELAYED: Final = frozenset({SIGNATURE, RELAY_FIELD})
@@ -159,20 +162,41 @@ class Guard:
         connection: Connection,
         handler: Handler,
     ) -> Response:
-        note = partial(self.audit.changed, user, connection.peer, code, _subject(code, request))
-        try:
+        async def answered() -> Response:
             answer = handler(request, connection)
-            response = await answer if inspect.isawaitable(answer) else answer
-        except BatonError as error:
-            note(str(error))
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return await self.noted(
+            user,
+            connection.peer,
+            code,
+            _subject(code, request),
+            answered(),
+            lambda response: response.code if response is not None else None,
+        )
+
+    async def noted(
+        self,
+        user: str,
+        peer: str,
+        code: int,
+        subject: str,
+        answer: Awaitable[T],
+        code_of: Callable[[T], int | None],
+    ) -> T:
+        """Awaits the answer to a request that changes something, and writes what became of it to
+        the audit log. `code_of` None: it is answered later, or by another node."""
+        note = partial(self.audit.changed, user, peer, code, subject)
+        try:
+            response = await answer
+        except BaseException as error:  # a gRPC call is cancelled if its caller goes
+            note(str(error) if isinstance(error, BatonError) else type(error).__name__)
             raise
-        except Exception as error:
-            note(type(error).__name__)
-            raise
-        if response is None:
+        found = code_of(response)
+        if found is None:
             note("passed on, or answered later")
         else:
-            note("done" if response.code == ResponseCode.SUCCESS else f"code {response.code}")
+            note("done" if found == ResponseCode.SUCCESS else f"code {found}")
         return response
 
     def _raw(
@@ -232,12 +256,14 @@ class Guard:
 
     def check(self, code: int, request: RemotingCommand, connection: Connection) -> str:
         """The user of the request. Raises BrokerRefusal(NO_PERMISSION)."""
-        if not self._config.audit_only or code in ALWAYS_CHECKED:
-            return self._checked(code, request, connection)
-        try:
-            return self._checked(code, request, connection)
-        except BrokerRefusal:
-            return request.ext.get(ACCESS_KEY, "")
+        skipped = _SIGNATURE_ONLY
+        if RELAY_FIELD in request.ext:
+            skipped = _RELAYED
+        if request.version <= OLD_CLIENT and UNIQUE_KEY in request.ext:
+            skipped = _NOT_SIGNED if RELAY_FIELD in request.ext else _SIGNATURE_ONLY | {UNIQUE_KEY}
+        return self._check(
+            code, request, connection, lambda key: key.proves(request.ext, request.body, skipped)
+        )
 
     def may_publish(self, connection: Connection, topic: str) -> bool:
         """Whether the user that signed last on this connection may write to the topic: a broker
@@ -262,33 +288,38 @@ class Guard:
         group that it is about."""
         call = call_signature(metadata)
         fields = {ACCESS_KEY: call.user if call is not None else "", "group": subject}
-        request, now_ms = RemotingCommand.request(code, fields), wall_ms()
-        known = self._known(call.user) if call is not None else []
-        found = [
-            (book, user)
-            for book, user in known
-            if call is not None and user.signed_call(call, now_ms, peer) and user.is_enabled
-        ]
+        return self._check(
+            code,
+            RemotingCommand.request(code, fields),
+            Caller(peer, {}),
+            lambda key: call is not None and key.proves_call(call),
+        )
+
+    def _check(
+        self, code: int, request: RemotingCommand, connection: Connection | Caller, proves: Proves
+    ) -> str:
         try:
-            return self._checked(code, request, Caller(peer, {}), found)
+            return self._checked(code, request, connection, proves)
         except BrokerRefusal:
-            if not self._config.audit_only:
+            if not self._config.audit_only or code in ALWAYS_CHECKED:
                 raise
-            return fields[ACCESS_KEY]
+            return request.ext.get(ACCESS_KEY, "")
 
     def _checked(
-        self,
-        code: int,
-        request: RemotingCommand,
-        connection: Connection | Caller,
-        found: list[tuple[Rulebook, KnownUser]] | None = None,
+        self, code: int, request: RemotingCommand, connection: Connection | Caller, proves: Proves
     ) -> str:
-        """`found`: the users that have signed it; None: see who has."""
         name = request.ext.get(ACCESS_KEY, "")
         if code in self._open_codes:
             return name
-        if found is None:
-            found = self._proven(name, request, connection.peer)
+        known = self._known(name)
+        if not known:  # it takes as long as for a user that there is
+            proves(self._unknown)
+        now_ms = wall_ms()
+        found = [
+            (book, user)
+            for book, user in known
+            if user.signed(proves, now_ms, connection.peer) and user.is_enabled
+        ]
         if not found:
             why = (
                 f"user {name[:NAME_MAX]!r}: unknown, or its signature is not right{self.hint}"
@@ -319,24 +350,6 @@ class Guard:
             return [(self._nodes, node)]
         books = self._books.values()
         return [(book, user) for book in books if (user := book.get(name)) is not None]
-
-    def _proven(
-        self, name: str, request: RemotingCommand, peer: str
-    ) -> list[tuple[Rulebook, KnownUser]]:
-        """The users of that name whose secret the signature proves."""
-        skipped = _SIGNATURE_ONLY
-        if RELAY_FIELD in request.ext:
-            skipped = _RELAYED
-        if request.version <= OLD_CLIENT and UNIQUE_KEY in request.ext:
-            skipped = _NOT_SIGNED if RELAY_FIELD in request.ext else _SIGNATURE_ONLY | {UNIQUE_KEY}
-        known = self._known(name)
-        if not known:  # it takes as long as for a user that there is
-            self._unknown.proves(request.ext, request.body, skipped)
-        return [
-            (book, user)
-            for book, user in known
-            if user.signed(request, skipped, wall_ms(), peer) and user.is_enabled
-        ]
 
     def _require_all(
         self,

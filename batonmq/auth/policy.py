@@ -20,12 +20,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from batonmq.auth.signature import CallSignature, SigningKey
+from batonmq.auth.signature import SigningKey
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.json_body import Body
-from batonmq.remoting.command import RemotingCommand
 
 SUPER: Final = "Super"
 NORMAL: Final = "Normal"
@@ -260,19 +259,8 @@ class KnownUser:
     def is_enabled(self) -> bool:
         return self.user.user_status != DISABLED
 
-    def signed(
-        self, request: RemotingCommand, skipped: frozenset[str], now_ms: int, peer: str
-    ) -> bool:
-        """Whether one of its secrets signed this request of `peer`; notes the use of an old one."""
-        return self._proven(
-            lambda key: key.proves(request.ext, request.body, skipped), now_ms, peer
-        )
-
-    def signed_call(self, call: CallSignature, now_ms: int, peer: str) -> bool:
-        """The same for a gRPC call."""
-        return self._proven(lambda key: key.proves_call(call), now_ms, peer)
-
-    def _proven(self, proves: Callable[[SigningKey], bool], now_ms: int, peer: str) -> bool:
+    def signed(self, proves: Callable[[SigningKey], bool], now_ms: int, peer: str) -> bool:
+        """Whether one of its secrets signed a request of `peer`; notes the use of an old one."""
         if proves(self.key):
             return True
         old, until = self._old_key, self.user.old_until

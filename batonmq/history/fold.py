@@ -362,7 +362,7 @@ _HOW: Final = {
 """Reason of an election -> how it was seen; `{who}` is the lost master."""
 
 _SOON_MS: Final = 30_000  # After so long a new controller has judged all its brokers.
-_BY_HAND: Final = ("named ", "asked by remoting")
+_BY_HAND: Final = ("named ", "asked by ")
 """How the reason of a requested election begins if there was a master."""
 
 

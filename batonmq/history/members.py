@@ -190,9 +190,11 @@ def broker_cleaned(group: GroupTimeline, event: HistoryEvent, _: EventDetail) ->
     story = group.begin("cleaned", event)
     _change(story, event, "cleaned", f"forgotten: {event.reason}", gone or {0})
     story.brokers.discard(0)
-    named = event.reason.replace(",", " ").split()
+    # The rest says who asked, and may name a user "2".
+    what = event.reason.partition(", asked by ")[0]
+    named = what.replace(",", " ").split()
     for broker_id in list(group.absent):
-        if event.reason == "the whole group" or str(broker_id) in named:
+        if what == "the whole group" or str(broker_id) in named:
             group.absent.pop(broker_id).missing.discard(broker_id)
 
 

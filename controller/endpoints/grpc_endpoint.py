@@ -19,6 +19,8 @@ import grpc
 import grpc.aio
 
 from batonmq.auth.guard import Guard
+from batonmq.auth.rights import RIGHTS
+from batonmq.auth.signature import call_signature
 from batonmq.controller.config import Peer
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces, connections_max
 from batonmq.controller.history_log import HistoryLog
@@ -43,7 +45,7 @@ from batonmq.controller.rules.commands import (
     ReportEvent,
 )
 from batonmq.controller.rules.state import ControllerState
-from batonmq.history.event import HistoryEvent
+from batonmq.history.event import REASON_SIZE_MAX, HistoryEvent
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
@@ -156,14 +158,27 @@ class SignedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None or method not in _SAME_AS:
             return None
 
+        code = _SAME_AS[method]
+
         async def call(request: Any, context: Any) -> Any:
-            if refusal := self._refusal(method, context, getattr(request, "broker_name", "")):
-                return getattr(pb, f"{method}Reply")(status=refusal)
-            return await handler.unary_unary(request, context)
+            group = getattr(request, "broker_name", "")
+            try:
+                user = self._check(code, context, group)
+            except BrokerRefusal as error:
+                return getattr(pb, f"{method}Reply")(status=_refused(error.code, error.remark))
+            answer = handler.unary_unary(request, context)
+            if not RIGHTS[code].changes:
+                return await answer
+            return await self._guard.noted(
+                user, _peer_of(context), code, f"group={group}", answer, _code_of
+            )
 
         async def session(messages: Any, context: Any) -> None:
-            if refusal := self._refusal(method, context, ""):
-                await context.write(pb.ControllerMessage(refused=pb.Refused(status=refusal)))
+            try:
+                self._check(code, context, "")
+            except BrokerRefusal as error:
+                status = _refused(error.code, error.remark)
+                await context.write(pb.ControllerMessage(refused=pb.Refused(status=status)))
             else:
                 await handler.stream_stream(messages, context)
 
@@ -172,16 +187,9 @@ class SignedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return grpc.unary_unary_rpc_method_handler(call, *coders)
         return grpc.stream_stream_rpc_method_handler(session, *coders)
 
-    def _refusal(self, method: str, context: Any, broker_name: str) -> pb.Status | None:
-        # As in remoting: ipv4:10.0.0.1:4711, ipv6:%5B::1%5D:4711.
-        peer = unquote(context.peer().partition(":")[2])
-        try:
-            self._guard.check_call(
-                _SAME_AS[method], context.invocation_metadata(), peer, broker_name
-            )
-        except BrokerRefusal as error:
-            return pb.Status(code=error.code, remark=error.remark)
-        return None
+    def _check(self, code: int, context: Any, broker_name: str) -> str:
+        metadata = context.invocation_metadata()
+        return self._guard.check_call(code, metadata, _peer_of(context), broker_name)
 
 
 class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
@@ -295,7 +303,11 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     ) -> pb.ElectMasterReply:
         if refusal := self._not_named(context, request.broker_name, or_admin=True):
             return pb.ElectMasterReply(status=refusal)
-        command = command_of(ElectMaster, request)
+        reason = self._caller(context)
+        if request.reason:  # of a broker
+            room = REASON_SIZE_MAX - len(reason) - 2
+            reason = f"{request.reason[: max(room, 0)]}: {reason}"
+        command = command_of(ElectMaster, request, reason=reason)
         status, result = await self._answered(self._switches.elect(command), context)
         view = None if result is None else result.view
         return pb.ElectMasterReply(status=status, view=self._view(view))
@@ -305,9 +317,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     ) -> pb.CleanBrokerDataReply:
         if refusal := self._not_named(context, "", or_admin=True):
             return pb.CleanBrokerDataReply(status=refusal)
-        who = ", ".join(_names_of(context))
-        asked = f"asked by gRPC as {who}" if who else "asked by gRPC"
-        command = command_of(CleanBrokerData, request, reason=asked)
+        command = command_of(CleanBrokerData, request, reason=self._caller(context))
         status, _ = await self._submit(command, context)
         return pb.CleanBrokerDataReply(status=status)
 
@@ -455,6 +465,15 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             f"the certificate of {who} may not act for broker group {broker_name!r}",
         )
 
+    def _caller(self, context: Any) -> str:
+        """The caller, as the history shows it: its user if signatures are checked, and what its
+        certificate names."""
+        call = call_signature(context.invocation_metadata()) if self._guard is not None else None
+        user = f" as {call.user}" if call is not None else ""
+        names = ", ".join(_names_of(context)) if self._tls is not None else ""
+        certificate = f" with the certificate of {names}" if names else ""
+        return f"asked by gRPC from {_peer_of(context).rpartition(':')[0]}{user}{certificate}"
+
     def _view(self, view: RoleView | None) -> pb.RoleView | None:
         return None if view is None else role_view_to_pb(self._requests.with_alive(view))
 
@@ -528,6 +547,15 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         return None
 
 
+def _peer_of(context: Any) -> str:
+    """As in remoting; gRPC says ipv4:10.0.0.1:4711 and ipv6:%5B::1%5D:4711."""
+    return unquote(context.peer().partition(":")[2])
+
+
+def _code_of(reply: Any) -> int:
+    return int(reply.status.code)
+
+
 def _names_of(context: Any) -> Collection[str]:
     """In the caller's certificate; none without TLS."""
     found = context.auth_context().get("x509_subject_alternative_name", ())
@@ -548,7 +576,7 @@ _SECRETS: Final = ("secret", "owner_secret")
 _OK: Final = pb.Status(code=int(ResponseCode.SUCCESS))
 
 
-def _refused(code: ResponseCode, remark: str) -> pb.Status:
+def _refused(code: int, remark: str) -> pb.Status:
     return pb.Status(code=int(code), remark=remark)
 
 

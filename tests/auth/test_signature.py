@@ -10,6 +10,7 @@ from base64 import b64encode
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -307,6 +308,22 @@ def test_the_secret_of_the_nodes_changes_file_by_file(tmp_path: Path) -> None:
     assert not _believes(guards[0], guards[3]) and not _believes(guards[3], guards[0])
     for guard in guards:
         guard.close()
+
+
+@pytest.mark.parametrize("name", ["node", "nobody"])
+def test_a_refused_grpc_call_costs_the_same_whether_its_user_exists(
+    name: str, tmp_path: Path
+) -> None:
+    guard = Guard(_auth('{"accessKey":"node","secretKey":"s"}'), "c", tmp_path / "audit.log")
+    guard.book("group", "c").replace({})
+    call = Signer(Credentials(access_key=name, secret_key="guess")).call_metadata(0)
+    with (
+        patch.object(SigningKey, "_of", autospec=True, side_effect=SigningKey._of) as hashed,
+        pytest.raises(BrokerRefusal, match="unknown, or its signature is not right"),
+    ):
+        guard.check_call(RequestCode.CLEAN_BROKER_DATA, call, "127.0.0.1:1", "b")
+    guard.close()
+    assert hashed.call_count == 1
 
 
 def test_a_controller_by_itself_says_whose_secrets_it_knows() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import grpc.aio
 import pytest
@@ -30,6 +30,7 @@ from batonmq import (
     TransactionProducer,
     TransactionState,
 )
+from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.guard import Guard
 from batonmq.auth.policy import (
@@ -52,6 +53,7 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.main import guard_of
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.service import ControllerService
+from batonmq.history.event import REASON_SIZE_MAX
 from batonmq.mqctl.main import cli
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
@@ -74,6 +76,7 @@ from tests.shared.ports import free_ports
 from tests.shared.waiting import opened
 
 DENIED = ResponseCode.NO_PERMISSION
+GONE = ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
 SECRET = "hidden-secret"
 AUTH = AuthConfig(
     authentication_enabled=True,
@@ -361,9 +364,17 @@ def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path: Path) 
     play(test)
 
 
-def test_a_controller_notes_who_asked_for_an_election_and_a_clean(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["remoting", "gRPC"])
+def test_a_controller_notes_who_asked_for_an_election_and_a_clean(way: str, tmp_path: Path) -> None:
+    """In the history, and each in a line of the audit log."""
+    caller = f"asked by {way} from 127.0.0.1 as admin"
+    why, reason = "", caller
+    if way == "gRPC":  # whatever reason it gives, the caller stays visible
+        why, reason = "r" * 300, "r" * (REASON_SIZE_MAX - len(caller) - 2) + f": {caller}"
+
     async def test() -> None:
         async with controller_with_users(tmp_path) as server:
+            assert isinstance(server.service, ControllerService)
             names = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
             address = {"brokerAddress": "127.0.0.1:1"}
             ways = (
@@ -380,26 +391,55 @@ def test_a_controller_notes_who_asked_for_an_election_and_a_clean(tmp_path: Path
             heartbeat = RemotingCommand.request(RequestCode.BROKER_HEARTBEAT, beat)
             assert (await broker.invoke(server.address, heartbeat, 5000)).code == 0
             elect = names | {"brokerId": "1", "designateElect": "true"}
-            code = RequestCode.CONTROLLER_ELECT_MASTER
-            assert (await server.ask(None, code, elect)).code == DENIED
-            assert (await server.ask(ADMIN, code, elect)).code == 0
-            assert isinstance(server.service, ControllerService)
-            (elected,) = (each for each in server.service.state.history if each.kind == "elected")
-            assert elected.reason == "asked by remoting from 127.0.0.1 as admin"
             clean = names | {"brokerControllerIdsToClean": "", "isCleanLivingBroker": "true"}
-            assert (await server.ask(None, RequestCode.CLEAN_BROKER_DATA, clean)).code == DENIED
-            assert (await server.ask(ADMIN, RequestCode.CLEAN_BROKER_DATA, clean)).code == 0
-            (story,) = (
-                each for each in server.service.state.history if each.kind == "broker_cleaned"
-            )
-            assert story.reason == ("the whole group, asked by remoting from 127.0.0.1 as admin")
+            channel = grpc.aio.insecure_channel(server.service.config.self_peer.grpc_address)
+            stub: Any = ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
+
+            async def code_of(who: Credentials | None, code: RequestCode) -> int:
+                elects = code == RequestCode.CONTROLLER_ELECT_MASTER
+                if way == "remoting":
+                    return (await server.ask(who, code, elect if elects else clean)).code
+                signed = Signer(who).call_metadata(wall_ms()) if who is not None else None
+                call, request = (
+                    stub.CleanBrokerData,
+                    controller_pb2.CleanBrokerDataRequest(
+                        broker_name="broker-a", clean_living_broker=True
+                    ),
+                )
+                if elects:
+                    call, request = stub.ElectMaster, controller_pb2.ElectMasterRequest(
+                        broker_name="broker-a", broker_id=1, designate=True,
+                        expected_master_epoch=-1, reason=why,
+                    )  # fmt: skip
+                return int((await call(request, metadata=signed, timeout=5)).status.code)
+
+            for code in (RequestCode.CONTROLLER_ELECT_MASTER, RequestCode.CLEAN_BROKER_DATA):
+                assert await code_of(None, code) == DENIED
+                assert await code_of(ADMIN, code) == 0
+            assert await code_of(ADMIN, RequestCode.CLEAN_BROKER_DATA) == GONE
+            reasons = {event.kind: event.reason for event in server.service.state.history}
+            assert reasons["elected"] == reason
+            assert reasons["broker_cleaned"] == f"the whole group, {caller}"
+            await channel.close()
             await broker.close()
             # a command whose user is refused ends at once, with the reason
             async with Admin("127.0.0.1:1") as admin:
                 with pytest.raises(ResponseError, match="not signed"):
                     await admin.controller(server.address).elect_master("", "broker-a", 1)
 
-    play(test)
+    lines: list[tuple[str, str, str]] = []
+
+    def note(_: AuditLog, user: str, peer: str, code: int, resource: str, result: str) -> None:
+        assert peer.startswith("127.0.0.1:")
+        lines.append((user, RequestCode(code).name, result))
+
+    with patch.object(AuditLog, "changed", note):
+        play(test)
+    assert lines == [
+        ("admin", "CONTROLLER_ELECT_MASTER", "done"),
+        ("admin", "CLEAN_BROKER_DATA", "done"),
+        ("admin", "CLEAN_BROKER_DATA", f"code {GONE}"),
+    ]
 
 
 def test_a_user_sends_and_reads_with_its_rights_and_no_further(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def made(tmp_path: Path) -> Authority:
 
 
 @asynccontextmanager
-async def serving(tls: Tls | None) -> AsyncIterator[str]:
-    endpoint = GrpcEndpoint(Mock(), Mock(), Mock(), Mock(), Mock(), tls)
+async def serving(tls: Tls | None, switches: Mock | None = None) -> AsyncIterator[str]:
+    endpoint = GrpcEndpoint(Mock(), Mock(), Mock(), switches or Mock(), Mock(), tls)
     try:
         yield f"127.0.0.1:{await endpoint.listen('127.0.0.1:0')}"
     finally:
@@ -139,7 +139,8 @@ def test_a_permissive_broker_finds_the_way_that_a_controller_takes(
 
 def test_a_certificate_speaks_for_its_own_group_and_an_admins_cleans(made: Authority) -> None:
     """Who holds the key of one replica can neither register as another group's, nor elect its
-    master, nor change its set. A certificate that names no node is not bound."""
+    master, nor change its set. A certificate that names no node is not bound. What an election or
+    a clean is asked by is its reason in the history."""
     proof = "x" * 32
     who = {"broker_name": "b", "incarnation": incarnation_of(proof), "secret": proof}
     master = {"broker_name": "b", "master_incarnation": incarnation_of(proof), "secret": proof}
@@ -167,7 +168,8 @@ def test_a_certificate_speaks_for_its_own_group_and_an_admins_cleans(made: Autho
         return True
 
     async def scenario() -> None:
-        async with serving(node_tls(made, "controller/n0")) as address:
+        switches = Mock()
+        async with serving(node_tls(made, "controller/n0"), switches) as address:
             for name, codes in allowed.items():
                 channels = ControllerChannels(node_tls(made, name))
                 stub: Any = channels.stub(address)
@@ -184,5 +186,8 @@ def test_a_certificate_speaks_for_its_own_group_and_an_admins_cleans(made: Autho
                 if not name.startswith("broker/b"):
                     assert not await hello(stub)
                 await channels.close()
+        asked = [call.args[0].reason for call in switches.elect.call_args_list]
+        who = "asked by gRPC from 127.0.0.1 with the certificate of"
+        assert asked == [f"{who} broker/b/2", f"{who} admin"]
 
     asyncio.run(scenario())

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -333,13 +334,21 @@ def test_another_leading_controller_is_told_with_the_time_that_it_knew_of_none()
     assert "knew of no leader since" in lines(restarted)[0]
 
 
-def test_what_an_operator_made_forgotten_is_missed_no_more():
+@pytest.mark.parametrize(
+    ("reason", "is_missed"),
+    [
+        ("broker 2, asked by gRPC", False),
+        ("the whole group, asked by remoting from 127.0.0.1 as admin", False),
+        ("broker 3, asked by gRPC from 127.0.0.1 as 2", True),  # a user's name
+    ],
+)
+def test_what_an_operator_made_forgotten_is_missed_no_more(reason: str, is_missed: bool):
     lost, cleaned = stories_of(
         event(1, "set_altered", broker_id=1, master_epoch=1, set_before=[1, 2],
               sync_state_set=[1], reason="2 is silent"),
-        event(2, "broker_cleaned", set_before=[1], sync_state_set=[1], reason="broker 2"),
+        event(2, "broker_cleaned", set_before=[1], sync_state_set=[1], reason=reason),
     )  # fmt: skip
-    assert (lost.kind, lost.complete) == ("slave_lost", True)
+    assert (lost.kind, lost.complete) == ("slave_lost", not is_missed)
     assert (cleaned.kind, steps(cleaned)) == ("cleaned", ["cleaned"])
 
 
