@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 
 from batonmq.auth.policy import SUPER, User, check_user
 from batonmq.auth.signature import Credentials
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.runtime.secret_file import SecretFileError, Secrets, read_private
 from batonmq.runtime.section import Section
+
+CREDENTIALS_FILE: Final = "innerClientAuthenticationCredentialsFile"
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -19,23 +23,36 @@ class _InitUser(msgspec.Struct):
     password: str
 
 
-class _InnerUser(msgspec.Struct, rename="camel"):
+class NodeUser(msgspec.Struct, rename="camel", omit_defaults=True):
+    """As which nodes sign. While the secret is replaced one of `next` and `former` is believed,
+    too: see `secret_file`."""
+
     access_key: str
     secret_key: str
     next_secret_key: str = ""
+    former_secret_key: str = ""
+
+    @property
+    def secrets(self) -> Secrets:
+        return Secrets(self.secret_key, self.next_secret_key, self.former_secret_key)
+
+    def with_secrets(self, secrets: Secrets) -> NodeUser:
+        return NodeUser(self.access_key, *secrets)
 
 
 class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """`init_authentication_user`: JSON `{"username","password"}`, a super user that is made if it
     is missing. `inner_client_authentication_credentials`: JSON `{"accessKey","secretKey"}`, what
-    the nodes sign with, the same in every file; `nextSecretKey` in it is believed as well, so that
-    the secret can be changed file by file. Whitelists: request codes, separated by commas.
+    the nodes sign with, the same in every file; `nextSecretKey` or `formerSecretKey` in it is
+    believed as well. `inner_client_authentication_credentials_file`: a file of mode 0600 with the
+    same JSON instead, which is followed. Whitelists: request codes, separated by commas.
     Raises ValueError, without a secret in its text."""
 
     authentication_enabled: bool = False
     authorization_enabled: bool = False
     init_authentication_user: str = ""
     inner_client_authentication_credentials: str = ""
+    inner_client_authentication_credentials_file: str = ""
     authentication_whitelist: str = ""
     authorization_whitelist: str = ""
     audit_log_path: str = ""
@@ -56,30 +73,25 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
     @property
     def node(self) -> Credentials:
         """What this node signs with."""
-        user = self.node_user
-        return Credentials(access_key=user.username, secret_key=user.password)
+        user = self.node_user()
+        return Credentials(access_key=user.access_key, secret_key=user.secret_key)
 
-    @property
-    def node_user(self) -> User:
-        """As which nodes are believed; with two secrets while one is being changed."""
-        if not self.inner_client_authentication_credentials:
+    def node_user(self) -> NodeUser:
+        """As its file says now, if it is in one. Raises ValueError."""
+        text, file = (
+            self.inner_client_authentication_credentials,
+            self.inner_client_authentication_credentials_file,
+        )
+        if bool(text) == bool(file):
             raise ValueError(
                 "authenticationEnabled needs innerClientAuthenticationCredentials, the same in the"
-                ' file of every broker and name server: {"accessKey":"…","secretKey":"…"}'
+                ' file of every broker and name server: {"accessKey":"…","secretKey":"…"}; or'
+                " innerClientAuthenticationCredentialsFile, which names a file with that"
             )
-        found = _read(
-            _InnerUser,
-            self.inner_client_authentication_credentials,
-            'the credentials of the nodes: allowed is {"accessKey":"…","secretKey":"…"}',
-        )
-        return _checked(
-            User(
-                username=found.access_key,
-                password=found.secret_key,
-                next_password=found.next_secret_key,
-                user_type=SUPER,
-            )
-        )
+        try:
+            return read_node_user(Path(file).expanduser()) if file else _node_user(text)
+        except SecretFileError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def first_user(self) -> User | None:
@@ -106,6 +118,32 @@ def _read(kind: type[S], text: str, allowed: str) -> S:
         return msgspec.json.decode(text.encode(), type=kind)
     except (msgspec.DecodeError, UnicodeError):  # whose texts may show a secret
         raise ValueError(allowed) from None
+
+
+def read_node_user(path: Path) -> NodeUser:
+    """Raises SecretFileError."""
+    try:
+        return _node_user(read_private(path).decode())
+    except ValueError as error:
+        raise SecretFileError(path, str(error)) from None
+
+
+def _node_user(text: str) -> NodeUser:
+    allowed = 'the credentials of the nodes: allowed is {"accessKey":"…","secretKey":"…"}'
+    found = _read(NodeUser, text, allowed)
+    if found.next_secret_key and found.former_secret_key:
+        raise ValueError(f"{allowed}, and one of nextSecretKey and formerSecretKey")
+    _checked(known_as(found))
+    return found
+
+
+def known_as(node: NodeUser) -> User:
+    """The user that others believe."""
+    # KnownUser tries `next_password` first.
+    new, old = node.secret_key, node.secrets.other
+    if not old:
+        new, old = "", new
+    return User(username=node.access_key, password=old, next_password=new, user_type=SUPER)
 
 
 def _checked(user: User) -> User:

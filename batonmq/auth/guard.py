@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from batonmq.auth.audit import AuditLog
-from batonmq.auth.config import AuthConfig
+from batonmq.auth.config import CREDENTIALS_FILE, AuthConfig, NodeUser, known_as, read_node_user
 from batonmq.auth.policy import NAME_MAX, KnownUser, Need, Rulebook, UserInfo
 from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of, publish_needs
 from batonmq.auth.signature import (
     ACCESS_KEY,
     SIGNATURE,
+    Credentials,
     Signer,
     SigningKey,
     call_signature,
@@ -41,6 +42,8 @@ from batonmq.remoting.connection import (
     SendHandler,
 )
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.followed_files import FollowedFiles
+from batonmq.runtime.secret_file import SecretFileError
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +92,21 @@ class Guard:
         """Follows a refusal of a name or signature."""
         self._open_codes = config.not_authenticated
         self._free_codes = config.not_authorized
-        node = config.node
-        self.signer = Signer(node)
+        node = config.node_user()
+        self.signer = Signer(config.node)
         self.version = 0
         """Grows with each change of users or rights."""
         nodes = Rulebook(cluster)
-        nodes.fix(config.node_user)
+        nodes.fix(known_as(node))
         self._nodes = nodes
         self._books: dict[str, Rulebook] = {"": nodes}
         self._unknown = SigningKey(node.secret_key)
+        self._node_file: FollowedFiles[NodeUser] | None = None
+        if file := config.inner_client_authentication_credentials_file:
+            read = partial(_same_node, Path(file).expanduser(), node.access_key)
+            self._node_file = FollowedFiles(CREDENTIALS_FILE, [file], read)
+            self._node_file.on_reload = self._renew_node
+            self._node_file.watch()
         path = Path(config.audit_log_path) if config.audit_log_path else audit_path
         self.audit = AuditLog(path)
 
@@ -109,6 +118,13 @@ class Guard:
 
     def _changed(self) -> None:
         self.version += 1
+
+    def _renew_node(self) -> None:
+        assert self._node_file is not None
+        node = self._node_file.value
+        self.signer.use(Credentials(access_key=node.access_key, secret_key=node.secret_key))
+        self._nodes.fix(known_as(node))
+        self._changed()
 
     def user(self, name: str) -> KnownUser | None:
         """The user of that name, the nodes' one included."""
@@ -446,7 +462,17 @@ class Guard:
         return BrokerRefusal(ResponseCode.NO_PERMISSION, why[:WHY_MAX])
 
     def close(self) -> None:
+        if self._node_file is not None:
+            self._node_file.close()
         self.audit.close()
+
+
+def _same_node(path: Path, name: str) -> NodeUser:
+    node = read_node_user(path)
+    if node.access_key != name:
+        what = f"accessKey is {node.access_key!r}: it stays {name!r} while this process runs"
+        raise SecretFileError(path, what)
+    return node
 
 
 def _source(request: RemotingCommand, connection: Connection | Caller) -> str:

@@ -172,6 +172,10 @@ class Signer:
     """Signs what a client sends."""
 
     def __init__(self, credentials: Credentials) -> None:
+        self.use(credentials)
+
+    def use(self, credentials: Credentials) -> None:
+        """From now on these."""
         self.access_key = credentials.access_key
         self._key = SigningKey(credentials.secret_key)
         self._fields = {ACCESS_KEY: credentials.access_key}

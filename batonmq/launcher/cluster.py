@@ -94,7 +94,8 @@ class LocalCluster:
         self._gave_up: set[str] = set()
         self._served: set[str] = set()
         """See `serves`."""
-        self._asked: list[str] = []
+        self._asked: object = None
+        """Addresses and user of `_admin`."""
         self.hopeless: asyncio.Future[StartError] | None = None
         """Done with the reason why this start cannot succeed any more."""
         self.on_view: Callable[[ClusterSnapshot], None] = lambda view: None
@@ -214,7 +215,7 @@ class LocalCluster:
             self._write_plan()
         except (OSError, TlsError) as exc:
             raise StartError(f"--data {layout.data_dir}: {exc}") from exc
-        self._asked = []  # the next poll dials as this stage does
+        self._asked = None  # the next poll dials as this stage does
         self._write()
         self._poll_now.set()
 
@@ -365,17 +366,18 @@ class LocalCluster:
     async def _ask_only(self, name_servers: Sequence[NameServerNode]) -> None:
         """Points `admin` at these."""
         addresses = [node.address for node in name_servers]
-        if addresses == self._asked:
-            return
-        admin = self._new_admin(addresses)
         try:
+            asked = addresses, self.layout.credentials
+            if asked == self._asked:
+                return
+            admin = self._new_admin(addresses)
             await admin.start()
-        except TlsError as exc:
-            # Certificates may be just being replaced: the next poll tries again.
+        except (TlsError, ValueError) as exc:
+            # Certificates or secrets may be just being replaced: the next poll tries again.
             log.warning("cluster_not_asked reason=%s", exc)
             return
         before, self._admin = self._admin, admin
-        self._asked = addresses
+        self._asked = asked
         if before is not None:
             await before.close()
 

@@ -237,10 +237,13 @@ class Layout:
         settings = self.overrides.get("auth", {})
         if not settings.get("authenticationEnabled"):
             return None
-        from batonmq.auth.config import AuthConfig
+        from batonmq.auth.config import CREDENTIALS_FILE, AuthConfig
 
-        node = str(settings.get("innerClientAuthenticationCredentials", ""))
-        return AuthConfig(inner_client_authentication_credentials=node).node
+        given, file = "innerClientAuthenticationCredentials", CREDENTIALS_FILE
+        return AuthConfig(
+            inner_client_authentication_credentials=str(settings.get(given, "")),
+            inner_client_authentication_credentials_file=str(settings.get(file, "")),
+        ).node
 
     def replicas_of(self, group: str) -> tuple[BrokerNode, ...]:
         return tuple(broker for broker in self.brokers if broker.group == group)

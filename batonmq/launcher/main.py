@@ -194,7 +194,7 @@ def raft_password(file: Path) -> None:
     Every controller of the group needs a copy of it, named by raftPasswordFile in its section
     `controller`. An existing FILE is never overwritten. `batonmq up` makes one by itself.
     """
-    from batonmq.runtime.password_file import make_password
+    from batonmq.runtime.secret_file import make_password
 
     try:
         make_password(file)

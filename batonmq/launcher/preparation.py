@@ -27,7 +27,7 @@ from batonmq.launcher.layout import (
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import show_file
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
-from batonmq.runtime.password_file import make_password
+from batonmq.runtime.secret_file import make_password
 from batonmq.runtime.sockets import check_port_free, holder_of
 from batonmq.runtime.tls import DAY_MS, MODES, Mode
 

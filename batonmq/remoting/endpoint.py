@@ -20,6 +20,7 @@ from batonmq.remoting.connection import (
     WriteTurn,
 )
 from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.followed_files import FollowedFiles
 from batonmq.runtime.service_manager import held_listener
 from batonmq.runtime.sockets import listening_as
 from batonmq.runtime.tls import Dialling, PortTls, Tls, TlsState, tls_reason
@@ -36,7 +37,12 @@ def answer_tls(tls: Tls | None) -> Handler:
     """The handler of BATON_GET_TLS: a TlsState as JSON."""
 
     def answer(request: RemotingCommand, _: Connection) -> RemotingCommand:
-        state = tls.state if tls is not None else TlsState()
+        watched = FollowedFiles.watched
+        state = msgspec.structs.replace(
+            tls.state if tls is not None else TlsState(),
+            taken={files.name: files.taken_ms for files in watched},
+            refusal="; ".join(filter(None, (files.refusal for files in watched))),
+        )
         return RemotingCommand.response_to(request, body=msgspec.json.encode(state))
 
     return answer

@@ -24,6 +24,7 @@ from batonmq.protocol.errors import BatonError, ConfigError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.durable_file import show_file
+from batonmq.runtime.followed_files import FollowedFiles
 from batonmq.runtime.log_lines import JsonFormatter, LineFormatter
 from batonmq.runtime.metrics import Metrics, MetricsConfig
 from batonmq.runtime.service_manager import manager_of_this_process
@@ -59,11 +60,10 @@ class ServerMain:
         loop.set_exception_handler(_ends_on_a_broken_invariant)
 
     def _reload(self) -> None:
-        # Without a handler the signal would end a process without TLS.
-        if self.tls is None:
-            log.info("nothing_to_reload reason='this process has no TLS'")
-        else:
-            self.tls.reload_soon()
+        # Without a handler the signal would end the process.
+        log.info("reload_asked files=%d", len(FollowedFiles.watched))
+        for files in FollowedFiles.watched:
+            files.reload_soon()
 
     def fail(self, exc: BaseException) -> None:
         """Stops the process as on SIGTERM, with exit code 1."""

@@ -9,8 +9,6 @@ Origin: Java TlsSystemConfig, TlsHelper.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import itertools
 import logging
@@ -25,7 +23,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 import msgspec
 
 from batonmq.protocol.errors import BatonError
-from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.followed_files import FollowedFiles, stamp_of
 from batonmq.runtime.section import Section
 
 log = logging.getLogger(__name__)
@@ -33,9 +31,6 @@ log = logging.getLogger(__name__)
 Mode = Literal["disabled", "permissive", "enforcing"]
 MODES: Final[tuple[Mode, ...]] = ("disabled", "permissive", "enforcing")
 
-POLL_S: Final = 2.0
-SIGNALLED_S: Final = 0.05
-"""From a SIGHUP until the files are read: many signals together cost one reading."""
 PEERS_SHOWN: Final = 20
 _SUITES: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """For TLS 1.2: only forward secrecy and authenticated encryption, as always in TLS 1.3."""
@@ -46,7 +41,9 @@ class TlsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What a process says of its TLS (request BATON_GET_TLS). `plain`, `encrypted`: how many
     connections are open without and with it at its ports for clients, while these are permissive;
     `plain_taken` since its start. `_peers`: the addresses of the first PEERS_SHOWN. `trusted`,
-    `certificate`: SHA-256 of the certificates that are in force. `not_after`: ms since 1970."""
+    `certificate`: SHA-256 of the certificates that are in force. `not_after`: ms since 1970.
+    `taken`: of the files that it follows (`tls`, or the key that names a file of secrets) when what
+    is in force was written, ms since 1970; `refusal`: why newer ones are not."""
 
     server_mode: Mode = "disabled"
     node_mode: Mode = "disabled"
@@ -60,6 +57,7 @@ class TlsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     certificate: str = ""
     not_after: int = 0
     refusal: str = ""
+    taken: dict[str, int] = {}
 
 
 class TlsError(BatonError):
@@ -322,32 +320,18 @@ class DialTls:
     def __init__(self, client: ClientTls) -> None:
         self._client = client
         self._paths = (client.trust_cert_path, client.cert_path, client.key_path)
-        self._stamp = _stamp_of(self._paths)
+        self._stamp = stamp_of(self._paths)
         self._context = client_context(client)
 
     @property
     def dials(self) -> ssl.SSLContext | None:
-        if (stamp := _stamp_of(self._paths)) != self._stamp:
+        if (stamp := stamp_of(self._paths)) != self._stamp:
             self._stamp = stamp
             try:
                 self._context = client_context(self._client)
             except TlsError as error:
-                log.warning("tls_not_reloaded reason=%s", error)
+                log.warning("files_not_reloaded name=tls reason=%s", error)
         return self._context
-
-
-_Stamp = tuple[tuple[int, int, int] | None, ...]
-
-
-def _stamp_of(paths: Iterable[str]) -> _Stamp:
-    """Another one for other files under these paths."""
-    found: list[tuple[int, int, int] | None] = []
-    for path in paths:
-        status = None
-        with contextlib.suppress(OSError):
-            status = os.stat(_expanded(path)) if path else None
-        found.append(status and (status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +344,7 @@ class _Loaded:
     ends_ms: int = 0
 
 
-class Tls:
+class Tls(FollowedFiles[_Loaded]):
     """The certificates of one process. `check` (`authority.check_certificate`) returns when the own
     one expires (ms since 1970, 0 without one), or raises TlsError. Raises TlsError if they are
     unusable."""
@@ -368,21 +352,16 @@ class Tls:
     def __init__(self, config: TlsConfig, check: Callable[[TlsConfig], int]) -> None:
         self.config = config
         self._check = check
-        self._loaded = self._load()
-        self._stamp = self._stamp_now()
-        self._timer: asyncio.TimerHandle | None = None
-        self._signalled: asyncio.TimerHandle | None = None
-        self.version = 1
-        """Grows with each reload."""
-        self.refusal = ""
-        """Why the present files are not in force; "" if they are."""
+        served = config.server_cert_path, config.server_key_path, config.server_trust_cert_path
+        dialled = config.client_cert_path, config.client_key_path, config.client_trust_cert_path
+        super().__init__("tls", (*served, *dialled), self._load)
         self.peers = OpenPeers()
 
     @property
     def for_clients(self) -> PortTls:
         return PortTls(
             self.config.server_mode,
-            lambda: _there(self._loaded.clients),
+            lambda: _there(self.value.clients),
             lambda: self.dials,
             peers=self.peers,
         )
@@ -393,7 +372,7 @@ class Tls:
         mode = self.config.nodes
         return PortTls(
             mode,
-            lambda: _there(self._loaded.nodes),
+            lambda: _there(self.value.nodes),
             lambda: None if mode == "disabled" else self.dials,
             lambda names: acts_as(names, "controller"),
         )
@@ -405,12 +384,12 @@ class Tls:
     @property
     def dials(self) -> ssl.SSLContext | None:
         """The context for the next outgoing connection; None: plain."""
-        return self._loaded.dials
+        return self.value.dials
 
     @property
     def pem(self) -> tuple[bytes, bytes, bytes]:
         """Trust, key and certificate as gRPC takes them."""
-        return self._loaded.grpc
+        return self.value.grpc
 
     @property
     def state(self) -> TlsState:
@@ -427,64 +406,12 @@ class Tls:
             trusted=fingerprints(trust),
             certificate="".join(fingerprints(certificate)[:1]),
             not_after=self.ends_ms,
-            refusal=self.refusal,
         )
 
     @property
     def ends_ms(self) -> int:
         """When this process's certificate expires, ms since 1970; 0 without one."""
-        return self._loaded.ends_ms
-
-    def watch(self) -> None:
-        """Checks the files for changes every two seconds, until `close`."""
-        self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll)
-
-    def close(self) -> None:
-        for timer in (self._timer, self._signalled):
-            if timer is not None:
-                timer.cancel()
-
-    def reload_soon(self) -> None:
-        """As `reload`, within SIGNALLED_S."""
-        if self._signalled is None:
-            loop = asyncio.get_running_loop()
-            self._signalled = loop.call_later(SIGNALLED_S, self._reload_signalled)
-
-    def _reload_signalled(self) -> None:
-        self._signalled = None
-        self.reload()
-
-    def _poll(self) -> None:
-        if self._stamp_now() != self._stamp:
-            self.reload()
-        self.watch()
-
-    def reload(self) -> bool:
-        """Reloads the files. Returns False if they are unusable; then the former ones stay."""
-        # Before the load: what changes meanwhile is seen at the next poll.
-        self._stamp = self._stamp_now()
-        try:
-            loaded = self._load()
-            # The files are read several times; of two versions none is whole.
-            if self._stamp_now() != self._stamp:
-                raise TlsError(
-                    "the files", "they changed while they were read; the next try follows"
-                )
-            self._loaded = loaded
-        except TlsError as error:
-            self.refusal = str(error)
-            log.error("tls_not_reloaded reason=%s", error)
-            return False
-        self.version += 1
-        self.refusal = ""
-        log.info("tls_reloaded days_left=%d", (self.ends_ms - wall_ms()) // DAY_MS)
-        return True
-
-    def _stamp_now(self) -> _Stamp:
-        own = self.config
-        served = own.server_cert_path, own.server_key_path, own.server_trust_cert_path
-        dialled = own.client_cert_path, own.client_key_path, own.client_trust_cert_path
-        return _stamp_of((*served, *dialled))
+        return self.value.ends_ms
 
     def _load(self) -> _Loaded:
         config = self.config

@@ -13,15 +13,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Collection, MutableSequence
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
 from batonmq.auth.guard import Guard
-from batonmq.auth.rights import RIGHTS
 from batonmq.auth.signature import call_signature
 from batonmq.controller.config import Peer
+from batonmq.controller.endpoints.grpc_guard import SignedCalls, peer_of
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces, connections_max
 from batonmq.controller.history_log import HistoryLog
 from batonmq.controller.liveness import watch
@@ -49,8 +48,8 @@ from batonmq.history.event import REASON_SIZE_MAX, HistoryEvent
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
-from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BrokerRefusal, NotLeaderError
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.incarnation import is_proven, owns
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.sockets import check_port_free, listening_as
@@ -128,68 +127,6 @@ class AwaitedHellos:
             raise TimeoutError
         message: pb.BrokerMessage | None = first.result()
         return message
-
-
-_SAME_AS: Final = {
-    "GetNextBrokerId": RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
-    "RegisterBroker": RequestCode.CONTROLLER_REGISTER_BROKER,
-    "AlterSyncStateSet": RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
-    "ElectMaster": RequestCode.CONTROLLER_ELECT_MASTER,
-    "GetReplicaInfo": RequestCode.CONTROLLER_GET_REPLICA_INFO,
-    "GetSyncStateData": RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
-    "GetMetadata": RequestCode.CONTROLLER_GET_METADATA_INFO,
-    "CleanBrokerData": RequestCode.CLEAN_BROKER_DATA,
-    "GetHistory": RequestCode.CONTROLLER_GET_METADATA_INFO,
-    "ReportEvent": RequestCode.BROKER_HEARTBEAT,
-    "BrokerSession": RequestCode.BROKER_HEARTBEAT,
-}
-"""Method -> the remoting request whose right it needs."""
-
-
-class SignedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets only calls of users pass that may make them, by the table of remoting requests."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler = await continuation(details)
-        method = details.method.rpartition("/")[2]
-        if handler is None or method not in _SAME_AS:
-            return None
-
-        code = _SAME_AS[method]
-
-        async def call(request: Any, context: Any) -> Any:
-            group = getattr(request, "broker_name", "")
-            try:
-                user = self._check(code, context, group)
-            except BrokerRefusal as error:
-                return getattr(pb, f"{method}Reply")(status=_refused(error.code, error.remark))
-            answer = handler.unary_unary(request, context)
-            if not RIGHTS[code].changes:
-                return await answer
-            return await self._guard.noted(
-                user, _peer_of(context), code, f"group={group}", answer, _code_of
-            )
-
-        async def session(messages: Any, context: Any) -> None:
-            try:
-                self._check(code, context, "")
-            except BrokerRefusal as error:
-                status = _refused(error.code, error.remark)
-                await context.write(pb.ControllerMessage(refused=pb.Refused(status=status)))
-            else:
-                await handler.stream_stream(messages, context)
-
-        coders = handler.request_deserializer, handler.response_serializer
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(call, *coders)
-        return grpc.stream_stream_rpc_method_handler(session, *coders)
-
-    def _check(self, code: int, context: Any, broker_name: str) -> str:
-        metadata = context.invocation_metadata()
-        return self._guard.check_call(code, metadata, _peer_of(context), broker_name)
 
 
 class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
@@ -472,7 +409,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         user = f" as {call.user}" if call is not None else ""
         names = ", ".join(_names_of(context)) if self._tls is not None else ""
         certificate = f" with the certificate of {names}" if names else ""
-        return f"asked by gRPC from {_peer_of(context).rpartition(':')[0]}{user}{certificate}"
+        return f"asked by gRPC from {peer_of(context).rpartition(':')[0]}{user}{certificate}"
 
     def _view(self, view: RoleView | None) -> pb.RoleView | None:
         return None if view is None else role_view_to_pb(self._requests.with_alive(view))
@@ -545,15 +482,6 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
                 case "goodbye":
                     return message.goodbye.reason or "goodbye"
         return None
-
-
-def _peer_of(context: Any) -> str:
-    """As in remoting; gRPC says ipv4:10.0.0.1:4711 and ipv6:%5B::1%5D:4711."""
-    return unquote(context.peer().partition(":")[2])
-
-
-def _code_of(reply: Any) -> int:
-    return int(reply.status.code)
 
 
 def _names_of(context: Any) -> Collection[str]:

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from cryptography.fernet import MultiFernet
 from pysyncobj.config import FAIL_REASON, SyncObjConf
 from pysyncobj.syncobj import SyncObj, SyncObjException, replicated
 
 from batonmq.controller.config import Peer, RaftTimings
 from batonmq.controller.raft import transport
+from batonmq.controller.raft.cipher import read_cipher
 from batonmq.controller.raft.election_messages import (
     election_window_ms,
     majority_since,
@@ -50,7 +52,7 @@ from batonmq.controller.raft.snapshot import BadSnapshot, FileSnapshots
 from batonmq.controller.rules.commands import AnyCommand, BecomeController
 from batonmq.controller.rules.state import ControllerState
 from batonmq.runtime.clock import boot_s
-from batonmq.runtime.password_file import read_password
+from batonmq.runtime.followed_files import FollowedFiles
 from batonmq.runtime.sockets import CannotListenError, check_port_free, listening_as, look_up
 from batonmq.runtime.tls import PortTls
 
@@ -237,6 +239,7 @@ class RaftLog:
         self._journal: DurableJournal | None = None
         self._snapshots: FileSnapshots | None = None
         self._node: _Node | None = None
+        self._password: FollowedFiles[MultiFernet] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leading = False
         self._first_lead = False
@@ -260,7 +263,7 @@ class RaftLog:
         """Opens the log, binds the Raft port and joins the others.
 
         Raises CannotListenError; JournalDamage or OSError for a folder that cannot be used,
-        MembersChangedError for one of another quorum; PasswordFileError; ValueError under -O.
+        MembersChangedError for one of another quorum; SecretFileError; ValueError under -O.
         """
         if not __debug__:
             raise ValueError("python -O removes checks that pysyncobj and this code rely on")
@@ -269,7 +272,11 @@ class RaftLog:
         name, port = settings.bind_host or settings.self_peer.host, settings.self_peer.raft_port
         # pysyncobj binds to an address only.
         host = look_up(name)
-        password = read_password(settings.password_file) if settings.password_file else None
+        if settings.password_file is not None:
+            read = functools.partial(read_cipher, settings.password_file)
+            paths = [str(settings.password_file)]
+            self._password = FollowedFiles("raftPasswordFile", paths, read)
+            self._password.watch()
         # Fails here if the port is taken: pysyncobj would retry the bind in its thread.
         with listening_as("Raft", port):
             check_port_free(host, port)
@@ -281,7 +288,7 @@ class RaftLog:
             raise
         conf = self._conf(
             f"{host}:{port}",
-            password=password,
+            password=self._password,
             journalFile=journal,
             serializer=snapshots,
             deserializer=snapshots.deserialize,
@@ -455,6 +462,8 @@ class RaftLog:
     async def close(self) -> None:
         node, self._node = self._node, None
         self._fail_waiting("closing")
+        if self._password is not None:
+            self._password.close()
         if node is not None:
             await asyncio.to_thread(node.destroy_synchronous)
             node.close_pipe()

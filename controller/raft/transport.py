@@ -25,9 +25,7 @@ Uses names of pysyncobj 0.3.17, also private ones of `TcpConnection`;
 `tests/controller/test_raft_node.py` pins both.
 """
 
-import base64
 import functools
-import hashlib
 import io
 import ipaddress
 import logging
@@ -47,11 +45,11 @@ import pysyncobj.syncobj
 import pysyncobj.tcp_connection
 import pysyncobj.tcp_server
 import pysyncobj.transport
-from cryptography.fernet import Fernet
 from pysyncobj.node import Node
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 from pysyncobj.tcp_server import SERVER_STATE
 
+from batonmq.controller.raft.cipher import Cipher
 from batonmq.controller.raft.log import DigestWatch, RaftProblems
 from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
 from batonmq.controller.raft.messages import MendedTransport
@@ -294,12 +292,6 @@ def restricted_loads(data: bytes) -> Any:
     return _PlainUnpickler(io.BytesIO(data)).load()
 
 
-def encryptor(password: bytes) -> Fernet:
-    """Fernet (AES-128-CBC, HMAC-SHA256) under the password; replaces pysyncobj's key derivation."""
-    key = hashlib.sha256(b"BatonMQ Raft port\0" + password).digest()
-    return Fernet(base64.urlsafe_b64encode(key))
-
-
 def _refuse_load(file: object) -> Any:
     raise pickle.UnpicklingError("snapshots are not pickles here")
 
@@ -330,7 +322,7 @@ def install() -> None:
         pysyncobj.dns_resolver._g_resolver = BackgroundResolver()
     pysyncobj.syncobj.createJournal = _configured_journal
     pysyncobj.syncobj.Serializer = _configured_snapshots
-    pysyncobj.syncobj.getEncryptor = encryptor
+    pysyncobj.syncobj.getEncryptor = Cipher
     pysyncobj.syncobj.HAS_CRYPTO = True
     # pysyncobj calls this only to decide whether an election whose time has come may begin.
     pysyncobj.syncobj.SyncObj._SyncObj__connectedToAnyone = _may_stand

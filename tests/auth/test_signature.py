@@ -29,6 +29,7 @@ from batonmq.auth.signature import (
     signed_text,
 )
 from batonmq.controller.main import guard_of
+from batonmq.mqctl.secret_rotation import advance
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
@@ -36,6 +37,7 @@ from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.remoting.headers import decode_pull, decode_send
 
+CREDENTIALS = "inner_client_authentication_credentials_file"
 JAVA = {"topic": "T1", "a": "x", "B": "up", "AccessKey": "AK"}
 
 
@@ -292,22 +294,47 @@ def test_the_guard_reads_the_topic_that_the_handler_reads(
             assert (short.ext.access_key, short.ext.topic) == (checked["AccessKey"], checked["b"])
 
 
-def test_the_secret_of_the_nodes_changes_file_by_file(tmp_path: Path) -> None:
-    """Three rounds over the servers' files. At every moment each node's requests are believed by
-    every other one, whichever of two rounds each is at; in the end the old secret is not."""
-    rounds = [
-        '{"accessKey":"node","secretKey":"old"}',
-        '{"accessKey":"node","secretKey":"old","nextSecretKey":"new"}',
-        '{"accessKey":"node","secretKey":"new","nextSecretKey":"old"}',
-        '{"accessKey":"node","secretKey":"new"}',
-    ]
-    guards = [Guard(_auth(node), "c", tmp_path / "audit.log") for node in rounds]
-    for before, after in itertools.pairwise(guards):
-        for sender, receiver in itertools.product((before, after), repeat=2):
-            assert _believes(receiver, sender)
-    assert not _believes(guards[0], guards[3]) and not _believes(guards[3], guards[0])
-    for guard in guards:
-        guard.close()
+def test_the_secret_of_the_nodes_changes_while_they_run(tmp_path: Path) -> None:
+    """Each server takes each step at another time, and always all believe what all send. In the end
+    the old secret counts no more. A file that is no use changes nothing."""
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in paths:
+        path.write_text('{"accessKey":"node","secretKey":"old"}')
+        path.chmod(0o600)
+
+    async def steps() -> None:
+        former = Guard(_auth(paths[0].read_text()), "c", tmp_path / "audit.log")
+        guards = [Guard(_of_file(path), "c", tmp_path / "audit.log") for path in paths]
+        for step in ("next", "former", "done"):
+            assert advance(paths[0]) == step
+            text = paths[0].read_text()
+            for path, guard in zip(paths, guards, strict=True):
+                path.write_text(text)
+                assert guard._node_file is not None and guard._node_file.reload()
+                assert all(_believes(*pair) for pair in itertools.product(guards, repeat=2))
+        assert not _believes(guards[0], former) and not _believes(former, guards[0])
+        other = text.replace("node", "another")
+        for bad, why in ((other, "accessKey is 'another'"), ("{}", "allowed is")):
+            paths[0].write_text(bad)
+            file = guards[0]._node_file
+            assert file is not None and not file.reload() and why in file.refusal
+            assert _believes(guards[1], guards[0])
+        for guard in (*guards, former):
+            guard.close()
+
+    asyncio.run(steps())
+
+
+def test_the_nodes_have_their_secret_in_the_settings_or_in_one_file(tmp_path: Path) -> None:
+    inline = '{"accessKey":"node","secretKey":"s"}'
+    for settings in ({"node": ""}, {"node": inline, CREDENTIALS: str(tmp_path)}):
+        with pytest.raises(ValueError, match="or innerClientAuthenticationCredentialsFile"):
+            _auth(**settings)
+    with pytest.raises(ValueError, match=r"lacks: No such file"):
+        _of_file(tmp_path / "lacks")
+    both = inline.replace("}", ',"nextSecretKey":"n","formerSecretKey":"f"}')
+    with pytest.raises(ValueError, match="one of nextSecretKey and formerSecretKey"):
+        _auth(both)
 
 
 @pytest.mark.parametrize("name", ["node", "nobody"])
@@ -347,6 +374,10 @@ def _auth(node: str, **more: Any) -> AuthConfig:
         inner_client_authentication_credentials=node,
         **more,
     )
+
+
+def _of_file(path: Path) -> AuthConfig:
+    return _auth("", **{CREDENTIALS: str(path)})
 
 
 def _nowhere() -> Any:

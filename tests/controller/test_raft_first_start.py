@@ -13,7 +13,7 @@ from kill_walk import walk_kills
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.membership import Membership, check_members
 from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry
-from batonmq.runtime.password_file import make_password, read_password
+from batonmq.runtime.secret_file import make_password, read_passwords
 
 NO_OP = b"\x01"
 MEMBERS = Membership("c", ("n0@host:1",))
@@ -160,7 +160,7 @@ def test_the_password_is_whole_or_not_there(tmp_path: Path, moment: Moment) -> N
         folder.mkdir(exist_ok=True)
         if not path.exists():
             make_password(path)
-        read_password(path)
+        read_passwords(path)
         assert os.stat(path).st_mode & 0o777 == 0o600
 
     kills = walk_kills(lambda n: tmp_path / str(n), made, made, moment)

@@ -19,6 +19,7 @@ from raft_cluster import BECOME, Cluster, apply_id, free_peers, with_cluster
 
 from batonmq.controller.config import Peer
 from batonmq.controller.raft import transport
+from batonmq.controller.raft.cipher import read_cipher
 from batonmq.controller.raft.log import Applied
 from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
 from batonmq.controller.raft.transport import (
@@ -26,13 +27,13 @@ from batonmq.controller.raft.transport import (
     GREETING_BYTES_MAX,
     OTHER_PASSWORD,
     GuardedConnection,
-    encryptor,
 )
-from batonmq.runtime.password_file import (
+from batonmq.mqctl.secret_rotation import advance
+from batonmq.runtime.secret_file import (
     PASSWORD_CHARS_MIN,
-    PasswordFileError,
+    SecretFileError,
     make_password,
-    read_password,
+    read_passwords,
 )
 
 NONCE = "ab" * 32
@@ -420,6 +421,35 @@ def test_a_password_lets_its_holders_in(tmp_path: Path) -> None:
     with_cluster(tmp_path, scenario, password_file=secret(tmp_path, "secret"))
 
 
+def test_a_password_changes_while_all_run_and_no_connection_ends(tmp_path: Path) -> None:
+    """Each node takes each step at another time. Then a stranger with the old one is refused."""
+    path = secret(tmp_path, "secret")
+    old = read_cipher(path)
+
+    def connections(cluster: Cluster) -> set[int]:
+        transports = [node._node.transport for node in cluster.nodes.values()]
+        return {id(each) for one in transports for each in one._connections.values()}
+
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        await cluster.agree()
+        before, number = connections(cluster), 0
+        for step in ("next", "former", "done"):
+            assert advance(path) == step
+            for node in cluster.nodes.values():
+                assert node._password is not None and node._password.reload()
+                number += 1
+                assert isinstance(await leader.propose(apply_id(number), 2000), Applied)
+                await cluster.agree()
+        assert connections(cluster) == before and cluster.leading[leader_id]
+        peer = cluster.peers[0]
+        greeting = frame(old.encrypt(greeting_of(cluster).encode()))
+        assert await cut_off((peer.host, peer.raft_port), greeting) == frame(OTHER_PASSWORD)
+
+    with_cluster(tmp_path, scenario, password_file=path)
+
+
 @pytest.mark.parametrize("which", ["another", "none at the dialled", "none at the dialling"])
 def test_another_password_is_refused_and_both_sides_say_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str
@@ -443,12 +473,13 @@ def test_another_password_is_refused_and_both_sides_say_so(
     assert why in messages(caplog)
 
 
-def test_a_recorded_frame_of_another_turn_is_refused() -> None:
+def test_a_recorded_frame_of_another_turn_is_refused(tmp_path: Path) -> None:
     sender, receiver = GuardedConnection(poller=None), GuardedConnection(poller=None)
     written: list[bytes] = []
+    cipher = read_cipher(secret(tmp_path, "secret"))
     sender._write = written.append  # type: ignore[method-assign]
     for conn in (sender, receiver):
-        conn.encryptor = encryptor(b"x" * 32)
+        conn.encryptor = cipher
     sender.admit("aa" * 32, "bb" * 32)
     receiver.admit("bb" * 32, "aa" * 32)
     for number in range(2):
@@ -473,28 +504,35 @@ def test_a_recorded_frame_of_another_turn_is_refused() -> None:
 def test_a_password_file_is_made_once_and_read(tmp_path: Path) -> None:
     path = secret(tmp_path, "secret")
     assert path.stat().st_mode & 0o777 == 0o600
-    password = read_password(path)
-    assert len(password) == 44
+    password = read_passwords(path)
+    assert len(password.used) == 44 and not password.other
     with pytest.raises(FileExistsError):
         make_password(path)
-    assert read_password(path) == password
+    assert read_passwords(path) == password
 
 
 def test_a_password_file_that_is_no_use_is_named(tmp_path: Path) -> None:
     path = tmp_path / "secret"
-    with pytest.raises(PasswordFileError, match=r"secret: No such file.*batonmq raftPassword FILE"):
-        read_password(path)
+    with pytest.raises(SecretFileError, match=r"secret: No such file"):
+        read_passwords(path)
     make_password(path)
     for mode in (0o640, 0o604, 0o660):
         path.chmod(mode)
-        with pytest.raises(PasswordFileError, match=f"mode is {mode:04o}.*chmod 0600"):
-            read_password(path)
+        with pytest.raises(SecretFileError, match=f"mode is {mode:04o}.*chmod 0600"):
+            read_passwords(path)
     path.chmod(0o600)
     path.write_text("x" * (PASSWORD_CHARS_MIN - 1) + "\n")
-    with pytest.raises(PasswordFileError, match="holds 31 characters, 32 are needed"):
-        read_password(path)
-    with pytest.raises(PasswordFileError, match="is no regular file"):
-        read_password(tmp_path)
+    with pytest.raises(SecretFileError, match="holds 31 characters, 32 are needed"):
+        read_passwords(path)
+    path.write_text(f"{'x' * 32}\nnext {'y' * 31}\n")
+    with pytest.raises(SecretFileError, match="holds 31 characters"):
+        read_passwords(path)
+    for second in ("y" * 32, "later " + "y" * 32, f"next {'y' * 32}\nformer {'z' * 32}"):
+        path.write_text(f"{'x' * 32}\n{second}\n")
+        with pytest.raises(SecretFileError, match="one with next or former"):
+            read_passwords(path)
+    with pytest.raises(SecretFileError, match="is no regular file"):
+        read_passwords(tmp_path)
 
 
 def test_a_bad_greeting_is_refused() -> None:

@@ -49,7 +49,7 @@ def test_sigterm_ends_it_cleanly_and_sighup_does_not(tmp_path: Path) -> None:
             while b"namesrv_started" not in await process.stderr.readline():
                 assert process.returncode is None
             os.kill(process.pid, signal.SIGHUP)
-            while b"nothing_to_reload" not in (line := await process.stderr.readline()):
+            while b"reload_asked" not in (line := await process.stderr.readline()):
                 assert line, "it has ended"
         os.kill(process.pid, signal.SIGTERM)
         code, _ = await finished(process)

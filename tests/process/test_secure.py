@@ -10,12 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
+from unittest.mock import ANY, patch
 
 import pytest
 import yaml
 
 from batonmq import ClientOptions, ClientTls, Message, Producer
+from batonmq.auth.signature import Credentials, Signer
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
 from lab.cluster.queues import read_topic
 from lab.cluster.up import ClusterProcess, rounds
@@ -185,6 +189,72 @@ def test_tls_is_turned_on_under_load_and_no_send_fails(tmp_path: Path) -> None:
 
     with SecureCluster(tmp_path, "", respawn=True, replicas=2) as cluster:
         asyncio.run(scenario(cluster))
+
+
+def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
+    """The password of Raft and the secret with which nodes sign, twice: no send fails, no
+    connection between nodes ends, there is no election, and in the end only the new ones count."""
+    node = tmp_path / "node.json"
+    old = {"accessKey": "node", "secretKey": "the-former-secret"}
+    node.write_text(json.dumps(old))
+    node.chmod(0o600)
+    auth = {
+        "authenticationEnabled": True,
+        "authorizationEnabled": True,
+        "initAuthenticationUser": json.dumps({"username": "admin", "password": "secret-a"}),
+        "innerClientAuthenticationCredentialsFile": str(node),
+    }
+    admin = Credentials(access_key="admin", secret_key="secret-a")
+
+    async def whoami(cluster: SecureCluster, secret: str) -> int:
+        user = Credentials(access_key="node", secret_key=secret)
+        client = RemotingClient(sign=Signer(user))
+        try:
+            request = RemotingCommand.request(RequestCode.BATON_WHO_AM_I)
+            address = cluster.master()["address"]
+            return (await client.invoke(address, request, 5_000)).code
+        finally:
+            await client.close()
+
+    async def scenario(cluster: SecureCluster) -> Sends:
+        sends = Sends(cluster, ClientOptions(credentials=admin))
+        running = asyncio.create_task(sends.run())
+        await sends.more(50)
+        master, epoch = cluster.master(), await asyncio.to_thread(master_epoch, cluster)
+        broken = breaks(cluster)
+        raft = cluster.data_dir / "conf" / "raft-password"
+        for _ in range(2):
+            before = node.read_text(), raft.read_text()
+            done = await asyncio.to_thread(cluster.mqctl, "secure", "rotate", "--secrets", "--json")
+            assert done.returncode == 0, done
+            steps = [each["step"] for each in json.loads(done.stdout)]
+            assert steps == ["next", "former", "done"] * 2
+            assert node.read_text() != before[0] and raft.read_text() != before[1]
+            await sends.more(50)
+        secret = json.loads(node.read_text())["secretKey"]
+        assert await whoami(cluster, secret) == 0
+        assert await whoami(cluster, old["secretKey"]) == ResponseCode.NO_PERMISSION
+        assert cluster.master() == master
+        assert await asyncio.to_thread(master_epoch, cluster) == epoch
+        assert breaks(cluster) == broken
+        sends.stop()
+        await running
+        return sends
+
+    def breaks(cluster: SecureCluster) -> int:
+        """How often a connection between nodes ended, or was refused, by their logs."""
+        ends = ("ha_slave_lost", "ha_master_lost", "session_dropped", "raft_problem", "_refused ")
+        return sum(map(cluster.logs().count, (*ends, "raft_leader_gone")))
+
+    os_environ = {"BATONMQ_ACCESS_KEY": "admin", "BATONMQ_SECRET_KEY": "secret-a"}
+    with (
+        patch.dict(os.environ, os_environ),
+        SecureCluster(tmp_path, "", replicas=2, overrides={"auth": auth}) as cluster,
+    ):
+        sends = asyncio.run(scenario(cluster))
+        assert not sends.failed, sends.failed[:3]
+        for secret in (old["secretKey"], json.loads(node.read_text())["secretKey"]):
+            assert secret not in cluster.logs()
 
 
 def master_epoch(cluster: SecureCluster) -> int:

@@ -21,8 +21,8 @@ from batonmq.remoting.command import RemotingCommand, encode_frame
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime import authority as authority_module
+from batonmq.runtime import followed_files, tls_listener
 from batonmq.runtime import tls as tls_module
-from batonmq.runtime import tls_listener
 from batonmq.runtime.authority import Authority, check_certificate
 from batonmq.runtime.durable_file import replace_file
 from batonmq.runtime.tls import ClientTls, DialTls, Tls, TlsError
@@ -343,7 +343,7 @@ def test_open_connections_outlive_new_certificates_and_a_bad_one_is_refused(
             await client.close()
 
     uvloop.run(scenario())
-    assert "tls_not_reloaded" in caplog.text and "PRIVATE" not in caplog.text
+    assert "files_not_reloaded" in caplog.text and "PRIVATE" not in caplog.text
 
 
 async def _serial(address: str) -> str:
@@ -618,7 +618,7 @@ def test_hundreds_of_signals_cost_one_reading_of_the_files(
 ) -> None:
     async def scenario() -> None:
         tls = node_tls(made)
-        monkeypatch.setattr(tls_module, "SIGNALLED_S", 0.0)
+        monkeypatch.setattr(followed_files, "SIGNALLED_S", 0.0)
         for _ in range(200):
             tls.reload_soon()
         assert tls.version == 1

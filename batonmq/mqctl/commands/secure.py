@@ -32,9 +32,7 @@ GONE_S: Final = 2.0
 
 @command("secure", controllers=True)
 @click.argument("action", type=click.Choice(ACTIONS))
-@click.argument(
-    "folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False)
-)
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @option(
     "--node",
     "nodes",
@@ -54,6 +52,7 @@ GONE_S: Final = 2.0
     help="With enable: whether clients may do without TLS. Nodes may not.",
 )
 @option("--authority", is_flag=True, help="With rotate: the next step to another authority.")
+@option("--secrets", is_flag=True, help="With rotate: the secrets that nodes share; DIR is a file.")
 @option("--force", is_flag=True, help="With enable and disable: refuse clients that are connected.")
 @option("--within", "within_s", type=SECONDS, default=120.0, help="For one process to be well.")
 async def secure(
@@ -65,47 +64,52 @@ async def secure(
     days: int,
     mode: Mode,
     authority: bool,
+    secrets: bool,
     force: bool,
     within_s: float,
 ) -> None:
-    """Make and renew certificates, check ports, turn TLS on and off.
+    """Make and renew certificates and secrets, check ports, turn TLS on and off.
 
     `init` makes an authority, one file for each --node (certificate and key, mode 0600), and
     `admin.pem` for tools. A node is broker/GROUP/ID, controller/ID, or namesrv/NAME. It needs only
     its own file and `ca.pem`; keep `ca.key` off the servers. docs/security.md has the settings.
 
-    `rotate` replaces every certificate; servers take theirs within two seconds.
+    `rotate` replaces every certificate, without DIR those of the local cluster; servers take theirs
+    within two seconds. --authority goes one step on the way to another authority, and says what to
+    do before the next one. --secrets replaces the password of Raft and the secret with which nodes
+    sign: all of the local cluster, or with a file as DIR one step of it.
 
     `enable` turns TLS on at a cluster of `batonmq up` under load, `disable` turns it off. Processes
-    are restarted one after the other as by `mqctl roll`: first every port takes both, then all
-    processes dial with TLS, then plain connections are refused. Before that it looks for clients
-    without TLS, and stops if there are any. The same command continues what was stopped;
-    the other one goes back.
+    are restarted one after the other. It stops before it would refuse clients that are connected.
+    The same command continues, the other one goes back.
 
-    `rotate --authority` goes one step on the way to another authority, and says what to do before
-    the next one: both are trusted, the new one issues all certificates, the old one is dropped.
-
-    `rotate` without DIR renews those of the local cluster. `status` dials every port, plain and
-    with TLS, and shows how many clients are connected without TLS and with it. Exit code of status:
-    1 if a port does not answer or its certificate is not trusted, 3 if a port between nodes takes
-    plain connections. Of enable and disable: 0 done, 1 failed, 3 stopped at a doubt.
+    `status` dials every port, and counts clients without TLS and with it. Exit code: 1 if a port
+    does not answer or its certificate is not trusted, 3 if a port between nodes takes plain
+    connections. Of enable and disable: 0 done, 1 failed, 3 stopped at a doubt.
 
     JSON: of init and rotate a list of file, names, hosts, notAfter (ms since 1970); of status a
     list of node, port, address, plain, tls (its version), verified, notAfter, refusal, plainClients
     and tlsClients (addresses, at most 20, while both are taken); of enable and disable stages
-    (stage, restarted), doubt, nextStep; of rotate --authority step (trusted, renewed or dropped)
-    and nextStep.
+    (stage, restarted), doubt, nextStep; of --authority step (trusted, renewed, dropped) and
+    nextStep; of --secrets a list of file, step (next, former, done).
     """
     if action == "status":
         await _status(context)
     elif action in ("enable", "disable"):
-        to: Stage = "disabled" if action == "disable" else mode
-        await _Change(context, to, within_s, force=force).run()
+        await _Change(context, "disabled" if action == "disable" else mode, within_s, force).run()
+    elif action == "rotate" and secrets:
+        await _rotate_secrets(context, folder, within_s)
     elif action == "rotate" and authority:
         await _Rotation(context, folder, days, within_s).run()
     else:
         where = folder or _folder_of(context.target, action)
         _show(context, _make(action, where, _nodes(nodes), cluster, days))
+
+
+async def _rotate_secrets(context: CommandContext, file: Path | None, within_s: float) -> None:
+    from batonmq.mqctl.secret_rotation import SecretRotation
+
+    await SecretRotation(context, file, within_s).run()
 
 
 def _folder_of(target: Target, action: str) -> Path:
@@ -269,7 +273,7 @@ class _Change:
     """One run of enable or disable. `done`: (stage, names of the processes that were restarted)."""
 
     def __init__(
-        self, context: CommandContext, target: Stage, within_s: float, *, force: bool
+        self, context: CommandContext, target: Stage, within_s: float, force: bool
     ) -> None:
         self._context = context
         self._target = target

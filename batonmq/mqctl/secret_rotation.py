@@ -1,0 +1,140 @@
+"""`mqctl secure rotate --secrets`: the secrets that nodes share are replaced while nodes run."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import yaml
+
+from batonmq.auth.config import CREDENTIALS_FILE, read_node_user
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import GOOD, still_lacking
+from batonmq.mqctl.target import data_of
+from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.secret_file import (
+    SecretFileError,
+    passwords_text,
+    read_passwords,
+    read_private,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEYS: Final = {"auth": CREDENTIALS_FILE, "controller": "raftPasswordFile"}
+"""Section of a server's file -> its key for a file of secrets."""
+DONE: Final = {
+    "next": "a new secret is believed, and not used yet",
+    "former": "the new secret is used, and the former one still believed",
+    "done": "only the new secret counts",
+}
+
+
+def advance(path: Path) -> str:
+    """Takes one of the three steps (`secret_file`) and says which: a key of DONE. Raises
+    SecretFileError and OSError."""
+    if path.stat().st_uid != os.geteuid():
+        raise SecretFileError(path, "it belongs to another user, who has to rotate it")
+    if read_private(path).lstrip().startswith(b"{"):
+        node = read_node_user(path)
+        secrets = node.secrets.step()
+        text = msgspec.json.encode(node.with_secrets(secrets)) + b"\n"
+    else:
+        secrets = read_passwords(path).step()
+        text = passwords_text(secrets).encode("latin-1")
+    replace_file(path, text, mode=0o600)
+    return "next" if secrets.next else "former" if secrets.former else "done"
+
+
+class SecretRotation:
+    """One step of `file`; without it all steps of all files of the local cluster, whose processes
+    say what they have taken."""
+
+    def __init__(self, context: CommandContext, file: Path | None, within_s: float) -> None:
+        self._context = context
+        self._file = file
+        self._within_s = within_s
+        self._steps: list[dict[str, str]] = []
+
+    async def run(self) -> None:
+        """Raises CommandFailed."""
+        with _failures():
+            if self._file is not None:
+                self._advance(self._file)
+            else:
+                for path, key in sorted(self._local_files().items()):
+                    await self._wait_taken(path, key)  # of a run that was interrupted
+                    while True:
+                        step = self._advance(path)
+                        await self._wait_taken(path, key)
+                        if step == "done":
+                            break
+        if self._context.out.as_json:
+            self._context.out.document(self._steps)
+
+    def _advance(self, path: Path) -> str:
+        step = advance(path)
+        self._steps.append({"file": str(path), "step": step})
+        if not self._context.out.as_json:
+            self._context.out.line(f"{path}: {DONE[step]}", style=GOOD)
+            if self._file is not None:
+                more = ", then the same command" * (step != "done")
+                self._context.out.line(f"  next: copy it to every server{more}")
+        return step
+
+    def _local_files(self) -> dict[Path, str]:
+        """The files that the processes of the local cluster name, each with its key."""
+        from pathlib import Path
+
+        import click
+
+        local = self._context.target.local
+        if local is None or self._context.target.by_hint:
+            raise click.UsageError("which file? give FILE")
+        found: dict[Path, str] = {}
+        for config in sorted((data_of(local.path) / "conf").glob("*.yaml")):
+            sections = yaml.safe_load(config.read_text()) or {}
+            for section, key in KEYS.items():
+                if name := (sections.get(section) or {}).get(key):
+                    found[Path(name).expanduser()] = key
+        if not found:
+            raise CommandFailed("no process of this cluster has a file of secrets")
+        return found
+
+    async def _wait_taken(self, path: Path, key: str) -> None:
+        """Raises CommandFailed if a process has not taken the file in time: to go on would refuse
+        what it sends."""
+        local = self._context.target.local
+        assert local is not None
+        # Controllers are in the name servers; brokers know no password of Raft.
+        brokers = [address for _, address in local.brokers] if key == CREDENTIALS_FILE else []
+        written_ms = _written_ms(path)
+
+        async def lacking() -> str:
+            async with self._context.admin() as admin:
+                for address in (*local.name_servers, *brokers):
+                    state = await admin.cluster.tls(address)
+                    if state.taken.get(key) != written_ms:
+                        return f"{address} has not taken {path} {state.refusal}".rstrip()
+            return ""
+
+        if lacks := await still_lacking(lacking, self._within_s, "waiting"):
+            raise CommandFailed(f"{lacks}; then the same command continues")
+
+
+def _written_ms(path: Path) -> int:
+    return path.stat().st_mtime_ns // 1_000_000
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except SecretFileError as error:
+        raise CommandFailed(str(error)) from error
+    except OSError as error:
+        raise CommandFailed(f"{error.filename}: {error.strerror}") from error
