@@ -1249,6 +1249,13 @@ def test_exported_metadata_have_users_and_rights_and_no_secret(tmp_path: Path) -
             code, out = await mqctl_at(names.address, *run, "--users")
             document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
             assert (code, document["users"], document["newSecrets"]) == (0, 0, {})
+            # A right that was taken away since does not come back, and is named.
+            body = {"subject": f"User:{USER.access_key}", "resource": "Topic:T"}
+            assert (await server.ask(ADMIN, RequestCode.AUTH_DELETE_ACL, body)).code == 0
+            now = server.service.tables.users.table[USER.access_key]
+            code, out = await mqctl_at(names.address, *run, "--users")
+            assert f"User:{USER.access_key} has other rights" in out and code == 1
+            assert server.service.tables.users.table[USER.access_key] == now
 
     play(test)
 
