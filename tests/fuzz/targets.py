@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
+import itertools
 import json
 import logging
 import tempfile
@@ -9,11 +12,24 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from batonmq.auth.policy import (
+    ACTIONS,
+    RESOURCES,
+    AclInfo,
+    KnownUser,
+    Need,
+    PolicyEntry,
+    User,
+    merged,
+    pattern_of,
+)
+from batonmq.auth.signature import SigningKey, call_signature
 from batonmq.broker.main import SECTIONS
 from batonmq.broker.tables.topics import decode_metadata
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage
@@ -201,6 +217,67 @@ def system_records(data: bytes) -> None:
     with suppress(RemoteProtocolError):
         decode_metadata(data)
     decode_positions(data)
+
+
+# Users.
+
+
+def signature(data: bytes) -> None:
+    """Two lines of a gRPC call's metadata, then fields as JSON: what a plain HMAC says."""
+    secret, (scheme, time, fields) = "secret", (data.split(b"\n", 2) + [b""] * 2)[:3]
+    metadata = [
+        ("authorization", scheme.decode("latin-1")),
+        ("x-mq-date-time", time.decode("latin-1")),
+    ]
+    call = call_signature(metadata)
+    if call is not None:
+        wanted = hmac.digest(secret.encode(), call.signed.encode(), "sha1")
+        with suppress(ValueError):
+            assert SigningKey(secret).proves_call(call) is (bytes.fromhex(call.digest) == wanted)
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        ext = msgspec.json.decode(fields, type=dict[str, str])
+        text = "".join(value for name, value in sorted(ext.items()) if name != "Signature")
+        plain = base64.b64encode(
+            hmac.digest(secret.encode(), text.encode() + time, "sha1")
+        ).decode()
+        assert SigningKey(secret).proves(ext, time) is (ext.get("Signature") == plain)
+        assert SigningKey(secret).proves(ext | {"Signature": plain}, time)
+
+
+def policies(data: bytes) -> None:
+    """Whatever a user's policies are, each decision is the one of `by_the_page`."""
+    try:
+        user = merged(User(username="u", password="p"), AclInfo.decode(data))
+    except (BrokerRefusal, RemoteProtocolError):
+        return
+    known = KnownUser(user)
+    patterns = {pattern_of(name) for entries in user.policies.values() for name in entries}
+    names = {pattern.name + more for pattern in patterns for more in ("", "x", "*")} | {"other"}
+    for kind, name, action in itertools.product(RESOURCES, sorted(names)[:8], ACTIONS[:3]):
+        if name:
+            for source in ("10.0.0.1", "fd00::1", "?"):
+                decided = known.evaluate(Need(((kind, name),), (action,)), source, "C").allowed
+                assert decided is by_the_page(user, kind, name, action, source)
+
+
+def by_the_page(user: User, kind: str, name: str, action: str, source: str) -> bool:
+    """As docs/security.md has it: resources are tried from the closest on, Deny before Allow."""
+    prefixes = [f"{kind}:{name[:end]}*" for end in range(len(name), -1, -1)]
+    for policy in ("Custom", "Default"):
+        entries = user.policies.get(policy, {})
+        for resource in (f"{kind}:{name}", *prefixes, "*"):
+            entry = entries.get(resource)
+            if entry and {action, "All"} & set(entry.actions) and _comes_from(entry, source):
+                return entry.decision == "Allow"
+    return False
+
+
+def _comes_from(entry: PolicyEntry, source: str) -> bool:
+    with suppress(ValueError):
+        address = ip_address(source)
+        if any(address in ip_network(text, strict=False) for text in entry.source_ips):
+            return True
+    return not entry.source_ips
 
 
 # HA.
@@ -520,6 +597,25 @@ TARGETS: dict[str, Target] = {
         lambda: [
             b'{"v":1,"topics":{"T":{"topicName":"T"}},"deletedTopics":["U"]}',
             b'{"v":1,"since":1,"positions":{"T":{"0":5}}}',
+        ],
+    ),
+    "signature": Target(
+        signature,
+        lambda: [
+            b"MQv2-HMAC-SHA1 Credential=u/r, SignedHeaders=x-mq-date-time, Signature=0A\n"
+            b'20260101T000000Z\n{"topic":"T","AccessKey":"u","B":"up"}',
+            b"MQv2-HMAC-SHA1 Credential=u, Signature=6E5BB4D1E2B1A7C3\n20260101T000000Z\n{}",
+        ],
+    ),
+    "policies": Target(
+        policies,
+        lambda: [
+            b'{"policies":[{"entries":[{"resource":"Topic:ab*","actions":["Pub","Sub"]},'
+            b'{"resource":"*","actions":["All"],"decision":"Deny","sourceIps":["10.0.0.0/8"]}]}]}',
+            b'{"policies":[{"entries":[{"resource":"Topic:a*","actions":["Pub"],"decision":"Deny"},'
+            b'{"resource":"Topic:ab*","actions":["All"]}]}]}',
+            b'{"policies":[{"policyType":"Default","entries":[{"resource":"Group:a","actions":'
+            b'["all"]},{"resource":"Topic:*","actions":["Sub"],"decision":"deny"}]}]}',
         ],
     ),
     "ha-from-slave": Target(ha_from_slave, lambda: _streams("slave->master")),
