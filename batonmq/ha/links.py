@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
-from typing import Final, Generic, Protocol, TypeVar, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.runtime.eviction import Crowd
@@ -325,11 +325,10 @@ class LinkTasks:
         self._loop = loop
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = self._loop.create_task(run())
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        # Not within another coroutine: cancelled before its first step, that would leave `work`
+        # open, and Python complains on stderr.
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

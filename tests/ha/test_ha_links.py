@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from unittest.mock import Mock
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from batonmq.ha.classic.master_core import ClassicMasterCore, ClassicPolicy
 from batonmq.ha.classic.master_shell import ClassicMasterShell
 from batonmq.ha.classic.wire import ReportReader, encode_report
-from batonmq.ha.links import ByteRate, OpenLinks, SlaveLink, WaitingLinks
+from batonmq.ha.links import ByteRate, LinkTasks, OpenLinks, SlaveLink, WaitingLinks
 from batonmq.ha.master_core import SendLog
 from batonmq.ha.master_shell import MasterShell
 from batonmq.ha.proof import STRANGERS_MAX
@@ -43,6 +44,20 @@ def test_who_sends_more_than_an_opening_before_it_is_answered_is_dropped() -> No
     link, transport = waiting_link(6)
     link.data_received(b"no hand")
     transport.abort.assert_called_once()
+
+
+def test_a_dial_that_is_given_up_before_it_began_is_closed() -> None:
+    async def work() -> None:
+        raise AssertionError("it began")
+
+    async def play() -> None:
+        tasks, dial = LinkTasks(asyncio.get_running_loop()), work()
+        tasks.spawn(dial)
+        tasks.cancel()
+        await asyncio.sleep(0)
+        assert inspect.getcoroutinestate(dial) == inspect.CORO_CLOSED
+
+    asyncio.run(play())
 
 
 def test_at_most_64_connections_wait_and_the_oldest_makes_room() -> None:

@@ -90,6 +90,26 @@ def test_r2_a_slave_follows_its_master_into_no_epoch_that_it_was_not_told_of(
         assert core.phase is phase
 
 
+def test_r2_a_handshake_while_a_newer_epoch_is_stored_gets_no_first_ack(
+    memory_log, slave_host, entries
+):
+    """1 dials the master of epoch 1. 2 a view of epoch 2 comes, and its disk is slow. 3 the
+    master answers: it must not count this replica, which may elect another one by now. 4 the view
+    of epoch 2 names the same process again: now it does."""
+    log = memory_log(b"1" * 100, (1, 0))
+    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
+    host = slave_host(core, log)
+    host.perform(core.tick(NOW), NOW)
+    host.connect(NOW)
+    core.fenced_epoch = 2
+    host.take_sent()
+    host.perform(core.handshake_received(answer(100, 1, entries((1, 0))), log.facts(), NOW), NOW)
+    assert core.phase is SlavePhase.TRANSFER and encode_ack(100) not in host.take_sent()
+    assert beat(host, NOW + 100) == []
+    assert core.follow(view(2), NOW + 150) == []
+    assert beat(host, NOW + 200) == [fx.SendToMaster(encode_ack(100))]
+
+
 def test_each_heartbeat_is_acked(slave):
     """R14: that distinguishes a hung slave from an idle one."""
     host = slave()
