@@ -341,6 +341,9 @@ class NameServerRegistrar:
             if "registrar" not in connection.attachments:
                 connection.attachments["registrar"] = self
                 connection.on_close.append(lambda _: self._lost(address))
+                # After a power loss it comes back without routes, and no byte would show that
+                # before the next registration.
+                connection.probe_when_idle()
                 # When the earlier connection closed, the name server dropped what it knew of this
                 # broker.
                 if registration.is_partial:

@@ -39,7 +39,12 @@ from batonmq.remoting.headers import SendFrame
 from batonmq.remoting.intake import Intake
 from batonmq.remoting.pending_requests import PendingRequests
 from batonmq.runtime.clock import boot_ms, boot_s
-from batonmq.runtime.sockets import address_of, descriptor_of, limit_unacknowledged_of
+from batonmq.runtime.sockets import (
+    address_of,
+    descriptor_of,
+    keep_alive_of,
+    limit_unacknowledged_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -307,6 +312,12 @@ class Connection(asyncio.BufferedProtocol):
     def keep(self) -> None:
         """Marks the peer as a member, so that this connection is not closed for new ones."""
         self._dispatcher.places.keep(self)
+
+    def probe_when_idle(self) -> None:
+        """Lets the kernel find out within seconds that the peer's host does not have this
+        connection any more, though nothing is sent on it."""
+        if self._transport is not None:
+            keep_alive_of(self._transport, every_s=1, failures=3)
 
     def write(self, frame: bytes) -> None:
         """Queues a frame until the end of this turn. Without effect when closed."""

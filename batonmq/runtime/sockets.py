@@ -43,15 +43,25 @@ def limit_unacknowledged(sock: socket.socket, limit_ms: int) -> None:
 
 def limit_unacknowledged_of(transport: asyncio.BaseTransport, limit_ms: int) -> None:
     """The same for a transport; without effect if it has no TCP socket."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in _IP:
+    if (sock := _tcp_socket_of(transport)) is not None:
         limit_unacknowledged(sock, limit_ms)
+
+
+def _tcp_socket_of(transport: asyncio.BaseTransport) -> socket.socket | None:
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    return sock if sock is not None and sock.family in _IP else None
 
 
 def descriptor_of(transport: asyncio.BaseTransport) -> int:
     """-1 if it has no TCP socket."""
-    sock = transport.get_extra_info("socket")
-    return int(sock.fileno()) if sock is not None and sock.family in _IP else -1
+    sock = _tcp_socket_of(transport)
+    return -1 if sock is None else int(sock.fileno())
+
+
+def keep_alive_of(transport: asyncio.BaseTransport, *, every_s: int, failures: int) -> None:
+    """As `keep_alive`, of a transport; without effect if it has no TCP socket."""
+    if (sock := _tcp_socket_of(transport)) is not None:
+        keep_alive(sock, every_s=every_s, failures=failures)
 
 
 def keep_alive(sock: socket.socket, *, every_s: int, failures: int) -> None:

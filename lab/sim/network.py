@@ -114,6 +114,9 @@ class SimNetwork:
         process.on_kill.append(lambda: self.unlisten(key, process))
         return _Server(self, key, process)
 
+    def is_up(self, host: str) -> bool:
+        return any(key[0] == host for key in self.listeners)
+
     def unlisten(self, key: tuple[str, int], process: SimProcess) -> None:
         if self.listeners.get(key, (None,))[0] is process:
             del self.listeners[key]
@@ -298,6 +301,28 @@ class SimTransport(asyncio.Transport):
             if self.protocol is not None:
                 self.protocol.connection_lost(error)
 
+    def probe(self, every_s: float, silent_s: float = 0.0) -> None:
+        """Keep-alive: a host that came back without this connection resets it; one that does not
+        answer for `give_up_s` counts as gone."""
+        loop = self._network.loop
+
+        def ask() -> None:
+            network, host = self._network, self.peer_address[0]
+            if self.ended or self.process.dead:
+                return
+            is_cut = network.is_unreachable(self.process.host, host)
+            if is_cut or (self.peer.process.vanished and not network.is_up(host)):
+                if silent_s + every_s < self.give_up_s:
+                    self.probe(every_s, silent_s + every_s)
+                else:
+                    self.process.post(self.break_off, TimeoutError(errno.ETIMEDOUT, "timed out"))
+            elif self.peer.process.vanished:
+                self.process.post(self.break_off, ConnectionResetError(errno.ECONNRESET, "reset"))
+            else:
+                self.probe(every_s)
+
+        at_world(loop, loop.time() + every_s, ask)
+
     def break_unseen(self) -> None:
         """The connection broke, and the other end hears nothing of it."""
         if not self.ended:
@@ -357,7 +382,8 @@ class SimTransport(asyncio.Transport):
 
 
 class _Socket:
-    """What the servers ask of a socket: the time-out for unacknowledged bytes, its descriptor."""
+    """What the servers ask of a socket: the time-out for unacknowledged bytes, probes of an idle
+    peer, its descriptor."""
 
     family = socket.AF_INET
 
@@ -370,3 +396,5 @@ class _Socket:
     def setsockopt(self, level: int, option: int, value: int) -> None:
         if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
             self._transport.give_up_s = value / 1000
+        elif (level, option) == (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL):
+            self._transport.probe(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 
@@ -177,10 +178,27 @@ async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]
     assert await server.next_one() == ("all", False)
     while not registrar.registered[address]:  # noqa: ASYNC110  it has no event of its own
         await asyncio.sleep(0)
-    yield server, registrar
-    await registrar.close()
-    await client.close()
-    await server.server.close()
+    try:
+        yield server, registrar
+    finally:
+        await registrar.close()
+        await client.close()
+        await server.server.close()
+
+
+def test_r32_the_kernel_asks_a_silent_name_server_whether_it_has_the_connection() -> None:
+    """One that lost power comes back without routes, and nothing is sent to it for 30 s."""
+
+    async def scenario() -> None:
+        async with _registered() as (_, registrar):
+            (address,) = registrar.registered
+            connection = registrar._client.live_connection(address)
+            assert connection is not None and connection._transport is not None
+            sock = connection._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
+
+    uvloop.run(scenario())
 
 
 async def test_after_a_refusal_the_whole_table_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
