@@ -117,6 +117,8 @@ class TopicService:
         self._dropped = dropped
         self._deleted = deleted
         self._deleting = deleting
+        self._counted_end = -1
+        """End of the last record whose deletions `deleting` counts."""
         self.unwritten = Unwritten()
 
     def get(self, topic: str) -> TopicConfig | None:
@@ -218,7 +220,7 @@ class TopicService:
         end = self._append(MetadataChange(deleted_topics=topics).encode())
         # R39: until the record is confirmed the topic neither takes nor gives messages: after a
         # failover it may still exist, or be gone.
-        self._deleting.update(topics)
+        self._count_deletions(topics, end)
         self._changed(topics)  # the send path has cached it as writable
         return end
 
@@ -327,8 +329,15 @@ class TopicService:
         if change is not None:
             self._put(change)
             self._offsets.resets.begin(change.resets, end_offset, confirmed=False)
-            self._deleting.update(change.deleted_topics)
+            self._count_deletions(change.deleted_topics, end_offset)
             self._changed(change.deleted_topics)
+
+    def _count_deletions(self, topics: Collection[str], end_offset: int) -> None:
+        # Who is elected again before the record is confirmed takes it over again, and it will be
+        # confirmed once only.
+        if end_offset > self._counted_end:
+            self._deleting.update(topics)
+            self._counted_end = end_offset
 
     def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
         """A record of this master's log, which ends at `end_offset`, is on every member of the set.
@@ -350,6 +359,7 @@ class TopicService:
     def role_left(self) -> None:
         """What was not confirmed may be cut: the log decides."""
         self._deleting.clear()
+        self._counted_end = -1
         self._offsets.resets.role_left()
 
     def _put(self, change: MetadataChange) -> None:

@@ -50,5 +50,6 @@ KNOWN: Final[dict[int, str]] = {
     62040: "R6, a process that was removed and came back was deposed at once",
     61867: "checker, a master elected again has unsynced bytes of its own turn",
     62031: "checker, a process that hangs has not accepted a connection",
+    62964: "R39, a deletion was taken over twice, and its topic could not be made again",
     62918: "R32, name servers that came back from a power loss had no routes for 30 s",
 }

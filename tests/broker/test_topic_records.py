@@ -226,3 +226,18 @@ def test_a_retry_topic_is_made_with_as_many_queues_as_its_first_send_allows(
     made = service.for_send("%RETRY%g", template, wanted)
     assert (made.read_queue_nums, made.write_queue_nums) == (queues, queues)
     assert service.get("%RETRY%g") == made
+
+
+def test_r39_a_deletion_that_is_taken_over_twice_ends_with_its_record(tmp_path: Path) -> None:
+    """1 elected with an unconfirmed deletion in the log. 2 elected again before it is confirmed. 3
+    it is confirmed: the topic can be made again, which was refused until the next master."""
+    service = Service(tmp_path)
+    topic = TopicConfig(topic_name="T")
+    body = MetadataChange(deleted_topics=["T"]).encode()
+    for _ in range(2):
+        service.take_over_record(body, 100)
+    with pytest.raises(BrokerRefusal, match="is being deleted"):
+        service.put_topic(topic)
+    service.own_record_confirmed(body, 100)
+    service.put_topic(topic)
+    assert "T" in service.topics
