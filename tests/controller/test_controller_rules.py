@@ -1038,6 +1038,19 @@ def test_groups_do_not_touch_each_other(script):
     assert script.epochs == (1, 2)
 
 
+def test_r16_what_the_leader_of_an_election_heard_stays_a_floor_for_the_next(script):
+    """1. Its leader heard that 600 is confirmed, and 2 wins. 2. The lead moves to a controller that
+    heard nothing, 2 dies: 3, which ends at 500, is not elected."""
+    script.three_in_sync()
+    script.tell(2, epoch=1, max_offset=600)
+    script.tell(3, epoch=1, max_offset=500)
+    script.die(1)
+    assert script.elect(confirm_floor=600).ok
+    assert (script.group.master_broker_id, script.group.confirm_floor) == (2, 600)
+    script.die(2)
+    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+
+
 def test_r16_an_election_that_heard_less_keeps_the_floor_that_is_recorded(script):
     """1. An Alter recorded that 500 is confirmed. 2. A new leader, which heard of 100 only, elects.
     3. A later candidate must still reach 500."""
