@@ -186,19 +186,15 @@ async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]
         await server.server.close()
 
 
-def test_r32_the_kernel_asks_a_silent_name_server_whether_it_has_the_connection() -> None:
+async def test_r32_the_kernel_asks_a_silent_name_server_whether_it_has_the_connection() -> None:
     """One that lost power comes back without routes, and nothing is sent to it for 30 s."""
-
-    async def scenario() -> None:
-        async with _registered() as (_, registrar):
-            (address,) = registrar.registered
-            connection = registrar._client.live_connection(address)
-            assert connection is not None and connection._transport is not None
-            sock = connection._transport.get_extra_info("socket")
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
-
-    uvloop.run(scenario())
+    async with _registered() as (_, registrar):
+        (address,) = registrar.registered
+        connection = registrar._client.live_connection(address)
+        assert connection is not None and connection._transport is not None
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
 
 
 async def test_after_a_refusal_the_whole_table_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
