@@ -532,7 +532,16 @@ class Connection(asyncio.BufferedProtocol):
             # At once, or a request written later would be lost unnoticed.
             self._mark_closed("closed by the peer")
 
+    def dial_failed(self) -> None:
+        """Its dial was cancelled or timed out, perhaps after it succeeded. uvloop then closes the
+        transport without the `connection_lost` that the endpoint waits for."""
+        if self._transport is not None:
+            self._transport.abort()
+            self.connection_lost(None)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is None:  # it is known: `dial_failed`
+            return
         if not self.closed:
             self._mark_closed(f"lost: {exc}" if exc is not None else "closed by the peer")
         self._transport = None

@@ -2,6 +2,7 @@
 `NettyRemotingClient`."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -325,19 +326,21 @@ class RemotingClient(Endpoint):
     async def _dial(self, address: str) -> Connection:
         loop = self._bind()
         context = self._tls.dials if self._tls is not None else None
-        try:
-            host, port = split_address(address)
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    self._new_connection, host, port, ssl=context
-                )
-        except TimeoutError:
-            limit_ms = int(self._connect_timeout_s * 1000)
-            raise ConnectError(address, f"no connection within {limit_ms} ms") from None
-        except OSError as error:
-            raise ConnectError(address, tls_reason(error)) from error
-        except ValueError as error:
-            raise ConnectError(address, str(error)) from error
+        connection = self._new_connection()
+        with contextlib.ExitStack() as failed:
+            failed.callback(connection.dial_failed)
+            try:
+                host, port = split_address(address)
+                async with asyncio.timeout(self._connect_timeout_s):
+                    await loop.create_connection(lambda: connection, host, port, ssl=context)
+            except TimeoutError:
+                limit_ms = int(self._connect_timeout_s * 1000)
+                raise ConnectError(address, f"no connection within {limit_ms} ms") from None
+            except OSError as error:
+                raise ConnectError(address, tls_reason(error)) from error
+            except ValueError as error:
+                raise ConnectError(address, str(error)) from error
+            failed.pop_all()
         connection.sign = self._sign
         self._by_address[address] = connection
         connection.on_close.append(lambda closed: self._forget(address, closed))

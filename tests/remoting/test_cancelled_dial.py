@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import uvloop
 
 from batonmq.protocol.errors import ConnectError
 from batonmq.remoting.connection import Connection, Processors
@@ -87,3 +88,20 @@ def test_a_caller_that_is_cancelled_in_the_turn_of_its_dial_is_cancelled() -> No
         await client.close()
 
     asyncio.run(run())
+
+
+def test_a_dial_that_is_ended_in_the_turn_of_its_connection_leaves_none_behind() -> None:
+    """uvloop closes its transport without a `connection_lost`: the client waited for that when it
+    closed, and a broker could not stop."""
+
+    async def run() -> None:
+        server, client = RemotingServer(Processors(), name="test"), RemotingClient(name="test")
+        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+        client.on_connect = lambda _: client.close_connection(address)
+        with pytest.raises(ConnectError, match="was ended"):
+            await client.connection(address)
+        assert not client.connections
+        await client.close()
+        await server.close()
+
+    uvloop.run(run())
