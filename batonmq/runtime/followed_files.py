@@ -66,9 +66,13 @@ class FollowedFiles(Generic[T]):
         self.reload()
 
     def _poll(self) -> None:
-        if stamp_of(self._paths) != self._stamp:
-            self.reload()
-        self.watch()
+        try:
+            # Refused ones are read again: what was wrong may not show in the files' stamp, as their
+            # mode, or that this process had no descriptor left.
+            if self.refusal or stamp_of(self._paths) != self._stamp:
+                self.reload()
+        finally:  # R54: after an error that nobody expected, too
+            self.watch()
 
     def reload(self) -> bool:
         """Reads the files again. Returns False if they are unusable; then the former ones stay."""
@@ -89,8 +93,9 @@ class FollowedFiles(Generic[T]):
         return True
 
     def _refused(self, why: str) -> bool:
+        if why != self.refusal:  # not at each poll
+            log.error("files_not_reloaded name=%s reason=%s", self.name, why)
         self.refusal = why
-        log.error("files_not_reloaded name=%s reason=%s", self.name, why)
         return False
 
     def _changed_ms(self) -> int:
