@@ -230,17 +230,18 @@ class StoredQueueReader:
     ) -> GetMessageResult:
         """Messages from queue offset `offset`, which must lie in the queue: at least one if any
         matches, at most `max_num` and, from the second on, `max_bytes`. Raises CorruptLogError for
-        a damaged first record; a later one ends the result. A bad unit is mended from the log."""
-        mended = -1
-        while True:
-            try:
-                return self._read(queue, offset, max_num, max_bytes, wanted)
-            except _BadUnit as bad:
-                # One that stays bad would be mended endlessly.
-                if bad.index <= mended or not self._unit_checks.repair(queue, bad.index):
-                    raise bad.error from None
-                # Behind it there may be another one, before any message that is wanted.
-                mended = bad.index
+        a damaged first record; a later one ends the result, also if it has no message yet: the
+        next read begins there. A bad unit is mended from the log, one in each read: that may take
+        a walk over 64 MiB."""
+        try:
+            return self._read(queue, offset, max_num, max_bytes, wanted)
+        except _BadUnit as bad:
+            if not self._unit_checks.repair(queue, bad.index):
+                raise bad.error from None
+        try:
+            return self._read(queue, offset, max_num, max_bytes, wanted)
+        except _BadUnit as bad:  # it stays bad
+            raise bad.error from None
 
     def checked_units(
         self, queue: StoredQueue, offset: int, count: int
@@ -303,7 +304,7 @@ class StoredQueueReader:
         for queue_offset, (phy_offset, size, tags) in enumerate(_unpack_each(units), first):
             if queue_offset < loaded_end or phy_offset < verified_start:
                 unit = (phy_offset, size, tags)
-                if not self._is_good_unit(queue, queue_offset, unit, first=not count):
+                if not self._is_good_unit(queue, queue_offset, unit, first=queue_offset == first):
                     break
             if phy_offset < log_min or size == FILLER_SIZE:
                 result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
