@@ -222,15 +222,16 @@ class BrokerMetrics:
         lags: dict[tuple[str, str], Lag] = {}
         stored_ms: dict[_Place, int] = {}
         now_ms, pace = wall_ms(), page.pace
-        keys = await copy_of_keys(self._tables.offsets.table)
+        offsets = self._tables.offsets
+        keys = await copy_of_keys(offsets.table, lambda: offsets.removals)
+        keys.reverse()  # the oldest first: beyond the limit of series the newest are left out
         while keys:  # taken out one by one: to free them all at once takes a millisecond
             topic, _, group = keys.pop().partition(SEPARATOR)
             await pace.step()
             if self._tables.topics.table.get(topic) is None or SEPARATOR in group:
                 continue
-            # A new one: a key that the copy has twice counts once.
             lag = lags[group, topic] = Lag()
-            for queue_id, consumed in self._tables.offsets.offsets_of(group, topic).items():
+            for queue_id, consumed in offsets.offsets_of(group, topic).items():
                 self._add_queue(lag, (group, topic, queue_id), consumed, now_ms, stored_ms)
                 await pace.step()
         before, self._stored_ms = self._stored_ms, stored_ms

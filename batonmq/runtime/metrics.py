@@ -386,10 +386,7 @@ class Metrics:
 
     async def _of_process(self, page: MetricsPage) -> None:
         """Metrics of the process by the names of Prometheus' clients, and the lateness of the
-        loop. Raises OSError."""
-        # A thread: the first time it reads files for 10 ms.
-        release = await asyncio.to_thread(_release)
-        page.gauge("batonmq_build_info", "always 1", 1, version=release)
+        loop. Raises OSError, and RuntimeError if no thread can be started."""
         times = os.times()
         page.counter("process_cpu_seconds_total", "user and system", times.user + times.system)
         page.gauge("process_start_time_seconds", "since 1970", self._began_s)
@@ -405,7 +402,10 @@ class Metrics:
             "batonmq_loop_lag_seconds", "how late a timer of the loop was", self._loop_lag
         )
         await asyncio.sleep(0)
-        # Last: they need a descriptor, and the page is most needed when none is left.
+        # Last: they need a descriptor or a thread, and the page is most needed when none is left.
         pages = int(Path("/proc/self/statm").read_text().split()[1])  # noqa: ASYNC240  it is in memory
         page.gauge("process_resident_memory_bytes", "resident", pages * limits.getpagesize())
         page.gauge("process_open_fds", "open descriptors", len(os.listdir("/proc/self/fd")))
+        if not _release.cache_info().currsize:  # it reads files for 10 ms
+            await asyncio.to_thread(_release)
+        page.gauge("batonmq_build_info", "always 1", 1, version=_release())

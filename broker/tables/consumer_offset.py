@@ -88,6 +88,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._own: set[str] = set()
         """Keys whose offsets no snapshot holds: only those may be changed in place."""
         self._keys = OffsetKeys()
+        self.removals = 0
+        """Grows with each key that is taken out."""
         self._commits = 0
         self._received = Received()
         self._deletion_due = False
@@ -289,6 +291,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             else:
                 del self._table[key]
                 self._keys.remove(key)
+                self.removals += 1
         for key in received.lacks.keys() & keys:
             del received.lacks[key]
         self._commits += 1
@@ -299,6 +302,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """This replica begins an empty log. Durable on return; raises OSError."""
         # The new log may begin after deletions: only offsets that the master sends count.
         self._table.clear()
+        self.removals += 1
         self._keys = OffsetKeys()
         self._received = Received()
         self.deletions.log_ends(0)

@@ -69,7 +69,7 @@ class StatsTable:
 
     def totals(self) -> Iterator[tuple[str, int, int]]:
         """(key, messages, bytes) of each key. The table may change between two steps."""
-        keys = list(self._slots)
+        keys = list(reversed(self._slots))  # so that the oldest come first
         while keys:  # taken out one by one: to free 10,000 at once takes a millisecond
             key = keys.pop()
             if (slot := self._slots.get(key)) is not None:

@@ -100,6 +100,14 @@ async def test_a_broker_counts_by_topic_and_group(tmp_path: Path) -> None:
         assert await sum_of("SNDBCK_PUT_NUMS", "T@g") == 1
 
 
+def test_the_oldest_keys_come_first() -> None:
+    """A page of metrics takes so many series: a new topic must not take the place of another."""
+    table = StatsTable(0)
+    for number in range(5):
+        table.add(f"T{number}", 1, 1)
+    assert [key for key, _, _ in table.totals()] == [f"T{number}" for number in range(5)]
+
+
 def test_totals_of_a_day_begin_in_its_morning() -> None:
     steps = ((1, (5, 1)), (1, (9, 2)), (2, (10, 3)), (2, (20, 4)), (3, (21, 5)))
     days = DailyTotals(lambda: Totals(*steps[len(seen)][1]))

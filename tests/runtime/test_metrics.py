@@ -13,7 +13,15 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from batonmq.runtime.metrics import CONNECTIONS_MAX, Histogram, Metrics, MetricsConfig, MetricsPage
+from batonmq.runtime.metrics import (
+    CONNECTIONS_MAX,
+    Histogram,
+    Metrics,
+    MetricsConfig,
+    MetricsPage,
+    _release,
+)
+from tests.shared.no_threads import no_new_threads
 from tests.shared.ports import free_ports
 
 ODD = 'a "quoted"\\name\nof two lines'
@@ -128,6 +136,20 @@ def test_a_page_without_a_free_descriptor_lacks_only_what_needs_one(
         assert {"batonmq_flag", "batonmq_loop_lag_seconds_count"} <= found.keys()
         assert found["batonmq_metrics_failures"][0][1] == 1
         assert "process_open_fds" not in found
+
+    asyncio.run(script())
+
+
+def test_a_page_of_a_process_that_can_start_no_thread_lacks_the_version_only() -> None:
+    _release.cache_clear()
+    metrics = Metrics(config(), "broker")
+
+    async def script() -> None:
+        with no_new_threads():
+            found = samples(b"".join(await metrics.page()))
+        assert {"process_open_fds", "batonmq_loop_lag_seconds_count"} <= found.keys()
+        assert found["batonmq_metrics_failures"][0][1] == 1
+        assert "batonmq_build_info" not in found
 
     asyncio.run(script())
 

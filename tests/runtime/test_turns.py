@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_keys_are_copied_in_slices_also_of_a_table_that_changes(changes: int) ->
 
     async def run() -> None:
         table = dict.fromkeys(range(3 * KEYS_AT_ONCE))
-        work = asyncio.create_task(copy_of_keys(table))
+        work = asyncio.create_task(copy_of_keys(table, lambda: 0))
         turns = 0
         while not work.done():
             await asyncio.sleep(0)
@@ -54,6 +55,32 @@ def test_keys_are_copied_in_slices_also_of_a_table_that_changes(changes: int) ->
             turns += 1
         assert set(range(3 * KEYS_AT_ONCE)) <= set(work.result()) <= set(table)
         assert turns > 3
+
+    asyncio.run(run())
+
+
+def test_no_key_is_passed_over_if_as_many_come_as_go() -> None:
+    """A dict that is full moves its keys to the front when one more comes, and then Python raises
+    no error if it has as many as before."""
+
+    async def run() -> None:
+        table = dict.fromkeys(range(KEYS_AT_ONCE))
+        grown = 0
+        while grown < 2:  # then the next key finds no room, as the last one did
+            before = sys.getsizeof(table)
+            table[len(table)] = None
+            grown += sys.getsizeof(table) > before
+        last, _ = table.popitem()
+        table = dict.fromkeys(range(last))
+        stay, removals = range(10, last), 0
+        work = asyncio.create_task(copy_of_keys(table, lambda: removals))
+        await asyncio.sleep(0)
+        for key in range(10):
+            del table[key]
+        for key in range(10):
+            table[-1 - key] = None
+        removals += 10
+        assert set(stay) <= set(await work)
 
     asyncio.run(run())
 
