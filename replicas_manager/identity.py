@@ -140,6 +140,7 @@ class RoleFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._next_slot = 0
+        self._stored = 0
         # A write for which there was no thread is made when there is one, beside the next write.
         self._writing = threading.Lock()
 
@@ -156,11 +157,14 @@ class RoleFile:
         epochs = [self._read_slot(data, number) for number in (0, 1)]
         # Overwrite the older slot, so that a torn write leaves the newer one.
         self._next_slot = 0 if epochs[0] <= epochs[1] else 1
-        return max(epochs)
+        self._stored = max(epochs)
+        return self._stored
 
     def store(self, master_epoch: int) -> None:
         """Durable on return; `load` comes first. Raises OSError."""
         with self._writing:
+            if master_epoch < self._stored:  # it comes late, and must not overwrite an older slot
+                return
             fd = disk.open(self.path, os.O_WRONLY)
             try:
                 write_all(fd, _slot(master_epoch), self._next_slot * _SLOT_SIZE)
@@ -169,7 +173,7 @@ class RoleFile:
                 disk.close(fd)
             # Only after the sync: a failed write is repeated in the same slot, and the other stays
             # whole.
-            self._next_slot = 1 - self._next_slot
+            self._next_slot, self._stored = 1 - self._next_slot, master_epoch
 
     def _read_slot(self, data: bytes, number: int) -> int:
         slot = data[number * _SLOT_SIZE : (number + 1) * _SLOT_SIZE]

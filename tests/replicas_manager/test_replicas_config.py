@@ -97,6 +97,15 @@ def test_r2_the_role_file_keeps_the_highest_epoch(tmp_path: Path) -> None:
         assert RoleFile(tmp_path / "masterEpoch").load() == epoch
 
 
+def test_r2_a_late_write_of_an_earlier_epoch_leaves_both_slots(tmp_path: Path) -> None:
+    """There was no thread for it; the write after it had one first."""
+    file = RoleFile(tmp_path / "masterEpoch")
+    file.load()
+    for epoch in (1, 3, 2, 3, 4):
+        file.store(epoch)
+    assert [int(slot.split()[0]) for slot in file.path.read_text().splitlines()] == [3, 4]
+
+
 def test_r2_an_accepted_epoch_outlives_a_power_cut(tmp_path: Path) -> None:
     """Else a slave that was started again would take bytes of the master before."""
     with watching(tmp_path / "b") as cut:
