@@ -89,18 +89,19 @@ def read_private(path: Path) -> bytes:
 
 
 def read_passwords(path: Path) -> Secrets:
-    """Of the Raft port: a line with the password, and while it is being replaced one with the word
+    """Of the Raft port: the password, and while it is being replaced a last line with the word
     `next` or `former` and another password. Raises SecretFileError."""
-    lines = [line for line in map(bytes.strip, read_private(path).splitlines()) if line]
-    used, *more = (line.decode("latin-1") for line in lines or [b""])
-    found = Secrets(used)
-    if more:
-        place, _, other = more[0].partition(" ")
-        if len(more) > 1 or place not in ("next", "former"):
-            what = "allowed are a line with the password, and one with next or former and another"
-            raise SecretFileError(path, what)
-        found = found._replace(**{place: other})
-    for password in (used, found.other) if more else (used,):
+    text = read_private(path).strip().decode("latin-1")
+    used, _, last = text.rpartition("\n")
+    place, _, other = (part.strip() for part in last.partition(" "))
+    if used and place in ("next", "former"):
+        found = Secrets(used.strip())._replace(**{place: other})
+    else:
+        found = Secrets(text)  # of several lines, as `openssl rand -base64 64` prints it
+    if any(" " in line.strip() for line in found.used.splitlines()[1:]):
+        what = "below the password only a line with next or former and another one is allowed"
+        raise SecretFileError(path, what)
+    for password in (found.used, found.other) if found.other else (found.used,):
         if len(password) < PASSWORD_CHARS_MIN:
             raise SecretFileError(
                 path,

@@ -32,6 +32,9 @@ class Users:
             raise ResponseError(16, "only a super user may do this", address)
         self.made.setdefault(address, {})[user.username] = user.password
 
+    async def acls(self, address: str) -> list[AclInfo]:
+        return []
+
     async def put_acl_at(self, address: str, acl: AclInfo) -> None: ...
 
 
