@@ -141,7 +141,7 @@ class RoleFile:
         self.path = path
         self._next_slot = 0
         self._stored = 0
-        # A write for which there was no thread is made when there is one, beside the next write.
+        # The executor keeps a write that found no thread, and may run it beside the next one.
         self._writing = threading.Lock()
 
     def load(self) -> int:

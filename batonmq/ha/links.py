@@ -206,7 +206,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         self._attach(self)
 
     def adopt(self, shell: MasterSide[R]) -> None:
-        """This replica is master: `side` serves the connection, beginning with the kept bytes."""
+        """This replica is master: `shell` serves the connection, beginning with the kept bytes."""
         self._shell = shell
         shell.attach(self)
         early, self._early = self._early, b""

@@ -314,8 +314,8 @@ class Connection(asyncio.BufferedProtocol):
         self._dispatcher.places.keep(self)
 
     def probe_when_idle(self) -> None:
-        """Lets the kernel find out within seconds that the peer's host does not have this
-        connection any more, though nothing is sent on it."""
+        """The kernel probes the peer each second while nothing is sent. A host that restarted
+        answers with a reset; one that does not answer ends the connection after 10 s."""
         if self._transport is not None:
             keep_alive_of(self._transport, every_s=1, failures=3)
 

@@ -319,7 +319,7 @@ class Metrics:
                 writer.close()
 
     def _end_oldest(self) -> None:
-        """The newest gets in: whoever starts again what does not answer /livez must be answered."""
+        """The newest gets in: an orchestrator restarts a process that does not answer /livez."""
         task = next(iter(self._open))
         self._open.pop(task).abort()  # also what it does not read
         task.cancel()

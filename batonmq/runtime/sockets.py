@@ -65,7 +65,8 @@ def keep_alive_of(transport: asyncio.BaseTransport, *, every_s: int, failures: i
 
 
 def keep_alive(sock: socket.socket, *, every_s: int, failures: int) -> None:
-    """Probes an idle peer every `every_s`; the connection fails after so many lost probes."""
+    """Probes an idle peer every `every_s`. The connection fails after `failures` lost probes, or
+    after TCP_USER_TIMEOUT if the socket has one (tcp(7))."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)

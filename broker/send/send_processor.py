@@ -115,7 +115,7 @@ class SendProcessor:
 
     def register(self, processors: Processors) -> None:
         processors.register_send(RequestCode.SEND_MESSAGE_V2, self.send)
-        # Raw, because the guard's short way reads one-letter names only.
+        # Raw: `guard` finds the topic of the two others by its one-letter name, without decoding.
         processors.register_raw(RequestCode.SEND_MESSAGE, self.send)
         processors.register_send(RequestCode.SEND_BATCH_MESSAGE, self.send)
 

@@ -11,7 +11,8 @@ _SORTED_AT_ONCE: Final = 512
 
 class OffsetKeys:
     """The keys `topic@group` of a table by topic and by group, so that a look-up does not walk over
-    all of them (R58). The keys of a whole table are indexed later, some at each look-up."""
+    all of them (R58). The keys of a whole table are indexed bit by bit, as look-ups come:
+    a start with 20,000 keys would stop the loop."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._of_topic: dict[str, set[str]] = {}
