@@ -326,8 +326,9 @@ class BrokerSections:
         """Whether a slave passes requests on to its master (controller mode only)."""
         return self.controller_mode and self.replicas.relay_to_master
 
-    def replicas_manager(self) -> ReplicasManagerConfig:
-        """The configuration of the ReplicasManager."""
+    def replicas_manager(self, sign: Signer | None) -> ReplicasManagerConfig:
+        """The configuration of the ReplicasManager. `sign`: the guard's, which follows a new secret
+        of the nodes."""
         root, replicas = self.store.root, self.replicas
         identity = replicas.store_path_broker_identity
         return ReplicasManagerConfig(
@@ -343,5 +344,5 @@ class BrokerSections:
             timings=replicas.timings,
             protocol=replicas.controller_protocol,
             tls=self.tls,
-            sign=Signer(self.auth.node) if self.auth.authentication_enabled else None,
+            sign=sign,
         )

@@ -121,9 +121,7 @@ class BrokerService:
         self.slave_sync = SlaveSynchronize(
             self._client, self.tables, broker.slave_sync_interval, self._tables_changed, self.store
         )
-        self.replication: Replication = _mode(config)(
-            config, self.path, self.tables, self.slave_sync, self._client, self
-        )
+        self.replication = self._new_replication()
         self.filters = ConsumerFilterManager(config.store.root / "config" / "consumerFilter.json")
         self.consumers = clients = ConsumerManager()
         self.waiting = WaitingMessages(config, self.path, self.tables, self.topics, clients)
@@ -134,6 +132,12 @@ class BrokerService:
         self._processors = self._build_processors(clients)
         self.housekeeping = self._new_housekeeping(clients)
         self.endpoint.server.on_disconnect = self._disconnected
+
+    def _new_replication(self) -> Replication:
+        parts = self.config, self.path, self.tables, self.slave_sync, self._client, self
+        if self.config.controller_mode:
+            return ControllerReplication(*parts, sign=self.endpoint.sign)
+        return ClassicReplication(*parts)
 
     def _new_users(self) -> UserService:
         guard, broker = self.endpoint.guard, self.config.broker
@@ -477,10 +481,6 @@ class BrokerService:
             return  # else files would pile up behind writes that wait for disk space
         for job in (*self.tables.writes_due(), *self.filters.writes_due()):
             self.store.background.run_job(job)
-
-
-def _mode(config: BrokerSections) -> type[ControllerReplication] | type[ClassicReplication]:
-    return ControllerReplication if config.controller_mode else ClassicReplication
 
 
 def _store(config: BrokerSections) -> MessageStore:

@@ -36,6 +36,11 @@ class NodeUser(msgspec.Struct, rename="camel", omit_defaults=True):
     def secrets(self) -> Secrets:
         return Secrets(self.secret_key, self.next_secret_key, self.former_secret_key)
 
+    @property
+    def credentials(self) -> Credentials:
+        """What this node signs with."""
+        return Credentials(access_key=self.access_key, secret_key=self.secret_key)
+
     def with_secrets(self, secrets: Secrets) -> NodeUser:
         return NodeUser(self.access_key, *secrets)
 
@@ -73,8 +78,7 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
     @property
     def node(self) -> Credentials:
         """What this node signs with."""
-        user = self.node_user()
-        return Credentials(access_key=user.access_key, secret_key=user.secret_key)
+        return self.node_user().credentials
 
     def node_user(self) -> NodeUser:
         """As its file says now, if it is in one. Raises ValueError."""
@@ -133,6 +137,7 @@ def _node_user(text: str) -> NodeUser:
     found = _read(NodeUser, text, allowed)
     if found.next_secret_key and found.former_secret_key:
         raise ValueError(f"{allowed}, and one of nextSecretKey and formerSecretKey")
+    _ = found.credentials  # neither of the two may be empty
     _checked(known_as(found))
     return found
 

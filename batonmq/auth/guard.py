@@ -21,7 +21,6 @@ from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of, publish_needs
 from batonmq.auth.signature import (
     ACCESS_KEY,
     SIGNATURE,
-    Credentials,
     Signer,
     SigningKey,
     call_signature,
@@ -92,8 +91,15 @@ class Guard:
         """Follows a refusal of a name or signature."""
         self._open_codes = config.not_authenticated
         self._free_codes = config.not_authorized
-        node = config.node_user()
-        self.signer = Signer(config.node)
+        self._node_file: FollowedFiles[NodeUser] | None = None
+        if file := config.inner_client_authentication_credentials_file:
+            # Read once: of two readings a new secret in between would count for one only.
+            name = config.node.access_key
+            read = partial(_same_node, Path(file).expanduser(), name)
+            self._node_file = FollowedFiles(CREDENTIALS_FILE, [file], read)
+            self._node_file.on_reload = self._renew_node
+        node = self._node_file.value if self._node_file is not None else config.node_user()
+        self.signer = Signer(node.credentials)
         self.version = 0
         """Grows with each change of users or rights."""
         nodes = Rulebook(cluster)
@@ -101,14 +107,10 @@ class Guard:
         self._nodes = nodes
         self._books: dict[str, Rulebook] = {"": nodes}
         self._unknown = SigningKey(node.secret_key)
-        self._node_file: FollowedFiles[NodeUser] | None = None
-        if file := config.inner_client_authentication_credentials_file:
-            read = partial(_same_node, Path(file).expanduser(), node.access_key)
-            self._node_file = FollowedFiles(CREDENTIALS_FILE, [file], read)
-            self._node_file.on_reload = self._renew_node
-            self._node_file.watch()
         path = Path(config.audit_log_path) if config.audit_log_path else audit_path
         self.audit = AuditLog(path)
+        if self._node_file is not None:
+            self._node_file.watch()
 
     def book(self, name: str, cluster: str) -> Rulebook:
         """The users of one broker group; made at the first use."""
@@ -122,7 +124,7 @@ class Guard:
     def _renew_node(self) -> None:
         assert self._node_file is not None
         node = self._node_file.value
-        self.signer.use(Credentials(access_key=node.access_key, secret_key=node.secret_key))
+        self.signer.use(node.credentials)
         self._nodes.fix(known_as(node))
         self._changed()
 

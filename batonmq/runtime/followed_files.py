@@ -81,7 +81,7 @@ class FollowedFiles(Generic[T]):
         changed_ms = self._changed_ms()
         try:
             value = self._read()
-        except BatonError as error:
+        except (BatonError, OSError) as error:
             return self._refused(str(error))
         # They are read one after the other; of two versions none is whole.
         if stamp_of(self._paths) != self._stamp:

@@ -1,7 +1,7 @@
 """Files with the secrets that nodes share: the password of the Raft port (`raftPasswordFile`), and
 the user as which nodes sign (`innerClientAuthenticationCredentialsFile`, `auth/config`).
 
-While a secret is being replaced a file has two. The first is used, both are believed:
+While a secret is being replaced a file has two. A node signs with the first and accepts both:
 
 | step | file |
 |---|---|

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
+from batonmq.auth.signature import Signer
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.java_master import JavaMasterClient
 from batonmq.broker.replication.replication import BrokerHooks, Replication
@@ -77,9 +78,12 @@ class ControllerReplication(Replication):
         slave_sync: SlaveSynchronize,
         client: RemotingClient,
         hooks: BrokerHooks,
+        *,
+        sign: Signer | None,
     ) -> None:
         super().__init__(path, slave_sync, hooks)
         self._config = config
+        self._sign = sign
         self._full_disk = UnfitHandover()
         self._damage = UnfitHandover()
         self.ha = AutoSwitchHAService(
@@ -99,7 +103,7 @@ class ControllerReplication(Replication):
 
     def _new_manager(self, actions: RoleActions, ha: AutoSwitchHAService) -> ReplicasManager:
         return ReplicasManager(
-            self._config.replicas_manager(), actions, ha, on_fatal=self._hooks.fatal
+            self._config.replicas_manager(self._sign), actions, ha, on_fatal=self._hooks.fatal
         )
 
     @property

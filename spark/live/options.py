@@ -110,7 +110,9 @@ class Access(Options, frozen=True, kw_only=True):
         return ClientOptions(credentials=made_of(keys, "options") if any(values) else None, tls=tls)
 
 
-_OF_TLS: Final = ("tlsEnable", "trustCertPath", "certPath", "keyPath", "keyPassword", "checkHost")
+_OF_TLS: Final = ("tlsEnable", "trustCertPath", "certPath")
+"""Options that say whether and by which files. The others alone turn nothing on, so they must not
+turn off what the environment says."""
 
 
 def with_environment(options: Mapping[str, str]) -> Mapping[str, str]:

@@ -325,6 +325,32 @@ def test_the_secret_of_the_nodes_changes_while_they_run(tmp_path: Path) -> None:
     asyncio.run(steps())
 
 
+def test_a_file_whose_mode_is_set_right_later_is_taken(tmp_path: Path) -> None:
+    """As the refusal says; the mode is no part of what shows that a file has changed. Nor does any
+    other refusal end the following."""
+    path = tmp_path / "node.json"
+    path.write_text('{"accessKey":"node","secretKey":"old"}')
+    path.chmod(0o600)
+
+    async def story() -> None:
+        guard = Guard(_of_file(path), "c", tmp_path / "audit.log")
+        file = guard._node_file
+        assert file is not None
+        path.write_text('{"accessKey":"node","secretKey":"","nextSecretKey":"new"}')
+        file._poll()
+        assert "neither may be empty" in file.refusal and file.version == 1
+        path.write_text('{"accessKey":"node","secretKey":"new"}')
+        path.chmod(0o644)
+        file._poll()
+        assert "chmod 0600" in file.refusal and file.version == 1
+        path.chmod(0o600)
+        file._poll()
+        assert file.refusal == "" and file.version == 2
+        guard.close()
+
+    asyncio.run(story())
+
+
 def test_the_nodes_have_their_secret_in_the_settings_or_in_one_file(tmp_path: Path) -> None:
     inline = '{"accessKey":"node","secretKey":"s"}'
     for settings in ({"node": ""}, {"node": inline, CREDENTIALS: str(tmp_path)}):

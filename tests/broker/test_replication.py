@@ -47,7 +47,7 @@ def managed(rig: Rig) -> Iterator[tuple[AsyncMock, ControllerReplication]]:
         service.config, replicas=ReplicasConfig(controller_grpc_addr="127.0.0.1:1")
     )
     parts = service.path, service.tables, service.slave_sync, RemotingClient()
-    replication = ControllerReplication(sections, *parts, Mock())
+    replication = ControllerReplication(sections, *parts, Mock(), sign=None)
     manager = AsyncMock(lease_valid=lambda now_ms: True, acks_changed=Mock())
     replication.manager = manager
     service.path.rule = rule

@@ -44,8 +44,9 @@ from batonmq.auth.policy import (
 )
 from batonmq.auth.rights import RIGHTS, needs_of
 from batonmq.auth.signature import Credentials, Signer
-from batonmq.broker.config import BrokerSections
+from batonmq.broker.config import BrokerSections, ReplicasConfig
 from batonmq.broker.name_server_registrar import RouteRegistration
+from batonmq.broker.replication.controlled import ControllerReplication
 from batonmq.broker.service import BrokerService
 from batonmq.broker.tables.users import UserTable
 from batonmq.client.admin.admin import Admin
@@ -746,6 +747,35 @@ def test_the_audit_log_names_what_a_body_is_about_and_is_private(
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert "Create/Update on Group:bar" in {line["resource"] for line in lines}
+
+
+async def test_a_new_secret_of_the_nodes_signs_towards_controllers_too(tmp_path: Path) -> None:
+    """Else controllers would refuse this broker once the former one counts no more."""
+    file = tmp_path / "node.json"
+    file.write_text('{"accessKey":"node","secretKey":"former"}')
+    file.chmod(0o600)
+    auth = structs.replace(
+        AUTH,
+        inner_client_authentication_credentials="",
+        inner_client_authentication_credentials_file=str(file),
+    )
+    outside = sections_of(tmp_path / "store")
+    sections = replace(
+        outside,
+        broker=structs.replace(outside.broker, enable_controller_mode=True),
+        auth=auth,
+        replicas=ReplicasConfig(controller_grpc_addr="127.0.0.1:1"),
+    )
+    service = BrokerService(sections, lambda error: None)
+    guard, replication = service.endpoint.guard, service.replication
+    assert guard is not None and guard._node_file is not None
+    file.write_text('{"accessKey":"node","secretKey":"new"}')
+    assert guard._node_file.reload()
+    assert isinstance(replication, ControllerReplication)
+    sign = replication.manager._config.sign
+    new = Signer(Credentials(access_key="node", secret_key="new"))
+    assert sign is not None and sign.call_metadata(0) == new.call_metadata(0)
+    guard.close()
 
 
 def test_without_authentication_no_user_is_made(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batonmq.auth.policy import AclInfo, UserInfo
+from batonmq.auth.policy import AclInfo, PolicyEntry, PolicyInfo, UserInfo
 from batonmq.protocol.errors import ResponseError
 
 Run = Callable[..., Any]
@@ -22,6 +22,8 @@ class Users:
 
     refused: dict[str, set[str]]
     made: dict[str, dict[str, str]] = field(default_factory=dict)
+    rights: list[AclInfo] = field(default_factory=list)
+    put: list[AclInfo] = field(default_factory=list)
 
     async def users(self, address: str) -> list[UserInfo]:
         return [UserInfo(username=name) for name in self.made.get(address, ())]
@@ -33,9 +35,10 @@ class Users:
         self.made.setdefault(address, {})[user.username] = user.password
 
     async def acls(self, address: str) -> list[AclInfo]:
-        return []
+        return self.rights
 
-    async def put_acl_at(self, address: str, acl: AclInfo) -> None: ...
+    async def put_acl_at(self, address: str, acl: AclInfo) -> None:
+        self.put.append(acl)
 
 
 def exported(file: Path, *brokers: str) -> str:
@@ -61,3 +64,28 @@ def test_a_user_that_was_refused_has_no_secret_to_show(
     assert ran.code == 1 and "user bob: " in ran.err and "only a super user" in ran.err
     assert users.made == {master: {"ann": "secret-of-ann"}}
     assert "secret-of-ann" in ran.out and "secret-of-bob" not in ran.out + ran.err
+
+
+def test_rights_that_differ_are_named_and_those_in_another_order_do_not(
+    mqctl: Run, fake: Any, tmp_path: Path
+) -> None:
+    """Ann has the rights of the file in another order; Bob has some, and none in the file."""
+    (master,) = {data.broker_addrs[0] for data in fake.info.broker_addr_table.values()}
+    users = Users({}, {master: {"ann": "a", "bob": "b"}})
+    users.rights = [rights_of("ann", "Topic:a", "Topic:b"), rights_of("bob", "Topic:a")]
+    fake.users = users
+    path = tmp_path / "metadata.json"
+    exported(path, *fake.info.broker_addr_table)
+    document = json.loads(path.read_text())
+    for of in document["brokers"].values():
+        of["acls"] = [json.loads(rights_of("ann", "Topic:b", "Topic:a").encode())]
+    path.write_text(json.dumps(document))
+    ran = mqctl("importMetadata", str(path), "--users", "--yes")
+    assert "User:bob has other rights: they stay as they are" in ran.err
+    assert "User:ann" not in ran.err and not users.put
+
+
+def rights_of(name: str, *resources: str) -> AclInfo:
+    entries = [PolicyEntry(resource=resource, actions=["Pub", "Sub"]) for resource in resources]
+    policies = [PolicyInfo(policy_type="Custom", entries=entries)]
+    return AclInfo(subject=f"User:{name}", policies=policies)

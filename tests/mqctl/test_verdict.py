@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,13 @@ from batonmq.mqctl.verdict.evidence import GroupEvidence as Recorded
 from batonmq.mqctl.verdict.files import due_ms
 from batonmq.mqctl.verdict.gather import from_folders
 from batonmq.mqctl.verdict.group_incidents import UNCHECKED
-from batonmq.mqctl.verdict.incidents import CROWDED_OUT, FILES, LAST_WORDS, SPACE_AGAIN
+from batonmq.mqctl.verdict.incidents import (
+    CROWDED_OUT,
+    FILES,
+    LAST_WORDS,
+    SPACE_AGAIN,
+    _lost_stores,
+)
 from batonmq.mqctl.verdict.judge import INCIDENTS, judge
 from batonmq.mqctl.verdict.safety import lineage_doubt, may_restart, safety
 from batonmq.protocol.layout import INDEX_HEADER, JOURNAL_MAGIC, UNIT
@@ -487,6 +493,26 @@ def test_a_log_that_may_not_be_read_proves_nothing(
     assert safety(evidence, "broker-a").state == "unknown"
     whys = [each.why for each in evidence.sources if each.name.startswith("log of")]
     assert whys == ["cannot be read: Permission denied"] * 3
+
+
+def test_a_log_whose_folder_may_not_be_read_is_no_lost_store(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id is in that folder, too."""
+    (folders[0] / "commitlog/.baton/log_id").unlink()
+    hidden, listed = folders[0] / "commitlog", Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path == hidden:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    evidence = from_folders(folders, lambda: True)
+    store, *_ = evidence.stores("broker-a")
+    assert not store.is_empty and not list(_lost_stores(evidence))
+    whys = [each.why for each in evidence.sources if each.name.startswith("log of")]
+    assert whys == ["cannot be read: Permission denied"]
 
 
 def test_r47_an_unread_log_still_shows_another_lineage(folders: list[Path]) -> None:

@@ -100,7 +100,7 @@ class ControllerAdmin:
             reply = await self._ask_leader(
                 RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
                 ext,
-                encode_names(page),
+                encode_names(page or [""]),  # Java's refuse an empty list
                 "sync state set",
             )
             found.replicas_info_table |= BrokerReplicasInfo.decode(reply.body).replicas_info_table

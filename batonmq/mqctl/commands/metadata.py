@@ -15,6 +15,7 @@ from batonmq.mqctl.params import command, dry_run_option, option, yes_option
 from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
+    from batonmq.auth.policy import AclInfo
     from batonmq.client.admin.admin import Admin
 
 FORM = 1
@@ -162,6 +163,19 @@ async def import_metadata(
         context.complain(text)
 
 
+def _entries(acl: AclInfo | None) -> dict[tuple[str | None, str], tuple[object, ...]]:
+    """By policy and resource, whatever the order is in which they were made."""
+    return {
+        (policy.policy_type, entry.resource): (
+            entry.decision,
+            frozenset(entry.actions),
+            frozenset(entry.source_ips),
+        )
+        for policy in (acl.policies if acl is not None else ())
+        for entry in policy.entries
+    }
+
+
 class _Writer:
     """Writes what a file has of one broker to one master."""
 
@@ -220,12 +234,18 @@ class _Writer:
                 # Only now: a user that was refused has no secret to show.
                 secrets[name] = info.password
                 self._done["users"] += 1
-        for found in wanted.get("acls", ()):
-            acl = AclInfo.decode(msgspec.json.encode(found))
+        acls = [AclInfo.decode(msgspec.json.encode(each)) for each in wanted.get("acls", ())]
+        # Users without rights have no entry in the list.
+        listed = {acl.subject for acl in acls}
+        named = [f"User:{name}" for name in wanted.get("users", {})]
+        acls += [AclInfo(subject=subject) for subject in named if subject not in listed]
+        for acl in acls:
             if (acl.subject or "").partition(":")[2] in there:
                 # The file may be older: a right that was taken away since must not come back.
-                if acl != rights.get(acl.subject, AclInfo(subject=acl.subject)):
+                if _entries(acl) != _entries(rights.get(acl.subject)):
                     self._refused.append(f"{acl.subject} has other rights: they stay as they are")
+                continue
+            if not acl.policies:
                 continue
             try:
                 await users.put_acl_at(self._address, acl)

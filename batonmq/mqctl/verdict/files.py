@@ -324,11 +324,12 @@ class _StoreReader:
 
 
 def segments_of(folder: Path) -> list[Path]:
-    """The files of a commit log, oldest first."""
+    """The files of a commit log, oldest first; none if there is no such folder. Raises OSError if
+    it may not be read."""
     try:
         files = (folder / "commitlog").iterdir()
         return sorted(file for file in files if SEGMENT_NAME.fullmatch(file.name))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -249,6 +249,9 @@ def _with_logs(
                 facts = next(reader, None)
             except OSError as error:
                 whys[at] = f"cannot be read: {error.strerror}"
+                store = nodes[at].store
+                if at not in found and store is not None:  # its folder: where it ends is not known
+                    found[at] = replace(store, read_from=max(store.known_end, 1))
             if facts is None:
                 del reading[at]
             else:

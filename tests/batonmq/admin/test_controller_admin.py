@@ -67,7 +67,10 @@ class FakeController:
                 master_broker_id=1,
                 master_epoch=4,
             )
-            table = dict.fromkeys(json.loads(request.body), info)
+            names = [name for name in json.loads(request.body) if name]
+            if json.loads(request.body) == []:  # as Java's ControllerRequestProcessor
+                return refuse(request, ResponseCode.SYSTEM_ERROR, "not set any response code")
+            table = dict.fromkeys(names, info)
             body = BrokerReplicasInfo(replicas_info_table=table).encode()
             return RemotingCommand.response_to(request, body=body)
         if request.code == RequestCode.CONTROLLER_ELECT_MASTER:

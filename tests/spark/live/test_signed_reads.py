@@ -61,6 +61,14 @@ def oldest_event(**options):
         feed.close()
 
 
+def test_an_option_that_names_no_files_leaves_those_of_the_environment(monkeypatch):
+    """Else checkHost=false alone would send requests without TLS."""
+    monkeypatch.setenv("BATONMQ_TLS_TRUST", "/ca.pem")
+    for name, value in (("checkHost", "false"), ("keyPassword", "p")):
+        assert with_environment({name: value})["trustcertpath"] == "/ca.pem"
+    assert "trustcertpath" not in with_environment({"tlsEnable": "false"})
+
+
 def test_the_history_is_read_as_the_user_of_the_options(tmp_path):
     async def test():
         config = ControllerConfig(
