@@ -237,6 +237,12 @@ def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
         assert cluster.master() == master
         assert await asyncio.to_thread(master_epoch, cluster) == epoch
         assert breaks(cluster) == broken
+        # With the new secret the master changes its set, and a replica registers and comes back.
+        (slave,) = cluster.slaves()
+        cluster.kill(slave)
+        await asyncio.to_thread(cluster.wait_for, "a set of one", lambda: in_sync(cluster) == 1)
+        cluster.restart(slave)
+        await asyncio.to_thread(cluster.wait_for, "a set of two", lambda: in_sync(cluster) == 2)
         sends.stop()
         await running
         return sends
@@ -257,10 +263,19 @@ def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
             assert secret not in cluster.logs()
 
 
-def master_epoch(cluster: SecureCluster) -> int:
+def group_state(cluster: SecureCluster) -> dict[str, Any]:
     found = cluster.mqctl("getSyncStateSet", "-b", "broker-a", "--json")
     assert found.returncode == 0, found
-    return int(json.loads(found.stdout)["replicasInfoTable"]["broker-a"]["masterEpoch"])
+    state: dict[str, Any] = json.loads(found.stdout)["replicasInfoTable"]["broker-a"]
+    return state
+
+
+def master_epoch(cluster: SecureCluster) -> int:
+    return int(group_state(cluster)["masterEpoch"])
+
+
+def in_sync(cluster: SecureCluster) -> int:
+    return len(group_state(cluster)["inSyncReplicas"])
 
 
 async def change(cluster: SecureCluster, action: str) -> tuple[int, Any]:
