@@ -12,7 +12,6 @@ import pytest
 
 from batonmq.runtime.clock import wall_ms
 from lab.cluster.java import JavaProgram
-from lab.cluster.queues import read_topic
 from lab.cluster.up import ClusterProcess
 from tests.interop.features import (
     LEVELS_MS,
@@ -143,4 +142,4 @@ def test_features_through_a_kill(cluster: ClusterProcess, run_java: RunJava, pyt
         seen.check_across(killed_ms)
         if not python:
             seen.check_before(killed_ms)
-        check_commits(read_topic(cluster.name_servers, f"{name}-b"))
+        check_commits(cluster.name_servers, f"{name}-b")

@@ -11,7 +11,6 @@ import pytest
 
 from batonmq.runtime.clock import wall_ms
 from lab.cluster.processes import wait_for
-from lab.cluster.queues import read_topic
 from lab.cluster.up import ClusterProcess
 from tests.interop.features import LEVELS_MS, SETTINGS, Seen, check_commits, commands_of
 from tests.interop.python_features import PythonFeatures
@@ -53,4 +52,4 @@ def test_features_through_a_kill(tmp_path: Path) -> None:
         seen().check_all()
         seen().check_across(killed_ms)
         seen().check_before(killed_ms)
-        check_commits(read_topic(cluster.name_servers, topics[1]))
+        check_commits(cluster.name_servers, topics[1])
