@@ -89,7 +89,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """Keys whose offsets no snapshot holds: only those may be changed in place."""
         self._keys = OffsetKeys()
         self.removals = 0
-        """Grows with each key that is taken out."""
+        """Grows when keys are taken out."""
         self._commits = 0
         self._received = Received()
         self._deletion_due = False
@@ -291,9 +291,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             else:
                 del self._table[key]
                 self._keys.remove(key)
-                self.removals += 1
         for key in received.lacks.keys() & keys:
             del received.lacks[key]
+        self.removals += 1
         self._commits += 1
         self._deletion_due = True
         self._new_version()
