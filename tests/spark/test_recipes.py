@@ -55,7 +55,7 @@ def test_a_stream_is_what_others_take(history):
     """pandas, polars and DuckDB take a stream by this protocol."""
     table = pa.table(open_arrow(history, table="history", columns="kind"))
     assert table.column_names == ["kind"] and table.num_rows > 50
-    with pytest.raises(ValueError, match="there are"):
+    with pytest.raises(ValueError, match="did you mean table"):
         open_arrow(history, tabel="history")
     bad = f"{history}/history-n1.jsonl"
     Path(bad).write_text("garbage\n")
