@@ -244,7 +244,7 @@ class ReplicasManager:
         # In order, even if one waits for a full disk: later effects rely on earlier ones.
         try:
             self._effects.add(state.step(event, self._clock_ms()))
-        finally:  # R54: after an error that nobody expected, too
+        finally:  # R54: also after an unexpected error
             self._arm()
 
     def _arm(self) -> None:

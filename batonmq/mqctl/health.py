@@ -496,7 +496,7 @@ def _removed_groups(
     replicas: BrokerReplicasInfo, routes: ClusterInfo, planned: Collection[str]
 ) -> tuple[str, ...]:
     """Groups that the controllers remember, of which nothing runs or is planned. Without a plan
-    nobody knows whether a group is dead or was removed: it counts as dead."""
+    it cannot be known whether a group is dead or was removed: it counts as dead."""
     if not planned:
         return ()
     known = replicas.replicas_info_table

@@ -106,8 +106,8 @@ class SecretRotation:
         return found
 
     async def _wait_taken(self, path: Path, key: str) -> None:
-        """Raises CommandFailed if a process has not taken the file in time: to go on would refuse
-        what it sends."""
+        """Raises CommandFailed if a process has not taken the file in time: after the next step its
+        requests would be refused."""
         local = self._context.target.local
         assert local is not None
         # Controllers are in the name servers; brokers know no password of Raft.

@@ -71,7 +71,7 @@ class FollowedFiles(Generic[T]):
             # mode, or that this process had no descriptor left.
             if self.refusal or stamp_of(self._paths) != self._stamp:
                 self.reload()
-        finally:  # R54: after an error that nobody expected, too
+        finally:  # R54: also after an unexpected error
             self.watch()
 
     def reload(self) -> bool:

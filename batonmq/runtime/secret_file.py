@@ -10,7 +10,7 @@ While a secret is being replaced a file has two. A node signs with the first and
 | 2 | NEW, `former` OLD |
 | 3 | NEW |
 
-Once all nodes have taken a step, the next one refuses nobody.
+If all nodes have taken a step before the next one, no request is refused.
 
 Who has the Raft password may vote and write the log. It is used without stretching, so it must be
 long. Frames are authenticated with it and random numbers of both sides, so recorded frames cannot

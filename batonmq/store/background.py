@@ -202,7 +202,7 @@ class Background:
                 work()
             except OSError as error:
                 goes_on = self._failed(error)
-            finally:  # R54: after an error that nobody expected, too
+            finally:  # R54: also after an unexpected error
                 if goes_on:
                     self.repeat(name, period_s, work)
 

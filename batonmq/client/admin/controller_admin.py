@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from batonmq.auth.signature import Signer
@@ -91,12 +90,13 @@ class ControllerAdmin:
         self, broker_names: Sequence[str], *, every: bool = False
     ) -> BrokerReplicasInfo:
         """Master, SyncStateSet and the other replicas of each group. Unknown groups are absent.
-        `every`: also the groups that the controllers know and nobody named; Java's leave them out.
+        `every`: also all other groups that the controllers know; Java's controllers leave them out.
         """
         found = BrokerReplicasInfo()
-        names = iter(broker_names)
+        names = list(broker_names)
         ext = {"allGroups": "true"} if every else {}
-        while (page := list(islice(names, GROUPS_A_PAGE))) or ext:
+        while names or ext:
+            page, names = names[:GROUPS_A_PAGE], names[GROUPS_A_PAGE:]
             reply = await self._ask_leader(
                 RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
                 ext,
@@ -104,8 +104,9 @@ class ControllerAdmin:
                 "sync state set",
             )
             found.replicas_info_table |= BrokerReplicasInfo.decode(reply.body).replicas_info_table
-            # A controller that does not know the field answers for the named groups only.
-            names, ext = (name for name in names if name not in found.replicas_info_table), {}
+            if ext:
+                # A controller that does not know the field answers for the named groups only.
+                names, ext = [n for n in names if n not in found.replicas_info_table], {}
         return found
 
     async def elect_master(

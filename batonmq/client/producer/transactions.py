@@ -123,7 +123,7 @@ class TransactionProducer(Producer):
             return await self._end(sent, TransactionState.ROLLBACK, timeout_ms)
         try:
             state = await _state_of(execute(message))
-        except BaseException:  # of a call that is cancelled, too, nobody else knows the outcome
+        except BaseException:  # also if cancelled: only this call knows the outcome
             await self._end(sent, TransactionState.ROLLBACK, timeout_ms)
             raise
         return await self._end(sent, state, timeout_ms)
