@@ -7,6 +7,7 @@ Origin: Java `SubscriptionGroupManager`, `MessageRequestModeManager`.
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 from batonmq.broker.tables.config_file import ConfigManager, NamedTable
 from batonmq.protocol.bodies import (
@@ -18,8 +19,8 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.topic_name import SYSTEM_GROUPS
 from batonmq.runtime.clock import wall_ms
 
-# Java `PermName.INDEX_PERM_READ`: the bit of a forbidden entry that means reading.
-_READ_BIT = 1 << 2
+FORBIDDEN_TO_READ: Final = 1 << 2
+"""Of the bits of what a group may not do in a topic. Origin: Java `PermName.INDEX_PERM_READ`."""
 
 
 class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, SubscriptionGroupConfig]):
@@ -52,17 +53,13 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
 
     def is_forbidden(self, group: str, topic: str) -> bool:
         """Whether an operator has forbidden the group to read the topic."""
-        return bool(self._forbidden and self._forbidden.get(group, {}).get(topic, 0) & _READ_BIT)
+        return bool(self._forbidden) and bool(self.forbidden(group, topic) & FORBIDDEN_TO_READ)
 
-    def forbid(self, group: str, topic: str, *, reading: bool) -> int:
-        """Forbids a group to read a topic, or allows it again; returns the new bits."""
-        before = self._forbidden.get(group, {}).get(topic, 0)
-        bits = before | _READ_BIT if reading else before & ~_READ_BIT
-        self.set_forbidden(group, topic, bits)
-        return bits
+    def forbidden(self, group: str, topic: str) -> int:
+        """The bits of what a group may not do in a topic; 0: nothing is forbidden."""
+        return self._forbidden.get(group, {}).get(topic, 0)
 
     def set_forbidden(self, group: str, topic: str, bits: int) -> None:
-        """Sets the bits of what a group may not do in a topic; 0: nothing is forbidden."""
         topics = self._forbidden.get(group, {})
         if topics.get(topic, 0) == bits:
             return

@@ -23,11 +23,13 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.broker.tables.queue_locks import LockChange
 from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.subscription_group import FORBIDDEN_TO_READ
 from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
 from batonmq.broker.tables.unwritten import Unwritten
 from batonmq.protocol.bodies import (
@@ -48,6 +50,7 @@ from batonmq.protocol.topic_name import (
     pop_retry_topics,
     pop_topic_pairs,
 )
+from batonmq.store.errors import PutRefused
 
 log = logging.getLogger(__name__)
 
@@ -263,28 +266,34 @@ class TopicService:
 
     def forbid(self, group: str, topic: str, *, reading: bool) -> int:
         """Forbids a group to read a topic, or allows it again; same safety as `put_topic`."""
-        before = not self.groups.is_forbidden(group, topic)
-        bits = self.groups.forbid(group, topic, reading=reading)
+        before = self.groups.forbidden(group, topic)
+        bits = before | FORBIDDEN_TO_READ if reading else before & ~FORBIDDEN_TO_READ
         end = self._append(MetadataChange(forbidden={group: {topic: bits}}).encode())
-        self.unwritten.note(end, partial(self.groups.forbid, group, topic, reading=before))
+        self.unwritten.note(end, partial(self.groups.set_forbidden, group, topic, before))
+        self.groups.set_forbidden(group, topic, bits)
         return end
 
     def put_locks(self, change: LockChange) -> int:
-        """A change of queue locks that is applied here already; same safety as `put_topic`."""
-        end = self._append(MetadataChange(locks=[change]).encode())
-        undo = msgspec.structs.replace(change, released=not change.released)
-        self.unwritten.note(end, partial(self.locks.apply, undo))
+        """A change of queue locks that is applied here already; same safety as `put_topic`. Without
+        a record it is undone: a renewal puts none, so no slave would ever know the owner."""
+        undo = partial(self.locks.apply, replace(change, released=not change.released))
+        try:
+            end = self._append(MetadataChange(locks=[change]).encode())
+        except PutRefused:
+            undo()
+            raise
+        self.unwritten.note(end, undo)
         return end
 
     def put_request_mode(self, mode: SetMessageRequestModeRequestBody) -> int:
         """Sets whether a group pulls or pops a topic; same safety as `put_topic`."""
         # A group that is not in the table pulls.
-        before = self.request_modes.get(mode.topic, mode.consumer_group) or msgspec.structs.replace(
+        before = self.request_modes.get(mode.topic, mode.consumer_group) or replace(
             mode, mode="PULL", pop_share_queue_num=0
         )
-        self.request_modes.put_all([mode])
         end = self._append(MetadataChange(request_modes=[mode]).encode())
         self.unwritten.note(end, partial(self.request_modes.put_all, [before]))
+        self.request_modes.put_all([mode])
         return end
 
     def reset_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> int:
@@ -475,7 +484,7 @@ def _without_bad_names(change: MetadataChange) -> MetadataChange:
     if not bad:
         return change
     log.error("metadata_names_skipped names=%r", sorted(bad))
-    return msgspec.structs.replace(
+    return replace(
         change,
         topics={name: one for name, one in change.topics.items() if name not in bad},
         deleted_topics=[name for name in change.deleted_topics if name not in bad],

@@ -10,6 +10,7 @@ from lone_broker import Rig, lone_broker, send_header
 
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import (
+    SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
     TopicConfig,
     TopicConfigSerializeWrapper,
@@ -159,7 +160,15 @@ async def test_what_cannot_be_written_changes_nothing(
                 topics.put_topic(TopicConfig(topic_name="N"))
             with pytest.raises(PutUnavailable):
                 topics.put_group(SubscriptionGroupConfig(group_name="n"))
+            with pytest.raises(PutUnavailable):
+                topics.forbid("n", "N", reading=True)
+            with pytest.raises(PutUnavailable):
+                topics.put_request_mode(
+                    SetMessageRequestModeRequestBody(topic="N", consumer_group="n", mode="POP")
+                )
         assert topics.get("N") is None and topics.groups.get("n") is None
+        assert not topics.groups.is_forbidden("n", "N")
+        assert topics.request_modes.get("N", "n") is None
 
 
 async def test_r31_queues_whose_messages_are_not_confirmed_yet_stay_readable(
