@@ -23,6 +23,7 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.layout import UNIT
 from batonmq.runtime.turns import Pace
+from batonmq.store.errors import PutRefused
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +91,14 @@ class Housekeeping:
                 if self._path.gate.refusal is not None:
                     return
                 if behind > self._config.consumer_fallbehind_threshold:
+                    try:
+                        self._topics.put_group(msgspec.structs.replace(group, consume_enable=False))
+                    except PutRefused as error:  # a full disk (R45): the next round tries again
+                        log.warning("slow_group_not_cut_off group=%s reason=%s", name, error)
+                        return
                     log.warning(
                         "slow_group_cut_off group=%s topic=%s behind_bytes=%d", name, topic, behind
                     )
-                    self._topics.put_group(msgspec.structs.replace(group, consume_enable=False))
-                    self._path.schedule_flush()
                     break
 
     async def _behind(self, group: str, topic: str, pace: Pace) -> int:

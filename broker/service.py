@@ -72,6 +72,7 @@ from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.turns import in_slices
+from batonmq.store.errors import PutRefused
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedByLog, ConfirmedBySet
@@ -102,6 +103,7 @@ class BrokerService:
         self.relay, self.address = self.endpoint.relay, broker.address
         self._on_fatal, self._stop_reason = on_fatal, PLANNED_STOP
         self._clients_due = asyncio.Event()
+        self._lacks_first_user = False
         self._tasks: list[asyncio.Task[None]] = []
         self.store = _store(config)
         self.path = _write_path(config, self.store, self.endpoint)
@@ -383,13 +385,24 @@ class BrokerService:
         self.registrar.changed()
 
     def master_opened(self) -> None:
-        first = self.config.auth.first_user if self.endpoint.guard is not None else None
-        if first is not None and first.username not in self.tables.users:
-            self.users.put(first)
+        self._lacks_first_user = self.endpoint.guard is not None
+        self._put_first_user()
         self.consumer_lists.became_master()
         self.waiting.begin()
 
+    def _put_first_user(self) -> None:
+        """Makes the configured first user, once in a mastership, unless there is one."""
+        first = self.config.auth.first_user if self._lacks_first_user else None
+        try:
+            if first is not None and first.username not in self.tables.users:
+                self.users.put(first)
+        except PutRefused as error:  # a full disk (R45): the next second tries again
+            log.warning("first_user_waits reason=%s", error)
+        else:
+            self._lacks_first_user = False
+
     def role_left(self) -> None:
+        self._lacks_first_user = False
         self.waiting.end()
         self.consumer_lists.role_left()
         self.pull.role_changed()
@@ -453,6 +466,7 @@ class BrokerService:
                 next_second = now_ms + SECOND_MS
                 self.status.tick(now_ms)
                 self.locks.tick(now_ms)
+                self._put_first_user()
                 self.path.stats.tick(now_ms)
             if now_ms >= next_persist:
                 next_persist = now_ms + self.config.broker.flush_consumer_offset_interval

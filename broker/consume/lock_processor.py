@@ -6,6 +6,7 @@ are records as well. Origin: `AdminBrokerProcessor.lockBatchMQ`, `RebalanceLockM
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -20,6 +21,9 @@ from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, check_group, check
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.turns import in_turns
+from batonmq.store.errors import PutRefused
+
+log = logging.getLogger(__name__)
 
 QUEUES_MAX: Final = 10_000
 QUEUES_AT_ONCE: Final = 512
@@ -78,7 +82,10 @@ class LockProcessor:
         for group, client_id, queue in self._locks.expired(now_ms):
             over.setdefault((group, client_id), []).append(queue)
         for (group, client_id), queues in over.items():
-            self._release(group, client_id, queues)
+            try:
+                self._release(group, client_id, queues)
+            except PutRefused as error:  # a full disk (R45): they come again
+                log.info("expired_locks_wait group=%s reason=%s", group, error)
 
     def _require_open(self) -> None:
         gate = self._path.gate

@@ -44,6 +44,22 @@ async def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path: Path) -
         assert rig.service.store.max_phy_offset == end, "it is cut off once"
 
 
+async def test_r45_without_disk_space_no_group_is_cut_off(tmp_path: Path) -> None:
+    """Its record cannot be put: that is tried again, and does not end the process."""
+    async with lone_broker(tmp_path, broker={"consumer_fallbehind_threshold": 1}) as rig:
+        await rig.send("T", bytes(1000))
+        await rig.send("T", bytes(1000))
+        await rig.ask(34, body=heartbeat("slow@1", "T", group="slow").encode())
+        await commit(rig, "slow", 0)
+        groups = rig.service.tables.groups.table
+        rig.service.store.appender.pause("no disk space")
+        await rig.service.housekeeping.protect_broker()
+        assert groups["slow"].consume_enable
+        rig.service.store.appender.pause("")
+        await rig.service.housekeeping.protect_broker()
+        assert not groups["slow"].consume_enable
+
+
 async def test_it_is_done_every_three_minutes_where_it_is_wanted(tmp_path: Path) -> None:
     async with lone_broker(tmp_path) as rig:
         housekeeping = rig.service.housekeeping

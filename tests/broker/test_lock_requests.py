@@ -12,6 +12,7 @@ import pytest
 from lone_broker import lone_broker, until
 
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime import disk
@@ -120,3 +121,39 @@ async def test_bad_requests_are_refused_by_name(tmp_path: Path) -> None:
                 reply = await rig.ask(code, body=body)
                 assert reply.code != 0 and named in (reply.remark or "")
         assert rig.service.store.max_phy_offset == 0
+
+
+async def test_r30_a_lock_whose_record_is_refused_is_not_held(tmp_path: Path) -> None:
+    """Else the next request would renew it, without a record, and no slave would know the owner."""
+    async with lone_broker(tmp_path) as rig:
+        await rig.send()
+        store = rig.service.store
+        store.appender.pause("no disk space")
+        refused = await rig.ask(41, body=lock_body("a"))
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        store.appender.pause("")
+        end = store.max_phy_offset
+        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+        assert store.max_phy_offset > end, "its record"
+
+        store.appender.pause("no disk space")
+        refused = await rig.ask(42, body=lock_body("a"))
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        store.appender.pause("")
+        assert rig.service.tables.locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
+
+
+async def test_r45_locks_that_have_expired_wait_for_disk_space(tmp_path: Path) -> None:
+    """A tick that raises ends the process."""
+    async with lone_broker(tmp_path) as rig:
+        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+        locks, now = rig.service.tables.locks, rig.service.path.clock_ms()
+        locks.renew_all(now - 3_600_000)
+        rig.service.store.appender.pause("no disk space")
+        for _ in range(4):
+            rig.service.locks.tick(now + 3_600_000)
+        assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
+        rig.service.store.appender.pause("")
+        for _ in range(4):
+            rig.service.locks.tick(now + 3_600_000)
+        assert locks.wrapper().locks == {}

@@ -48,7 +48,7 @@ from batonmq.broker.config import BrokerSections, ReplicasConfig
 from batonmq.broker.name_server_registrar import RouteRegistration
 from batonmq.broker.replication.controlled import ControllerReplication
 from batonmq.broker.service import BrokerService
-from batonmq.broker.tables.users import UserTable
+from batonmq.broker.tables.users import UserService, UserTable
 from batonmq.client.admin.admin import Admin
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.main import guard_of
@@ -73,6 +73,7 @@ from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import wall_ms
+from batonmq.store.errors import PutUnavailable
 from tests.shared.ports import free_ports
 from tests.shared.waiting import opened
 
@@ -747,6 +748,19 @@ def test_the_audit_log_names_what_a_body_is_about_and_is_private(
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert "Create/Update on Group:bar" in {line["resource"] for line in lines}
+
+
+async def test_r45_the_first_user_waits_for_disk_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is refused: the mastership begins all the same."""
+    with monkeypatch.context() as full:
+        full.setattr(UserService, "put", Mock(side_effect=PutUnavailable("no disk space")))
+        async with broker_with_users(tmp_path) as server:
+            assert isinstance(server.service, BrokerService)
+            assert server.service.path.gate.is_master and "admin" not in server.service.tables.users
+            full.undo()
+            await until(lambda: "admin" in server.service.tables.users)
 
 
 async def test_a_new_secret_of_the_nodes_signs_towards_controllers_too(tmp_path: Path) -> None:
