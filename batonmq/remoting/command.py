@@ -17,6 +17,7 @@ import msgspec
 
 from batonmq.protocol.codes import MQ_VERSION, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.numbers import whole_number
 
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
@@ -135,12 +136,13 @@ def _to_text(value: str | int | bool) -> str:
 
 
 def _to_int(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
+    number = whole_number(text)
+    if number is None:
         raise BrokerRefusal(
-            ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no whole number: {text!r}"
-        ) from None
+            ResponseCode.SYSTEM_ERROR,
+            f"the custom field <{name}> is no whole number: {text[:64]!r}",
+        )
+    return number
 
 
 def receive_buffer() -> memoryview:

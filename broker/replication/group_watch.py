@@ -34,6 +34,7 @@ from batonmq.broker.request_fields import text
 from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody, KVTable
 from batonmq.protocol.codes import MASTER_ID, RequestCode
 from batonmq.protocol.errors import BatonError, ConnectError
+from batonmq.protocol.numbers import whole_number
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
@@ -225,7 +226,7 @@ class GroupWatch:
             return (Rival.GONE if refused else Rival.SILENT), 0
         except BatonError:
             return Rival.SILENT, 0
-        return Rival.LIVES, int(started) if started.isdigit() else 0
+        return Rival.LIVES, whole_number(started) or 0
 
     async def _send_heartbeats(self) -> None:
         """Name servers take a broker that is silent for brokerNotActiveTimeoutMillis away

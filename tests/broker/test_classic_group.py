@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -25,10 +26,11 @@ from batonmq.broker.replication.group_core import (
 )
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
-from batonmq.protocol.bodies import HARuntimeInfo
+from batonmq.protocol.bodies import HARuntimeInfo, KVTable
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
-from tests.broker.lone_broker import Rig, free_port, lone_broker, until
+from batonmq.remoting.command import RemotingCommand
+from tests.broker.lone_broker import Rig, free_port, lone_broker, sections_of, until
 from tests.broker.test_classic_pair import level
 
 OWN, OTHER = "10.0.0.1:10911", "10.0.0.2:10911"
@@ -220,6 +222,18 @@ async def test_of_two_masters_that_started_apart_one_stands_back(tmp_path):
 async def nobody(_watch: object) -> dict[int, set[str]]:
     """The group as it was before the other one registered."""
     return {}
+
+
+async def test_a_rival_whose_start_time_is_no_number_lives(tmp_path):
+    """Whatever another broker says, the checks of the group go on."""
+    for started in ("\u00b2", "9" * 5000, "soon"):
+        reply = RemotingCommand.response_to(
+            RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO),
+            body=KVTable(table={"bootTimestamp": started}).encode(),
+        )
+        client = Mock(call=AsyncMock(return_value=reply), oneway=AsyncMock())
+        watch = group_watch.GroupWatch(sections_of(tmp_path), client, Mock(), lambda: 0)
+        assert await watch._ask_rival(OTHER) == (Rival.LIVES, 0)
 
 
 async def test_the_second_slave_of_one_id_stays_out_of_the_group(tmp_path):

@@ -193,3 +193,8 @@ def test_fields_have_the_types_that_are_asked_for() -> None:
         cmd.require("x")
     with pytest.raises(BrokerRefusal, match="<b> is no whole number: 'true'"):
         cmd.require_int("b")
+    # As Java's Long.parseLong: no digits of other scripts, no `_`, nothing beyond 64 bits.
+    for text in ("1_000", "\u0663", " 5", "9" * 19):
+        cmd.ext["n"] = text
+        with pytest.raises(BrokerRefusal, match="<n> is no whole number"):
+            cmd.get_int("n", 0)
