@@ -237,7 +237,8 @@ class SlaveSynchronize:
             try:
                 is_caught_up = await self.synchronize(followed)
                 self._failures = 0
-            except (BatonError, OSError, ValueError) as exc:
+            # Whatever it is, also an answer that makes no sense: nothing else would fetch them.
+            except Exception as exc:
                 is_caught_up = False
                 self._note_failure(followed, exc)
             if is_caught_up:
@@ -259,7 +260,12 @@ class SlaveSynchronize:
         if followed is not self.followed:
             return
         if self._failures == 0:
-            log.warning("slave_sync_failed master=%s reason=%s", followed.address, exc)
+            log.warning(
+                "slave_sync_failed master=%s reason=%s",
+                followed.address,
+                exc,
+                exc_info=not isinstance(exc, BatonError),
+            )
         self._failures += 1
         # A firewall may block one of the two ports. That the log arrives proves nothing, since HA
         # has a port of its own (R42).
@@ -296,14 +302,13 @@ class SlaveSynchronize:
             {EXT_OFFSET_VERSION: self._offset_version},
         )
         # A Java master sends no epoch: it is taken for that of the followed master.
-        epoch = int(reply.ext.get(EXT_MASTER_EPOCH, followed.master_epoch))
+        epoch = reply.get_int(EXT_MASTER_EPOCH, followed.master_epoch)
         if followed is not self.followed or epoch < followed.master_epoch:
             # It is not master, or not yet again after a restart: its tables may be older than what
             # the log has shown here.
             return False
-        begin = reply.ext.get(EXT_LOG_BEGIN)
-        self.on_log_begin(None if begin is None else int(begin))
-        carried_out = _carried_out(reply)
+        self.on_log_begin(_offset(reply, EXT_LOG_BEGIN))
+        carried_out = _offset(reply, EXT_CARRIED_OUT)
         offsets = None
         if reply.body:
             offsets = await result_of(decoded_in_steps(OffsetTable, reply.body))
@@ -380,7 +385,7 @@ class SlaveSynchronize:
             held, timers = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}), None
         else:
             held, timers = None, await self._if_known(way, RequestCode.GET_TIMER_CHECK_POINT)
-        has_log = await self._log_reaches(_carried_out(delays), followed)
+        has_log = await self._log_reaches(_offset(delays, EXT_CARRIED_OUT), followed)
         now = self._tables.version, locks.change_count, modes.change_count
         if followed is not self.followed or now != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
@@ -422,8 +427,8 @@ class SlaveSynchronize:
     async def _ask(self, way: tuple[str, int], code: int, ext: dict[str, str]) -> RemotingCommand:
         reply = await self._ask_once(way, code, ext | {EXT_PAGES: str(PAGE_SIZE)})
         pages, got = [reply.body], len(reply.body)
-        while got < int(reply.ext.get(EXT_BODY_SIZE, 0)):
-            wanted = {EXT_BODY_ID: reply.ext[EXT_BODY_ID], EXT_BODY_FROM: str(got)}
+        while got < reply.get_int(EXT_BODY_SIZE, 0):
+            wanted = {EXT_BODY_ID: reply.require(EXT_BODY_ID), EXT_BODY_FROM: str(got)}
             page = (await self._ask_once(way, code, wanted)).body
             # Else this would ask for the rest without an end.
             if not page:
@@ -586,9 +591,9 @@ class SlaveSourceProcessor:
         return RemotingCommand.response_to(request, body=body)
 
 
-def _carried_out(reply: RemotingCommand) -> int | None:
-    end = reply.ext.get(EXT_CARRIED_OUT)
-    return None if end is None else int(end)
+def _offset(reply: RemotingCommand, name: str) -> int | None:
+    """An offset of the master's log; None if it does not send it."""
+    return reply.require_int(name) if name in reply.ext else None
 
 
 async def _encoded(body: Body) -> bytes:

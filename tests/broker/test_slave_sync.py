@@ -14,6 +14,7 @@ from batonmq.broker.tables import slave_sync
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.broker.tables.queue_locks import QueueLockManager
 from batonmq.broker.tables.slave_sync import (
+    EXT_BODY_SIZE,
     EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
     EXT_OFFSET_VERSION,
@@ -125,6 +126,23 @@ def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Pa
     sync.followed = MASTER
     asyncio.run(sync.synchronize(MASTER))
     assert own.offsets.query("g", "T", 0) == -1
+
+
+async def test_r31_an_answer_that_makes_no_sense_is_reported_and_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it is the first page of a table, and not of which. Without the fetches a slave
+    would keep old offsets for good, and nothing would show that."""
+    monkeypatch.setattr(slave_sync, "RETRY_FIRST_MS", 1)
+    master = MasterTables(tmp_path / "master", **{EXT_MASTER_EPOCH: "4", EXT_BODY_SIZE: "1000"})
+    log_end = Mock(max_phy_offset=0)
+    sync = SlaveSynchronize(master, tables(tmp_path / "own"), 1, lambda: None, log_end)  # type: ignore[arg-type]
+    sync.follow(MASTER)
+    sync.start()
+    await until(lambda: "batonBodyId" in sync.failure)
+    del master.ext[EXT_BODY_SIZE]
+    await until(lambda: sync.held_epoch == 4 and not sync.failure)
+    await sync.close()
 
 
 async def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(
