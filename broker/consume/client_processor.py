@@ -327,10 +327,12 @@ def _send_notices(group: str, channels: Iterable[Hashable]) -> None:
 
 @dataclass(slots=True)
 class _Questions:
-    """Queries about one group: how many were begun, and the result of the last one."""
+    """Queries about one group: how many were begun, the result of the last one, and how many
+    requests wait for them."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     begun: int = 0
+    waiting: int = 0
     client_ids: list[str] = field(default_factory=list)
 
 
@@ -423,9 +425,6 @@ class ConsumerLists:
                     # garbage-collected.
                     self._copies.add(copy)
                     copy.add_done_callback(self._copies.discard)
-        # By now every consumer has sent a heartbeat here, so other replicas need not be asked.
-        elif now_ms >= self._unsure_until_ms and self._questions:
-            self._questions = {}
         return self._sightings.forget(now_ms)
 
     async def close(self) -> None:
@@ -439,18 +438,24 @@ class ConsumerLists:
         questions = self._questions.setdefault(group, _Questions())
         # A running query may be older than the latest change. The next one serves all that wait.
         wanted = questions.begun + 1
-        async with questions.lock:
-            if questions.begun < wanted:
-                questions.begun += 1
-                now_ms = self._clock_ms()
-                asks = (
-                    self._ask(address, group, ASK_MS)
-                    for address in self._others()
-                    if self._ask_from_ms.get(address, 0) <= now_ms
-                )
-                await asyncio.gather(*asks)
-                questions.client_ids = self._sightings.client_ids(group, self._clock_ms())
-            return questions.client_ids
+        questions.waiting += 1
+        try:
+            async with questions.lock:
+                if questions.begun < wanted:
+                    questions.begun += 1
+                    now_ms = self._clock_ms()
+                    asks = (
+                        self._ask(address, group, ASK_MS)
+                        for address in self._others()
+                        if self._ask_from_ms.get(address, 0) <= now_ms
+                    )
+                    await asyncio.gather(*asks)
+                    questions.client_ids = self._sightings.client_ids(group, self._clock_ms())
+                return questions.client_ids
+        finally:
+            questions.waiting -= 1
+            if not questions.waiting:  # R58: clients choose the names
+                del self._questions[group]
 
     async def _copy(self, address: str) -> None:
         if await self._ask(address, "", COPY_MS):

@@ -31,6 +31,8 @@ from batonmq.protocol.bodies import (
 
 CLIENT_EXPIRED_MS: Final = 120_000
 _EXPIRED_AT_ONCE: Final = 128
+SEATS_MAX: Final = 500_000
+"""Places of clients in groups; one takes about half a kilobyte."""
 _TOPIC: Final = attrgetter("topic")
 
 SIGHTING_MS: Final = 40_000
@@ -139,6 +141,7 @@ class ConsumerManager:
         def client() -> ClientChannel:
             return ClientChannel(channel, data.client_id, language, version, now_ms)
 
+        changed = self._made_place()
         for producer in data.producer_data_set:
             members = self.producers.setdefault(producer.group_name, {})
             is_new = channel not in members
@@ -147,7 +150,6 @@ class ConsumerManager:
                 self.producer_came(producer.group_name)
             self._producer_places[data.client_id] = (producer.group_name, channel)
             self._hear(_Seat(False, producer.group_name, channel), now_ms)
-        changed = []
         for consumer in data.consumer_data_set:
             self._hear(_Seat(True, consumer.group_name, channel), now_ms)
             if self._consumer(consumer, client(), without_subscription=data.without_sub):
@@ -256,6 +258,14 @@ class ConsumerManager:
         # The client may have registered by another connection or group since: keep that.
         if self._producer_places.get(gone.client_id) == (group, channel):
             del self._producer_places[gone.client_id]
+
+    def _made_place(self) -> list[GroupChanged]:
+        """R58: if there are too many seats, the client that has the most loses its oldest."""
+        if len(self._heard) < SEATS_MAX:
+            return []
+        crowd = max(self._seats.values(), key=len)
+        # Many at once: the look at all clients takes a millisecond.
+        return self._leave(list(islice(crowd, _EXPIRED_AT_ONCE)))
 
     def _hear(self, seat: _Seat, now_ms: int) -> None:
         # Inserted again at the end, so that the dict stays in order of last heartbeats.

@@ -311,3 +311,14 @@ def test_a_new_master_asks_the_others_and_a_copy_in_vain_is_asked_for_again() ->
         assert client.call.await_count == 4
 
     asyncio.run(script())
+
+
+async def test_r58_a_group_that_was_asked_for_leaves_nothing_behind() -> None:
+    """Any client may ask, for any name."""
+    clients = ConsumerManager()
+    lists = ConsumerLists(clients, ConsumerSightings(clients), Mock(), list, lambda: 0)
+    lists.started()
+    for number in range(5):
+        assert await lists.client_ids(f"g{number}") == []
+    await asyncio.gather(*(lists.client_ids("g") for _ in range(3)))
+    assert not lists._questions

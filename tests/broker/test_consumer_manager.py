@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from heartbeats import heartbeat
 
+from batonmq.broker.consume import consumer_manager
 from batonmq.broker.consume.consumer_manager import CLIENT_EXPIRED_MS, ConsumerManager, GroupChanged
-from batonmq.protocol.bodies import HeartbeatData
+from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from tests.shared.turns import counted_turns
 
 
@@ -91,3 +93,19 @@ def test_a_late_heartbeat_brings_no_older_subscription_back() -> None:
         manager.heartbeat(heartbeat("c1", "T", version=version), "ch1", 0, 479, version)
     known = manager.subscription("g", "T")
     assert known is not None and known.sub_version == 5
+
+
+def test_r58_a_flood_of_groups_displaces_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client may name any number of groups, in one heartbeat after the other."""
+    monkeypatch.setattr(consumer_manager, "SEATS_MAX", 10)
+    manager = ConsumerManager()
+    beat(manager, "c1", "ch1", "T")
+    for number in range(100):
+        flood = HeartbeatData(
+            client_id="flood", producer_data_set=[ProducerData(group_name=f"p{number}")]
+        )
+        manager.heartbeat(flood, "ch2", 0, 479, 1)
+    assert manager.client_ids("g") == ["c1"]
+    assert len(manager.producers) <= 11
+    beat(manager, "c2", "ch3", "T")
+    assert manager.client_ids("g") == ["c1", "c2"]
