@@ -243,13 +243,13 @@ class ControllerSession:
     async def _keep(self) -> None:
         delay_s = REDIAL_FIRST_S
         while not self._closing:
-            # No pause: waiting for the connection is the pause.
-            if not await self._connected():
-                continue
             try:
+                # No pause: waiting for the connection is the pause.
+                if not await self._connected():
+                    continue
                 accepted = await self._talk()
             except Exception as error:
-                # Handling an event failed. That must not end the session for good.
+                # To dial or to handle an event failed. That must not end the session for good.
                 log.exception("session_failed controller=%s", self.address)
                 accepted = False
                 if isinstance(error, AssertionError):  # ends a server, see `server_main`
@@ -394,6 +394,9 @@ class ControllerCalls:
             if not is_only_the_call_cancelled():
                 raise
             event = ev.Unanswered(call, "its connection was closed")
+        except Exception as error:  # without an outcome the state machine would wait for good
+            log.exception("call_failed controller=%s call=%s", call.target, type(call).__name__)
+            event = ev.Unanswered(call, repr(error))
         self._emit(event)
 
     async def _answer(self, call: ev.Call) -> ev.Replied:

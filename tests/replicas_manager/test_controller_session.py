@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -132,6 +133,19 @@ def unconnected(*accepted: bool) -> Unconnected:
     made = Unconnected("c1:1", pb.Hello(), ControllerChannels(), lambda event: None)
     made.accepted = list(accepted)
     return made
+
+
+async def test_a_dial_that_fails_within_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else there would be no session with that controller until the broker is started again."""
+    monkeypatch.setattr(session, "REDIAL_FIRST_S", 0.0)
+    monkeypatch.setattr(
+        Unconnected, "_connected", AsyncMock(side_effect=[RuntimeError("no credentials"), True])
+    )
+    keeper = unconnected(True)
+    while keeper.accepted:
+        assert not keeper._task.done()
+        await asyncio.sleep(0)
+    await keeper.close("done", 0)
 
 
 async def test_a_controller_that_refuses_is_dialled_ever_more_seldom(

@@ -124,3 +124,21 @@ async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leade
     assert hinted == ev.LeaderHinted("c1", leader)
     assert isinstance(answered, ev.Replied)
     assert answered.code == ResponseCode.CONTROLLER_NOT_LEADER
+
+
+async def test_a_call_that_fails_within_has_an_outcome_all_the_same() -> None:
+    """A text that no message can hold, say: the state machine asks again only after an outcome."""
+    events: list[ev.Event] = []
+
+    def fails(request: object, timeout: float) -> None:
+        raise ValueError("no UTF-8")
+
+    channels: Any = SimpleNamespace(
+        stub=lambda target: SimpleNamespace(GetReplicaInfo=fails), dialled=AsyncMock()
+    )
+    facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
+    calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
+    call = ev.FetchView("c1")
+    calls.send(call)
+    await asyncio.gather(*calls._tasks)
+    assert events == [ev.Unanswered(call, "ValueError('no UTF-8')")]
