@@ -3,7 +3,6 @@ is `protocol.errors.CorruptLogError`."""
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 
 from batonmq.protocol.codes import ResponseCode
@@ -11,20 +10,8 @@ from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 
 
-class PutStatus(enum.Enum):
-    """RocketMQ's names of a put's outcome; the store raises all but PUT_OK."""
-
-    PUT_OK = "PUT_OK"
-    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
-    CREATE_MAPPED_FILE_FAILED = "CREATE_MAPPED_FILE_FAILED"
-    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
-    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-
-
 class PutRefused(BatonError):
-    """A message was not stored, and nothing of it is in the log. `status`: Java's name."""
-
-    status = PutStatus.CREATE_MAPPED_FILE_FAILED
+    """A message was not stored, and nothing of it is in the log."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -36,18 +23,16 @@ class PutUnavailable(PutRefused):
 
     response_code = ResponseCode.SERVICE_NOT_AVAILABLE
     retriable = True
-    status = PutStatus.SERVICE_NOT_AVAILABLE
 
 
 class PutIllegal(PutRefused):
     """The message can never be stored: body or record too long."""
 
     response_code = ResponseCode.MESSAGE_ILLEGAL
-    status = PutStatus.MESSAGE_ILLEGAL
 
 
 class PutPropertiesTooLong(PutIllegal):
-    status = PutStatus.PROPERTIES_SIZE_EXCEEDED
+    """Of the broker's own properties some may be left out."""
 
 
 class StoreFormatError(BatonError):

@@ -530,7 +530,6 @@ class SlaveSourceProcessor:
         processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, paged(self.all_request_modes))
 
     async def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """GET_ALL_TOPIC_CONFIG (21)."""
         wrapper = TopicConfigAndMappingSerializeWrapper(
             data_version=self._tables.topics.data_version,
             topic_config_table=dict(self._tables.topics.table),
@@ -575,7 +574,6 @@ class SlaveSourceProcessor:
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """GET_TIMER_CHECK_POINT (60)."""
         check = self._tables.delays.timer_check(self._timers_until_ms())
         return RemotingCommand.response_to(request, body=check)
 
