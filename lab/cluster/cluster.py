@@ -1,8 +1,9 @@
 """The base class of all clusters in the lab: how tests wait for, read and steer one from outside.
 
 Backends: `up.ClusterProcess` (`batonmq up` as a child), `held.HeldCluster` (processes of the lab,
-each in a network of its own), `mixed.MixedGroup` (with Java's brokers or controllers),
-`classic.ClassicGroup` (without controllers), and the two sides of the bench (`lab.bench.side`).
+each in a network of its own), `compose.ComposeCluster` (containers), `mixed.MixedGroup` (with
+Java's brokers or controllers), `classic.ClassicGroup` (without controllers), and the two sides of
+the bench (`lab.bench.side`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from batonmq import ClientOptions
 from batonmq.blocking import BlockingPullConsumer
 from batonmq.client.consumer.pulling import PullStatus
 from batonmq.protocol.message import MessageExt, MessageQueue
-from lab.cluster.writer import Writer, number_in
+from lab.cluster.writer import WriterThread, number_in
 
 
 def read_topic(
@@ -38,7 +38,7 @@ def _read_queue(consumer: BlockingPullConsumer, queue: MessageQueue) -> list[Mes
 def check_writers(
     name_servers: str,
     topic: str,
-    writers: Iterable[Writer],
+    writers: Iterable[WriterThread],
     options: ClientOptions | None = None,
 ) -> int:
     """Every acknowledged message is where its ack said, in order, once per queue offset.

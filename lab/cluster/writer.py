@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 from lab.cluster import frames
@@ -53,6 +54,12 @@ class WriterThread:
 
     def body(self, number: int) -> bytes:
         return b"%d %d " % (self.queue_id, number) + b"x" * 200
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Between two acks."""
+        times = [ack.at for ack in list(self.acks)]
+        return max((after - before for before, after in pairwise(times)), default=0.0)
 
     def stop(self) -> None:
         """Ends after the write in progress. Raises the exception that ended the thread, if any."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from left_out import leave_out
 
-from tests.chaos.compose_cluster import ComposeCluster
-from tests.chaos.engine import build_image, missing_tools
+from lab.cluster.compose import ComposeCluster, build_image, missing_tools
 
 LOGS = Path(os.environ.get("BATONMQ_CHAOS_LOGS", "/tmp/batonmq-chaos-logs"))
 
@@ -37,6 +37,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     used = getattr(item, "funcargs", {}).values()
     for cluster in [one for one in used if report.failed and isinstance(one, ComposeCluster)]:
         folder = LOGS / item.name.replace("/", "_")
-        cluster.keep_logs(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for log in cluster.logs():
+            shutil.copy(log, folder)
         report.sections.append(("containers", f"their logs are in {folder}"))
     return report

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import pytest
 
 from batonmq.protocol.errors import BatonError
+from lab.cluster.client_writer import PAUSE_S, ClientWriter
+from lab.cluster.cluster import GROUP
+from lab.cluster.compose import BROKERS, NAME_SERVERS, ComposeCluster, first_ack
 from lab.cluster.processes import wait_for
 from lab.cluster.queues import check_writers
 from lab.cluster.writer import Writer, wait_acks
-from tests.chaos.client_load import PAUSE_S, ClientWriter
-from tests.chaos.compose_cluster import BROKERS, GROUP, NAME_SERVERS, ComposeCluster, first_ack
 
 pytestmark = pytest.mark.docker
 
@@ -62,7 +63,7 @@ def fault_under_load(cluster: ComposeCluster) -> Iterator[Load]:
     writers: list[Writer | ClientWriter] = [
         Writer(cluster.broker_addresses, topic, 1, timeout_s=1.0, pause_s=PAUSE_S),
         Writer(cluster.broker_addresses, topic, 2, timeout_s=1.0, pause_s=PAUSE_S),
-        ClientWriter(cluster.name_server_addresses, topic, 3, GROUP),
+        ClientWriter(cluster.name_servers, topic, 3),
     ]
     load = Load(cluster, topic, writers)
     with contextlib.ExitStack() as stack:
@@ -75,11 +76,7 @@ def fault_under_load(cluster: ComposeCluster) -> Iterator[Load]:
         load.wait_more()
     acked = sum(len(writer.acks) for writer in writers)
     stored = _checked(cluster, topic, writers)
-    gap = max(
-        after.at - before.at
-        for writer in writers
-        for before, after in itertools.pairwise(writer.acks)
-    )
+    gap = max(writer.longest_gap_s for writer in writers)
     print(f"acknowledged {acked}, stored {stored}, longest gap {gap:.2f} s, whole {whole_s:.1f} s")
     assert stored >= acked
     assert cluster.self_declared_masters() == [cluster.master()]
@@ -93,7 +90,7 @@ def _checked(cluster: ComposeCluster, topic: str, writers: Iterable[Writer | Cli
 
     def read() -> int | None:
         try:
-            return check_writers(cluster.name_server_addresses, topic, writers)
+            return check_writers(cluster.name_servers, topic, writers)
         except BatonError:
             return None
 

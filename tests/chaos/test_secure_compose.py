@@ -11,11 +11,11 @@ import pytest
 from batonmq import ClientOptions, Message
 from batonmq.blocking import BlockingProducer
 from batonmq.protocol.errors import BatonError
+from lab.cluster.client_writer import ClientWriter
+from lab.cluster.compose import ComposeCluster
 from lab.cluster.processes import wait_for
 from lab.cluster.queues import check_writers
 from lab.cluster.writer import wait_acks
-from tests.chaos.client_load import ClientWriter
-from tests.chaos.compose_cluster import GROUP, ComposeCluster
 
 pytestmark = pytest.mark.docker
 TOPIC = "Secured"
@@ -38,13 +38,13 @@ def test_a_killed_master_and_new_certificates_cost_no_send(secured: ComposeClust
     """1. Every published port takes TLS only, and only signed requests. 2. The master is killed and
     all certificates are replaced under load: no send fails. 3. What was acknowledged is there."""
     secured.wait_healthy()
-    options, servers = secured.client_options, secured.name_server_addresses
+    options, servers = secured.client_options, secured.name_servers
     before = ports(secured)
     assert before and all(port["verified"] and not port["plain"] for port in before), before
     for refused in (ClientOptions(), ClientOptions(tls=options.tls)):
         with pytest.raises(BatonError):
             send_once(servers, refused)
-    with ClientWriter(servers, TOPIC, 0, GROUP, options) as writer:
+    with ClientWriter(servers, TOPIC, 0, options) as writer:
         wait_acks(writer, MORE)
         master = secured.master()
         secured.kill([master])

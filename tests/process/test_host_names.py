@@ -6,7 +6,6 @@ mount namespace, so the test runs in a thread: a namespace belongs to a thread a
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import shutil
@@ -20,18 +19,20 @@ import pytest
 from dnslib import QTYPE, RCODE, RR, A, DNSRecord
 from dnslib.server import DNSLogger, DNSServer
 
+from lab.cluster.client_writer import ClientWriter
 from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
-from lab.cluster.queues import read_topic
+from lab.cluster.queues import check_writers
 from lab.cluster.stores import check_logs_equal
-from tests.process.test_roll import Load
+from lab.cluster.writer import wait_acks
 
 pytestmark = pytest.mark.process
 
 CLONE_NEWNS = 0x00020000
 DOMAIN = "pods.test"
+TOPIC = "Moved"
 DNS_ADDRESS = "127.0.0.253"
 
 
@@ -116,22 +117,20 @@ def test_nodes_with_names_get_other_addresses_under_load(tmp_path: Path) -> None
         cluster = HeldCluster(tmp_path, pods)
         try:
             cluster.start()
-            asyncio.run(scenario(cluster))
+            scenario(cluster)
         finally:
             cluster.stop()
             pods.close()
         check_logs_equal([cluster.data_dir(index) for index in range(len(cluster.brokers))])
 
-    async def scenario(cluster: HeldCluster) -> None:
-        async with Load(cluster.name_servers) as load:
-            await asyncio.to_thread(
-                evict, cluster, master(cluster), cluster.controller_processes[0]
-            )
-            await asyncio.to_thread(kill, cluster, master(cluster))
-        print(f"{len(load.acked)} acknowledged, longest gap {load.longest_gap_ms()} ms")
-        assert not load.failed, load.failed[:3]
-        stored = await asyncio.to_thread(read_topic, cluster.name_servers, "Rolled")
-        assert set(load.acked) <= {m.body for queue in stored.values() for m in queue}
+    def scenario(cluster: HeldCluster) -> None:
+        with ClientWriter(cluster.name_servers, TOPIC) as load:
+            wait_acks(load, 1)
+            evict(cluster, master(cluster), cluster.controller_processes[0])
+            kill(cluster, master(cluster))
+        print(f"{len(load.acks)} acknowledged, longest gap {load.longest_gap_s:.3f} s")
+        assert not load.failures, load.failures[:3]
+        check_writers(cluster.name_servers, TOPIC, [load])
 
     def master(cluster: HeldCluster) -> NodeProcess:
         group = cluster.wait_whole()

@@ -7,80 +7,37 @@ figures.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batonmq import Message, Producer, SendResult
+from lab.cluster.client_writer import ClientWriter
 from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout
 from lab.cluster.mqctl import HIDDEN
-from lab.cluster.queues import read_topic
+from lab.cluster.queues import check_writers
 from lab.cluster.stores import check_logs_equal
 from lab.cluster.up import ClusterProcess, rounds
+from lab.cluster.writer import wait_acks
 
 pytestmark = pytest.mark.process
 
-TOPIC = "Rolled"
-PAUSE_S = 0.005
 
-
-class Load:
-    """Sends of our producer, one after the other; each is awaited to its acknowledgement."""
-
-    def __init__(self, name_servers: str) -> None:
-        self.acked: list[bytes] = []
-        self.failed: list[str] = []
-        self.at_s: list[float] = []
-        self._name_servers = name_servers
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Load:
-        self._task = asyncio.create_task(self._send())
-        while not self.acked:
-            assert not self._task.done(), self._task
-            await asyncio.sleep(0.01)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _send(self) -> None:
-        loop = asyncio.get_running_loop()
-        async with Producer("rollers", name_servers=self._name_servers) as producer:
-            while True:
-                body = b"%d" % len(self.at_s)
-                try:
-                    result: SendResult = await producer.send(Message.of(TOPIC, body))
-                    assert result.acknowledged, result
-                    self.acked.append(body)
-                except Exception as error:
-                    self.failed.append(repr(error))
-                self.at_s.append(loop.time())
-                await asyncio.sleep(PAUSE_S)
-
-    def longest_gap_ms(self) -> int:
-        return round(1000 * max(later - earlier for earlier, later in pairwise(self.at_s)))
-
-
-async def mqctl_roll(cluster: ClusterProcess, home: Path, *options: str) -> tuple[int, Any, str]:
+def mqctl_roll(cluster: ClusterProcess, home: Path, *options: str) -> tuple[int, Any, str]:
     """Exit code, document and standard error of one run, as a program of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "batonmq.mqctl.main", "roll", "--json", "--within", "30", *options,
+    ran = subprocess.run(
+        [sys.executable, "-m", "batonmq.mqctl.main", "roll", "--json", "--within", "30", *options],
         env={**dict.fromkeys(HIDDEN, ""), "PATH": "/usr/bin:/bin", "HOME": str(home),
              "BATONMQ_DATA": str(cluster.data_dir)},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
-    out, err = await process.communicate()
-    return process.returncode or 0, json.loads(out), err.decode()
+    return ran.returncode, json.loads(ran.stdout), ran.stderr
 
 
 def check_rolled(cluster: ClusterProcess, ran: tuple[int, Any, str]) -> list[str]:
@@ -97,15 +54,6 @@ def pids(cluster: ClusterProcess) -> dict[str, int]:
     return {e["address"]: e["pid"] for e in (*document["nameServers"], *document["brokers"])}
 
 
-def check(load: Load, cluster: ClusterProcess, said: str) -> None:
-    """Nothing failed, and each acknowledged body is there."""
-    gap = load.longest_gap_ms()
-    print(f"{said}: {len(load.acked)} acknowledged, {len(load.failed)} failed, gap {gap} ms")
-    assert not load.failed, load.failed[:3]
-    stored = {m.body for queue in read_topic(cluster.name_servers, TOPIC).values() for m in queue}
-    assert set(load.acked) <= stored
-
-
 def interpreter(folder: Path, checkout: Path) -> Path:
     """Runs that checkout's packages, as the interpreter of another installation would."""
     script = folder / "python-of-another-version"
@@ -119,25 +67,28 @@ def runs(pid: int, text: str) -> bool:
     return text.encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def with_cluster(folder: Path, work: Callable[[ClusterProcess], Any], **settings: Any) -> None:
+@contextmanager
+def rolled(folder: Path, **settings: Any) -> Iterator[tuple[ClusterProcess, ClientWriter]]:
+    """A cluster under load. No send may fail, and at the end each acknowledged message is there."""
     with ClusterProcess(folder, respawn=True, **settings) as cluster:
-        asyncio.run(work(cluster))
+        with ClientWriter(cluster.name_servers, "Rolled") as load:
+            wait_acks(load, 1)
+            yield cluster, load
+        gap = load.longest_gap_s
+        print(f"{len(load.acks)} acknowledged, {len(load.failures)} failed, gap {gap:.3f} s")
+        assert not load.failures, load.failures[:3]
+        check_writers(cluster.name_servers, "Rolled", [load])
     check_logs_equal(cluster.data_folders)
 
 
 def test_a_roll_restarts_every_process_and_no_send_fails(tmp_path: Path) -> None:
-    async def work(cluster: ClusterProcess) -> None:
-        async with Load(cluster.name_servers) as load:
-            for number in range(rounds(1, 20)):
-                before = pids(cluster)
-                rolled = check_rolled(cluster, await mqctl_roll(cluster, tmp_path))
-                assert len(rolled) == len(before) == 6
-                after = pids(cluster)
-                assert not set(before.values()) & set(after.values())
-                print(f"roll {number + 1}: longest gap so far {load.longest_gap_ms()} ms")
-        check(load, cluster, "rolls of one version")
-
-    with_cluster(tmp_path, work)
+    with rolled(tmp_path) as (cluster, load):
+        for number in range(rounds(1, 20)):
+            before = pids(cluster)
+            restarted = check_rolled(cluster, mqctl_roll(cluster, tmp_path))
+            assert len(restarted) == len(before) == 6
+            assert not set(before.values()) & set(pids(cluster).values())
+            print(f"roll {number + 1}: longest gap so far {load.longest_gap_s:.3f} s")
 
 
 def test_a_roll_goes_to_the_last_version_and_back(tmp_path: Path) -> None:
@@ -146,20 +97,16 @@ def test_a_roll_goes_to_the_last_version_and_back(tmp_path: Path) -> None:
     except NoEarlierVersionError as error:
         pytest.skip(str(error))
     former = interpreter(tmp_path, checkout)
-
-    async def work(cluster: ClusterProcess) -> None:
-        async with Load(cluster.name_servers) as load:
-            for number in range(rounds(1, 10)):
-                for python in (former, Path(sys.executable)):
-                    ran = await mqctl_roll(cluster, tmp_path, "--python", str(python))
-                    assert len(check_rolled(cluster, ran)) == 6
-                    are_former = {runs(pid, str(checkout)) for pid in pids(cluster).values()}
-                    assert are_former == {python is former}
-                    print(f"{number + 1}: {python.name}, gap so far {load.longest_gap_ms()} ms")
-        check(load, cluster, "down and up")
-
     # The version before refuses a section of this one: a setting that it lacks is not written.
-    with_cluster(tmp_path, work, overrides={"metrics": {"metricsExporterType": "DISABLE"}})
+    settings = {"metrics": {"metricsExporterType": "DISABLE"}}
+    with rolled(tmp_path, overrides=settings) as (cluster, load):
+        for number in range(rounds(1, 10)):
+            for python in (former, Path(sys.executable)):
+                ran = mqctl_roll(cluster, tmp_path, "--python", str(python))
+                assert len(check_rolled(cluster, ran)) == 6
+                are_former = {runs(pid, str(checkout)) for pid in pids(cluster).values()}
+                assert are_former == {python is former}
+                print(f"{number + 1}: {python.name}, gap so far {load.longest_gap_s:.3f} s")
 
 
 def test_a_version_that_does_not_start_stops_the_roll_and_the_former_comes_back(
@@ -168,18 +115,11 @@ def test_a_version_that_does_not_start_stops_the_roll_and_the_former_comes_back(
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
-
-    async def work(cluster: ClusterProcess) -> None:
-        async with Load(cluster.name_servers) as load:
-            code, said, _ = await mqctl_roll(
-                cluster, tmp_path, "--python", str(broken), "--within", "4"
-            )
-            assert (code, said["rolled"], len(said["left"])) == (3, [], 6)
-            assert said["doubt"]
-            # The same roll continues with an interpreter that works.
-            broken.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-            ran = await mqctl_roll(cluster, tmp_path, "--python", str(broken))
-            assert len(check_rolled(cluster, ran)) + len(ran[1]["skipped"]) == 6
-        check(load, cluster, "a version that does not start")
-
-    with_cluster(tmp_path, work)
+    with rolled(tmp_path) as (cluster, _):
+        code, said, _ = mqctl_roll(cluster, tmp_path, "--python", str(broken), "--within", "4")
+        assert (code, said["rolled"], len(said["left"])) == (3, [], 6)
+        assert said["doubt"]
+        # The same roll continues with an interpreter that works.
+        broken.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        ran = mqctl_roll(cluster, tmp_path, "--python", str(broken))
+        assert len(check_rolled(cluster, ran)) + len(ran[1]["skipped"]) == 6

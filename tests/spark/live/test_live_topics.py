@@ -19,9 +19,9 @@ from batonmq.spark.live.offsets import DataLossError
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.stream_plan import StreamPlan
 from batonmq.spark.live.topic_read import TopicRead
+from lab.cluster.client_writer import ClientWriter
 from lab.cluster.processes import wait_for
 from lab.cluster.writer import wait_acks
-from tests.chaos.client_load import ClientWriter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -193,7 +193,7 @@ def test_a_stream_outlives_its_master(session, live_cluster, tmp_path):
         session, live_cluster, "Failover", tmp_path, once=False, startingOffsets="earliest"
     )
     old = live_cluster.master()
-    with ClientWriter(live_cluster.name_servers, "Failover", 0, "broker-a") as writer:
+    with ClientWriter(live_cluster.name_servers, "Failover") as writer:
         wait_for("rows in the stream", lambda: query.lastProgress is not None, PATIENCE_S)
         live_cluster.kill(old)
         live_cluster.wait_new_master(old["address"])

@@ -1,40 +1,121 @@
-"""The project's docker-compose.yml under a name, network and ports of its own, for tests.
+"""The project's docker-compose.yml under a name, network and ports of its own.
 
 What an operator does goes through `mqctl` from the host; what happens to the machines through the
-engine's API. Ended with its volumes; the logs of a failed run are kept.
+engine's API. Ended with its volumes.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
 import docker
 import yaml
+from docker.errors import APIError, ImageNotFound
 from docker.models.containers import Container
 from docker.models.networks import Network
 
 from batonmq import ClientOptions, ClientTls, Credentials
+from lab.cluster.cluster import GROUP, Cluster
 from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.frames import HA_STATUS
 from lab.cluster.mqctl import Ran, mqctl
-from lab.cluster.processes import wait_for
-from tests.chaos.engine import DEPLOY, IMAGE, compose_command
+from lab.cluster.processes import ROOT, wait_for
 
-GROUP = "broker-a"
-NUMBERS = (1, 2, 3)
-BROKERS = tuple(f"broker-{n}" for n in NUMBERS)
-NAME_SERVERS = tuple(f"namesrv-{n}" for n in NUMBERS)
-HEALTHY_S = 30.0
+DEPLOY: Final = ROOT / "deploy"
+OWN_BASE_IMAGE: Final = "batonmq-base:bookworm"
+PUBLIC_BASE_IMAGE: Final = "python:3.11-slim-bookworm"
+IMAGE: Final = "batonmq:chaos"
+NUMBERS: Final = (1, 2, 3)
+BROKERS: Final = tuple(f"broker-{n}" for n in NUMBERS)
+NAME_SERVERS: Final = tuple(f"namesrv-{n}" for n in NUMBERS)
+NAMESRV_PORTS: Final = "231"
+BROKER_PORTS: Final = "232"
+HEALTHY_S: Final = 30.0
+PAUSED_S: Final = 20.0
 
 
-class ComposeCluster:
-    """Use as a context manager; `up` has run and volumes are new inside it."""
+def compose_command() -> list[str] | None:
+    """Compose v2 if the docker command has it, else Debian's docker-compose, else None."""
+    docker_command = shutil.which("docker")
+    if docker_command is not None:
+        asked = subprocess.run(
+            [docker_command, "compose", "version"], capture_output=True, check=False
+        )
+        if asked.returncode == 0:
+            return [docker_command, "compose"]
+    old = shutil.which("docker-compose")
+    return [old] if old is not None else None
+
+
+def missing_tools() -> list[str]:
+    """What this machine lacks, in words; empty if the cluster can run."""
+    missing = []
+    if compose_command() is None:
+        missing.append("docker compose")
+    command = shutil.which("docker")
+    if command is None:
+        missing.append("the docker command")
+    # Asked by the command: the package leaves the socket of a failed first contact open.
+    elif subprocess.run([command, "info"], capture_output=True, check=False).returncode != 0:
+        missing.append("a running container engine (deploy/start-engine.sh starts Debian's)")
+    return missing
+
+
+def base_image() -> str:
+    """What the image is built on: what the user says, else Debian's packages, else a registry."""
+    chosen = os.environ.get("BATONMQ_BASE_IMAGE")
+    if chosen:
+        return chosen
+    client = docker.from_env()
+    try:
+        client.images.get(OWN_BASE_IMAGE)
+        return OWN_BASE_IMAGE
+    except ImageNotFound:
+        can_make = os.geteuid() == 0 and shutil.which("debootstrap") is not None
+        return OWN_BASE_IMAGE if can_make else PUBLIC_BASE_IMAGE
+    finally:
+        client.close()
+
+
+def build_image() -> None:
+    """The image of this work tree. Raises CalledProcessError with what the build said."""
+    environ = os.environ | {"BATONMQ_IMAGE": IMAGE, "BATONMQ_BASE_IMAGE": base_image()}
+    subprocess.run(
+        [str(DEPLOY / "build-image.sh")], env=environ, check=True, capture_output=True, text=True
+    )
+
+
+def pause(container: Container) -> None:
+    """Freezes its processes. A busy host at times cannot ("unable to freeze"): it is asked again.
+    Raises NotInTime with what the engine said last."""
+    said = ""
+
+    def is_paused() -> bool:
+        nonlocal said
+        try:
+            container.pause()
+        except APIError as error:
+            said = str(error)
+            container.reload()
+        else:
+            return True
+        return bool(container.status == "paused")
+
+    wait_for(f"{container.name} to be paused", is_paused, PAUSED_S, lambda: said)
+
+
+class ComposeCluster(Cluster):
+    """A context manager inside which `up` has run, with new volumes. Names: those of services."""
+
+    limit_s = HEALTHY_S
 
     def __init__(
         self,
@@ -49,7 +130,6 @@ class ComposeCluster:
         self.secured = secured
         self.name = name
         self.host = f"10.191.{subnet}.1"
-        self.namesrv_ports, self.broker_ports = "231", "232"
         command = compose_command()
         assert command is not None
         files = ["docker-compose.yml", *(["docker-compose.secure.yml"] if secured else [])]
@@ -60,14 +140,14 @@ class ComposeCluster:
             "BATONMQ_ADVERTISE_HOST": self.host,
             "BATONMQ_PUBLISH_HOST": self.host,
             "BATONMQ_SUBNET": f"10.191.{subnet}.0/24",
-            "BATONMQ_NAMESRV_PORTS": self.namesrv_ports,
-            "BATONMQ_BROKER_PORTS": self.broker_ports,
+            "BATONMQ_NAMESRV_PORTS": NAMESRV_PORTS,
+            "BATONMQ_BROKER_PORTS": BROKER_PORTS,
             "BATONMQ_TLS_FOLDER": str(self.tls),
         }
         self.client = docker.from_env()
         self.up_began = 0.0
 
-    def __enter__(self) -> ComposeCluster:
+    def __enter__(self) -> Self:
         try:
             if self.secured:
                 self.make_certificates()
@@ -134,41 +214,38 @@ class ComposeCluster:
         found: list[Container] = self.client.containers.list(all=True, filters={"label": labels})
         return found
 
-    def container(self, name: str) -> Container:
+    def _container(self, name: str) -> Container:
         (found,) = self._all(name)
         return found
 
     @property
-    def network(self) -> Network:
+    def _network(self) -> Network:
         (found,) = self.client.networks.list(names=[f"{self.name}_cluster"])
         return found
 
     @property
-    def name_server_addresses(self) -> str:
-        return ";".join(f"{self.host}:{self.namesrv_ports}{6 + n}6" for n in NUMBERS)
+    def name_servers(self) -> str:
+        return ";".join(f"{self.host}:{NAMESRV_PORTS}{6 + n}6" for n in NUMBERS)
 
     @property
-    def controller_addresses(self) -> str:
-        return ";".join(f"{self.host}:{self.namesrv_ports}{6 + n}8" for n in NUMBERS)
+    def controllers(self) -> list[str]:
+        return [f"{self.host}:{NAMESRV_PORTS}{6 + n}8" for n in NUMBERS]
 
     @property
     def broker_addresses(self) -> list[str]:
-        return [f"{self.host}:{self.broker_ports}{n}1" for n in NUMBERS]
+        return [f"{self.host}:{BROKER_PORTS}{n}1" for n in NUMBERS]
 
     def broker_at(self, address: str) -> str:
         """The service behind an advertised address."""
         return BROKERS[self.broker_addresses.index(address)]
 
-    def controller_at(self, address: str) -> str:
-        return NAME_SERVERS[self.controller_addresses.split(";").index(address)]
-
     # -- what an operator does --
 
-    def mqctl(self, *arguments: str, controllers: bool = True) -> Ran:
+    def mqctl(self, *arguments: str) -> Ran:
         """One run of the command, with nothing but the advertised addresses."""
         environ = {
-            "NAMESRV_ADDR": self.name_server_addresses,
-            "CONTROLLER_ADDR": self.controller_addresses if controllers else None,
+            "NAMESRV_ADDR": self.name_servers,
+            "CONTROLLER_ADDR": ";".join(self.controllers),
         }
         if self.secured:
             environ |= {
@@ -184,31 +261,31 @@ class ComposeCluster:
         ran = self.mqctl("health", "--watch", "--interval", "0.2", "--within", str(seconds))
         assert ran.code == 0, f"not healthy after {seconds} s:\n{ran.out}\n{ran.err}"
         for name in (*NAME_SERVERS, *BROKERS):
-            wait_for(f"{name} to be healthy", lambda name=name: self.is_healthy(name), seconds)
+            self.wait_for(f"{name} to be healthy", partial(self._is_healthy, name), seconds)
         return time.monotonic() - began
 
-    def is_healthy(self, name: str) -> bool:
+    def _is_healthy(self, name: str) -> bool:
         """The health check of the compose file, now."""
-        container = self.container(name)
+        container = self._container(name)
         check = container.attrs["Config"]["Healthcheck"]["Test"]
         code, _ = container.exec_run(check[1:])
         return bool(code == 0)
 
+    def group_state(self, group: str = GROUP) -> dict[str, Any] | None:
+        """By `mqctl`, which also signs and dials TLS where that is on."""
+        ran = self.mqctl("getSyncStateSet", "-b", group, "--json")
+        return ran.json["replicasInfoTable"][group] if ran.code == 0 else None
+
     def group(self) -> dict[str, Any]:
-        """What the controllers record of the group."""
-        ran = self.mqctl("getSyncStateSet", "-b", GROUP, "--json")
-        assert ran.code == 0, ran.err
-        found: dict[str, Any] = ran.json["replicasInfoTable"][GROUP]
-        return found
+        """What the controllers record of the group; waits for one of them."""
+        return self.wait_for("the group's record", self.group_state)
 
     def master(self) -> str:
         return self.broker_at(self.group()["masterAddress"])
 
     def leader(self) -> str:
         """The name server whose controller leads."""
-        ran = self.mqctl("getControllerMetaData", "--json")
-        assert ran.json["controllerLeaderAddress"], ran.out
-        return self.controller_at(ran.json["controllerLeaderAddress"])
+        return NAME_SERVERS[self.controllers.index(self.controller)]
 
     def self_declared_masters(self) -> list[str]:
         """Every broker that calls itself master."""
@@ -220,11 +297,11 @@ class ComposeCluster:
     def kill(self, names: Iterable[str]) -> None:
         """SIGKILL by the engine, which then leaves them dead until `start`."""
         for name in names:
-            self.container(name).kill()
+            self._container(name).kill()
 
     def crash(self, name: str) -> None:
         """The process dies inside its container; the restart policy starts it again."""
-        os.kill(self._server_pid(self.container(name)), signal.SIGKILL)
+        os.kill(self._server_pid(self._container(name)), signal.SIGKILL)
 
     def _server_pid(self, container: Container) -> int:
         """The child of the container's init, as the host numbers it."""
@@ -234,44 +311,46 @@ class ComposeCluster:
 
     def start(self, names: Iterable[str]) -> None:
         for name in names:
-            self.container(name).start()
+            self._container(name).start()
 
     def pause(self, names: Iterable[str]) -> None:
         for name in names:
-            self.container(name).pause()
+            pause(self._container(name))
 
     def unpause(self, names: Iterable[str]) -> None:
         for name in names:
-            self.container(name).unpause()
+            self._container(name).unpause()
 
     def cut_off(self, names: Iterable[str]) -> None:
-        network = self.network
+        network = self._network
         for name in names:
-            network.disconnect(self.container(name))
+            network.disconnect(self._container(name))
 
     def reconnect(self, names: Iterable[str], address: str | None = None) -> None:
         """Under their service names; with `address` inside, or any."""
-        network = self.network
+        network = self._network
         for name in names:
-            network.connect(self.container(name), aliases=[name], ipv4_address=address)
+            network.connect(self._container(name), aliases=[name], ipv4_address=address)
 
     def address_inside(self, name: str) -> str:
-        networks = self.container(name).attrs["NetworkSettings"]["Networks"]
+        networks = self._container(name).attrs["NetworkSettings"]["Networks"]
         address: str = networks[f"{self.name}_cluster"]["IPAddress"]
         return address
 
     def exit_code(self, name: str) -> int:
         """Of a stopped container."""
-        state = self.container(name).attrs["State"]
+        state = self._container(name).attrs["State"]
         assert state["Status"] == "exited", state
         return int(state["ExitCode"])
 
-    def keep_logs(self, folder: Path) -> None:
-        """Every container's log into `folder`."""
+    def logs(self) -> list[Path]:
+        """Written anew from what the engine keeps."""
+        folder = self.folder / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*NAME_SERVERS, *BROKERS):
             for container in self._all(name):
                 (folder / f"{name}.log").write_bytes(container.logs(timestamps=True))
+        return sorted(folder.glob("*.log"))
 
 
 def first_ack(addresses: list[str], topic: str, deadline_s: float = 60.0) -> float:
