@@ -1,10 +1,13 @@
 """Spark sessions that know `format("batonmq")`."""
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
+import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -39,9 +42,9 @@ def register(session: SparkSession) -> SparkSession:
     """
     context = getattr(session, "_sc", None)  # a client of Spark Connect has none
     if context is not None:
-        named = session.conf.get("spark.pyspark.python", os.environ.get(PYTHON, ""))
-        if not named and context.master.startswith("local"):
-            context.pythonExec = sys.executable
+        named = session.conf.get("spark.pyspark.python", os.environ.get(PYTHON, sys.executable))
+        if named == sys.executable and context.master.startswith("local"):
+            context.pythonExec = _quick_python(context)
         context.environment[hadoop.SHARED] = hadoop.share_settings(_settings_of(context))
     session.dataSource.register(BatonmqSource)
     for key, value in PARQUET_DEFAULTS.items():
@@ -49,6 +52,28 @@ def register(session: SparkSession) -> SparkSession:
         if not any(given):
             session.conf.set(key, value)
     return session
+
+
+def _quick_python(context: SparkContext) -> str:
+    """A program that runs this interpreter, with the pyspark that is installed beside it.
+
+    Spark puts archives of the same code before that. Python compiles what it imports from them in
+    each process anew, a second and a half of processor time, and of a stream's processes Spark
+    waits for 10 s at most: on a busy machine that was too little.
+    """
+    home = Path(pyspark.__file__).parent
+    archives = sorted(home.glob("python/lib/*.zip"))
+    if not archives:  # this one runs from them, or from elsewhere: Spark's are not the same code
+        return sys.executable
+    folder: str = context._temp_dir  # type: ignore[attr-defined]
+    program = Path(folder) / "python"
+    # Spark's archives come first: pyspark's, then py4j's.
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH#*/pyspark.zip:*/py4j-*.zip:}}" '
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    program.chmod(0o700)
+    return str(program)
 
 
 def _settings_of(context: SparkContext) -> dict[str, str]:
