@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.message import MessageQueue
@@ -22,6 +24,7 @@ from batonmq.spark.read.selection import OFFSETS_FORM
 VERSION: Final = 1
 
 Offsets = dict[MessageQueue, int]
+_Stored = dict[str, dict[str, dict[int, Annotated[int, msgspec.Meta(ge=0, le=LONG_MAX)]]]]
 
 
 def to_checkpoint(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
@@ -41,17 +44,19 @@ def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
             f"the checkpoint's offsets have version {version!r}; this program reads version "
             f"{VERSION}: begin with a new checkpoint"
         )
-    found: Offsets = {}
     try:
-        for topic, brokers in raw["topics"].items():
-            for broker, queues in brokers.items():
-                for queue_id, offset in queues.items():
-                    found[MessageQueue(topic, broker, int(queue_id))] = _stored(offset)
-    except (AttributeError, KeyError, TypeError, ValueError):
+        stored = msgspec.convert(raw.get("topics"), _Stored, str_keys=True)
+    except msgspec.ValidationError:
         raise ValueError(
             f"the checkpoint's offsets are not of the form {OFFSETS_FORM}: {raw}; begin with a new "
             "checkpoint"
         ) from None
+    found = {
+        MessageQueue(topic, broker, queue_id): offset
+        for topic, brokers in stored.items()
+        for broker, queues in brokers.items()
+        for queue_id, offset in queues.items()
+    }
     wanted = set(topics)
     gone = sorted({queue.topic for queue in found} - wanted)
     if gone:
@@ -60,12 +65,6 @@ def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
             f"name ({', '.join(sorted(wanted))}): name it again, or begin with a new checkpoint"
         )
     return found
-
-
-def _stored(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONG_MAX:
-        raise ValueError(value)
-    return value
 
 
 # Ranges of fewer offsets than this share a task: starting one costs more than reading them.

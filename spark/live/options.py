@@ -28,6 +28,7 @@ from batonmq.spark.read.options import (
     read_addresses,
     read_truth,
 )
+from batonmq.spark.read.storage import locate
 
 _NO_CONTROLLERS: Final = (
     "no controllers: a stream of table=history is read from those of the cluster; name their "
@@ -53,17 +54,14 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 def _folder(text: str) -> str:
     """An absolute path, or a `file:` URI of this host. Workers run in folders of their own, so a
     relative path is another one for each, and object stores know no file that grows."""
-    path = text
-    if text.lower().startswith("file:"):
-        path = text[len("file:") :]
-        if path.startswith("//"):
-            host, slash, rest = path[2:].partition("/")
-            path = slash + rest if host in ("", "localhost") else ""
-    if not path.startswith("/"):
-        raise ValueError(
-            "it must be an absolute path, or file:///path, of a folder that all executors share"
-        )
-    return path
+    try:
+        if text.lower().startswith(("/", "file:")):
+            return locate(text)[1]
+    except ValueError:
+        pass
+    raise ValueError(
+        "it must be an absolute path, or file:///path, of a folder that all executors share"
+    )
 
 
 class _Hidden(str):

@@ -7,24 +7,21 @@ stays as it is, and `sys_flag` has the compression), and there is no folder to n
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.protocol.message import MessageQueue, uncompress
+from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.records.columns import Records
-from batonmq.protocol.sysflag import COMPRESSED
 from batonmq.spark.live.cluster import LiveCluster, epochs_of, lose
 from batonmq.spark.live.offsets import ENDS_BELOW, Loss, Offsets, QueueRange, loss_of, share_out
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import TopicRangeReader, Window
-from batonmq.spark.read.columns import TABLES, wanted_columns
-from batonmq.spark.read.message_columns import message_batch
+from batonmq.spark.read.columns import TOPIC, wanted_columns
+from batonmq.spark.read.message_columns import message_batch, plain_bodies
 from batonmq.spark.read.selection import EARLIEST, LATEST, Bound, Place, Selection
 from batonmq.spark.read.store_facts import StoreFacts
 
@@ -48,7 +45,8 @@ class TopicRead:
     @property
     def schema(self) -> pa.Schema:
         """Its columns. Raises ValueError for unknown ones."""
-        return topic_schema(self.options.columns)
+        columns = self.options.columns
+        return wanted_columns("topic", TOPIC, columns) if columns else TOPIC
 
     def connect(self) -> LiveCluster:
         options = self.options
@@ -185,24 +183,6 @@ def _brokers(ranges: Sequence[QueueRange]) -> set[str]:
     return {each.queue.broker_name for each in ranges}
 
 
-_FIRST: Final = ("topic", "queue_id", "queue_offset", "cluster", "broker")
-_NOT_HERE: Final = frozenset({"store", "broker_id"})
-
-
-def _topic_schema() -> pa.Schema:
-    messages = TABLES["messages"]
-    rest = [name for name in messages.names if name not in _NOT_HERE and name not in _FIRST]
-    return pa.schema([messages.field(name) for name in (*_FIRST, *rest)])
-
-
-TOPIC: Final = _topic_schema()
-
-
-def topic_schema(columns: Sequence[str]) -> pa.Schema:
-    """The wanted columns in the wanted order (none named: all). Raises ValueError."""
-    return wanted_columns("topic", TOPIC, columns) if columns else TOPIC
-
-
 def topic_batch(
     window: bytes,
     records: Records,
@@ -215,19 +195,8 @@ def topic_batch(
     """The wanted columns of these records of a window."""
     facts = StoreFacts("", cluster, broker, None, epochs, False, None)
     batch = message_batch(window, records, facts, schema)
-    compressed = np.flatnonzero(records.sys_flag & COMPRESSED)
-    if "body" not in schema.names or not len(compressed):
+    if "body" not in schema.names:
         return batch
     which = schema.get_field_index("body")
-    body = _inflated(batch.column(which), compressed.tolist(), records.sys_flag.tolist())
-    return batch.set_column(which, schema.field(which), body)
-
-
-def _inflated(bodies: pa.Array, rows: Sequence[int], sys_flags: Sequence[int]) -> pa.Array:
-    values = bodies.to_pylist()
-    for row in rows:
-        try:
-            values[row] = uncompress(values[row], sys_flags[row])
-        except (ValueError, zlib.error):
-            continue  # another codec, or garbage that its producer sent
-    return pa.array(values, pa.binary())
+    bodies = plain_bodies(batch.column(which), records.sys_flag)
+    return batch.set_column(which, schema.field(which), bodies)

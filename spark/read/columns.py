@@ -95,21 +95,27 @@ _STORE: Final = """
     string: store cluster broker
     long: broker_id
 """
+_PLACE: Final = """
+    string: topic
+    int: queue_id
+    long: queue_offset
+"""
+_RECORD: Final = """
+    long: physical_offset epoch
+    int: size sys_flag flag
+    long: body_crc
+    time: born_at store_at
+    string: born_host store_host
+    int: reconsume_times
+    long: prepared_transaction_offset
+    string: keys tags unique_key
+    map: properties
+    binary: body
+"""
+#: Columns of LIVE_TABLE, which has no folder.
+TOPIC: Final = columns_of(_PLACE + "string: cluster broker" + _RECORD)
 TABLES: Final[dict[str, pa.Schema]] = {
-    "messages": columns_of(_STORE + """
-        string: topic
-        int: queue_id
-        long: queue_offset physical_offset epoch
-        int: size sys_flag flag
-        long: body_crc
-        time: born_at store_at
-        string: born_host store_host
-        int: reconsume_times
-        long: prepared_transaction_offset
-        string: keys tags unique_key
-        map: properties
-        binary: body
-    """),
+    "messages": columns_of(_STORE + _PLACE + _RECORD),
     "consumequeue": columns_of(_STORE + """
         string: topic
         int: queue_id

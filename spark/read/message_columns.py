@@ -7,15 +7,18 @@ taken.
 Free of Spark.
 """
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from batonmq.protocol.message import uncompress
 from batonmq.protocol.message_id import host_text
 from batonmq.protocol.properties import KEYS, TAGS, UNIQ_KEY
 from batonmq.protocol.records.columns import Bytes, Int64s, Records, take_fields
+from batonmq.protocol.sysflag import COMPRESSED
 from batonmq.spark.read.columns import batch_of, binaries, texts, timestamps
 from batonmq.spark.read.store_facts import StoreFacts
 
@@ -60,6 +63,21 @@ def message_batch(
         if "properties" in wanted:
             columns["properties"] = pairs.map_column()
     return batch_of(schema, len(records), columns)
+
+
+def plain_bodies(bodies: pa.Array, sys_flags: Int64s) -> pa.Array:
+    """Bodies as their producers had them. What cannot be inflated stays as it is: another codec, or
+    garbage that a producer sent."""
+    compressed = np.flatnonzero(sys_flags & COMPRESSED).tolist()
+    if not compressed:
+        return bodies
+    values = bodies.to_pylist()
+    for row in compressed:
+        try:
+            values[row] = uncompress(values[row], int(sys_flags[row]))
+        except (ValueError, zlib.error):
+            continue
+    return pa.array(values, pa.binary())
 
 
 def _hosts(hosts: pa.Array) -> pa.Array:

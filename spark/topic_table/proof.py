@@ -7,7 +7,6 @@ texts. `TableState`, which the table keeps, says which messages it must have. Fr
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -15,10 +14,10 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from batonmq.protocol.message import uncompress
 from batonmq.spark.differences.log_findings import LogFinding
 from batonmq.spark.differences.replica_groups import ReplicaGroup, ReplicaStore, log_end
 from batonmq.spark.read.columns import columns_of
+from batonmq.spark.read.message_columns import plain_bodies
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import segments
@@ -169,24 +168,9 @@ def _logged(read: Read, plan: RowPlan, work: Any) -> Iterator[pa.RecordBatch]:
     maker = RowMaker(plan)
     for batch in read.run(work):
         if batch.num_rows:
-            bodies = [
-                _plain_body(body, flag)
-                for body, flag in zip(
-                    batch.column("body").to_pylist(),
-                    batch.column("sys_flag").to_pylist(),
-                    strict=True,
-                )
-            ]
-            at = batch.schema.get_field_index("body")
-            batch = batch.set_column(at, "body", pa.array(bodies, pa.binary()))
+            bodies = plain_bodies(batch.column("body"), batch.column("sys_flag").to_numpy())
+            batch = batch.set_column(batch.schema.get_field_index("body"), "body", bodies)
             yield _text_rows(maker, maker.rows(batch))
-
-
-def _plain_body(body: bytes, flag: int) -> bytes:
-    try:
-        return uncompress(body, flag)
-    except (ValueError, zlib.error):
-        return body  # as the live source does
 
 
 def _tabled(plan: RowPlan, uri: str) -> Iterator[pa.RecordBatch]:

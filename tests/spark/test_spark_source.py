@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from pyspark.sql import DataFrame
 
@@ -167,3 +168,9 @@ def test_bad_options_are_named(session):
         frame(session, GOLDEN / "b0", table="nothing")
     with pytest.raises(Exception, match="give none; the option columns chooses"):
         session.read.format("batonmq").schema("topic string").load(str(GOLDEN / "b0")).count()
+
+
+def test_processes_on_this_machine_import_the_installed_pyspark(session):
+    """From Spark's archive each would compile it anew, and a stream gives its processes 10 s."""
+    place = session.sparkContext.parallelize([0], 1).map(lambda _: pyspark.__file__)
+    assert place.collect() == [pyspark.__file__]

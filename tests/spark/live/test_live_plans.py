@@ -4,6 +4,7 @@ import json
 import zlib
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -23,8 +24,8 @@ from batonmq.spark.live.offsets import (
 )
 from batonmq.spark.live.options import SinkOptions, TopicOptions, check_columns
 from batonmq.spark.live.sink_sender import SinkError, row_of
-from batonmq.spark.live.topic_read import TOPIC, _inflated, topic_schema
-from batonmq.spark.read.columns import TABLES
+from batonmq.spark.live.topic_read import TopicRead
+from batonmq.spark.read.message_columns import plain_bodies
 from batonmq.spark.read.selection import EARLIEST, LATEST, parse_bound
 from batonmq.spark.source import BatonmqSource
 
@@ -92,21 +93,17 @@ def test_wrong_options_are_refused_with_what_is_allowed(streaming, more, told):
         options(streaming, **more)
 
 
-def test_columns_are_those_of_messages_under_the_same_types():
-    assert set(TABLES["messages"].names) - set(TOPIC.names) == {"store", "broker_id"}
-    assert all(
-        TOPIC.field(name).type == TABLES["messages"].field(name).type for name in TOPIC.names
-    )
-    assert topic_schema(("body", "topic")).names == ["body", "topic"]
+def test_columns_are_named_as_those_of_messages():
+    assert TopicRead(options(columns="body,topic")).schema.names == ["body", "topic"]
     with pytest.raises(ValueError, match="table topic has no store"):
-        topic_schema(("store",))
+        _ = TopicRead(options(columns="store")).schema
 
 
 def test_bodies_are_plain_where_they_can_be():
     packed = zlib.compress(b"plain")
     flags = [0, COMPRESSED | COMPRESSION_ZLIB, COMPRESSED, COMPRESSED | COMPRESSION_LZ4, COMPRESSED]
     bodies = pa.array([packed, packed, packed, packed, b"garbage"], pa.binary())
-    found = _inflated(bodies, [1, 2, 3, 4], flags).to_pylist()
+    found = plain_bodies(bodies, np.array(flags)).to_pylist()
     assert found == [packed, b"plain", b"plain", packed, b"garbage"]
 
 

@@ -152,7 +152,7 @@ def test_requests_go_on_while_spark_makes_the_next_batch(monkeypatch, tmp_path):
     monkeypatch.setattr(sink, "SinkSender", Watched)
     threads = threading.active_count()
     options = SinkOptions(("h:1",), ("T",), ack_folder=str(tmp_path / "acks"))
-    sent = sink._send(options, "job", 4, batches())
+    sent = asyncio.run(sink._send(options, "job", 4, batches()))
     assert (sent.job, sent.partition, sent.messages) == ("job", 0, 3)
     assert threading.active_count() == threads, "the loop's thread ends with the task"
     (file,) = (tmp_path / "acks").iterdir()
@@ -173,7 +173,7 @@ def test_a_batch_that_cannot_be_made_ends_the_task_with_its_error(monkeypatch):
     monkeypatch.setattr(sink, "SinkSender", Quiet)
     threads = threading.active_count()
     with pytest.raises(OSError, match="shuffle block is gone"):
-        sink._send(SinkOptions(("h:1",), ("T",)), "job", 0, batches())
+        asyncio.run(sink._send(SinkOptions(("h:1",), ("T",)), "job", 0, batches()))
     assert threading.active_count() == threads
 
 
