@@ -144,18 +144,16 @@ class BatonmqSource(DataSource):
         return StreamReader(read)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from batonmq.spark.live.options import SinkOptions, with_environment
+        from batonmq.spark.live.options import SinkOptions
         from batonmq.spark.live.sink import TopicWriter
 
-        options = SinkOptions.from_mapping(with_environment(self.options))
-        return TopicWriter(options, schema, overwrite)
+        return TopicWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from batonmq.spark.live.options import SinkOptions, with_environment
+        from batonmq.spark.live.options import SinkOptions
         from batonmq.spark.live.sink import TopicStreamWriter
 
-        options = SinkOptions.from_mapping(with_environment(self.options))
-        return TopicStreamWriter(options, schema, overwrite)
+        return TopicStreamWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
 
     def _check_schema(self, schema: StructType) -> None:
         wanted = self.schema()
@@ -168,16 +166,15 @@ class BatonmqSource(DataSource):
     def _read(self, *, streaming: bool | None = None) -> Any:
         """`streaming` None: not known yet. Raises ValueError."""
         if self._table() == LIVE_TABLE:
-            from batonmq.spark.live.options import TopicOptions, with_environment
+            from batonmq.spark.live.options import TopicOptions
             from batonmq.spark.live.stream_plan import TopicStreamRead
 
-            given = with_environment(self.options)
-            return TopicStreamRead(TopicOptions.from_mapping(given, streaming=streaming))
+            return TopicStreamRead(TopicOptions.from_mapping(self.options, streaming=streaming))
         if self._is_live_history() or (streaming and self._table() == "history"):
             from batonmq.spark.live.history_feed import HistoryRead
-            from batonmq.spark.live.options import HistoryOptions, with_environment
+            from batonmq.spark.live.options import HistoryOptions
 
-            return HistoryRead(HistoryOptions.from_mapping(with_environment(self.options)))
+            return HistoryRead(HistoryOptions.from_mapping(self.options))
         return read_of(self.options)
 
     def _is_live_history(self) -> bool:

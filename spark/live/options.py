@@ -76,9 +76,14 @@ class _Hidden(str):
 Secret = Annotated[str, by(_Hidden)]
 
 
+_OF_TLS: Final = ("tlsenable", "trustcertpath", "certpath")
+"""Options that say whether and by which files. The others alone turn nothing on, so they must not
+turn off what the environment says."""
+
+
 class Access(Options, frozen=True, kw_only=True):
-    """As whom a cluster is asked, and how connections are encrypted. Paths are of PEM files, and
-    the same on all executors."""
+    """As whom a cluster is asked, and how connections are encrypted: as the options say, else this
+    process's environment. Paths are of PEM files, and the same on all executors."""
 
     access_key: str = ""
     secret_key: Secret = ""
@@ -90,6 +95,20 @@ class Access(Options, frozen=True, kw_only=True):
     key_path: str = ""
     key_password: Secret = ""
     check_host: bool = True
+
+    @classmethod
+    def _made(cls, given: Mapping[str, str]) -> Self:
+        """Raises ValueError for a user without a secret."""
+        keys = {key: given[key.lower()] for key in KEY_VARIABLES if given.get(key.lower())}
+        user = made_of(keys, "options") if keys else credentials_of(os.environ)
+        found = dict(given)
+        if user is not None:
+            values = (user.access_key, user.secret_key, user.security_token)
+            found |= dict(zip(map(str.lower, KEY_VARIABLES), values, strict=True))
+        tls = tls_in_environment(os.environ)
+        if tls is not None and not any(map(given.get, _OF_TLS)):
+            found |= {"trustcertpath": tls.trust_cert_path, "certpath": tls.cert_path}
+        return super()._made(found)
 
     def client_options(self) -> ClientOptions:
         """Raises ValueError for a user without a secret, TlsError for a file."""
@@ -106,26 +125,6 @@ class Access(Options, frozen=True, kw_only=True):
             )
             client_context(tls)  # a bad file is told now, not when nobody has answered for long
         return ClientOptions(credentials=made_of(keys, "options") if any(values) else None, tls=tls)
-
-
-_OF_TLS: Final = ("tlsEnable", "trustCertPath", "certPath")
-"""Options that say whether and by which files. The others alone turn nothing on, so they must not
-turn off what the environment says."""
-
-
-def with_environment(options: Mapping[str, str]) -> Mapping[str, str]:
-    """`options` with the user that signs, and the files of TLS: those that they name, else those of
-    this process's environment, if any. Raises ValueError for a user without a secret."""
-    given = {name.lower(): value.strip() for name, value in options.items()}
-    keys = {key: given[key.lower()] for key in KEY_VARIABLES if given.get(key.lower())}
-    user = made_of(keys, "options") if keys else credentials_of(os.environ)
-    if user is not None:
-        values = (user.access_key, user.secret_key, user.security_token)
-        given |= dict(zip(map(str.lower, KEY_VARIABLES), values, strict=True))
-    tls = tls_in_environment(os.environ)
-    if tls is not None and not any(given.get(name.lower()) for name in _OF_TLS):
-        given |= {"trustcertpath": tls.trust_cert_path, "certpath": tls.cert_path}
-    return given
 
 
 class TopicOptions(Narrowed, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from batonmq.spark.live.endless_stream import EndlessStream, StreamCounts
-from batonmq.spark.live.options import TopicOptions, with_environment
+from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.topic_read import TopicRead
 from batonmq.spark.read.storage import locate
 from batonmq.spark.topic_table.bodies import JSON, Bodies
@@ -322,9 +322,9 @@ def _packed(fields: pa.Schema) -> bytes:
 def _behind(plan: TablePlan, state: TableState) -> str:
     """Behind the last row of each queue, as an option of the source; other queues from their
     beginning. Raises ClusterError."""
-    read = TopicRead(TopicOptions.from_mapping(with_environment(
+    read = TopicRead(TopicOptions.from_mapping(
         {"nameServers": plan.name_servers, "topic": plan.topic, "operationTimeout": plan.patience}
-    )))  # fmt: skip
+    ))  # fmt: skip
     with read.connect() as cluster:
         queues = [q for r in cluster.routes([plan.topic]) for q in r.subscribe_queues]
     ends: dict[str, dict[str, Any]] = {}

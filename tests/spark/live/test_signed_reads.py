@@ -26,7 +26,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.history_feed import HistoryFeed
-from batonmq.spark.live.options import HistoryOptions, SinkOptions, TopicOptions, with_environment
+from batonmq.spark.live.options import Access, HistoryOptions, SinkOptions, TopicOptions
 from batonmq.spark.live.sink_sender import SinkSender, row_of
 from batonmq.spark.live.topic_read import TopicRead
 from tests.broker.lone_broker import sections_of
@@ -54,7 +54,7 @@ async def running(service):
 
 
 def oldest_event(**options):
-    feed = HistoryFeed(HistoryOptions.from_mapping(with_environment(options)))
+    feed = HistoryFeed(HistoryOptions.from_mapping(options))
     try:
         return feed.initial()
     finally:
@@ -65,8 +65,8 @@ def test_an_option_that_names_no_files_leaves_those_of_the_environment(monkeypat
     """Else checkHost=false alone would send requests without TLS."""
     monkeypatch.setenv("BATONMQ_TLS_TRUST", "/ca.pem")
     for name, value in (("checkHost", "false"), ("keyPassword", "p")):
-        assert with_environment({name: value})["trustcertpath"] == "/ca.pem"
-    assert "trustcertpath" not in with_environment({"tlsEnable": "false"})
+        assert Access.from_mapping({name: value}).trust_cert_path == "/ca.pem"
+    assert not Access.from_mapping({"tlsEnable": "false"}).trust_cert_path
 
 
 def test_the_history_is_read_as_the_user_of_the_options(tmp_path):
@@ -108,14 +108,12 @@ def test_topics_are_written_and_read_as_the_user_of_the_environment(tmp_path, mo
     given = {"topic": "Orders", "operationTimeout": "20s"}
 
     def rows():
-        read = TopicRead(TopicOptions.from_mapping(with_environment(given)))
+        read = TopicRead(TopicOptions.from_mapping(given))
         read, tasks = pickle.loads(pickle.dumps((read, read.plan())))  # as they reach an executor
         return sum(len(batch) for task in tasks for batch in read.run(task))
 
     async def send(acks):
-        options = SinkOptions.from_mapping(
-            with_environment({"topic": "Orders", "nameServers": given["nameServers"]})
-        )
+        options = SinkOptions.from_mapping({"topic": "Orders", "nameServers": given["nameServers"]})
         sender = SinkSender(options, acks.extend)
         await sender.start()
         await sender.add([row_of(0, "job-0-0-", {"body": b"x"}, "Orders")])
@@ -135,7 +133,7 @@ def test_topics_are_written_and_read_as_the_user_of_the_environment(tmp_path, mo
                 assert await asyncio.to_thread(rows) == 1
                 monkeypatch.delenv("BATONMQ_ACCESS_KEY")
                 with pytest.raises(ValueError, match="accessKey and secretKey are needed") as half:
-                    with_environment(given)
+                    TopicOptions.from_mapping(given)
                 assert SECRET not in str(half.value)
                 monkeypatch.delenv("BATONMQ_SECRET_KEY")
                 with pytest.raises(ClusterError, match="not signed"):
@@ -149,14 +147,14 @@ def test_no_text_of_the_options_shows_a_secret(kind):
     at = "controllers" if kind is HistoryOptions else "nameServers"
     given = {at: "h:1", "SECRETKEY": SECRET, "accessKey": "admin", "securityToken": SECRET}
     given |= {} if kind is HistoryOptions else {"topic": "T"}
-    made = kind.from_mapping(with_environment(given))
+    made = kind.from_mapping(given)
     assert made.access.secret_key == SECRET
     assert pickle.loads(pickle.dumps(made)).access.security_token == SECRET
     assert SECRET not in repr(made) + str(made) and "admin" in repr(made)
     with pytest.raises(ValueError, match="accessKey and secretKey are needed") as half:
-        with_environment({"secretKey": SECRET})
+        Access.from_mapping({"secretKey": SECRET})
     with pytest.raises(ValueError, match="unknown option x") as unknown:
-        kind.from_mapping(with_environment(given | {"x": "y"}))
+        kind.from_mapping(given | {"x": "y"})
     assert SECRET not in f"{half.value} {unknown.value}"
 
 
