@@ -17,7 +17,7 @@ from pathlib import Path
 from lab.cluster.spark_submit import build_package, environment, spark_home, submit
 
 JOB = """
-import json, os, pathlib, shutil, statistics, sys, time
+import json, os, psutil, shutil, statistics, sys, time
 from pyspark.sql import functions as F
 from batonmq.spark.parquet_files import write_parquet
 from batonmq.spark.session import open_session
@@ -34,16 +34,14 @@ def parquet():
     return sum(file.rows for file in write_parquet(session, {"path": path}, out))
 
 def cpu_s():
-    found, below = {}, {os.getppid()}  # the driver's JVM
-    for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    jvm = psutil.Process(os.getppid())  # the driver's
+    used = 0
+    for process in (jvm, *jvm.children(recursive=True)):
         try:
-            fields = file.read_text().rpartition(") ")[2].split()
-        except OSError:
-            continue  # it has ended
-        found[int(file.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
-    while more := {pid for pid, (parent, _) in found.items() if parent in below} - below:
-        below |= more
-    return sum(found[pid][1] for pid in below & found.keys()) / os.sysconf("SC_CLK_TCK")
+            used += sum(process.cpu_times()[:4])  # with those of children that have ended
+        except psutil.NoSuchProcess:
+            pass
+    return used
 
 def seconds(work):
     costs = []

@@ -10,8 +10,7 @@ Writes a log of 1 KiB messages (`--gib`), then measures, each several times, in 
 - Spark: the table into Parquet, all columns; and only counted
 
 Beside wall time stands processor time of all processes, since the machine may be shared.
-`--whole HEAP` also scans the log as the single file it is, which needs a driver of that much memory
-(such as 12g). `--memory` adds the peak memory for that log and one four times as long. `--cluster`
+`--memory` adds the peak memory for that log and one four times as long. `--cluster`
 compares the same read, with a digest of all columns, on `local[1]`, `local[2]` and Sparks of
 several processes (local-cluster with one and two workers, and `--standalone`: a master and workers
 on loopback) that get this package as the wheel. Files go to `--folder`, and are removed.
@@ -164,8 +163,7 @@ class SparkRuns:
         self._runs = asked.runs
         self._out = str(folder / "parquet")
         self._parts = str(cut(root, folder / "parts"))
-        self._session = _session(asked.master, asked.whole or "2g")
-        self._whole = bool(asked.whole)
+        self._session = _session(asked.master)
         self._written: list[int] = []
 
     def run(self) -> None:
@@ -193,10 +191,6 @@ class SparkRuns:
         binary.agg(length).collect()  # starts Spark
         scan = self._measure("binaryFile, contents", lambda: binary.agg(length).collect())
         self._measure("binaryFile, count() alone", binary.count)
-        if self._whole:
-            whole = self._session.read.format("binaryFile").load(f"{self._root}/commitlog")
-            name = "binaryFile, contents, the whole file"
-            self._measure(name, lambda: whole.agg(length).collect())
         return scan
 
     def _write_by_tasks(self) -> None:
@@ -219,12 +213,12 @@ class SparkRuns:
         return measure(name, self._size_bytes, self._runs, work, remove_out)
 
 
-def _session(master: str, heap: str = "2g") -> Any:
+def _session(master: str) -> Any:
     from batonmq.spark.session import open_session
 
     settings = {
         "spark.ui.enabled": "false",
-        "spark.driver.memory": heap,
+        "spark.driver.memory": "2g",
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.showConsoleProgress": "false",
@@ -274,7 +268,6 @@ def main() -> int:
     parser.add_argument("--plain-mib", type=int, default=64)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--memory", action="store_true", help="also peaks, with a log of 4 times")
-    parser.add_argument("--whole", metavar="HEAP", help="also scan the one file as it is")
     parser.add_argument("--cluster", action="store_true", help="also several processes, the wheel")
     parser.add_argument("--standalone", action="store_true", help="also a master and two workers")
     parser.add_argument("--no-spark", action="store_true", help="decoding alone")

@@ -6,7 +6,8 @@ Free of Spark.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Final, TypeVar
 
 import numpy as np
@@ -16,7 +17,8 @@ from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.selection import Selection, Span
 from batonmq.spark.read.storage import OpenFile, Storage
 from batonmq.spark.read.store_facts import StoreFacts, StoreFile, segments
 
@@ -113,8 +115,7 @@ _QUEUE_ID_MAX = 2**31 - 1
 class QueuePiece:
     """Units [begin, end) of one queue file; queue offsets.
 
-    `followed`: a later file exists, so all of them must be written. `missing`: none is there, no
-    file holds them; `path` should.
+    `followed`: a later file exists, so all of them must be written.
     """
 
     topic: str
@@ -124,9 +125,9 @@ class QueuePiece:
     begin: int
     end: int
     followed: bool = False
-    missing: bool = False
 
-    def size_bytes(self) -> int:
+    @property
+    def size(self) -> int:
         return (self.end - self.begin) * UNIT_SIZE
 
 
@@ -152,32 +153,40 @@ def _folders(storage: Storage, path: str) -> list[fs.FileInfo]:
     return [info for info in storage.children(path) if info.type == fs.FileType.Directory]
 
 
-def plan_pieces(storage: Storage, facts: StoreFacts, selection: Selection) -> list[QueuePiece]:
-    """Every file of every wanted queue, and what is missing between two, cut to the wanted queue
-    offsets."""
-    pieces = []
-    for queue in list_queues(storage, facts.path, selection):
+def plan_pieces(
+    storage: Storage, facts: StoreFacts, options: ReadOptions
+) -> list[tuple[QueuePiece | Damage, ...]]:
+    """The wanted offsets of every file of every wanted queue, and those that no file holds between
+    two; small pieces together."""
+    pieces: list[QueuePiece | Damage] = []
+    for queue in list_queues(storage, facts.path, options.selection):
         name = MessageQueue(queue.topic, facts.broker or facts.path, queue.queue_id)
-        wanted = selection.queue_offsets(name)
-        for piece in _pieces(queue):
-            begin, end = max(piece.begin, wanted.low), min(piece.end, wanted.high + 1)
-            if begin < end:
-                pieces.append(replace(piece, begin=begin, end=end))
-    return pieces
+        pieces += _pieces(queue, options.selection.queue_offsets(name))
+    return gather(pieces, lambda piece: piece.size, options.split_bytes)
 
 
-def _pieces(queue: Queue) -> Iterator[QueuePiece]:
+def _pieces(queue: Queue, wanted: Span) -> Iterator[QueuePiece | Damage]:
+    topic, queue_id = queue.topic, queue.queue_id
     usual = max((file.size for file in queue.files), default=0)
-    for number, file in enumerate(queue.files):
+    for file, later in zip_longest(queue.files, queue.files[1:]):
         start, end = file.start // UNIT_SIZE, file.end // UNIT_SIZE
-        later = queue.files[number + 1 :]
-        piece = QueuePiece(queue.topic, queue.queue_id, file.path, start, start, end, bool(later))
-        yield piece
-        if later and end < (next_start := later[0].start // UNIT_SIZE):
+        first, behind = max(start, wanted.low), min(end, wanted.high + 1)
+        if first < behind:
+            yield QueuePiece(topic, queue_id, file.path, start, first, behind, later is not None)
+        if later is None:
+            return
+        first, behind = max(end, wanted.low), min(later.start // UNIT_SIZE, wanted.high + 1)
+        if first < behind:
             path = file.path
             if file.size == usual:
                 path = f"{path.rpartition('/')[0]}/{file.end:020d}"
-            yield replace(piece, path=path, begin=end, end=next_start, missing=True)
+            what = f"no file of queue {topic} {queue_id} from queue offset {first} on"
+            yield _damage(path, first, behind, what)
+
+
+def _damage(path: str, first: int, behind: int, what: str) -> Damage:
+    """Its offsets are bytes of the queue."""
+    return Damage(path, first * UNIT_SIZE, (behind - first) * UNIT_SIZE, what, in_log=False)
 
 
 def gather(
@@ -198,11 +207,6 @@ def gather(
 
 def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:
     """The written units of a piece, in chunks, and what cannot be units."""
-    if piece.missing:
-        where, size = piece.begin * UNIT_SIZE, (piece.end - piece.begin) * UNIT_SIZE
-        what = f"no file of queue {piece.topic} {piece.queue_id} from queue offset {piece.begin} on"
-        yield Damage(piece.path, where, size, what, in_log=False)
-        return
     with storage.open(piece.path) as file:
         end = piece.end
         if not piece.followed:
@@ -216,12 +220,12 @@ def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:
 
 
 def bad_units(piece: QueuePiece, bad: Int64s) -> Iterator[Damage]:
-    """One for each run of queue offsets where no unit is; its offsets are bytes of the queue."""
+    """One for each run of queue offsets where no unit is."""
     for run in np.split(bad, np.flatnonzero(np.diff(bad) != 1) + 1):
         if len(run):
-            where, size = int(run[0]) * UNIT_SIZE, len(run) * UNIT_SIZE
-            what = f"no unit of {piece.topic} {piece.queue_id} at queue offset {int(run[0])}"
-            yield Damage(piece.path, where, size, what, in_log=False)
+            first = int(run[0])
+            what = f"no unit of {piece.topic} {piece.queue_id} at queue offset {first}"
+            yield _damage(piece.path, first, first + len(run), what)
 
 
 def confirmed_units(

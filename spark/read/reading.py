@@ -19,12 +19,13 @@ from batonmq.spark.read.history_table import HistoryRange, plan_history, read_hi
 from batonmq.spark.read.log_range import LogRange
 from batonmq.spark.read.log_table import plan_ranges, read_range
 from batonmq.spark.read.options import NARROWING, ReadOptions
-from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
+from batonmq.spark.read.queues import QueuePiece, plan_pieces
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import COMMA_HINT, Storage, found
 from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts
 from batonmq.spark.read.store_tables import (
     IndexPiece,
+    epochs_damage,
     plan_index,
     read_epochs,
     read_index,
@@ -97,12 +98,10 @@ class Read:
                 yield None, tuple(stores[at : at + _STORES_PER_PIECE])
             return
         for facts in stores:
-            if self._misses_epochs(facts):
-                yield None, (facts,)  # the damage; in the rows the epoch is null
+            if facts.epochs_fault:  # in the rows the epoch is null
+                yield facts, (epochs_damage(facts),)
             if options.table == "consumequeue":
-                pieces = plan_pieces(storage, facts, options.selection)
-                for group in gather(pieces, QueuePiece.size_bytes, options.split_bytes):
-                    yield facts, group
+                yield from ((facts, parts) for parts in plan_pieces(storage, facts, options))
                 continue
             plan = plan_index if options.table == "index" else plan_ranges
             for part in plan(storage, facts, options):
@@ -110,15 +109,13 @@ class Read:
 
     def _facts(self, storage: Storage, path: str) -> StoreFacts:
         facts = read_facts(storage, path, COMMA_HINT * (len(self.options.paths) > 1))
-        if self._misses_epochs(facts) and self.options.mode is Mode.FAILFAST:
+        needs_epochs = self.options.table not in ("epochs", "offsets")
+        if facts.epochs_fault and needs_epochs and self.options.mode is Mode.FAILFAST:
             raise StoreError(
                 f"{facts.epochs_fault}; read with mode DROPMALFORMED or PERMISSIVE to get the rows "
                 "without their epochs"
             )
         return facts
-
-    def _misses_epochs(self, facts: StoreFacts) -> bool:
-        return bool(facts.epochs_fault) and self.options.table not in ("epochs", "offsets")
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """The batches of one partition. Raises DamagedFile in mode FAILFAST."""

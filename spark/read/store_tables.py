@@ -63,22 +63,20 @@ def read_queue_piece(
 
 @dataclass(frozen=True, slots=True)
 class IndexPiece:
-    """Entries [begin, end) of one index file with that many slots; entries count from 1.
-
-    `fault`: why the file cannot be read, then without entries; else empty.
-    """
+    """Entries [begin, end) of one index file with that many slots; entries count from 1."""
 
     path: str
     slot_num: int
     begin_ms: int
     begin: int
     end: int
-    fault: str = ""
 
 
-def plan_index(storage: Storage, facts: StoreFacts, options: ReadOptions) -> list[IndexPiece]:
+def plan_index(
+    storage: Storage, facts: StoreFacts, options: ReadOptions
+) -> list[IndexPiece | Damage]:
     """The written entries of all index files in pieces of `splitBytes`. Raises OSError."""
-    pieces: list[IndexPiece] = []
+    pieces: list[IndexPiece | Damage] = []
     step = max(1, options.split_bytes // _ENTRY.itemsize)
     for info in storage.children(f"{facts.path}/index"):
         if info.type != fs.FileType.File or not info.base_name.isdigit():
@@ -92,7 +90,7 @@ def plan_index(storage: Storage, facts: StoreFacts, options: ReadOptions) -> lis
                 if not 0 <= count <= fit:
                     fault = f"its header counts {count} entries, {fit} fit"
             if fault:
-                pieces.append(IndexPiece(info.path, slots, 0, 0, file.size, fault))
+                pieces.append(Damage(info.path, 0, file.size, fault, in_log=False))
                 continue
         for begin in range(1, count, step):
             end = min(begin + step, count)
@@ -128,9 +126,6 @@ def read_index(
 ) -> Items:
     """One row per entry below the confirmed end; `store_at` is exact to the second only."""
     confirmed = None if options.unconfirmed else facts.confirmed_end()
-    if piece.fault:
-        yield Damage(piece.path, 0, piece.end, piece.fault, in_log=False)
-        return
     entries_at = _HEADER.itemsize + piece.slot_num * INDEX_SLOT.size
     name = piece.path.rpartition("/")[2]
     with storage.open(piece.path) as file:
@@ -162,12 +157,15 @@ def read_index(
             yield batch_of(schema, len(raw), columns)
 
 
+def epochs_damage(facts: StoreFacts) -> Damage:
+    """Of a store whose epochs cannot be read."""
+    return Damage(f"{facts.path}/{EPOCH_FILE}", 0, 0, facts.epochs_fault, in_log=False)
+
+
 def read_epochs(facts: StoreFacts, schema: pa.Schema) -> Items:
-    """One row per epoch of a store; the last one is open, its end is null. Of a store whose epochs
-    cannot be read only the damage, whatever the table."""
+    """One row per epoch of a store; the last one is open, its end is null."""
     if facts.epochs_fault:
-        path = f"{facts.path}/{EPOCH_FILE}"
-        yield Damage(path, 0, 0, facts.epochs_fault, in_log=False)
+        yield epochs_damage(facts)
         return
     entries = facts.epochs
     columns = {
