@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -31,8 +30,6 @@ from batonmq.spark.topic_table.rows import MESSAGE, RowPlan, new_columns
 from batonmq.spark.topic_table.table_formats import About, TableState, TopicTable
 
 log = logging.getLogger(__name__)
-
-_NOTE: Final = "batonmq.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +68,11 @@ class TableCounts(StreamCounts):
     expired: int = 0
 
 
-class _Note(msgspec.Struct):
-    """What lies beside a checkpoint, written before Spark's first file."""
-
-    stream: str
-    topic: str
-    table: str
-
-
 class TopicStream(EndlessStream):
     """One run. `report` gets a line for each batch."""
 
     def __init__(self, table: TopicTable, plan: TablePlan, report: Callable[[str], None]) -> None:
-        """Makes the table, its new columns and the checkpoint's note.
+        """Makes the table and its new columns.
 
         Raises ValueError for a table or checkpoint of something else, OSError.
         """
@@ -94,7 +83,8 @@ class TopicStream(EndlessStream):
         about = table.about()
         self._check_place(about)
         self._rows = self._columns(about)
-        self.stream = self._note()
+        self._check_checkpoint()
+        self._stream = ""
 
     @property
     def checkpoint(self) -> str:
@@ -154,39 +144,28 @@ class TopicStream(EndlessStream):
         infers = given is None and plan.bodies.form == JSON
         return RowPlan(plan.bodies, _packed(fields), infers, plan.columns_max)
 
-    def _note(self) -> str:
-        """The id of the stream of this checkpoint; a new one where there is none yet."""
-        storage, folder = locate(self.checkpoint)
-        path = f"{folder}/{_NOTE}"
-        text, state = storage.read_small(path), self._table.state()
-        has_offsets = self._has_offsets()
-        if text is None and has_offsets:
-            raise ValueError(f"{self.checkpoint}: it is no checkpoint of topicTable: name another")
-        if text is not None:
-            note = msgspec.json.decode(text, type=_Note)
-            if (note.topic, note.table) != (self._plan.topic, self._table.location):
-                raise ValueError(
-                    f"{self.checkpoint} is the checkpoint of topic {note.topic} in {note.table}: "
-                    "each table needs one of its own"
-                )
-            if has_offsets and state is not None and state.stream != note.stream:
-                raise ValueError(
-                    f"{self.checkpoint}: {self._table.location} was continued from another "
-                    "checkpoint since: use that one, or a new one with --from-table"
-                )
-            return note.stream
-        if state is not None and not self._plan.from_table:
+    def _check_checkpoint(self) -> None:
+        table, stream = self._table, self._stream_id()
+        state = table.state()
+        if state is None:
+            return
+        if stream is None and not self._plan.from_table:
             raise ValueError(
-                f"{self._table.location} has {state.rows} rows, and {self.checkpoint} is new: name "
+                f"{table.location} has {state.rows} rows, and {self.checkpoint} is new: name "
                 "the checkpoint that the table was written with, or continue behind its last row "
                 "with --from-table"
             )
-        note = _Note(uuid.uuid4().hex, self._plan.topic, self._table.location)
-        storage.file_system.create_dir(folder)
-        with storage.file_system.open_output_stream(f"{path}.growing") as stream:
-            stream.write(msgspec.json.encode(note))
-        storage.file_system.move(f"{path}.growing", path)
-        return note.stream
+        if self._has_offsets() and state.stream != stream:
+            raise ValueError(
+                f"{self.checkpoint}: it is of another table, or {table.location} was continued "
+                "from another checkpoint since: use that one, or a new one with --from-table"
+            )
+
+    def _stream_id(self) -> str | None:
+        """Spark's id of the query, which it keeps in the checkpoint; None: no query has begun."""
+        storage, folder = locate(self.checkpoint)
+        text = storage.read_small(f"{folder}/metadata")
+        return None if text is None else str(msgspec.json.decode(text)["id"])
 
     def _has_offsets(self) -> bool:
         """Whether Spark has begun a batch with the checkpoint."""
@@ -233,8 +212,12 @@ class TopicStream(EndlessStream):
         self._care()
 
     def _add(self, batch: DataFrame, number: int) -> None:
+        stream = self._stream_id()
+        if stream is None:
+            raise ValueError(f"{self.checkpoint}: its file metadata is gone; begin with a new one")
+        self._stream = stream
         state = self._state_before(number)
-        if state is not None and state.stream == self.stream and number <= state.batch:
+        if state is not None and state.stream == self._stream and number <= state.batch:
             self._report(f"batch {number}: the table has it already")
             self.counts.repeats += 1
             return
@@ -248,13 +231,13 @@ class TopicStream(EndlessStream):
             state = self._state_before(number)
         queues = _grown(state.queues if state else {}, report)
         rows = report.rows + (state.rows if state else 0)
-        self._table.commit(report.files, TableState(self.stream, number, queues, rows))
+        self._table.commit(report.files, TableState(self._stream, number, queues, rows))
         self._tell(number, report, rows)
 
     def _state_before(self, number: int) -> TableState | None:
         """What the table has. Raises ValueError if the checkpoint is further than the table."""
         state = self._table.state()
-        last = state.batch if state is not None and state.stream == self.stream else -1
+        last = state.batch if state is not None and state.stream == self._stream else -1
         if number > last + 1:
             has = f"has nothing behind batch {last}" if last >= 0 else "has none of its batches"
             raise ValueError(

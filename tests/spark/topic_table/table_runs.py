@@ -1,6 +1,9 @@
 """Batches of a topic as the query hands them over, without Spark; what a table has."""
 
+import json
+import uuid
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -27,6 +30,20 @@ def messages(bodies, *, first=0, queue=0, at=BEGIN):
     }  # fmt: skip
     assert set(columns) == {*MESSAGE.values(), "body"}
     return pa.record_batch(columns)
+
+
+def checkpoint_of(stream):
+    return Path(stream.checkpoint.removeprefix("file://"))
+
+
+def begin(stream, batch=None):
+    """What Spark writes before a query begins, and before it reads a batch."""
+    folder = checkpoint_of(stream)
+    (folder / "offsets").mkdir(parents=True, exist_ok=True)
+    if not (folder / "metadata").exists():
+        (folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+    if batch is not None:
+        (folder / "offsets" / str(batch)).touch()
 
 
 class Batch:
@@ -67,6 +84,12 @@ class Runs:
     def run(self, name="t", **plan):
         given = {"name_servers": "h:1", "topic": "Orders", "checkpoint": "", **plan}
         return TopicStream(self.table(name), TablePlan(**given), self.said.append)
+
+    def begun(self, *given, **plan):
+        """A run whose query Spark has begun."""
+        stream = self.run(*given, **plan)
+        begin(stream)
+        return stream
 
     def rows(self, name="t", table=None):
         """The rows, by queue and offset; none of a table that is not there yet."""

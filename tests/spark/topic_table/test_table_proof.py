@@ -22,7 +22,7 @@ class Proof:
         self.replicas = Replicas(folder / "stores", count=1)
         self.runs = Runs(folder)
         log = open_arrow(self.replicas.paths, table="messages", columns=COLUMNS).read_all()
-        self.runs.run(topic="T")._take(Batch(log.combine_chunks().to_batches()[0]), 0)
+        self.runs.begun(topic="T")._take(Batch(log.combine_chunks().to_batches()[0]), 0)
 
     def plant(self, **changed):
         """One more row: message 7 with other values in some of our columns."""

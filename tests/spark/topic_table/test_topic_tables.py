@@ -3,18 +3,17 @@
 import json
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from batonmq.spark.live.topic_read import TOPIC
+from batonmq.spark.read.columns import TOPIC
 from batonmq.spark.topic_table import files
 from batonmq.spark.topic_table.bodies import Bodies
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream, spark_uri
-from tests.spark.topic_table.table_runs import Batch, Runs, messages
+from tests.spark.topic_table.table_runs import Batch, Runs, begin, checkpoint_of, messages
 
 JSON_ROWS = [b'{"id": %d, "name": "n%d"}' % (n, n) for n in range(10)]
 
@@ -24,19 +23,8 @@ def runs(request, tmp_path):
     return Runs(tmp_path, request.param)
 
 
-def checkpoint_of(stream):
-    return Path(stream.checkpoint.removeprefix("file://"))
-
-
-def begun(stream, batch=0):
-    """As if Spark had written the offsets of a batch."""
-    folder = checkpoint_of(stream) / "offsets"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / str(batch)).touch()
-
-
 def test_rows_have_the_fields_and_where_they_are_in_the_log(runs):
-    stream = runs.run()
+    stream = runs.begun()
     stream._take(Batch(messages(JSON_ROWS[:6]), messages(JSON_ROWS[6:], queue=1)), 0)
     rows = runs.rows()
     assert [(r["_queue_id"], r["_queue_offset"], r["id"], r["name"]) for r in rows] == [
@@ -55,9 +43,9 @@ def test_rows_have_the_fields_and_where_they_are_in_the_log(runs):
 
 def test_a_batch_that_comes_again_is_passed_over(runs):
     """The driver died behind the table's commit and before the checkpoint's."""
-    runs.run()._take(Batch(messages(JSON_ROWS)), 0)
-    again = runs.run()
-    begun(again)
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    again = runs.begun()
+    begin(again, 0)
     again._take(Batch(messages(JSON_ROWS)), 0)
     again._take(Batch(messages(JSON_ROWS, first=10)), 1)
     assert (again.counts.repeats, again.counts.batches) == (1, 1)
@@ -103,7 +91,7 @@ def test_a_driver_that_dies_anywhere_loses_and_doubles_nothing(runs):
                 table = DyingTable(runs.table(), at)
                 plan = TablePlan("h:1", "Orders", "", compact_s=1e-9, keep_hours=1000)
                 stream = TopicStream(table, plan, runs.said.append)
-                begun(stream, number)
+                begin(stream, number)
                 stream._take(Batch(batch), number)
                 break
             except Death:
@@ -120,8 +108,8 @@ def test_a_driver_that_dies_anywhere_loses_and_doubles_nothing(runs):
 
 def test_two_drivers_cannot_commit_one_batch(runs):
     """A driver that was taken for dead continues: its batch was committed by its successor."""
-    runs.run()._take(Batch(messages(JSON_ROWS)), 0)
-    first, second = runs.run(), runs.run()
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    first, second = runs.begun(), runs.begun()
     first._table.state()
     again = Batch(messages(JSON_ROWS, first=10))
     second._take(again, 1)
@@ -132,14 +120,14 @@ def test_two_drivers_cannot_commit_one_batch(runs):
 
 
 def test_new_fields_become_columns_and_their_old_rows_are_null(runs):
-    stream = runs.run()
+    stream = runs.begun()
     stream._take(Batch(messages(JSON_ROWS)), 0)
     stream._take(Batch(messages([b'{"id": 10, "price": 1}', b'{"id": 11, "price": 2.5}'],
                                 first=10)), 1)  # fmt: skip
     rows = runs.rows()
     assert [row["price"] for row in rows] == [None] * 10 + [1.0, 2.5]
     assert "new columns: price double" in runs.said
-    stream = runs.run()
+    stream = runs.begun()
     stream._take(Batch(messages([b'{"price": 3.5, "tags": ["a"]}'], first=12)), 2)
     assert runs.rows()[-1]["tags"] == '["a"]'
     assert len(runs.rows()) == 13
@@ -151,7 +139,7 @@ def test_r54_what_does_not_fit_is_kept_beside_and_stops_nothing(runs):
         b'{"_x": 1}', b'{"big": 123456789012345678901234567890}', b'{"s": "\\ud800"}',
         b"[" * 10_000,
     ]  # fmt: skip
-    stream = runs.run()
+    stream = runs.begun()
     stream._take(Batch(messages(bodies[:1])), 0)
     stream._take(Batch(messages(bodies[1:], first=1)), 1)
     rows = runs.rows()
@@ -168,21 +156,21 @@ def test_r54_what_does_not_fit_is_kept_beside_and_stops_nothing(runs):
 
 
 def test_strangers_cannot_make_columns_without_an_end(runs):
-    stream = runs.run(columns_max=5)
+    stream = runs.begun(columns_max=5)
     stream._take(Batch(messages([b'{"f%d": 1}' % n for n in range(40)])), 0)
     assert len(runs.table().fields()) == 5
     assert sum(row["_rest"] is not None for row in runs.rows()) == 35
 
 
 def test_small_files_are_put_together_and_old_versions_go(runs, monkeypatch):
-    stream = runs.run(compact_s=1e-9, keep_hours=1000)
+    stream = runs.begun(compact_s=1e-9, keep_hours=1000)
     for n in range(12):
         stream._take(Batch(messages(JSON_ROWS[:5], first=5 * n)), n)
     assert stream.counts.compacted >= 8 and len(runs.table().files()) < 12
     assert [row["_queue_offset"] for row in runs.rows()] == list(range(60))
     assert runs.table().state().batch == 11, "a compaction keeps what the table says of itself"
     assert runs.table().expire(0)
-    assert len(runs.rows()) == 60 and (checkpoint_of(stream) / "batonmq.json").exists()
+    assert len(runs.rows()) == 60 and (checkpoint_of(stream) / "metadata").exists()
     monkeypatch.setattr(type(stream._table), "compact", lambda _: 1 / 0)
     stream._take(Batch(messages(JSON_ROWS[:1], first=60)), 12)
     assert runs.said[-1] == "the table could not be compacted: division by zero"
@@ -190,43 +178,45 @@ def test_small_files_are_put_together_and_old_versions_go(runs, monkeypatch):
 
 @pytest.mark.parametrize(("partition", "parts"), [("day", 2), ("hour", 2), ("none", 1)])
 def test_partitions_are_times_of_the_store(runs, partition, parts):
-    stream = runs.run(partition=partition)
+    stream = runs.begun(partition=partition)
     stream._take(Batch(messages(JSON_ROWS)), 0)
     table = runs.table()
     assert len(table.files()) == parts and len(runs.rows()) == 10
     with pytest.raises(ValueError, match=f"has partitions by {partition}"):
-        runs.run(partition="none" if parts == 2 else "day")
+        runs.begun(partition="none" if parts == 2 else "day")
 
 
 def test_each_table_has_its_own_checkpoint_and_topic(runs, tmp_path):
     shared = str(tmp_path / "shared")
-    stream = runs.run(checkpoint=shared)
+    stream = runs.begun(checkpoint=shared)
     stream._take(Batch(messages(JSON_ROWS)), 0)
-    begun(stream)
+    begin(stream, 0)
     with pytest.raises(ValueError, match="is a table of topic Orders, not of Payments"):
-        runs.run(topic="Payments", checkpoint=shared)
+        runs.begun(topic="Payments", checkpoint=shared)
     with pytest.raises(ValueError, match="checkpoint of a table that is gone"):
-        runs.run("other", checkpoint=shared)
-    runs.run("other")
-    with pytest.raises(ValueError, match=r"shared is the checkpoint of topic Orders in .*t: each"):
-        runs.run("other", checkpoint=shared)
+        runs.begun("other", checkpoint=shared)
+    runs.begun("other")
+    begin(stream, 1)
+    other = runs.run("other", checkpoint=shared)
+    with pytest.raises(ValueError, match=r"continues with batch 1, and .* none of its batches"):
+        other._take(Batch(messages(JSON_ROWS, first=10)), 1)
+    assert runs.rows("other") == []
     with pytest.raises(ValueError, match=r"10 rows, and .*new is new: name the checkpoint"):
-        runs.run(checkpoint=str(tmp_path / "new"))
-    (tmp_path / "sparks" / "offsets").mkdir(parents=True)
-    (tmp_path / "sparks" / "offsets" / "0").touch()
-    with pytest.raises(ValueError, match="sparks: it is no checkpoint of topicTable"):
+        runs.begun(checkpoint=str(tmp_path / "new"))
+    begin(runs.begun("third", checkpoint=str(tmp_path / "sparks")), 0)
+    with pytest.raises(ValueError, match="sparks: it is of another table, or"):
         runs.run(checkpoint=str(tmp_path / "sparks"))
 
 
 def test_a_new_checkpoint_continues_behind_the_table_and_ends_the_old_one(runs, tmp_path):
-    old = runs.run()
+    old = runs.begun()
     old._take(Batch(messages(JSON_ROWS)), 0)
-    begun(old)
-    new = runs.run(checkpoint=str(tmp_path / "new"), from_table=True)
+    begin(old, 0)
+    new = runs.begun(checkpoint=str(tmp_path / "new"), from_table=True)
     new._take(Batch(messages(JSON_ROWS, first=10)), 0)
     assert [row["_queue_offset"] for row in runs.rows()] == list(range(20))
     with pytest.raises(ValueError, match="was continued from another checkpoint since"):
-        runs.run()
+        runs.begun()
     # A driver that runs all the while finds it out with its next batch.
     with pytest.raises(ValueError, match=r"continues with batch 1, and .* none of its batches"):
         old._take(Batch(messages(JSON_ROWS, first=10)), 1)
@@ -237,9 +227,9 @@ def test_a_new_checkpoint_continues_behind_the_table_and_ends_the_old_one(runs, 
 
 
 def test_a_table_that_is_an_old_copy_is_refused(runs):
-    stream = runs.run()
+    stream = runs.begun()
     stream._take(Batch(messages(JSON_ROWS)), 0)
-    begun(stream)
+    begin(stream, 0)
     with pytest.raises(ValueError, match=r"continues with batch 4, and .* nothing behind batch 0"):
         stream._take(Batch(messages(JSON_ROWS, first=10)), 4)
 
@@ -247,7 +237,7 @@ def test_a_table_that_is_an_old_copy_is_refused(runs):
 def test_a_given_schema_makes_the_columns_and_may_grow(runs):
     columns = pa.schema([("id", pa.int32()), ("at", pa.timestamp("us", "UTC")),
                          ("where", pa.struct([("city", pa.string())]))])  # fmt: skip
-    stream = runs.run(columns=columns)
+    stream = runs.begun(columns=columns)
     stream._take(Batch(messages([
         b'{"id": 1, "at": "2026-11-28T10:00:00+01:00", "where": {"city": "X", "zip": 7}}',
         b'{"id": 5000000000, "at": 17, "where": "Y", "more": true}',
@@ -260,13 +250,13 @@ def test_a_given_schema_makes_the_columns_and_may_grow(runs):
     assert json.loads(second["_rest"]) == {
         "id": 5000000000, "at": 17, "where": "Y", "more": True,
     }  # fmt: skip
-    stream = runs.run(columns=columns.append(pa.field("more", pa.bool_())))
+    stream = runs.begun(columns=columns.append(pa.field("more", pa.bool_())))
     stream._take(Batch(messages([b'{"more": true}'], first=2)), 1)
     assert [row["more"] for row in runs.rows()] == [None, None, True]
     with pytest.raises(ValueError, match=r"column id is int32 in .* and string in the schema"):
-        runs.run(columns=pa.schema([("id", pa.string())]))
+        runs.begun(columns=pa.schema([("id", pa.string())]))
     with pytest.raises(ValueError, match=r"has rows of json bodies, not of raw"):
-        runs.run(bodies=Bodies("raw"))
+        runs.begun(bodies=Bodies("raw"))
 
 
 def test_a_folder_of_other_things_is_refused(tmp_path):
