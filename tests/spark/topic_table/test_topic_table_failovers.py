@@ -25,7 +25,6 @@ from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.spark.jobs import message_audit, topic_table
-from batonmq.spark.live import endless_stream
 from batonmq.spark.topic_table.table_formats import DeltaTopicTable
 from lab.cluster.processes import wait_for
 from lab.cluster.up import ClusterProcess
@@ -46,14 +45,6 @@ LAST = 2
 """The last batch of the driver that dies."""
 PAGE = (Path(__file__).parents[3] / "docs/spark-tables.md").read_text()
 PATIENCE_S = 240.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patient():
-    """Each batch starts a Python process of Spark, which gives it 10 s: on a machine with other
-    work that takes a few attempts more than a job makes."""
-    with patch.object(endless_stream, "_BUSY_STARTS", 40):
-        yield
 
 
 @pytest.fixture(scope="module")
