@@ -9,7 +9,12 @@ from batonmq.spark.read.reading import Read
 def read(path, **options):
     """All rows of a table."""
     work = Read(ReadOptions.from_mapping({"path": str(path), **options}))
-    return [row for each in work.plan() for batch in work.run(each) for row in batch.to_pylist()]
+    rows = []
+    for batch in (batch for each in work.plan() for batch in work.run(each)):
+        batch.validate(full=True)
+        assert batch.schema == work.schema
+        rows += batch.to_pylist()
+    return rows
 
 
 def told(rows):
