@@ -7,6 +7,7 @@ import threading
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from batonmq.client.errors import NoRouteError
 from batonmq.client.producer.sending import SendResult, SendStatus
@@ -16,7 +17,7 @@ from batonmq.spark.differences.acked_list import Entry
 from batonmq.spark.live import cluster, sink
 from batonmq.spark.live import sink_sender as sender_module
 from batonmq.spark.live.options import SinkOptions
-from batonmq.spark.live.sink import Sent
+from batonmq.spark.live.sink import Sent, TopicStreamWriter
 from batonmq.spark.live.sink_sender import AckFile, SinkError, SinkSender, row_of
 
 QUEUE = MessageQueue("T", "b", 0)
@@ -212,8 +213,9 @@ def test_what_was_acknowledged_is_written_before_the_task_goes_on(tmp_path):
 
 def test_a_commit_is_told_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     options = SinkOptions(("h:1",), ("T",), ack_folder=str(tmp_path))
+    writer = TopicStreamWriter(options, StructType([StructField("body", BinaryType())]), False)
     sent = [Sent("job", 0, 3), None, Sent("job", 1, 4)]
-    sink._committed(options, sent, 7)
+    writer.commit(sent, 7)
     (file,) = tmp_path.iterdir()
     assert file.name == "_committed-job-7.json"
     told = {"job": "job", "batch": 7, "messages": 7, "partitions": {"0": 3, "1": 4}}
@@ -224,7 +226,7 @@ def test_a_commit_is_told_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(disk, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        sink._committed(options, sent, 8)
+        writer.commit(sent, 8)
     assert not (tmp_path / "_committed-job-8.json").exists()
     assert json.loads(file.read_text()) == told
 
