@@ -65,8 +65,7 @@ def _quick_python(context: SparkContext) -> str:
     archives = sorted(home.glob("python/lib/*.zip"))
     if not archives:  # this one runs from them, or from elsewhere: Spark's are not the same code
         return sys.executable
-    folder: str = context._temp_dir  # type: ignore[attr-defined]
-    program = Path(folder) / "python"
+    program = Path(context._temp_dir) / "python"
     # Spark's archives come first: pyspark's, then py4j's.
     program.write_text(
         f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH#*/pyspark.zip:*/py4j-*.zip:}}" '
