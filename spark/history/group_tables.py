@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -24,9 +26,8 @@ from batonmq.spark.history import history_findings
 from batonmq.spark.history.epoch_files import GroupFiles
 from batonmq.spark.history.history_findings import Election, HistoryFinding, cause_of, known
 from batonmq.spark.history.lines import event_of
-from batonmq.spark.history.output_tables import FoldedRows, Row, sums_row
+from batonmq.spark.history.output_tables import ELECTIONS, EVENTS, FoldedRows, Row, folded_row
 from batonmq.spark.history.overview import Bounds, Facts
-from batonmq.spark.history.summary import GroupSums
 from batonmq.spark.steps.parquet_tables import DAY_MS
 
 _CHANGES_SETS: Final = ("elected", "set_altered", "broker_cleaned")
@@ -49,18 +50,16 @@ def fold_lines(
     lines: Iterable[tuple[str, int, bytes]], about: Known, tables: FoldedRows
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all groups of `lines` (group in tables, controller, line), sorted by group and
-    place, and a row of sums for each group."""
-    group: GroupFold | None = None
-    for name, rank, text in lines:
-        if group is None or group.name != name:
-            if group is not None:
-                yield sums_row(group.finish())
-            group = GroupFold(name, about, tables)
-        group.line(rank, text)
-        if tables.is_full:
-            yield from tables.take()
-    if group is not None:
-        yield sums_row(group.finish())
+    place, and for each group how many events and elections it has."""
+    for name, its in groupby(lines, itemgetter(0)):
+        group = GroupFold(name, about, tables)
+        for _, rank, text in its:
+            group.line(rank, text)
+            if tables.is_full:
+                yield from tables.take()
+        group.finish()
+        yield folded_row(EVENTS, group.events, group=name)
+        yield folded_row(ELECTIONS, group.elections, group=name)
     yield from tables.take()
 
 
@@ -72,13 +71,12 @@ class GroupFold:
         self._names = about.controllers
         self._bounds = about.facts.bounds.get(name)
         self._tables = tables
-        self._sums = GroupSums(name, self._bounds)
+        self.events = self.elections = 0
         self._told = history_findings.ControllerDifferences(name, about.controllers, about.facts)
         self._events = history_findings.Events(name, about.facts, self._found)
         self._files = about.files.get(name)
         self._fold = Fold(patience=ELECTIONS_KEPT)
         self._elected: dict[EventKey, Election] = {}
-        self._elections = 0
         self._top: int | None = None
         self._latest: Story | None = None
         self._outages = array("q")
@@ -89,7 +87,6 @@ class GroupFold:
 
     def line(self, rank: int, text: bytes) -> None:
         """The next line; those with one place follow one another, the one that counts first."""
-        self._sums.lines += 1
         first = self._event
         if first is not None:
             if text == self._text:
@@ -110,7 +107,7 @@ class GroupFold:
 
     def _take(self, event: HistoryEvent) -> None:
         """An event of which all lines are known."""
-        self._sums.events += 1
+        self.events += 1
         self._told.event(event, self._mask)
         kind, detail = event.kind, event.detail
         if kind == "controller_leader_changed":
@@ -123,9 +120,9 @@ class GroupFold:
             if kind == "elected" and event.broker_id > 0:
                 confirmed = known(event.confirm_offset)
                 self._elected[event.key] = Election(
-                    self._elections, self._mask, confirmed, self._top, self._latest
+                    self.elections, self._mask, confirmed, self._top, self._latest
                 )
-                self._elections += 1
+                self.elections += 1
                 self._top = max(self._top or event.master_epoch, event.master_epoch)
         elif kind == "truncated":
             self._truncation(event, detail)
@@ -134,8 +131,8 @@ class GroupFold:
         if kind == "elected":
             self._latest = self._fold.latest(event.broker_name)
 
-    def finish(self) -> GroupSums:
-        """What is left goes to the tables; the sums of the group."""
+    def finish(self) -> None:
+        """What is left goes to the tables."""
         if self._event is not None:
             self._take(self._event)
         for story in self._fold.finish():
@@ -148,9 +145,7 @@ class GroupFold:
             self._found(each)
         if self._bounds is not None:
             for day, row in days_without_writes(self._outages, self._bounds):
-                if self._tables.add_day(row, self.name, day):
-                    self._sums.day(row)
-        return self._sums
+                self._tables.add_day(row, self.name, day)
 
     # --- events ---
 
@@ -187,8 +182,7 @@ class GroupFold:
             self._tables.add("truncations", row, self.name, at_ms, at_ms)
 
     def _found(self, found: HistoryFinding) -> None:
-        if self._tables.add("findings", found.row, self.name, found.at_ms, found.at_ms):
-            self._sums.found.add(found._replace(group=self.name))
+        self._tables.add("findings", found.row, self.name, found.at_ms, found.at_ms)
 
     # --- stories ---
 
@@ -200,7 +194,7 @@ class GroupFold:
             # The newest loss of the group's master, not mended yet.
             at_ms = story.lost_since_ms or story.detected_ms or _lost_ms(story)
             self._found(history_findings.open_outage(story, at_ms, elected=False))
-            if self._elections or story.master_before > 0 or story.set_before:
+            if self.elections or story.master_before > 0 or story.set_before:
                 self._open(at_ms)
 
     def _open(self, at_ms: int | None) -> None:
@@ -260,9 +254,7 @@ class GroupFold:
             **{name: getattr(story, name) for name in _AS_IN_THE_STORY},
         }  # fmt: skip
         began = story.began_ms or elected
-        if self._tables.add("failovers", row, self.name, began, detected or elected):
-            self._sums.failover(row)
-        self._sums.elections += 1
+        self._tables.add("failovers", row, self.name, began, detected or elected)
 
     def _mastership(self, story: Story, told: int) -> None:
         """It ends when the next master is elected, or when it is lost."""

@@ -32,8 +32,9 @@ from batonmq.spark.history.lines import (
 )
 from batonmq.spark.history.output_tables import (
     BY_GROUP,
+    ELECTIONS,
+    EVENTS,
     FOLDED,
-    SUMS,
     TABLES,
     FoldedRows,
     TimeSpan,
@@ -42,8 +43,9 @@ from batonmq.spark.history.output_tables import (
     written_schema,
 )
 from batonmq.spark.history.overview import Overview
-from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
+from batonmq.spark.history.summary import summarise
 from batonmq.spark.read.damage import Damage
+from batonmq.spark.report.epoch_tables import EpochTables
 from batonmq.spark.steps.parquet_tables import DAY_MS
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import PARQUET, Engine, ResultTable, dicts, task_number, write_version
@@ -141,7 +143,7 @@ def _write_rows(
         rows = unpacked(packed for _, packed in some)
         reader = pa.RecordBatchReader.from_batches(written_schema(name), rows)
         tables[name].add(reader, task_number())
-        yield folded_row(name, sum(many for many, _ in some), b"")
+        yield folded_row(name, sum(many for many, _ in some))
 
 
 @contextmanager
@@ -155,8 +157,10 @@ def _without_cycle_collection() -> Iterator[None]:
         gc.enable()
 
 
-def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[str, Any]:
-    """Write all tables; the content of the summary. `step` reports progress.
+def run(
+    engine: Engine, inputs: Inputs, results: Results, step: Step
+) -> tuple[dict[str, Any], EpochTables]:
+    """Write all tables; (the content of the summary, the tables). `step` reports progress.
 
     Raises ValueError and OSError for input that cannot be read.
     """
@@ -180,22 +184,26 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
         fold = partial(_fold_groups, known, inputs.span, last_day)
         runs = "SELECT * FROM read WHERE run IS NOT NULL"
         engine.applied("folded", runs, fold, FOLDED, by=["grp", *ORDER])
-        packed = dicts(engine, f"SELECT f.packed AS packed FROM folded f WHERE f.part = '{SUMS}'")
-        sums: list[GroupSums] = [pickle.loads(row["packed"]) for row in packed]
+        counted: dict[str, dict[str, int]] = {EVENTS: {}, ELECTIONS: {}}
+        for row in dicts(engine, "SELECT part, grp, many FROM folded WHERE packed IS NULL"):
+            counted[row["part"]][row["grp"]] = row["many"]
     with step("writing the tables"):
-        elected = {each.name for each in sums if each.elections}
+        elected = {name for name, many in counted[ELECTIONS].items() if many}
         unfolded = [each for name, each in files.items() if name not in facts.groups]
         bare = epoch_files.of_bare_stores(stores, elected | files.keys())
         of_all = history_findings.of_all(facts, seen.damaged, plan.controllers)
-        rows, others = FoldedRows(inputs.span, last_day), FindingSums()
+        rows = FoldedRows(inputs.span, last_day)
         for found in [*of_all, *(one for each in unfolded for one in each.findings()), *bare]:
-            if rows.add("findings", found.row, found.group, found.at_ms, found.at_ms):
-                others.add(found)
+            rows.add("findings", found.row, found.group, found.at_ms, found.at_ms)
         engine.table("others", pa.Table.from_batches(rows.take(), FOLDED))
         engine.define("every", "SELECT * FROM folded UNION ALL SELECT * FROM others")
         counts = _write(engine, results)
-    sums.sort(key=lambda each: each.name)
-    return summarise(sums, others, counts, inputs.document(), plan.controllers)
+        tables = EpochTables(results.table, counts)
+        facts_of_all = {
+            "inputs": inputs.document(), "controllers": list(plan.controllers),
+            "events": sum(counted[EVENTS].values()), "lines": seen.lines, "rows": counts,
+        }  # fmt: skip
+        return summarise(tables, facts.bounds, counted[EVENTS], facts_of_all), tables
 
 
 def _write(engine: Engine, results: Results) -> dict[str, int]:
@@ -215,7 +223,7 @@ def _write(engine: Engine, results: Results) -> dict[str, int]:
         return counts
     for table in tables.values():
         table.begin()
-    rows = f"SELECT * FROM every WHERE part <> '{SUMS}'"
+    rows = "SELECT * FROM every WHERE packed IS NOT NULL"
     engine.applied("written", rows, partial(_write_rows, tables), FOLDED)
     for row in dicts(engine, "SELECT w.part AS name, w.many AS many FROM written w"):
         counts[row["name"]] += row["many"]

@@ -6,7 +6,6 @@ first time.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -59,10 +58,11 @@ Row = Mapping[str, Any]
 """Values by columns; times are ms."""
 BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
-SUMS: Final = "sums"
+EVENTS, ELECTIONS = "events", "elections"
 _ROWS_MAX: Final = 20_000
-FOLDED: Final = columns_of("string: part; long: many; binary: packed")
-"""Rows of a table (`part`), packed into one: how many, and themselves; or what a task counted."""
+FOLDED: Final = columns_of("string: part grp; long: many; binary: packed")
+"""Rows of a table (`part`), packed into one: how many, and themselves. Without `packed`: how many
+events or elections a group has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +112,19 @@ class FoldedRows:
     def is_full(self) -> bool:
         return self._rows >= _ROWS_MAX
 
-    def add(self, table: str, row: Row, group: str, day_ms: int | None, at_ms: int | None) -> bool:
-        """A row of a group, and of the day of a time in ms. False if its time `at_ms` is not
+    def add(self, table: str, row: Row, group: str, day_ms: int | None, at_ms: int | None) -> None:
+        """A row of a group, and of the day of a time in ms; left out if its time `at_ms` is not
         wanted."""
         if not self.span.has(at_ms):
-            return False
+            return
         if day_ms is None and table == "findings":
             day_ms = self.last_day * DAY_MS
         self._put(table, group, None if day_ms is None else day_of(day_ms // DAY_MS), row)
-        return True
 
-    def add_day(self, row: Row, group: str, day: int) -> bool:
-        """A row of `unavailability` for a day counted from 1970; False as in `add`."""
-        if not self.span.has_day(day):
-            return False
-        self._put(BY_GROUP, group, None, {**row, "day": day_of(day)})
-        return True
+    def add_day(self, row: Row, group: str, day: int) -> None:
+        """A row of `unavailability` for a day counted from 1970, if it is wanted."""
+        if self.span.has_day(day):
+            self._put(BY_GROUP, group, None, {**row, "day": day_of(day)})
 
     def _put(self, table: str, group: str, day: date | None, row: Row) -> None:
         self._held.setdefault(table, []).append((group, day, row))
@@ -146,13 +143,11 @@ class FoldedRows:
         self._rows = 0
 
 
-def sums_row(sums: object) -> pa.RecordBatch:
-    """A row for what a task counted."""
-    return folded_row(SUMS, 1, pickle.dumps(sums))
-
-
-def folded_row(part: str, many: int, packed: bytes) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"part": part, "many": many, "packed": packed}], FOLDED)
+def folded_row(
+    part: str, many: int, packed: bytes | None = None, group: str | None = None
+) -> pa.RecordBatch:
+    row = {"part": part, "grp": group, "many": many, "packed": packed}
+    return pa.RecordBatch.from_pylist([row], FOLDED)
 
 
 def _packed(table: pa.Table) -> bytes:

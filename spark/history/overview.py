@@ -82,7 +82,8 @@ class Bounds:
 
 @dataclass(slots=True)
 class Overview:
-    """`lows` and `highs`: the first and last place of a controller (by rank) in a log.
+    """`lines` are all that are events, of every controller. `lows` and `highs`: the first and last
+    place of a controller (by rank) in a log.
 
     `damaged`: of each file (lines that are no events, offset and reason of the first).
     """
@@ -92,11 +93,13 @@ class Overview:
     lows: dict[tuple[str, int], Place] = field(default_factory=dict)
     highs: dict[tuple[str, int], Place] = field(default_factory=dict)
     damaged: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    lines: int = 0
 
     def add(self, line: Line | Damage) -> None:
         if isinstance(line, Damage):
             self._damage(line.file, (1, line.offset, line.reason))
             return
+        self.lines += 1
         event = line.event
         seen = self.groups.get((event.log, event.broker_name))
         if seen is None:
@@ -132,6 +135,7 @@ class Overview:
 
     def merge(self, other: Overview) -> None:
         """Take what another part has seen."""
+        self.lines += other.lines
         for key, theirs in other.groups.items():
             seen = self.groups.setdefault(key, _GroupSeen())
             for first_ms, last_ms, lines in theirs.times.values():

@@ -67,11 +67,11 @@ def main(
     inputs = Inputs(**given)
     results = Results(output, TABLES, overwrite=overwrite, form=form, catalog=catalog)
     with job.sql("epoch_history", inputs.plan.size_bytes, few_rows=True) as engine:
-        summary = run(engine, inputs, results, job.progress.step)
+        summary, tables = run(engine, inputs, results, job.progress.step)
         page = None
         if not no_report:
             with job.progress.step("drawing the report"):
-                page = epoch_page(results.table, summary)
+                page = epoch_page(tables, summary)
         results.publish(summary, page)
     job.result(summary, [*lines(summary), *results.page_line(page)])
     found = summary["findings"]

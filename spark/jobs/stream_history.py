@@ -119,7 +119,8 @@ def write_failovers(table: Path, output: str) -> None:
     inputs = Inputs(history_parquet=(str(table),))
     results = Results(output, TABLES, overwrite=True)
     with DuckEngine() as engine:
-        results.publish(run(engine, inputs, results, lambda _: nullcontext()))
+        summary, _ = run(engine, inputs, results, lambda _: nullcontext())
+        results.publish(summary)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Reads the tables of `epoch_history`. The words are in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,22 +16,17 @@ from batonmq.spark.report.epoch_tables import EpochTables, Row
 from batonmq.spark.report.page import Figure, render
 from batonmq.spark.report.plots import PARTS, kind_label
 from batonmq.spark.report.quantities import counted, duration_text, moment_text
-from batonmq.spark.steps.sql import ResultTable
 
 _WORST_DRAWN: Final = 12
 _INPUTS: Final = ("history", "history_parquet", "stores", "since", "until")
 
 
-def epoch_page(table: Callable[[str], ResultTable], summary: Mapping[str, Any]) -> str:
-    """The page as HTML, from the tables by their names.
+def epoch_page(tables: EpochTables, summary: Mapping[str, Any]) -> str:
+    """The page as HTML.
 
     `summary`: what `epoch_history` writes as summary.json; of it `inputs`, `generated_at` and
     `version` are shown, the numbers come from the tables. Raises OSError.
     """
-    return render("epoch.html", _facts(EpochTables(table, summary.get("rows", {})), summary))
-
-
-def _facts(tables: EpochTables, summary: Mapping[str, Any]) -> dict[str, Any]:
     groups, kinds, dearest = tables.groups(), tables.kinds(), tables.dearest()
     for row in dearest:
         row["story"] = figures.story_id(row)
@@ -40,7 +35,7 @@ def _facts(tables: EpochTables, summary: Mapping[str, Any]) -> dict[str, Any]:
     last_ms = _last_ms(last_ms, summary)
     changes = [kind for kind in kinds if kind["kind"] != "first_election"]
     shown = sorted(groups[: epoch_tables.GROUPS_SHOWN], key=lambda group: group["name"])
-    return {
+    return render("epoch.html", {
         "generated_at": "", "version": "", **summary,
         "inputs": dict.fromkeys(_INPUTS) | summary.get("inputs", {}), "groups": groups,
         "shown": shown, "kinds": changes, "dearest": dearest,
@@ -50,7 +45,7 @@ def _facts(tables: EpochTables, summary: Mapping[str, Any]) -> dict[str, Any]:
         "truncations": tables.truncations(), "findings": tables.findings(),
         "leaders": tables.leaders(),
         **_pictures(tables, shown, changes, dearest, first_ms, last_ms),
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def _costs_most(row: Row, rows: Sequence[Row]) -> bool:

@@ -1,4 +1,4 @@
-"""What the report on epochs takes out of the tables of `epoch_history`, by SQL of DuckDB.
+"""What the report and the summary take out of the tables of `epoch_history`, by SQL of DuckDB.
 
 Of a table only the columns that count are read, and rows of what is listed or drawn; how many those
 are is bounded, however long the history is. Times are ms since 1970 in UTC, durations ms; None: not
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -46,7 +45,7 @@ _CHANGES: Final = """
     CREATE TABLE changes AS
     SELECT "group", coalesce(kind, 'unknown') AS kind, cause, master_epoch, master_before, master,
         detected_at, elected_at, opened_at, first_ack_at, detect_ms, elect_ms, role_ms, open_ms,
-        first_ack_ms, idle, unclean, without_writes_ms AS took_ms,
+        first_ack_ms, idle, unclean, truncated_bytes, without_writes_ms AS took_ms,
         CASE WHEN kind = 'planned_switch' THEN detect_ms
             ELSE without_writes_ms - unavailable_ms END AS detect_part_ms,
         coalesce(kind <> 'first_election', true) AS is_change
@@ -61,6 +60,7 @@ _GROUPS: Final = f"""
         FROM masterships GROUP BY ALL),
     elections AS (
         SELECT "group", count_if(is_change) AS changes,
+            count(*) AS masters, sum(truncated_bytes) AS truncated_bytes,
             least(min(detected_at), min(elected_at)) AS low,
             greatest(max(elected_at), max(opened_at), max(first_ack_at)) AS high
         FROM changes GROUP BY ALL),
@@ -73,7 +73,8 @@ _GROUPS: Final = f"""
             min(day) AS low, max(day) + {DAY_MS} AS high
         FROM unavailability GROUP BY ALL)
     SELECT "group" AS name, coalesce(masterships, 0) AS masterships,
-        coalesce(changes, 0) AS changes, coalesce(set_changes, 0) AS set_changes,
+        coalesce(masters, 0) AS masters, coalesce(changes, 0) AS changes,
+        coalesce(truncated_bytes, 0) AS truncated_bytes, coalesce(set_changes, 0) AS set_changes,
         coalesce(outages, 0) AS outages, coalesce(unavailable_ms, 0) AS unavailable_ms,
         coalesce(longest_ms, 0) AS longest_ms, coalesce(is_open, false) AS is_open,
         if(is_open, 'no_master', 'has_a_master') AS now, if(is_open, ended, NULL) AS lost_ms,
@@ -101,6 +102,8 @@ class EpochTables:
 
     def __init__(self, table: Callable[[str], ResultTable], rows: Mapping[str, int]) -> None:
         """`rows`: how many each table has; none of one that is not named."""
+        import duckdb  # tasks on a cluster import this module, and need it not
+
         # More threads would only wait for one another: few files, and few rows of each.
         self._db = duckdb.connect(config={"threads": 1})
         self._db.execute("SET TimeZone = 'UTC'")
@@ -117,7 +120,7 @@ class EpochTables:
             )
         self._db.execute(_CHANGES)
 
-    def _rows(self, query: str, *values: Any) -> list[Row]:
+    def rows(self, query: str, *values: Any) -> list[Row]:
         found = self._db.execute(query, values)
         names = [each[0] for each in found.description]
         return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
@@ -129,7 +132,7 @@ class EpochTables:
         the time that the tables cover. They have days without outages, too, so a wrong clock does
         not stretch it.
         """
-        return self._rows(_GROUPS)
+        return self.rows(_GROUPS)
 
     def kinds(self) -> list[Row]:
         """Per kind of election, first elections too; the most frequent first. `parts_ms`: medians
@@ -138,7 +141,7 @@ class EpochTables:
         # No client waited for the first write of an idle one.
         only = {"first_ack_ms": "FILTER (NOT coalesce(idle, false))"}
         parts = [f"{n}: quantile_disc({c}, 0.5) {only.get(n, '')}" for n, c in names.items()]
-        return self._rows(f"""
+        return self.rows(f"""
             SELECT kind, count(*) AS number, count(took_ms) AS known, max(took_ms) AS longest_ms,
                 quantile_disc(took_ms, 0.5) AS median_ms, count_if(unclean) AS unclean,
                 {{{", ".join(parts)}}} AS parts_ms
@@ -150,21 +153,21 @@ class EpochTables:
         elections; bin n begins at 10^(n / BINS_PER_DECADE) ms."""
         bins: dict[str, dict[int, int]] = {}
         known = "FROM changes WHERE is_change AND took_ms IS NOT NULL"
-        for row in self._rows(f"""
+        for row in self.rows(f"""
             SELECT kind, count(*) AS number,
                 floor(log10(greatest(took_ms, 1)) * {BINS_PER_DECADE} + 1e-9) AS bin
             {known} GROUP BY ALL ORDER BY kind, bin
         """):
             bins.setdefault(row["kind"], {})[int(row["bin"])] = row["number"]
-        (parts,) = self._rows(f"SELECT quantile_disc(took_ms, [0.5, 0.99]) AS ms {known}")
+        (parts,) = self.rows(f"SELECT quantile_disc(took_ms, [0.5, 0.99]) AS ms {known}")
         return bins, *(parts["ms"] or (None, None))
 
     def dearest(self) -> list[Row]:
         """The changes that cost most, with all columns of their stories."""
         listed = f"WHERE is_change OR unclean {_COSTLY} LIMIT {FAILOVERS_LISTED}"
-        rows = self._rows(f"SELECT * FROM changes {listed}")
+        rows = self.rows(f"SELECT * FROM changes {listed}")
         key = ("group", "master_epoch", "kind", "elected_at")
-        more = self._rows(
+        more = self.rows(
             """SELECT "group", master_epoch, kind, elected_at, how, detected_by, address, role_at,
                 silent_ms, set_before, sync_state_set, complete, overtaken, truncated_bytes,
                 clock_problem
@@ -180,12 +183,12 @@ class EpochTables:
             "SELECT count(*), coalesce(sum(bytes), 0) FROM truncations"
         ).fetchall()
         listed = f'ORDER BY bytes DESC NULLS LAST, "at" LIMIT {TRUNCATIONS_LISTED}'
-        return number, size, self._rows(f"SELECT * FROM truncations {listed}")
+        return number, size, self.rows(f"SELECT * FROM truncations {listed}")
 
     def findings(self) -> tuple[dict[str, int], list[Row]]:
         """(severity -> number, the gravest of them)."""
         counts = "SELECT severity, count(*) FROM findings GROUP BY severity"
-        return dict(self._db.sql(counts).fetchall()), self._rows(f"""
+        return dict(self._db.sql(counts).fetchall()), self.rows(f"""
             SELECT * FROM findings
             ORDER BY list_position({list(SEVERITIES)}, severity), kind, "group", "at", subject, text
             LIMIT {FINDINGS_LISTED}
@@ -195,7 +198,7 @@ class EpochTables:
         """(changes of the leading controller, the latest of them)."""
         ((number,),) = self._db.sql("SELECT count(*) FROM controllers").fetchall()
         listed = f'ORDER BY "at" DESC NULLS LAST, controller_epoch LIMIT {LEADERS_LISTED}'
-        return number, self._rows(f"SELECT * FROM controllers {listed}")
+        return number, self.rows(f"SELECT * FROM controllers {listed}")
 
     def masterships(self, groups: Sequence[Row], first_ms: int, last_ms: int) -> list[Lane]:
         """Who was master of these groups, and when (`start_ms`, `end_ms`)."""
@@ -216,7 +219,7 @@ class EpochTables:
     def marks(self, groups: Sequence[Row]) -> list[Row]:
         """Of each group the changes that cost most; `at_ms` and `end_ms` bound the time without
         writes, one of them may be unknown."""
-        return self._rows(
+        return self.rows(
             f"""SELECT *, coalesce(if(idle, opened_at, NULL), first_ack_at, opened_at) AS end_ms,
                 coalesce(end_ms - took_ms, detected_at, elected_at, end_ms) AS at_ms
             FROM changes WHERE list_contains($1, "group") AND at_ms IS NOT NULL
@@ -237,7 +240,7 @@ class EpochTables:
             ((many,),) = self._db.execute(f"SELECT count(*) {mine}", (group["name"],)).fetchall()
             if many > bound:
                 rows = []
-                for row in self._rows(
+                for row in self.rows(
                     f"""SELECT greatest("at" - $2, 0) // $3 AS bin, count(*) AS many,
                         min(size) AS least, arg_max(size, ("at", sync_state_set_epoch)) AS newest
                     {mine} GROUP BY bin ORDER BY bin""",
@@ -251,7 +254,7 @@ class EpochTables:
                 lanes.append(Lane(group["name"], rows, binned=True))
             elif many:
                 ordered = 'ORDER BY "at", sync_state_set_epoch'
-                rows = self._rows(f"SELECT * {mine} {ordered}", group["name"])
+                rows = self.rows(f"SELECT * {mine} {ordered}", group["name"])
                 before = rows[0]["set_before"]
                 first = [{"at": first_ms, "size": len(before)}] if before else []
                 lanes.append(Lane(group["name"], [*first, *rows]))
@@ -268,7 +271,7 @@ class EpochTables:
         cell = f"""{low} + (day - {low}) // {wide} * {wide} AS "at", sum(outages) AS outages,
             sum(unavailable_ms) AS unavailable_ms, max(longest_ms) AS longest_ms
             FROM unavailability WHERE day IS NOT NULL"""
-        return step, self._rows(
+        return step, self.rows(
             f"""SELECT NULL AS "group", {cell} GROUP BY "at"
             UNION ALL
             SELECT "group", {cell} AND list_contains(?, "group") GROUP BY "group", "at" """,

@@ -33,8 +33,12 @@ BARS = "#masterships .plot .bars .point path"
 def page_of(folder, summary):
     """Where the page of a folder's tables is."""
     path = f"{folder}/report.html"
-    Path(path).write_text(epoch_page(lambda name: ResultTable(f"{folder}/{name}"), summary))
+    Path(path).write_text(epoch_page(tables_of(folder), summary))
     return path
+
+
+def tables_of(folder):
+    return EpochTables(lambda name: ResultTable(f"{folder}/{name}"), {})
 
 
 @pytest.fixture(scope="module")
@@ -179,10 +183,9 @@ def test_stories_are_read_of_the_groups_that_are_listed_only(tmp_path, monkeypat
     for number in range(2 * FAILOVERS_LISTED):
         made.failover(f"broker-{number}", 2, start, 1000 + number, how=f"of broker-{number}")
     folder, read = made.save(), []
-    rows = EpochTables._rows
-    monkeypatch.setattr(EpochTables, "_rows", lambda *of: read.append(rows(*of)) or read[-1])
-    tables = EpochTables(lambda name: ResultTable(f"{folder}/{name}"), {})
-    listed = tables.dearest()
+    rows = EpochTables.rows
+    monkeypatch.setattr(EpochTables, "rows", lambda *of: read.append(rows(*of)) or read[-1])
+    listed = tables_of(folder).dearest()
     last = 2 * FAILOVERS_LISTED
     assert [row["group"] for row in listed] == [f"broker-{last - n}" for n in range(1, 51)]
     assert all(row["how"] == f"of {row['group']}" for row in listed)
