@@ -23,15 +23,17 @@ COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
 
 
 @cache
-def _file_system(root: str) -> fs.FileSystem:
+def _opened(root: str) -> tuple[fs.FileSystem, str]:
+    """A file system, and what its paths begin with that is no path in URIs: the bucket, say."""
     if not root:
-        return fs.LocalFileSystem()
+        return fs.LocalFileSystem(), ""
     scheme, _, authority = root.partition("://")
     if hadoop.takes(scheme):
-        return hadoop.file_system(root)
+        return hadoop.file_system(root), ""
     if scheme == _S3 and (options := hadoop.s3_options(authority)):
-        return fs.S3FileSystem(**options)
-    return fs.FileSystem.from_uri(root)[0]
+        return fs.S3FileSystem(**options), authority
+    system, prefix = fs.FileSystem.from_uri(root)
+    return system, prefix.rstrip("/")
 
 
 class UnknownPlace(ValueError):
@@ -40,25 +42,17 @@ class UnknownPlace(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A file system. `root` is its URI up to the path, empty for local files; it pickles well."""
+    """A file system. `root` is its URI without a path, empty for local files; it pickles well."""
 
     root: str
 
     @property
     def file_system(self) -> fs.FileSystem:
-        return _file_system(self.root)
+        return _opened(self.root)[0]
 
     def uri(self, path: str) -> str:
         """A path of this file system as users name it."""
-        scheme, _, authority = self.root.partition("://")
-        if not self.root:
-            return path
-        if hadoop.takes(scheme):
-            return f"{self.root}{path}"
-        if scheme == _S3 and hadoop.s3_options(authority):
-            return f"{scheme}://{path}"
-        _, inner = fs.FileSystem.from_uri(self.root)
-        return self.root.replace(inner, path, 1)
+        return self.root + path.removeprefix(_opened(self.root)[1])
 
     def open(self, path: str) -> "OpenFile":
         """A file for reading at any place. Raises OSError."""
@@ -170,26 +164,16 @@ def locate(path: str) -> tuple[Storage, str]:
     if not separator:
         return Storage(""), os.path.abspath(path)
     scheme = scheme.lower()
+    if scheme in ("s3a", "s3n") and not hadoop.takes(scheme):
+        scheme = _S3
     authority, _, inner = rest.partition("/")
+    storage = Storage(f"{scheme}://{authority}")
     try:
-        if hadoop.takes(scheme):
-            root = f"{scheme}://{authority}"
-            hadoop.file_system(root)
-            return Storage(root), f"/{inner.rstrip('/')}"
+        _, prefix = _opened(storage.root)
     except (ValueError, OSError) as error:
-        raise UnknownPlace(str(error)) from error
-    if scheme in ("s3a", "s3n"):
-        scheme, path = _S3, f"{_S3}://{rest}"
-    if scheme == _S3 and hadoop.s3_options(authority):
-        return Storage(f"{scheme}://{authority}"), rest.rstrip("/")
-    # A pattern is no valid URI: only the part before its first wildcard is parsed.
-    cut = min((path.find(sign) for sign in _WILDCARDS if sign in path), default=len(path))
-    head = path[:cut].rpartition("/")[0] if cut < len(path) else path
-    try:
-        _, inner = fs.FileSystem.from_uri(head)
-    except (ValueError, OSError) as error:
-        raise UnknownPlace(f"{path}: {error}") from error
-    return Storage(head), inner + path[len(head) :]
+        told = "" if hadoop.takes(scheme) else f"{path}: "
+        raise UnknownPlace(f"{told}{error}") from error
+    return storage, f"{prefix}/{inner}".rstrip("/") or "/"
 
 
 def found(patterns: Sequence[str]) -> Iterator[tuple[Storage, str]]:

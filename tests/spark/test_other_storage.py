@@ -27,7 +27,7 @@ HERE = open_arrow(str(GOLDEN / "b*"), columns=COLUMNS).read_all()
 def shared(monkeypatch):
     """Settings of a session, as `register` shares them."""
     monkeypatch.delenv(hadoop.SHARED, raising=False)
-    storage._file_system.cache_clear()
+    storage._opened.cache_clear()
 
     def given(**settings):
         spark = {f"spark.hadoop.{key}": value for key, value in settings.items()}
@@ -35,7 +35,7 @@ def shared(monkeypatch):
         return spark
 
     yield given
-    storage._file_system.cache_clear()
+    storage._opened.cache_clear()
 
 
 @pytest.fixture

@@ -344,7 +344,7 @@ def test_stores_of_another_file_system(tmp_path, monkeypatch):
     files.add()
     files.save()
     elsewhere = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    monkeypatch.setattr(storage, "_file_system", lambda root: elsewhere)
+    monkeypatch.setattr(storage, "_opened", lambda root: (elsewhere, ""))
     monkeypatch.setattr(
         storage, "locate", lambda path: (storage.Storage("fake://bucket"), "bucket/store-*")
     )
