@@ -6,7 +6,7 @@ Free of Spark.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Final
@@ -68,11 +68,12 @@ class Read:
 
     def plan(self) -> list[Work]:
         """The partitions. Raises StoreError, OSError, ValueError for what cannot be read."""
-        plan = [
-            Work(0, storage, facts, parts)
+        pieces = (
+            (storage, *piece)
             for storage, places in groupby(found(self.options.paths), itemgetter(0))
-            for facts, parts in self._plan(storage, [path for _, path in places])
-        ]
+            for piece in self._plan(storage, [path for _, path in places])
+        )
+        plan = [Work(number, *piece) for number, piece in enumerate(pieces)]
         ranges = (part for work in plan for part in work.parts if isinstance(part, LogRange))
         size = sum(part.end - part.begin for part in ranges)
         if size >= _LARGE_BYTES and self.options.selection == Selection():
@@ -82,7 +83,7 @@ class Read:
                 size,
                 ", ".join(NARROWING[self.options.table]),
             )
-        return [replace(work, number=number) for number, work in enumerate(plan)]
+        return plan
 
     def _plan(
         self, storage: Storage, paths: list[str]
