@@ -62,8 +62,7 @@ def _quick_python(context: SparkContext) -> str:
     waits for 10 s at most: on a busy machine that was too little.
     """
     home = Path(pyspark.__file__).parent
-    archives = sorted(home.glob("python/lib/*.zip"))
-    if not archives:  # this one runs from them, or from elsewhere: Spark's are not the same code
+    if not any(home.glob("python/lib/*.zip")):  # this process runs from them: nothing is installed
         return sys.executable
     program = Path(context._temp_dir) / "python"
     # Spark's archives come first: pyspark's, then py4j's.
