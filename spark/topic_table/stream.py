@@ -104,7 +104,7 @@ class TopicStream(EndlessStream):
                 f"{self._table.location} has partitions by {about.partition}, not by "
                 f"{plan.partition}: these stay as they were made"
             )
-        if about is None and (plan.checkpoint or self._table.location) and self._has_offsets():
+        if about is None and (plan.checkpoint or self._table.location) and self._has("offsets"):
             raise ValueError(
                 f"{self.checkpoint} is the checkpoint of a table that is gone: begin with a new "
                 "checkpoint"
@@ -155,7 +155,8 @@ class TopicStream(EndlessStream):
                 "the checkpoint that the table was written with, or continue behind its last row "
                 "with --from-table"
             )
-        if self._has_offsets() and state.stream != stream:
+        # One that died before its first commit may go on: the table has nothing of it.
+        if self._has("commits") and state.stream != stream:
             raise ValueError(
                 f"{self.checkpoint}: it is of another table, or {table.location} was continued "
                 "from another checkpoint since: use that one, or a new one with --from-table"
@@ -167,10 +168,10 @@ class TopicStream(EndlessStream):
         text = storage.read_small(f"{folder}/metadata")
         return None if text is None else str(msgspec.json.decode(text)["id"])
 
-    def _has_offsets(self) -> bool:
-        """Whether Spark has begun a batch with the checkpoint."""
+    def _has(self, what: str) -> bool:
+        """Whether Spark has begun a batch with the checkpoint (`offsets`), or ended (`commits`)."""
         storage, folder = locate(self.checkpoint)
-        return bool(storage.children(f"{folder}/offsets"))
+        return bool(storage.children(f"{folder}/{what}"))
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -182,12 +183,12 @@ class TopicStream(EndlessStream):
         self._run(lambda: self._start(session), stopping, ends=self._plan.trigger is None)
 
     def _has_read(self) -> bool:
-        return self._has_offsets()
+        return self._has("offsets")
 
     def _start(self, session: SparkSession) -> StreamingQuery:
         plan, state = self._plan, self._table.state()
         starting = plan.starting
-        if state is not None and not self._has_offsets():
+        if state is not None and not self._has("offsets"):
             starting = _behind(plan, state)
         messages = (
             session.readStream.format("batonmq")

@@ -36,14 +36,17 @@ def checkpoint_of(stream):
     return Path(stream.checkpoint.removeprefix("file://"))
 
 
-def begin(stream, batch=None):
-    """What Spark writes before a query begins, and before it reads a batch."""
+def begin(stream, batch=None, *, done=False):
+    """What Spark writes before a query begins, before it reads a batch, and when that is done."""
     folder = checkpoint_of(stream)
     (folder / "offsets").mkdir(parents=True, exist_ok=True)
     if not (folder / "metadata").exists():
         (folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     if batch is not None:
         (folder / "offsets" / str(batch)).touch()
+    if done:
+        (folder / "commits").mkdir(exist_ok=True)
+        (folder / "commits" / str(batch)).touch()
 
 
 class Batch:

@@ -203,7 +203,7 @@ def test_each_table_has_its_own_checkpoint_and_topic(runs, tmp_path):
     assert runs.rows("other") == []
     with pytest.raises(ValueError, match=r"10 rows, and .*new is new: name the checkpoint"):
         runs.begun(checkpoint=str(tmp_path / "new"))
-    begin(runs.begun("third", checkpoint=str(tmp_path / "sparks")), 0)
+    begin(runs.begun("third", checkpoint=str(tmp_path / "sparks")), 0, done=True)
     with pytest.raises(ValueError, match="sparks: it is of another table, or"):
         runs.run(checkpoint=str(tmp_path / "sparks"))
 
@@ -211,7 +211,7 @@ def test_each_table_has_its_own_checkpoint_and_topic(runs, tmp_path):
 def test_a_new_checkpoint_continues_behind_the_table_and_ends_the_old_one(runs, tmp_path):
     old = runs.begun()
     old._take(Batch(messages(JSON_ROWS)), 0)
-    begin(old, 0)
+    begin(old, 0, done=True)
     new = runs.begun(checkpoint=str(tmp_path / "new"), from_table=True)
     new._take(Batch(messages(JSON_ROWS, first=10)), 0)
     assert [row["_queue_offset"] for row in runs.rows()] == list(range(20))
@@ -224,6 +224,14 @@ def test_a_new_checkpoint_continues_behind_the_table_and_ends_the_old_one(runs, 
         ValueError, match=r"begins at offset 5, and the table has messages below 20"
     ):
         new._take(Batch(messages(JSON_ROWS, first=5)), 1)
+
+
+def test_a_new_checkpoint_whose_driver_died_in_its_first_batch_continues(runs, tmp_path):
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    begin(runs.begun(checkpoint=str(tmp_path / "new"), from_table=True), 0)
+    again = runs.run(checkpoint=str(tmp_path / "new"), from_table=True)
+    again._take(Batch(messages(JSON_ROWS, first=10)), 0)
+    assert [row["_queue_offset"] for row in runs.rows()] == list(range(20))
 
 
 def test_a_table_that_is_an_old_copy_is_refused(runs):
