@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,8 +14,10 @@ from batonmq.spark.audit import finding_queries
 from batonmq.spark.differences.acked_list import plan_lists
 from batonmq.spark.differences.checkpoint_findings import checkpoint_findings
 from batonmq.spark.differences.log_findings import LogFinding, finding_table
+from batonmq.spark.differences.queues import UNITS, queue_files, read_units
 from batonmq.spark.differences.replica_groups import ReplicaGroup, find_groups, log_files
 from batonmq.spark.read.columns import columns_of
+from batonmq.spark.read.queues import gather
 from batonmq.spark.severity import SEVERITIES, WARNING
 from batonmq.spark.steps.sql import Engine, dicts
 
@@ -150,7 +153,9 @@ def run_audit(
     with step("looking across ranges"):
         if request.acked:
             _define_acked(engine, plan)
-        text = finding_queries.findings(acked=bool(request.acked), duplicates=request.duplicates)
+        text = finding_queries.findings(
+            acked=bool(request.acked), duplicates=request.duplicates, queues=request.queues
+        )
         engine.define("findings", text, keep=True)
         kinds = dicts(engine, _KINDS)
         gravest = f"SELECT {_SHOWN} FROM findings f {_GRAVEST} LIMIT {request.limit}"
@@ -179,9 +184,9 @@ def _define(
     """The views of what the stores hold."""
     with_list = bool(request.acked)
     options = {
-        "unconfirmed": request.unconfirmed, "queues": request.queues, "wholeLogs": with_list,
-        "messages": request.duplicates or with_list, "splitBytes": request.range_bytes,
-        "batchBytes": request.chunk_bytes,
+        "unconfirmed": request.unconfirmed, "wholeLogs": with_list,
+        "messages": request.duplicates or request.queues or with_list,
+        "splitBytes": request.range_bytes, "batchBytes": request.chunk_bytes,
     }  # fmt: skip
     given = {name: str(value).lower() for name, value in options.items()}
     given |= {"table": "differences", "group": request.group or ""}
@@ -195,8 +200,44 @@ def _define(
         for group in plan.groups
     ]
     engine.table("grps", _rows(groups, "string: grp\nlong: begins confirms"))
-    for name, text in finding_queries.PARTS.items():
+    _views(engine, finding_queries.PARTS)
+    if request.queues:
+        _define_queues(engine, request, plan.groups)
+
+
+def _views(engine: Engine, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
         engine.define(name, text, keep=name in finding_queries.KEPT)
+
+
+def _define_queues(engine: Engine, request: AuditRequest, groups: list[ReplicaGroup]) -> None:
+    """The views of consume queues, and of what each replica keeps of the log."""
+    stores, files, spans = [], [], []
+    for group in groups:
+        for each in group.replicas:
+            of = {"grp": group.name, "replica": each.name}
+            stores.append({
+                **of, "names": [each.name], "begins": each.first, "confirms": each.confirm,
+                "tags_are_hashes": each.tags_are_hashes,
+            })  # fmt: skip
+            files += [
+                {**of, "begins": file.start, "ends": file.end}
+                for file in log_files(group)
+                if each.first <= file.start
+            ]
+        for begin, end in group.stretches():
+            epoch, doubt = group.epoch_at(begin)
+            span = {"begins": begin, "ends": end, "epoch": epoch, "doubt": doubt}
+            spans.append({"grp": group.name, **span})
+    kinds = "string: grp replica; texts: names; long: begins confirms; bool: tags_are_hashes"
+    engine.table("stores", _rows(stores, kinds))
+    engine.table("log_files", _rows(files, "string: grp replica; long: begins ends"))
+    engine.table("spans", _rows(spans, "string: grp doubt; long: begins ends epoch"))
+    found, rows = queue_files(groups)
+    engine.table("queue_files", rows)
+    tasks = gather(found, attrgetter("size"), request.range_bytes)
+    engine.mapped("units", tasks, read_units, UNITS)
+    _views(engine, finding_queries.QUEUE_VIEWS)
 
 
 def _rows(rows: list[dict[str, Any]], columns: str) -> pa.Table:
@@ -205,8 +246,7 @@ def _rows(rows: list[dict[str, Any]], columns: str) -> pa.Table:
 
 def _define_acked(engine: Engine, plan: AuditPlan) -> None:
     """The views of what becomes of the entries of the list."""
-    for name, text in finding_queries.ACKED_VIEWS.items():
-        engine.define(name, text, keep=name in finding_queries.KEPT)
+    _views(engine, finding_queries.ACKED_VIEWS)
     groups = {group.name: group for group in plan.groups}
     rows = dicts(engine, finding_queries.SETS)
     for row in rows:

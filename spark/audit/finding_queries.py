@@ -2,8 +2,9 @@
 
 They read these views: `d`, table `differences`; `entries`, the acknowledged list, each with its
 group; `grps`, a row for each group: where its log begins (`begins`) and what it confirms
-(`confirms`); `sets`, replicas by their bits. `grp` is the group; names that need quotes are not
-used. `docs/spark-jobs.md` explains the kinds of findings.
+(`confirms`); `stores`, the same of each replica; `spans`, which epoch its stretches have; `units`
+and `queue_files`; `sets`, replicas by their bits. `grp` is the group; names that need quotes are
+not used. `docs/spark-jobs.md` explains the kinds of findings.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from batonmq.protocol.layout import FILLER_SIZE
 from batonmq.protocol.topic_name import (
     DLQ_PREFIX,
+    DUE_TOPICS,
+    LMQ_PREFIX,
+    METADATA_TOPIC,
     OFFSET_MOVED_TOPIC,
     OLD_SYSTEM_TOPIC_PREFIX,
     RETRY_PREFIX,
@@ -59,51 +64,43 @@ _MESSAGE: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size
                    "unique_key")  # fmt: skip
 _ENTRY: Final = ("topic", "queue_id", "queue_offset", "unique_key")
 _OF_ROWS: Final = {"f": tuple(_TYPES), "m": _MESSAGE, "e": _ENTRY,
-                   "q": ("topic", "queue_id", "physical_offset", "epoch"),
-                   "b": ("replicas", "topic", "queue_id", "queue_offset")}  # fmt: skip
+                   "b": ("topic", "queue_id", "queue_offset"),
+                   "q": ("topic", "queue_id", "physical_offset"),
+                   "u": ("topic", "queue_id", "queue_offset", "physical_offset")}  # fmt: skip
+_QUEUE: Final = ("grp", "topic", "queue_id")
+
+
+def _equal(one: str, other: str, names: tuple[str, ...]) -> str:
+    return " AND ".join(f"{one}.{name} = {other}.{name}" for name in names)
+
+
+def _span(of: str) -> str:
+    """The epoch of a log offset."""
+    at = f"{of}.physical_offset"
+    return f"JOIN spans p ON {of}.grp = p.grp AND {at} >= p.begins AND {at} < p.ends"
+
 
 #: The rows of `differences`, by their parts.
 PARTS: Final = {
     "ranged": f"""
         SELECT d.group AS grp, {", ".join(f"d.{name}" for name in _TYPES)}, d.identity,
             row_number() OVER (PARTITION BY d.group, d.replicas, d.identity, d.severity, d.kind
-                ORDER BY d.physical_offset) AS nth,
-            row_number() OVER (PARTITION BY d.group, d.replicas, d.topic, d.queue_id,
-                d.queue_offset, d.kind ORDER BY d.physical_offset, d.detail) AS nth_unit
+                ORDER BY d.physical_offset) AS nth
         FROM d WHERE d.part = 'finding'
     """,
     "messages": """
         SELECT d.group AS grp, d.topic, d.queue_id, d.queue_offset, d.physical_offset, d.size,
-            d.epoch, d.unique_key, d.batch_key, d.have, d.lack, d.body_crc, d.amount
+            d.epoch, d.unique_key, d.batch_key, d.have, d.lack, d.body_crc, d.amount, d.tags,
+            d.is_queued
         FROM d WHERE d.part = 'message'
     """,
-    "runs": """
-        SELECT d.group AS grp, d.topic, d.queue_id, d.queue_offset, d.physical_offset,
-            d.last_offset, d.last_start, d.epoch, d.detail
-        FROM d WHERE d.part = 'queue'
-    """,
-    "behind": """
-        SELECT d.group AS grp, d.replicas, d.topic, d.queue_id, max(d.reach) AS reach,
-            CAST(sum(d.amount) AS BIGINT) AS amount, min(d.queue_offset) AS queue_offset
-        FROM d WHERE d.part = 'behind' GROUP BY d.group, d.replicas, d.topic, d.queue_id
+    "placed": f"""
+        SELECT grp, topic, queue_id, queue_offset, physical_offset, size, tags FROM messages
+        WHERE is_queued AND topic <> '{METADATA_TOPIC}'
     """,
     "queue_begins": """
-        SELECT grp, topic, queue_id, min(queue_offset) AS lowest FROM runs
+        SELECT grp, topic, queue_id, min(queue_offset) AS lowest FROM placed
         GROUP BY grp, topic, queue_id
-    """,
-    "steps": """
-        SELECT q.*, CASE WHEN q.queue_offset > q.before THEN 'gap' ELSE 'reordered' END AS kind,
-            q.queue_offset - q.before - 1 AS lacking
-        FROM (
-            SELECT r.*, coalesce(
-                lag(r.last_offset) OVER (PARTITION BY r.grp, r.topic, r.queue_id
-                    ORDER BY r.physical_offset),
-                CASE WHEN g.begins = 0 AND row_number() OVER (PARTITION BY r.grp, r.topic,
-                    r.queue_id ORDER BY r.physical_offset) = 1 THEN -1 END) AS before,
-                coalesce(lag(r.last_start) OVER (PARTITION BY r.grp, r.topic, r.queue_id
-                    ORDER BY r.physical_offset), g.begins) AS last_before
-            FROM runs r JOIN grps g ON r.grp = g.grp
-        ) q WHERE q.queue_offset <> q.before + 1
     """,
     # What is missing at one place of a replica and extra at another is one: `reordered`.
     "pairs": """
@@ -112,6 +109,50 @@ PARTS: Final = {
         FROM ranged m JOIN ranged x ON m.grp = x.grp AND m.replicas = x.replicas
             AND m.identity = x.identity AND m.severity = x.severity AND m.nth = x.nth
         WHERE m.kind = 'missing' AND x.kind = 'extra'
+    """,
+}
+#: Consume queues, and messages as their queues number them.
+QUEUE_VIEWS: Final = {
+    # Queue offsets of a queue follow each other in the log; before a whole log there is -1.
+    "steps": """
+        SELECT q.*, CASE WHEN q.queue_offset > q.before THEN 'gap' ELSE 'reordered' END AS kind,
+            q.queue_offset - q.before - 1 AS lacking
+        FROM (
+            SELECT n.grp, n.topic, n.queue_id, n.queue_offset, n.physical_offset,
+                coalesce(n.before, CASE WHEN g.begins = 0 THEN -1 END) AS before,
+                coalesce(n.last_before, g.begins) AS last_before
+            FROM (
+                SELECT *, lag(queue_offset) OVER (PARTITION BY grp, topic, queue_id
+                        ORDER BY physical_offset) AS before,
+                    lag(physical_offset) OVER (PARTITION BY grp, topic, queue_id
+                        ORDER BY physical_offset) AS last_before
+                FROM placed
+            ) n JOIN grps g ON n.grp = g.grp
+        ) q WHERE q.queue_offset <> q.before + 1
+    """,
+    # The messages that each replica confirms, and the unit that is in each one's place.
+    "held": f"""
+        SELECT m.*, s.replica, s.tags_are_hashes FROM placed m JOIN stores s ON m.grp = s.grp
+            AND m.physical_offset >= s.begins AND m.physical_offset + m.size <= s.confirms
+        WHERE NOT {_begins("m.topic", (LMQ_PREFIX,))}
+    """,
+    "written": """
+        SELECT f.grp, f.replica, f.topic, f.queue_id, f.path, u.*
+        FROM units u JOIN queue_files f ON u.file = f.file
+    """,
+    "reaches": """
+        SELECT f.grp, f.replica, f.topic, f.queue_id, min(f.begins) AS begins,
+            coalesce(max(u.queue_offset) + 1, min(f.begins)) AS reach
+        FROM queue_files f LEFT JOIN units u ON f.file = u.file
+        GROUP BY f.grp, f.replica, f.topic, f.queue_id
+    """,
+    "unfit": f"""
+        SELECT h.*, w.points_to, w.unit_size, w.unit_tags, r.begins, coalesce(r.reach, 0) AS reach
+        FROM held h LEFT JOIN written w ON {_equal("h", "w", (*_QUEUE, "replica", "queue_offset"))}
+            LEFT JOIN reaches r ON {_equal("h", "r", (*_QUEUE, "replica"))}
+        WHERE w.points_to IS NULL OR w.points_to <> h.physical_offset OR w.unit_size <> h.size
+            OR (w.unit_tags <> h.tags AND h.tags_are_hashes
+                AND h.topic NOT IN ({", ".join(f"'{topic}'" for topic in sorted(DUE_TOPICS))}))
     """,
 }
 
@@ -144,16 +185,54 @@ def _ranges(acked: bool) -> Iterator[str]:
                 AND f.physical_offset = o.physical_offset AND o.kind = 'missing'
         WHERE f.kind = 'extra' AND p.grp IS NULL AND o.grp IS NULL
     """
-    detail = """concat('the consume queue ends at ', CAST(b.reach AS STRING), '; ',
-        CAST(b.amount AS STRING), ' confirmed messages have no unit yet')"""
-    yield f"""
-        SELECT {_finding("'info'", "'queue_behind'", detail, "b")} FROM behind b
-    """
-    # A unit that leads into another range is seen from both.
     yield f"""
         SELECT {_finding("f.severity", "f.kind", "f.detail", "f")} FROM ranged f
         WHERE f.kind NOT IN ('missing', 'divergent', 'extra')
-            AND (f.kind <> 'queue_wrong' OR f.nth_unit = 1)
+    """
+
+
+def _queues() -> Iterator[str]:
+    """Consume queues against the messages that their replicas confirm."""
+    of = _equal("u", "s", ("grp", "replica"))
+    kind = "CASE WHEN u.points_to IS NULL THEN 'queue_missing' ELSE 'queue_wrong' END"
+    detail = """concat(CASE WHEN f.path IS NULL THEN 'no file holds its unit'
+        WHEN u.points_to IS NULL THEN 'its unit was never written'
+        WHEN u.points_to = u.physical_offset AND u.unit_size = u.size THEN
+            concat('its unit has tags code ', CAST(u.unit_tags AS STRING), ', its tags make ',
+                CAST(u.tags AS STRING))
+        ELSE concat('its unit points to ', CAST(u.unit_size AS STRING), ' bytes at ',
+            CAST(u.points_to AS STRING)) END, p.doubt)"""
+    more = {"replicas": "s.names", "epoch": "p.epoch"}
+    wrong = _finding("'critical'", kind, detail, "u", size="u.size", file="f.path", **more)
+    # Before its first file a queue has expired, or begins; a filler says that it begins behind it.
+    yield f"""
+        SELECT {wrong} FROM unfit u JOIN stores s ON {of} {_span("u")} LEFT JOIN queue_files f
+            ON {_equal("u", "f", (*_QUEUE, "replica"))}
+                AND u.queue_offset >= f.begins AND u.queue_offset < f.ends
+        WHERE u.queue_offset < u.reach AND u.queue_offset >= u.begins
+            AND coalesce(u.unit_size, 0) <> {FILLER_SIZE}
+    """
+    detail = """concat('the consume queue ends at ', CAST(b.reach AS STRING), '; ',
+        CAST(b.amount AS STRING), ' confirmed messages have no unit yet')"""
+    behind = _finding("'info'", "'queue_behind'", detail, "b", replicas="s.names")
+    yield f"""
+        SELECT {behind} FROM (
+            SELECT grp, replica, topic, queue_id, reach, min(queue_offset) AS queue_offset,
+                count(*) AS amount
+            FROM unfit WHERE queue_offset >= reach GROUP BY grp, replica, topic, queue_id, reach
+        ) b JOIN stores s ON b.grp = s.grp AND b.replica = s.replica
+    """
+    detail = """concat('the unit points to ', CAST(u.physical_offset AS STRING),
+        ', where no message of this queue offset lies', p.doubt)"""
+    stray = _finding("'critical'", "'queue_wrong'", detail, "u", file="u.path", **more)
+    yield f"""
+        SELECT {stray} FROM (
+            SELECT w.*, w.points_to AS physical_offset FROM written w
+                LEFT JOIN held h ON {_equal("w", "h", (*_QUEUE, "replica", "queue_offset"))}
+            WHERE h.grp IS NULL AND w.unit_size > 0 AND w.unit_size <> {FILLER_SIZE}
+        ) u JOIN stores s ON {of} AND u.physical_offset < s.confirms
+            JOIN log_files l ON {of.replace("s.", "l.")} AND u.physical_offset >= l.begins
+                AND u.physical_offset < l.ends {_span("u")}
     """
 
 
@@ -185,8 +264,12 @@ def _steps(acked: bool) -> str:
     )
     unless = "AND (t.many IS NULL OR t.many < q.lacking)" if acked else ""
     return f"""
-        SELECT {_finding(severity, "q.kind", f"concat({text}, q.detail)", "q", queue_offset=at)}
-        FROM steps q CROSS JOIN no_replicas {lost}
+        SELECT {
+        _finding(
+            severity, "q.kind", f"concat({text}, p.doubt)", "q", queue_offset=at, epoch="p.epoch"
+        )
+    }
+        FROM steps q CROSS JOIN no_replicas {_span("q")} {lost}
         WHERE (q.kind <> 'gap' OR NOT EXISTS (
             SELECT 1 FROM ranged w WHERE w.kind = 'damaged' AND w.grp = q.grp
                 AND w.physical_offset > q.last_before AND w.physical_offset < q.physical_offset
@@ -344,8 +427,8 @@ ACKED_VIEWS: Final = {
     """,
 }
 #: Views that are read more than once, and are worth keeping.
-KEPT: Final = ("ranged", "messages", "runs", "steps", "entries", "placed_pairs", "linked",
-               "link_pairs", "found", "nowhere", "lost")  # fmt: skip
+KEPT: Final = ("ranged", "messages", "placed", "steps", "unfit", "entries", "placed_pairs",
+               "linked", "link_pairs", "found", "nowhere", "lost")  # fmt: skip
 #: Sets of replicas that findings name.
 SETS: Final = """
     SELECT m_grp AS grp, m_lack AS bits FROM found WHERE m_lack <> 0
@@ -446,9 +529,11 @@ def _of_list() -> Iterator[str]:
     """
 
 
-def findings(*, acked: bool, duplicates: bool) -> str:
+def findings(*, acked: bool, duplicates: bool, queues: bool) -> str:
     """All findings: of the stores as such (view `known`), of ranges, and of what crosses them."""
-    parts = [f"SELECT {', '.join(COLUMNS)} FROM known", *_ranges(acked), _steps(acked)]
+    parts = [f"SELECT {', '.join(COLUMNS)} FROM known", *_ranges(acked)]
+    if queues:
+        parts += [_steps(acked), *_queues()]
     if duplicates:
         parts.append(_duplicates())
     if acked:

@@ -15,10 +15,7 @@ from batonmq.spark.read.columns import columns_of
 #: `message`: a record as the replicas hold it; `have`, `lack`: bit i is replica i of the group.
 #: `amount`: 1; 0: the other replicas hold something else, or those that have it are behind a later
 #: epoch. `batch_key`: the unique key of the batch in which it was sent.
-#: `queue`: messages of a queue in one range whose queue offsets follow each other: the first, with
-#: its epoch, and the places of the last. `detail`: the epoch of each replica, if they differ.
-#: `behind`: `amount` messages of a range that a replica's queue does not reach, which ends at
-#: `reach`.
+#: `tags`: the hash of its tags. `is_queued`: it has one place in a queue, and all rely on it.
 #: `count`: messages in the confirmed log of a range, those that two or more replicas hold alike,
 #: and the bytes that were compared.
 DIFFERENCES: Final = columns_of("""
@@ -30,7 +27,9 @@ DIFFERENCES: Final = columns_of("""
     string: unique_key field file
     long: identity
     string: batch_key
-    long: have lack body_crc amount last_offset last_start reach messages agreed log_bytes
+    long: have lack body_crc amount tags
+    bool: is_queued
+    long: messages agreed log_bytes
 """)
 
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from batonmq.protocol.records.codec import FIXED_SIZE_V1
 from batonmq.spark.read.log_range import RECORD_BYTES_MAX, Block, LogRange, RangeReader
-from batonmq.spark.read.queues import Queue, list_queues
-from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.selection import HIGH
 from batonmq.spark.read.storage import Storage, found
 from batonmq.spark.read.store_facts import (
     NAME_DIGITS,
@@ -42,7 +41,6 @@ class ReplicaStore:
     confirm: int
     end: int
     knows_confirm: bool
-    queues: tuple[Queue, ...] = ()
 
     @property
     def tags_are_hashes(self) -> bool:
@@ -101,6 +99,11 @@ class ReplicaGroup:
 
     def names(self, which: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.replicas[index].name for index in which)
+
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """The whole log, cut where an epoch begins in one of the lists."""
+        entries = (entry for replica in self.replicas for entry in replica.facts.epochs)
+        return pairwise(sorted({0, HIGH, *(entry.start_offset for entry in entries)}))
 
     def epoch_at(self, offset: int, holders: Sequence[int] = ()) -> tuple[int | None, str]:
         """(epoch, text) of a log offset by the lists of its holders, which are numbers of replicas;
@@ -191,8 +194,7 @@ def _replica(
     first = confirm
     if files:  # a file that was emptied is there: it has not expired
         first = min([files[0].start, *_emptied(storage, f"{facts.path}/commitlog")])
-    queues = tuple(list_queues(storage, facts.path, Selection()))
-    return ReplicaStore(name, storage, facts, files, first, confirm, end, knows, queues)
+    return ReplicaStore(name, storage, facts, files, first, confirm, end, knows)
 
 
 def _emptied(storage: Storage, folder: str) -> Iterator[int]:

@@ -2,8 +2,8 @@
 and the entries of lists of acknowledged sends. The audit joins them.
 
 A task of `differences` reads one range of a group's log in all replicas. Only what a later step
-needs leaves it: findings, one row per queue, counts, and, if keys or an acknowledged list are to be
-checked, one narrow row per message, without its body. Free of Spark.
+needs leaves it: findings, counts, and, if they are wanted, one narrow row per message, without its
+body. Free of Spark.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from msgspec.structs import asdict
 
 from batonmq.protocol.properties import TAGS, UNIQ_KEY
 from batonmq.protocol.records.columns import Bools, Int64s
+from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.differences.acked_list import ENTRY_SCHEMA, Piece, entry_rows, plan_lists
 from batonmq.spark.differences.compare import Held, compare
 from batonmq.spark.differences.log_findings import DIFFERENCES, LogFinding
-from batonmq.spark.differences.queues import NUMBERED, by_queue, check_queues, numbered, runs_of
 from batonmq.spark.differences.replica_groups import LogFile, ReplicaGroup, find_groups, log_files
 from batonmq.spark.differences.sides import open_sides
 from batonmq.spark.read.columns import batch_of, binaries, integers_or_null, texts
@@ -60,7 +60,6 @@ class DifferencesOptions(AcknowledgedOptions, frozen=True, kw_only=True):
     group: str = ""
     unconfirmed: bool = False
     messages: bool = False
-    queues: bool = True
     whole_logs: bool = False
     split_bytes: Positive = 64 * MIB
     batch_bytes: Positive = 8 * MIB
@@ -119,12 +118,10 @@ class DifferencesRead:
 
 def scan_range(task: RangeTask, options: DifferencesOptions) -> Iterator[pa.RecordBatch]:
     """Compare one range. Raises OSError."""
-    group, replicas = task.group, task.group.replicas
-    top = max(each.end if options.unconfirmed else each.confirm for each in replicas)
+    group = task.group
+    top = max(each.end if options.unconfirmed else each.confirm for each in group.replicas)
     rows: list[dict[str, Any]] = []
-    queued: list[dict[str, Any]] = []
     messages: list[pa.RecordBatch] = []
-    tables = [NUMBERED.empty_table()]
     counted = dict.fromkeys(("messages", "agreed", "log_bytes"), 0)
     with ExitStack() as stack:
         sides = list(open_sides(group, task.file, stack))
@@ -141,44 +138,35 @@ def scan_range(task: RangeTask, options: DifferencesOptions) -> Iterator[pa.Reco
                 alike = counts & (found.lack == 0) & (found.have & (found.have - 1) != 0)
                 counted["messages"] += int(np.count_nonzero(counts))
                 counted["agreed"] += int(np.count_nonzero(alike))
-                if not (options.queues or options.messages):
-                    continue
-                batch, of_queues = _messages(found, group, counts)
-                messages += [batch] if options.messages else []
-                tables += [of_queues] if options.queues else []
-    if options.queues:
-        queues = by_queue(pa.concat_tables(tables))
-        queued += runs_of(group, queues)
-        for side in sides:
-            for each in check_queues(group, replicas[side.index], queues, task.begin, task.end):
-                if isinstance(each, LogFinding):
-                    rows.append({"part": "finding", **asdict(each)})
-                else:
-                    queued.append(each)
-    if rows or queued:
-        yield pa.RecordBatch.from_pylist([*rows, *queued], DIFFERENCES)
+                if options.messages:
+                    messages.append(_messages(found, group, counts))
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, DIFFERENCES)
     yield from messages
     yield batch_of(DIFFERENCES, 1, {"part": "count", "group": group.name, **counted})
 
 
-def _messages(held: Held, group: ReplicaGroup, counts: Bools) -> tuple[pa.RecordBatch, pa.Table]:
-    """(rows of the messages of a block, those that count for their queues)."""
+def _messages(held: Held, group: ReplicaGroup, counts: Bools) -> pa.RecordBatch:
+    """Rows of the messages of a block; `counts`: those that are true and confirmed."""
     block, records = held.block, held.block.records
     topics = texts(binaries(block.window, records.topic_at, records.topic_length))
     pairs = split_properties(block.window, records.properties_at, records.properties_length)
     epochs, missing, current = _epochs(group, block.starts, held.have)
     unique_key, batch_key = _unique_keys(pairs)
-    rows = batch_of(DIFFERENCES, len(records), {
+    named = pairs.column(TAGS).dictionary_encode()
+    codes = np.array([0, *(tags_code(tag) for tag in named.dictionary.to_pylist())], np.int64)
+    which = named.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1
+    transaction = records.sys_flag & TRANSACTION_MASK
+    queued = counts & ((transaction == 0) | (transaction == TRANSACTION_COMMIT))
+    queued &= records.sys_flag & INNER_BATCH == 0
+    return batch_of(DIFFERENCES, len(records), {
         "part": "message", "group": group.name, "topic": topics, "queue_id": records.queue_id,
         "queue_offset": records.queue_offset, "physical_offset": block.starts,
         "size": records.size, "epoch": integers_or_null(epochs, missing, pa.int64()),
         "unique_key": unique_key, "batch_key": batch_key, "have": held.have, "lack": held.lack,
         "body_crc": records.body_crc, "amount": (held.is_true & current).astype(np.int64),
+        "tags": codes[which], "is_queued": queued,
     })  # fmt: skip
-    named = pairs.column(TAGS).dictionary_encode()
-    codes = np.array([0, *(tags_code(tag) for tag in named.dictionary.to_pylist())], np.int64)
-    which = named.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1
-    return rows, numbered(block, topics, codes[which], counts)
 
 
 def _unique_keys(pairs: PropertyPairs) -> tuple[pa.Array, pa.Array]:

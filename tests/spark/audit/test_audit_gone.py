@@ -49,7 +49,7 @@ def test_a_later_epoch_that_begins_below_what_others_confirm(replicas, whole_log
     (replicas.roots[0] / "epochFileCheckpoint").write_text(
         epochs_text((3, 0), (4, replicas.offsets[30]), (5, cut))
     )
-    rows = scan(replicas.paths, queues=False, whole_logs=whole_logs)
+    rows = scan(replicas.paths, whole_logs=whole_logs)
     (found,) = grave([row for row in rows if row["part"] == "finding"])
     assert brief([found]) == [("critical", "missing", ["broker-a#1"], cut)]
     assert (found["size"], found["epoch"]) == (replicas.end - cut, 4)
@@ -73,7 +73,7 @@ def test_messages_of_an_old_master_that_its_successors_passed_over(replicas):
         (root / "epochFileCheckpoint").write_text(
             epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
         )
-    rows = scan(replicas.paths, queues=False, whole_logs=True)
+    rows = scan(replicas.paths, whole_logs=True)
     told = {
         row["unique_key"]: (row["amount"], row["have"], row["lack"])
         for row in rows
@@ -96,17 +96,17 @@ def test_a_tail_behind_a_later_epoch_that_has_no_message_yet(replicas):
         (root / "epochFileCheckpoint").write_text(
             epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
         )
-    rows = scan(replicas.paths, queues=False, whole_logs=True)
+    rows = scan(replicas.paths, whole_logs=True)
     current = {r["unique_key"]: r["amount"] for r in rows if r["part"] == "message"}
     assert current[key(57)] == 1 and (current[key(58)], current[key(59)]) == (0, 0)
 
 
 def test_a_replica_without_a_commit_log(replicas):
     shutil.rmtree(replicas.roots[1] / "commitlog")
-    found = findings(replicas.paths, queues=False)
+    found = findings(replicas.paths)
     assert brief(found) == [("critical", "missing", ["broker-a#2"], 0)]
     assert found[0]["size"] == replicas.end and "has no file" in found[0]["detail"]
-    assert counts(replicas.paths, queues=False) == (60, 60)
+    assert counts(replicas.paths) == (60, 60)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -114,7 +114,7 @@ def test_no_replica_has_a_commit_log(tmp_path, count):
     replicas = Replicas(tmp_path, count=count)
     for root in replicas.roots:
         shutil.rmtree(root / "commitlog")
-    found = findings(replicas.paths, queues=False)
+    found = findings(replicas.paths)
     assert brief(found) == [
         ("critical", "missing", [replicas.name(n + 1)], 0) for n in range(count)
     ]
@@ -124,7 +124,7 @@ def test_a_new_replica_without_anything_is_only_behind(replicas):
     shutil.rmtree(replicas.roots[1] / "commitlog")
     (replicas.roots[1] / "epochFileCheckpoint").unlink()
     replicas.confirm(2, 0)
-    found = findings(replicas.paths, queues=False)
+    found = findings(replicas.paths)
     assert brief(found) == [("info", "lagging", ["broker-a#2"], 0)]
 
 
@@ -132,17 +132,17 @@ def test_nothing_is_confirmed_anywhere(replicas):
     for number in (1, 2, 3):
         replicas.confirm(number, 0)
     replicas.flip(2, replicas.offsets[7] + 95)
-    found = findings(replicas.paths, queues=False)
+    found = findings(replicas.paths)
     assert brief(found) == [("warning", "unchecked", [replicas.name(n)], 0) for n in (1, 2, 3)]
     assert found[0]["size"] == replicas.end and "--unconfirmed" in found[0]["detail"]
-    found = findings(replicas.paths, queues=False, unconfirmed=True)
+    found = findings(replicas.paths, unconfirmed=True)
     assert brief(found) == [("critical", "divergent", ["broker-a#2"], replicas.offsets[7])]
 
 
 def test_epoch_lists_that_cannot_be_read_or_are_gone(replicas):
     (replicas.roots[1] / "epochFileCheckpoint").write_text("garbage")
     (replicas.roots[2] / "epochFileCheckpoint").unlink()
-    found = findings(replicas.paths, queues=False)
+    found = findings(replicas.paths)
     assert brief(found) == [
         ("warning", "epochs_differ", ["broker-a#2"], None),
         ("warning", "epochs_differ", ["broker-a#3"], None),
@@ -156,9 +156,9 @@ def test_a_wrong_size_leads_no_message_behind_it_astray(replicas, number):
     """The damaged record seems to reach behind the confirmed end; what follows is there."""
     size = replicas.end - replicas.offsets[number] + 16
     replicas.write(1, replicas.offsets[number], size.to_bytes(4, "big"))
-    (found,) = findings(replicas.paths, queues=False)
+    (found,) = findings(replicas.paths)
     assert brief([found]) == [("critical", "divergent", ["broker-a#1"], replicas.offsets[number])]
-    rows = [r for r in scan(replicas.paths, queues=False) if r["part"] == "message"]
+    rows = [r for r in scan(replicas.paths) if r["part"] == "message"]
     held = {r["unique_key"]: (r["have"], r["lack"]) for r in rows}
     assert held.pop(key(number)) == (6, 1)
     assert set(held.values()) == {(7, 0)}
@@ -173,7 +173,7 @@ def test_the_epoch_of_a_finding_is_that_of_the_replicas_that_hold_the_message(re
         (root / "epochFileCheckpoint").write_text(
             epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
         )
-    rows = scan(replicas.paths, queues=False)
+    rows = scan(replicas.paths)
     told = {
         (row["kind"], row["unique_key"]): (row["epoch"], row["detail"])
         for row in rows

@@ -67,13 +67,13 @@ def test_each_place_whose_bytes_lie_elsewhere_is_told_with_its_message(
     replicas = Replicas(tmp_path, count=count)
     places = []
     edit(replicas, 2, lambda data: places.extend(change(replicas, data)))
-    found = findings(replicas.paths, queues=False, **options)
+    found = findings(replicas.paths, **options)
     assert [(f["physical_offset"], f["unique_key"]) for f in found] == [
         (replicas.offsets[n], key(n)) for n in places
     ]
     assert {f["kind"] for f in found} <= {"missing", "divergent"}
     assert {(f["severity"], *f["replicas"]) for f in found} == {("critical", "broker-a#2")}
-    assert counts(replicas.paths, queues=False, **options) == (60, 60 - len(places))
+    assert counts(replicas.paths, **options) == (60, 60 - len(places))
 
 
 def test_a_copy_of_a_record_within_a_damaged_body_is_no_message(tmp_path):
@@ -87,13 +87,13 @@ def test_a_copy_of_a_record_within_a_damaged_body_is_no_message(tmp_path):
 
     edit(replicas, 2, damage)
     replicas.confirm(2, replicas.end + one.stop - one.start)
-    kinds = {(f["kind"], f["physical_offset"]) for f in findings(replicas.paths, queues=False)}
+    kinds = {(f["kind"], f["physical_offset"]) for f in findings(replicas.paths)}
     assert kinds == {("divergent", one.start), ("damaged", replicas.end), ("lagging", replicas.end)}
 
 
 def test_a_log_file_that_was_emptied_has_not_expired(replicas):
     (replicas.roots[1] / "commitlog" / f"{0:020d}").write_bytes(b"")
-    found = findings(replicas.paths, queues=False)
+    found = findings(replicas.paths)
     inside = [n for n, at in enumerate(replicas.offsets) if at < FILE_SIZE]
     assert [(f["kind"], f["unique_key"]) for f in found] == [("missing", key(n)) for n in inside]
     assert {f["detail"] for f in found} == {f"{found[0]['file']} is empty"}
@@ -106,8 +106,8 @@ def test_a_longer_log_that_nobody_confirms_is_told_if_asked_for(tmp_path):
     start = replicas.end - replicas.end % FILE_SIZE
     name = f"{start:020d}"
     shutil.copy(longer.roots[0] / "commitlog" / name, replicas.roots[2] / "commitlog" / name)
-    assert findings(replicas.paths, queues=False) == []
-    found = findings(replicas.paths, queues=False, unconfirmed=True)
+    assert findings(replicas.paths) == []
+    found = findings(replicas.paths, unconfirmed=True)
     assert [(f["severity"], f["kind"], *f["replicas"]) for f in found] == [
         ("info", "lagging", "broker-a#1"),
         ("info", "lagging", "broker-a#2"),

@@ -1,14 +1,14 @@
-"""Consume queues against the log, without Spark."""
+"""Consume queues against the log, in this process."""
 
 import shutil
 import struct
 
 import pytest
 
-from batonmq.spark.differences import queues
-from tests.spark.audit.replica_files import findings, real_store, scan, set_confirm
+from tests.spark.audit.replica_files import audited, real_store, set_confirm
 
 UNIT = 20
+BEHIND = "the consume queue ends at {}; {} confirmed messages have no unit yet"
 
 
 @pytest.fixture(scope="module")
@@ -45,24 +45,19 @@ def write_unit(root, queue_id, offset, *unit):
     path.write_bytes(data)
 
 
-@pytest.fixture(params=[{}, {"split_bytes": 1500, "batch_bytes": 700}])
-def options(request, monkeypatch):
-    if request.param:
-        monkeypatch.setattr(queues, "_FEW_UNITS", 4)  # so that units are bisected
+@pytest.fixture(params=[{}, {"range_bytes": 1500, "chunk_bytes": 700}])
+def options(request):
     return request.param
 
 
 def test_queues_of_a_store_of_ours_are_right(two, options):
-    rows = scan(two, **options)
-    assert {row["part"] for row in rows} == {"message", "queue", "count"}
-    spans = [(r["queue_offset"], r["last_offset"]) for r in rows if r["part"] == "queue"]
-    assert sum(last - first + 1 for first, last in spans) == 60
+    assert audited(*two, **options) == []
 
 
-def test_a_queue_file_that_ends_within_a_unit_is_searched_all_the_same(two, options):
+def test_a_queue_file_that_ends_within_a_unit_is_read_all_the_same(two, options):
     path, _ = queue_file(two[1], 1, 29)
     path.write_bytes(path.read_bytes()[:-7])
-    assert findings(two, **options) == []
+    assert audited(*two, **options) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +74,7 @@ def test_a_queue_file_that_ends_within_a_unit_is_searched_all_the_same(two, opti
 def test_a_bad_unit_is_named_with_its_message(two, options, kind, change, says):
     offset, size, tags = unit_at(two[1], 1, 7)
     write_unit(two[1], 1, 7, *change(offset, size, tags))
-    found = findings(two, **options)
+    found = audited(*two, **options)
     (named,) = {
         (f["severity"], f["kind"], f["topic"], f["queue_id"], f["queue_offset"]) for f in found
     }
@@ -95,14 +90,14 @@ def test_two_units_changed_for_each_other(two, options):
     one, other = unit_at(two[0], 0, 3), unit_at(two[0], 0, 4)
     write_unit(two[0], 0, 3, *other)
     write_unit(two[0], 0, 4, *one)
-    found = {(f["kind"], f["queue_offset"]) for f in findings(two, **options)}
+    found = {(f["kind"], f["queue_offset"]) for f in audited(*two, **options)}
     assert found == {("queue_wrong", 3), ("queue_wrong", 4)}
 
 
 def test_a_unit_behind_the_last_message_points_to_none(two, options):
     last = unit_at(two[0], 0, 29)
     write_unit(two[0], 0, 30, *last)
-    (found,) = findings(two, **options)
+    (found,) = audited(*two, **options)
     assert (found["kind"], found["queue_offset"]) == ("queue_wrong", 30)
     assert "where no message of this queue offset lies" in found["detail"]
 
@@ -111,14 +106,13 @@ def test_a_queue_that_is_behind_or_gone_is_counted(two, options):
     for offset in (27, 28, 29):
         write_unit(two[1], 0, offset, 0, 0, 0)
     shutil.rmtree(two[0] / "consumequeue" / "T" / "1")
-    rows = scan(two, **options)
-    assert [row for row in rows if row["part"] == "finding"] == []
-    behind = {}
-    for row in rows:
-        if row["part"] == "behind":
-            place = (*row["replicas"], row["queue_id"], row["reach"])
-            behind[place] = behind.get(place, 0) + row["amount"]
-    assert behind == {("broker-q#2", 0, 27): 3, ("broker-q#1", 1, 0): 30}
+    found = {
+        (*f["replicas"], f["queue_id"], f["queue_offset"]): f for f in audited(*two, **options)
+    }
+    assert {key: (f["severity"], f["kind"], f["detail"]) for key, f in found.items()} == {
+        ("broker-q#2", 0, 27): ("info", "queue_behind", BEHIND.format(27, 3)),
+        ("broker-q#1", 1, 0): ("info", "queue_behind", BEHIND.format(0, 30)),
+    }
 
 
 def test_units_above_confirm_offset_and_of_expired_messages_are_no_concern(two, options):
@@ -127,17 +121,15 @@ def test_units_above_confirm_offset_and_of_expired_messages_are_no_concern(two, 
     write_unit(two[0], 1, 25, half + 1, 2, 3)  # its message is not confirmed there
     (two[1] / "commitlog" / f"{0:020d}").unlink()
     write_unit(two[1], 0, 1, 1, 2, 3)  # its message has expired there
-    kinds = {(f["kind"], f["replicas"][0]) for f in findings(two, **options)}
+    kinds = {(f["kind"], f["replicas"][0]) for f in audited(*two, **options)}
     assert kinds == {("lagging", "broker-q#1"), ("expired", "broker-q#2")}
 
 
 def test_a_hole_in_the_newest_file_is_not_the_queues_end(two, options):
     for offset in (24, 25):
         write_unit(two[1], 0, offset, 0, 0, 0)
-    rows = scan(two, **options)
-    assert [row for row in rows if row["part"] == "behind"] == []
-    found = [row for row in rows if row["part"] == "finding"]
-    assert [(f["severity"], f["kind"], f["queue_offset"]) for f in found] == [
+    found = audited(*two, **options)
+    assert sorted((f["severity"], f["kind"], f["queue_offset"]) for f in found) == [
         ("critical", "queue_missing", 24),
         ("critical", "queue_missing", 25),
     ]

@@ -44,14 +44,14 @@ def brief(found):
 @pytest.mark.parametrize("options", SMALL)
 def test_equal_replicas_are_clean(replicas, options):
     assert len(list((replicas.roots[0] / "commitlog").iterdir())) > 1
-    rows = scan(replicas.paths, queues=False, **options)
+    rows = scan(replicas.paths, **options)
     assert [row for row in rows if row["part"] == "finding"] == []
     told = [row for row in rows if row["part"] == "message"]
     assert [row["unique_key"] for row in told] == [key(number) for number in range(60)]
     assert [row["physical_offset"] for row in told] == replicas.offsets
     assert {(row["have"], row["lack"]) for row in told} == {(7, 0)}
     assert {row["epoch"] for row in told[:30]} == {3} and told[30]["epoch"] == 4
-    assert counts(replicas.paths, queues=False, **options) == (60, 60)
+    assert counts(replicas.paths, **options) == (60, 60)
 
 
 @pytest.mark.parametrize("options", SMALL)
@@ -68,7 +68,7 @@ def test_equal_replicas_are_clean(replicas, options):
 def test_a_flipped_byte_is_named_with_its_message(replicas, options, number, at, field, name):
     offset = replicas.offsets[number]
     replicas.flip(2, offset + at % replicas.size(number))
-    (found,) = findings(replicas.paths, queues=False, **options)
+    (found,) = findings(replicas.paths, **options)
     assert brief([found]) == [("critical", "divergent", ["broker-a#2"], offset, key(number))]
     assert found["field"] == field and f"1 byte differs in {name}," in found["detail"]
     assert f"the first at {offset + at % replicas.size(number)}" in found["detail"]
@@ -76,14 +76,14 @@ def test_a_flipped_byte_is_named_with_its_message(replicas, options, number, at,
     assert found["file"].startswith(str(replicas.roots[1]))
     assert (found["topic"], found["queue_id"]) == ("T", number % 2)
     assert found["queue_offset"] == number // 2
-    assert counts(replicas.paths, queues=False, **options) == (60, 59)
+    assert counts(replicas.paths, **options) == (60, 59)
 
 
 @pytest.mark.parametrize("options", SMALL)
 def test_of_two_replicas_the_whole_record_is_believed(tmp_path, options):
     two = Replicas(tmp_path, count=2)
     two.flip(1, two.offsets[20] + 95)
-    (found,) = findings(two.paths, queues=False, **options)
+    (found,) = findings(two.paths, **options)
     assert brief([found]) == [("critical", "divergent", ["broker-a#1"], two.offsets[20], key(20))]
     assert "property CRC is wrong" in found["detail"]
 
@@ -92,12 +92,12 @@ def test_of_two_replicas_the_whole_record_is_believed(tmp_path, options):
 def test_another_body_with_a_good_crc_is_outvoted(replicas, options):
     other = message(replicas.offsets[9], **{**fields(9), "body": b"BODY 9 " * 10})
     replicas.write(3, replicas.offsets[9], other)
-    (found,) = findings(replicas.paths, queues=False, **options)
+    (found,) = findings(replicas.paths, **options)
     assert brief([found]) == [
         ("critical", "divergent", ["broker-a#3"], replicas.offsets[9], key(9))
     ]
     assert "body CRC" in found["detail"] and "both are whole" in found["detail"]
-    rows = [row for row in scan(replicas.paths, queues=False) if row["part"] == "message"]
+    rows = [row for row in scan(replicas.paths) if row["part"] == "message"]
     held = [(row["have"], row["lack"]) for row in rows if row["unique_key"] == key(9)]
     assert sorted(held) == [(3, 4), (4, 3)]
 
@@ -105,7 +105,7 @@ def test_another_body_with_a_good_crc_is_outvoted(replicas, options):
 @pytest.mark.parametrize("options", SMALL)
 def test_a_message_that_was_cut_out_is_missing(replicas, options):
     replicas.write(2, replicas.offsets[12], bytes(replicas.size(12)))
-    (found,) = findings(replicas.paths, queues=False, **options)
+    (found,) = findings(replicas.paths, **options)
     assert brief([found]) == [
         ("critical", "missing", ["broker-a#2"], replicas.offsets[12], key(12))
     ]
@@ -117,7 +117,7 @@ def test_a_file_that_ends_early_misses_what_it_confirms(replicas, options):
     start = replicas.offsets[-1] - replicas.offsets[-1] % FILE_SIZE
     path = replicas.roots[2] / "commitlog" / f"{start:020d}"
     path.write_bytes(path.read_bytes()[: replicas.offsets[57] - start])
-    found = findings(replicas.paths, queues=False, **options)
+    found = findings(replicas.paths, **options)
     assert brief(found) == [
         ("critical", "missing", ["broker-a#3"], replicas.offsets[n], key(n)) for n in (57, 58, 59)
     ]
@@ -126,7 +126,7 @@ def test_a_file_that_ends_early_misses_what_it_confirms(replicas, options):
 def test_a_file_that_is_gone_misses_all_its_messages(replicas):
     path = replicas.roots[0] / "commitlog" / f"{FILE_SIZE:020d}"
     path.unlink()
-    found = findings(replicas.paths, queues=False)
+    found = findings(replicas.paths)
     inside = [n for n, at in enumerate(replicas.offsets) if FILE_SIZE <= at < 2 * FILE_SIZE]
     assert len(inside) > 10
     assert brief(found) == [
@@ -135,7 +135,7 @@ def test_a_file_that_is_gone_misses_all_its_messages(replicas):
     assert {f["detail"] for f in found} == {f"{path} is missing"}
     for root in replicas.roots[1:]:
         (root / "commitlog" / f"{FILE_SIZE:020d}").unlink()
-    (found,) = findings(replicas.paths, queues=False)
+    (found,) = findings(replicas.paths)
     assert found["kind"] == "missing" and found["size"] == replicas.end - FILE_SIZE
     assert found["detail"].startswith("no replica has a file that holds the log from 8192 to")
 
@@ -146,14 +146,14 @@ def test_swapped_messages_are_missing_here_and_extra_there(replicas, options):
     first, second = replicas.offsets[20], replicas.offsets[22]
     replicas.write(2, first, message(first, **{**fields(22), "queue_offset": 10}))
     replicas.write(2, second, message(second, **{**fields(20), "queue_offset": 11}))
-    found = findings(replicas.paths, queues=False, **options)
+    found = findings(replicas.paths, **options)
     assert brief(found) == [
         ("critical", "missing", ["broker-a#2"], first, key(20)),
         ("critical", "extra", ["broker-a#2"], first, key(22)),
         ("critical", "missing", ["broker-a#2"], second, key(22)),
         ("critical", "extra", ["broker-a#2"], second, key(20)),
     ]
-    rows = [r for r in scan(replicas.paths, queues=False) if r["part"] == "finding"]
+    rows = [r for r in scan(replicas.paths) if r["part"] == "finding"]
     assert rows[0]["identity"] == rows[3]["identity"] != rows[1]["identity"]
 
 
@@ -165,9 +165,9 @@ def test_a_tail_counts_only_below_confirm_offset(tmp_path, options):
         three.confirm(number, cut)
     three.write(3, cut, bytes(three.end - cut))
     three.flip(2, three.offsets[58] + 95)
-    assert findings(three.paths, queues=False, **options) == []
-    assert counts(three.paths, queues=False, **options) == (55, 55)
-    found = findings(three.paths, queues=False, unconfirmed=True, **options)
+    assert findings(three.paths, **options) == []
+    assert counts(three.paths, **options) == (55, 55)
+    found = findings(three.paths, unconfirmed=True, **options)
     assert brief(found) == [
         ("info", "lagging", ["broker-a#3"], cut, None),
         ("info", "divergent", ["broker-a#2"], three.offsets[58], key(58)),
@@ -175,7 +175,7 @@ def test_a_tail_counts_only_below_confirm_offset(tmp_path, options):
     assert found[1]["detail"].startswith(f"above its confirmOffset {cut}: ")
     three.confirm(2, three.end)
     three.confirm(3, three.end)
-    found = findings(three.paths, queues=False, **options)
+    found = findings(three.paths, **options)
     lag = [f for f in found if f["kind"] == "lagging"]
     assert [(f["replicas"], f["physical_offset"], f["size"]) for f in lag] == [
         (["broker-a#1"], cut, three.end - cut)
@@ -195,17 +195,15 @@ def test_a_tail_counts_only_below_confirm_offset(tmp_path, options):
 def test_a_replica_that_lags_or_has_expired_more_is_told_and_clean(replicas, options):
     (replicas.roots[1] / "commitlog" / f"{0:020d}").unlink()
     replicas.confirm(3, replicas.offsets[50])
-    found = findings(replicas.paths, queues=False, **options)
+    found = findings(replicas.paths, **options)
     assert {(f["severity"], f["kind"], f["replicas"][0]) for f in found} == {
         ("info", "expired", "broker-a#2"),
         ("info", "lagging", "broker-a#3"),
     }
-    assert counts(replicas.paths, queues=False, **options) == (60, 60)
+    assert counts(replicas.paths, **options) == (60, 60)
     # What two of three keep is compared all the same.
     replicas.flip(1, replicas.offsets[3] + 95)
-    grave = [
-        f for f in findings(replicas.paths, queues=False, **options) if f["kind"] == "divergent"
-    ]
+    grave = [f for f in findings(replicas.paths, **options) if f["kind"] == "divergent"]
     assert brief(grave) == [("critical", "divergent", ["broker-a#1"], replicas.offsets[3], key(3))]
 
 
@@ -220,13 +218,8 @@ def test_damage_in_all_replicas_is_named(replicas, options):
     assert bad["replicas"] == ["broker-a#1", "broker-a#2", "broker-a#3"]
     assert bad["severity"] == "critical" and bad["epoch"] == 4
     assert "property CRC is wrong" in bad["detail"]
-    runs = [row for row in scan(replicas.paths, **options) if row["part"] == "queue"]
-    assert 20 not in {
-        n
-        for run in runs
-        if run["queue_id"] == 0
-        for n in range(run["queue_offset"], run["last_offset"] + 1)
-    }
+    told = [row for row in scan(replicas.paths, **options) if row["part"] == "message"]
+    assert (0, 20) not in {(row["queue_id"], row["queue_offset"]) for row in told}
 
 
 def test_bytes_behind_a_blanks_head_may_differ(replicas):
@@ -235,9 +228,9 @@ def test_bytes_behind_a_blanks_head_may_differ(replicas):
     room = FILE_SIZE - blank
     assert room > 8
     replicas.write(2, blank, encode_blank(room) + b"x" * (room - 8))
-    assert findings(replicas.paths, queues=False) == []
+    assert findings(replicas.paths) == []
     replicas.write(2, blank, encode_blank(room - 1))
-    (found,) = findings(replicas.paths, queues=False)
+    (found,) = findings(replicas.paths)
     assert found["kind"] == "damaged" and found["physical_offset"] == blank
 
 
@@ -259,23 +252,24 @@ def test_lists_of_epochs_are_compared_where_both_have_bytes(replicas):
     (replicas.roots[1] / "epochFileCheckpoint").write_text(
         epochs_text((3, 0), (4, half), (6, replicas.end))
     )
-    assert findings(replicas.paths, queues=False) == []
+    assert findings(replicas.paths) == []
     early = replicas.offsets[20]
     (replicas.roots[2] / "epochFileCheckpoint").write_text(epochs_text((3, 0), (5, early)))
-    found = findings(replicas.paths, queues=False)
+    found = findings(replicas.paths)
     assert {f["kind"] for f in found} == {"epochs_differ"} and len(found) == 4
     first = found[0]
     assert (first["physical_offset"], first["size"]) == (early, half - early)
     assert first["replicas"] == ["broker-a#1", "broker-a#3"]
     replicas.flip(1, replicas.offsets[25] + 95)
-    grave = [f for f in findings(replicas.paths, queues=False) if f["kind"] == "divergent"]
+    grave = [f for f in findings(replicas.paths) if f["kind"] == "divergent"]
     assert grave[0]["epoch"] is None
     assert "its epoch is 3 by broker-a#1, 3 by broker-a#2, 5 by broker-a#3" in grave[0]["detail"]
 
 
 def test_java_replicas_are_clean_and_their_wounds_are_found(tmp_path):
     rows = scan([GOLDEN / "*"])
-    assert [row for row in rows if row["part"] in ("finding", "behind")] == []
+    assert {row["part"] for row in rows} == {"message", "count"}
+    assert audited(GOLDEN / "*") == []
     assert counts([GOLDEN / "*"]) == (22, 22)
     # Messages of a batch have keys of their own beside that of the batch.
     batch = [row for row in rows if row["part"] == "message" and row["batch_key"]]
@@ -285,7 +279,7 @@ def test_java_replicas_are_clean_and_their_wounds_are_found(tmp_path):
     data = bytearray(log.read_bytes())
     data[6269 + 20] ^= 1  # the queue offset, which Java's body CRC does not cover
     log.write_bytes(data)
-    (found,) = findings([tmp_path / "java" / "*"], queues=False)
+    (found,) = findings([tmp_path / "java" / "*"])
     assert found["kind"] == "divergent" and found["field"] == "header"
     assert (found["physical_offset"], found["epoch"]) == (6269, 2)
     assert "queue offset" in found["detail"]
@@ -299,11 +293,11 @@ def test_stores_that_cannot_be_compared_are_refused(tmp_path, replicas):
     (replicas.roots[0] / "brokerIdentity").unlink()
     with pytest.raises(ValueError, match="name it with --group"):
         scan(replicas.paths)
-    assert findings(replicas.paths, group="G", queues=False) == []
+    assert findings(replicas.paths, group="G") == []
     (replicas.roots[1] / "checkpoint").unlink()
     with pytest.raises(StoreError, match="--unconfirmed reads its log to the end"):
         scan(replicas.paths, group="G")
-    assert counts(replicas.paths, group="G", unconfirmed=True, queues=False) == (60, 60)
+    assert counts(replicas.paths, group="G", unconfirmed=True) == (60, 60)
     other = LogFiles(tmp_path / "other", file_size=2 * FILE_SIZE)
     for number in range(60):
         other.add(**fields(number))
