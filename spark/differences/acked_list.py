@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Final
@@ -16,14 +16,14 @@ import msgspec
 import pyarrow as pa
 
 from batonmq.spark.read.columns import columns_of
-from batonmq.spark.read.history_table import HistoryRange, line_pieces
-from batonmq.spark.read.storage import OpenFile, Storage, even_parts, files_of
+from batonmq.spark.read.storage import Storage, even_parts, files_of
 
 _PIECE_BYTES: Final = 32 << 20
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
 _SHOWN: Final = 100
 _ROWS_MAX: Final = 50_000
 _LINE_MAX: Final = 1 << 20
+_BUFFER_BYTES: Final = 1 << 20
 _Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -112,7 +112,7 @@ def entries_of(piece: Piece) -> Iterator[dict[str, object]]:
         except ValueError as error:
             shown = line.strip()[:_SHOWN].decode("utf-8", "replace")
             fault = f"{piece.path}, line {_line_number(piece, offset)}: {shown!r} {error}; "
-            is_torn = not line.endswith(b"\n") and not piece.path.endswith(_PACKED)
+            is_torn = not line.endswith(b"\n") and len(line) < _LINE_MAX and bool(piece.end)
             yield {"file": piece.path, "fault": fault + _ALLOWED, "is_torn": is_torn}
             return
         yield msgspec.structs.asdict(entry) | {"id_offset": entry.id_offset}
@@ -142,31 +142,17 @@ def entry_rows(number: int, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of a piece, lines with their ends; also of a last one without."""
-    if not piece.end:
-        with piece.storage.file_system.open_input_stream(piece.path) as stream:
-            yield from _placed(0, io.BufferedReader(stream))
-        return
-    with piece.storage.open(piece.path) as file:
-        for offset, text in line_pieces(file, HistoryRange(piece.path, piece.begin, piece.end)):
-            yield from _placed(offset, io.BytesIO(text))
-        if piece.end == file.size:
-            yield from _last_line(file)
-
-
-def _placed(offset: int, lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    for line in lines:
-        yield offset, line
-        offset += len(line)
-
-
-def _last_line(file: OpenFile) -> Iterator[tuple[int, bytes]]:
-    """What follows the last line end of a file, if anything does; of more than 1 MiB the end."""
-    begin = max(0, file.size - _LINE_MAX)
-    tail = file.read_at(begin, _LINE_MAX)
-    cut = tail.rfind(b"\n") + 1
-    if cut < len(tail):
-        yield begin + cut, tail[cut:]
+    """(offset, line) of the lines that begin in a piece; of one that is too long the beginning."""
+    system = piece.storage.file_system
+    opened = system.open_input_file if piece.end else system.open_input_stream  # this one unpacks
+    with io.BufferedReader(opened(piece.path), _BUFFER_BYTES) as file:
+        at = piece.begin
+        if at:  # the line that holds the byte before belongs to the piece before
+            file.seek(at - 1)
+            at += len(file.readline()) - 1
+        while (at < piece.end or not piece.end) and (line := file.readline(_LINE_MAX)):
+            yield at, line
+            at += len(line)
 
 
 def _line_number(piece: Piece, offset: int) -> int:

@@ -28,7 +28,7 @@ from batonmq.spark.history.history_findings import Election, HistoryFinding, cau
 from batonmq.spark.history.lines import event_of
 from batonmq.spark.history.output_tables import ELECTIONS, EVENTS, FoldedRows, Row, folded_row
 from batonmq.spark.history.overview import Bounds, Facts
-from batonmq.spark.steps.parquet_tables import DAY_MS
+from batonmq.spark.report.quantities import DAY_MS
 
 _CHANGES_SETS: Final = ("elected", "set_altered", "broker_cleaned")
 _AS_IN_THE_STORY: Final = (

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import CAUSAL, Story
 from batonmq.spark.history.overview import GAP_DAYS, Bounds, Facts
+from batonmq.spark.report.quantities import DAY_MS
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
-from batonmq.spark.steps.parquet_tables import DAY_MS
 
 CLOCK_MS: Final = 1_000
 """Clocks of hosts that keep time differ by less."""

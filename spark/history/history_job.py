@@ -46,7 +46,7 @@ from batonmq.spark.history.overview import Overview
 from batonmq.spark.history.summary import summarise
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.report.epoch_tables import EpochTables
-from batonmq.spark.steps.parquet_tables import DAY_MS
+from batonmq.spark.report.quantities import DAY_MS
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import PARQUET, Engine, ResultTable, dicts, task_number, write_version
 

@@ -27,7 +27,6 @@ from batonmq.spark.read.history_table import HistoryRange, checked_line, line_pi
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.storage import Storage, files_of
-from batonmq.spark.steps.parquet_tables import table_of
 
 CONTROLLERS_MAX: Final = 63
 """As many as a bit mask of 64 bits has room for."""
@@ -270,16 +269,17 @@ class RunBuilder:
 
     def take(self, seen: object = None) -> pa.Table:
         """What is held, as rows of RUNS; then nothing is. `seen` is a row of its own."""
-        rows: list[tuple[Any, ...]] = []
+        rows: list[dict[str, Any]] = []
         for (group, log), run in self._held.items():
             run.sort()
             raw = pickle.dumps(run)
             packed = pa.compress(raw, _CODEC, asbytes=True)
-            rows.append((group, log, *run[0][:2], len(raw), packed, None))
+            first = {"raft_index": run[0][0], "part": run[0][1]}
+            rows.append({"grp": group, "log": log, **first, "size": len(raw), "run": packed})
         if seen is not None:
-            rows.append((*[None] * 6, pickle.dumps(seen)))
+            rows.append({"seen": pickle.dumps(seen)})
         self._held, self._lines = {}, 0
-        return table_of(rows, RUNS)
+        return pa.Table.from_pylist(rows, RUNS)
 
 
 def merged(runs: Iterable[tuple[int, int, int, bytes]]) -> Iterator[Entry]:

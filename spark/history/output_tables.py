@@ -6,19 +6,19 @@ first time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
-from operator import itemgetter
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
 
 from batonmq.protocol.codes import LONG_MAX
-from batonmq.spark.read.columns import KINDS, columns_of
-from batonmq.spark.steps.parquet_tables import DAY_MS, day_of, table_of
+from batonmq.spark.read.columns import KINDS, TIMESTAMP, columns_of
+from batonmq.spark.report.quantities import DAY_MS
 
 _S: Final = pa.string()
+_DAY_0: Final = date(1970, 1, 1)
 
 
 def _columns(text: str) -> pa.Schema:
@@ -119,12 +119,13 @@ class FoldedRows:
             return
         if day_ms is None and table == "findings":
             day_ms = self.last_day * DAY_MS
-        self._put(table, group, None if day_ms is None else day_of(day_ms // DAY_MS), row)
+        day = None if day_ms is None else _DAY_0 + timedelta(day_ms // DAY_MS)
+        self._put(table, group, day, row)
 
     def add_day(self, row: Row, group: str, day: int) -> None:
         """A row of `unavailability` for a day counted from 1970, if it is wanted."""
         if self.span.has_day(day):
-            self._put(BY_GROUP, group, None, {**row, "day": day_of(day)})
+            self._put(BY_GROUP, group, None, {**row, "day": _DAY_0 + timedelta(day)})
 
     def _put(self, table: str, group: str, day: date | None, row: Row) -> None:
         self._held.setdefault(table, []).append((group, day, row))
@@ -134,13 +135,21 @@ class FoldedRows:
         """What is held; then nothing is."""
         for name, held in self._held.items():
             groups, days, rows = zip(*held, strict=True)
-            table = table_of([*map(itemgetter(*TABLES[name].names), rows)], TABLES[name])
+            columns = [
+                _column([row[each.name] for row in rows], each.type) for each in TABLES[name]
+            ]
+            table = pa.Table.from_arrays(columns, schema=TABLES[name])
             table = table.append_column("group", pa.array([each or None for each in groups], _S))
             if name != BY_GROUP:
                 table = table.append_column("day", pa.array(days, pa.date32()))
             yield folded_row(name, len(held), _packed(table))
         self._held.clear()
         self._rows = 0
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    given = pa.timestamp("ms", "UTC") if kind == TIMESTAMP else kind
+    return pa.array(values, given).cast(kind)
 
 
 def folded_row(

@@ -14,7 +14,7 @@ from typing import Final
 from batonmq.history.event import ON_BROKER_CLOCK, HistoryEvent
 from batonmq.spark.history.lines import Line
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.steps.parquet_tables import DAY_MS
+from batonmq.spark.report.quantities import DAY_MS
 
 GAP_DAYS: Final = 366
 """A longer time without events is a wrong clock rather than a quiet cluster."""

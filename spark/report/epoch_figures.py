@@ -36,6 +36,7 @@ from batonmq.spark.report.plots import (
     series_colour,
 )
 from batonmq.spark.report.quantities import (
+    DAY_MS,
     DURATION_TICKS_MS,
     UNKNOWN,
     count_text,
@@ -45,7 +46,6 @@ from batonmq.spark.report.quantities import (
     plot_text,
     plot_time,
 )
-from batonmq.spark.steps.parquet_tables import DAY_MS
 
 _LABELLED_BARS: Final = 200
 _FEW_DAYS: Final = 14

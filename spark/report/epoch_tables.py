@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from batonmq.spark.report.plots import PARTS
+from batonmq.spark.report.quantities import DAY_MS
 from batonmq.spark.severity import SEVERITIES
-from batonmq.spark.steps.parquet_tables import DAY_MS
 from batonmq.spark.steps.sql import ResultTable
 
 #: More broker groups than this are counted but not drawn; those that cost most are.

@@ -9,6 +9,7 @@ import html
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+DAY_MS: Final = 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 UNKNOWN: Final = "–"
 _LARGE_UNITS: Final = (

@@ -12,8 +12,6 @@ from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, Final
 
-import numpy as np
-
 from batonmq.spark.report import traffic_figures as figures
 from batonmq.spark.report.page import render
 from batonmq.spark.report.quantities import (
@@ -23,7 +21,6 @@ from batonmq.spark.report.quantities import (
     duration_text,
     rate_text,
 )
-from batonmq.spark.steps.parquet_tables import percentiles
 from batonmq.spark.steps.sql import Engine, dicts
 
 TOPICS_NAMED: Final = 7
@@ -122,14 +119,14 @@ def _histogram(
 ) -> tuple[list[tuple[int, int]], list[float]]:
     """([(value, messages)], p50 p95 p99) of user topics."""
     found = dicts(engine, f"""
-        SELECT t.{column} AS value, CAST(sum(t.messages) AS BIGINT) AS messages
-        FROM {table} t JOIN user_topics u ON t.topic = u.topic GROUP BY t.{column} ORDER BY 1
+        SELECT value, messages, CAST(sum(messages) OVER (ORDER BY value) AS BIGINT) AS so_far FROM (
+            SELECT t.{column} AS value, CAST(sum(t.messages) AS BIGINT) AS messages
+            FROM {table} t JOIN user_topics u ON t.topic = u.topic GROUP BY t.{column}
+        ) counted ORDER BY value
     """)  # fmt: skip
-    counts = [(row["value"], row["messages"]) for row in found]
-    if not counts:
-        return counts, []
-    values, messages = np.array(counts, np.int64).T
-    return counts, [float(each) for each in percentiles(values, messages, _POINTS)]
+    parts = [part * found[-1]["so_far"] for part in _POINTS] if found else []
+    points = [next(row["value"] for row in found if row["so_far"] >= part) for part in parts]
+    return [(row["value"], row["messages"]) for row in found], [float(each) for each in points]
 
 
 def _lines(engine: Engine, bar: str, prefix: str, unit: str) -> list[tuple[Any, ...]]:
