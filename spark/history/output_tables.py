@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,9 +16,6 @@ import pyarrow as pa
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.spark.read.columns import KINDS, TIMESTAMP, columns_of
 from batonmq.spark.report.quantities import DAY_MS
-
-_S: Final = pa.string()
-_DAY_0: Final = date(1970, 1, 1)
 
 
 def _columns(text: str) -> pa.Schema:
@@ -55,7 +52,7 @@ TABLES: Final = {
 }
 """Columns without those that are folders."""
 Row = Mapping[str, Any]
-"""Values by columns; times are ms."""
+"""Values by columns; times are ms, days count from 1970."""
 BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
 EVENTS, ELECTIONS = "events", "elections"
@@ -105,7 +102,7 @@ class FoldedRows:
 
     span: TimeSpan
     last_day: int
-    _held: dict[str, list[tuple[str, date | None, Row]]] = field(default_factory=dict)
+    _held: dict[str, list[Row]] = field(default_factory=dict)
     _rows: int = 0
 
     @property
@@ -119,30 +116,23 @@ class FoldedRows:
             return
         if day_ms is None and table == "findings":
             day_ms = self.last_day * DAY_MS
-        day = None if day_ms is None else _DAY_0 + timedelta(day_ms // DAY_MS)
-        self._put(table, group, day, row)
+        self._put(table, row, group, None if day_ms is None else day_ms // DAY_MS)
 
     def add_day(self, row: Row, group: str, day: int) -> None:
         """A row of `unavailability` for a day counted from 1970, if it is wanted."""
         if self.span.has_day(day):
-            self._put(BY_GROUP, group, None, {**row, "day": _DAY_0 + timedelta(day)})
+            self._put(BY_GROUP, row, group, day)
 
-    def _put(self, table: str, group: str, day: date | None, row: Row) -> None:
-        self._held.setdefault(table, []).append((group, day, row))
+    def _put(self, table: str, row: Row, group: str, day: int | None) -> None:
+        self._held.setdefault(table, []).append({**row, "group": group or None, "day": day})
         self._rows += 1
 
     def take(self) -> Iterator[pa.RecordBatch]:
         """What is held; then nothing is."""
-        for name, held in self._held.items():
-            groups, days, rows = zip(*held, strict=True)
-            columns = [
-                _column([row[each.name] for row in rows], each.type) for each in TABLES[name]
-            ]
-            table = pa.Table.from_arrays(columns, schema=TABLES[name])
-            table = table.append_column("group", pa.array([each or None for each in groups], _S))
-            if name != BY_GROUP:
-                table = table.append_column("day", pa.array(days, pa.date32()))
-            yield folded_row(name, len(held), _packed(table))
+        for name, rows in self._held.items():
+            schema = written_schema(name)
+            columns = [_column([row[each.name] for row in rows], each.type) for each in schema]
+            yield folded_row(name, len(rows), _packed(pa.Table.from_arrays(columns, schema=schema)))
         self._held.clear()
         self._rows = 0
 
@@ -175,5 +165,5 @@ def unpacked(packed: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
 
 def written_schema(name: str) -> pa.Schema:
     """The columns of a table with its folders."""
-    day = [] if name == BY_GROUP else [pa.field("day", pa.date32())]
-    return pa.schema([*TABLES[name], pa.field("group", _S), *day])
+    folders = _columns("group string" if name == BY_GROUP else "group string, day day")
+    return pa.schema([*TABLES[name], *folders])
