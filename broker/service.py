@@ -137,9 +137,8 @@ class BrokerService:
 
     def _new_replication(self) -> Replication:
         parts = self.config, self.path, self.tables, self.slave_sync, self._client, self
-        if self.config.controller_mode:
-            return ControllerReplication(*parts, sign=self.endpoint.sign)
-        return ClassicReplication(*parts)
+        kind = ControllerReplication if self.config.controller_mode else ClassicReplication
+        return kind(*parts, guard=self.endpoint.guard)
 
     def _new_users(self) -> UserService:
         guard, broker = self.endpoint.guard, self.config.broker
@@ -204,7 +203,7 @@ class BrokerService:
             SendBackProcessor(path, topics, self.endpoint.require),
             ReplyProcessor(path, self.send, clients, broker),
             AdminProcessor(path, topics, self.status, self.registrar.known, broker),
-            SettingsProcessor(self.config, self._settings, path.gate),
+            SettingsProcessor(self.config, self._settings, path.gate, self.replication.proof_state),
             UserProcessor(path, self.users, self.endpoint.guard),
             OffsetProcessor(self.store, self.tables, path.gate),
             ConnectionProcessor(clients, path.clock_ms),

@@ -8,7 +8,8 @@ Origin: AdminBrokerProcessor and Configuration in Java.
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from batonmq.broker.config import RUNTIME_KEYS, BrokerConfig, BrokerSections
 from batonmq.broker.java_keys import JAVA_KEYS
@@ -54,9 +55,15 @@ class SettingsProcessor:
     """Changes apply to this broker only, as in Java: each replica has its own settings."""
 
     def __init__(
-        self, config: BrokerSections, settings: RuntimeSettings[BrokerConfig], gate: RoleGate
+        self,
+        config: BrokerSections,
+        settings: RuntimeSettings[BrokerConfig],
+        gate: RoleGate,
+        ha_proof: Callable[[], dict[str, Any]],
     ) -> None:
+        """`ha_proof`: the fields of TlsState about it."""
         self._config = config
+        self._ha_proof = ha_proof
         self._gate = gate
         self._settings = settings
         self._version = DataVersion()
@@ -64,7 +71,7 @@ class SettingsProcessor:
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_BROKER_CONFIG, self.show)
         processors.register(RequestCode.UPDATE_BROKER_CONFIG, self.update)
-        processors.register(RequestCode.BATON_GET_TLS, answer_tls(self._config.tls))
+        processors.register(RequestCode.BATON_GET_TLS, answer_tls(self._config.tls, self._ha_proof))
 
     def show(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """All settings as a property text, sorted by name (GET_BROKER_CONFIG, 26). As in Java, a

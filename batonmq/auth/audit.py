@@ -36,7 +36,7 @@ class AuditLog:
         self._lines = logging.Logger("audit", logging.INFO)
         self._listener: QueueListener | None = None
         self._second = 0
-        self._seen: set[tuple[str, int, str]] = set()
+        self._seen: set[tuple[str, int | str, str]] = set()
         self._suppressed = 0
         if path is None:
             self._lines = log
@@ -50,9 +50,17 @@ class AuditLog:
         self._listener.start()
 
     def refused(
-        self, user: str, peer: str, code: int, resource: str, why: str, *, passes: bool = False
+        self,
+        user: str,
+        peer: str,
+        code: int | str,
+        resource: str,
+        why: str,
+        *,
+        passes: bool = False,
     ) -> None:
-        """`passes`: it is not refused yet."""
+        """`code`: a request code, or the name of what is no request. `passes`: it is not refused
+        yet."""
         second, key = boot_ms() // 1000, (user[:TEXT_MAX], code, peer.rpartition(":")[0])
         if second != self._second:
             self._second = second
@@ -68,13 +76,13 @@ class AuditLog:
         self._write(user, peer, code, resource, result, 0)
 
     def _write(
-        self, user: str, peer: str, code: int, resource: str, result: str, suppressed: int
+        self, user: str, peer: str, code: int | str, resource: str, result: str, suppressed: int
     ) -> None:
         line = {
             "time": wall_ms(),
             "user": user[:TEXT_MAX],
             "peer": peer,
-            "request": request_name(code),
+            "request": code if isinstance(code, str) else request_name(code),
             "resource": resource[:TEXT_MAX],
             "result": result[: 2 * TEXT_MAX],
         }

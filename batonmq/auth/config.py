@@ -61,6 +61,9 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
     authentication_whitelist: str = ""
     authorization_whitelist: str = ""
     audit_log_path: str = ""
+    ha_allow_unproven: bool = False
+    """HA peers without TLS need not prove that they know the secret of the nodes: whoever reaches
+    an HA port reads the log."""
     audit_only: bool = False
     """What would be refused is written to the audit log, and passes: to turn users on without a
     refusal."""

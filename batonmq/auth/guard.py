@@ -42,7 +42,7 @@ from batonmq.remoting.connection import (
 )
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.followed_files import FollowedFiles
-from batonmq.runtime.secret_file import SecretFileError
+from batonmq.runtime.secret_file import SecretFileError, Secrets
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class Guard:
         nodes = Rulebook(cluster)
         nodes.fix(known_as(node))
         self._nodes = nodes
+        self._node = node
         self._books: dict[str, Rulebook] = {"": nodes}
         self._unknown = SigningKey(node.secret_key)
         path = Path(config.audit_log_path) if config.audit_log_path else audit_path
@@ -121,9 +122,19 @@ class Guard:
     def _changed(self) -> None:
         self.version += 1
 
+    @property
+    def node_secrets(self) -> Secrets:
+        """Those of now: what this node signs with, and what it believes as well."""
+        return self._node.secrets
+
+    @property
+    def allows_unproven(self) -> bool:
+        """Whether HA peers need not prove that they know the secret of the nodes."""
+        return self._config.ha_allow_unproven or self._config.audit_only
+
     def _renew_node(self) -> None:
         assert self._node_file is not None
-        node = self._node_file.value
+        self._node = node = self._node_file.value
         self.signer.use(node.credentials)
         self._nodes.fix(known_as(node))
         self._changed()

@@ -167,6 +167,12 @@ class SlaveSide(Protocol[R]):
     def lost(self, link: MasterLink[R], reason: str) -> None: ...
 
 
+def is_certified(transport: asyncio.BaseTransport | None) -> bool:
+    """Whether the peer has shown a certificate that was checked."""
+    context = None if transport is None else transport.get_extra_info("sslcontext")
+    return context is not None and context.verify_mode is ssl.CERT_REQUIRED
+
+
 class SlaveLink(asyncio.Protocol, Generic[R]):
     """One accepted HA connection. `attach` gives it to the master's shell (`adopt`), or lets it
     wait for one; until then its bytes are kept."""
@@ -204,6 +210,10 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
             transport.abort()
             return
         self._attach(self)
+
+    @property
+    def is_certified(self) -> bool:
+        return is_certified(self.transport)
 
     def adopt(self, shell: MasterSide[R]) -> None:
         """This replica is master: `shell` serves the connection, beginning with the kept bytes."""
@@ -266,6 +276,10 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
             transport.abort()
         else:
             self._shell.made(self)
+
+    @property
+    def is_certified(self) -> bool:
+        return is_certified(self.transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer

@@ -1,7 +1,8 @@
 """The master's end of all HA connections: decides what to send next and which acks count. Pure.
 
 A connection's stages are WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER, with WAIT_RECORD in between if it
-names a process that the controllers have not named yet. After the first ack log bytes are sent
+names a process that the controllers have not named yet, and WAIT_PROOF if it is to prove that it
+knows the secret of the nodes. After the first ack log bytes are sent
 while less than a window of them is unacked. A frame never crosses an epoch or a segment.
 
 Invariants: an ack counts only on the newest connection of its broker id (R18), from the registered
@@ -12,14 +13,17 @@ mastership's epoch. Origin: Java AutoSwitchHAConnection.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import structs
 
 from batonmq.epoch.entry import EpochEntry, entry_after, entry_at, entry_of, with_bytes, with_ends
 from batonmq.ha.java_peer import heartbeat_epoch
 from batonmq.ha.lineage import LogSamples, points_of
+from batonmq.ha.node_secret import PROVE_MS, SWITCH, MasterProof, NodeSecret, Unproven
 from batonmq.ha.proof import STRANGERS_MAX, ProofVerdict, Registrations, master_introduced
+from batonmq.ha.slave_connection import LinkStage, SlaveConnection
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
     TRANSFER_HEADER,
@@ -47,7 +51,7 @@ class MasterPolicy:
     confirm_beat_ms: int = 20
     """If no other frame carried a new confirmOffset, it is sent after this time."""
     housekeeping_ms: int = 20_000
-    handshake_ms: int = 5_000  # From the connection to its handshake (R58).
+    handshake_ms: int = PROVE_MS  # From the connection to its handshake, and to its proof (R58).
     record_wait_ms: int = 500  # How long a new process waits for the view that registers it.
     flow_bytes_per_s: int | None = None
 
@@ -84,66 +88,10 @@ class SlaveFollowing:
     offset: int
 
 
-MasterEffect = SyncEffect | SendBytes | SendLog | CloseConnection | SlaveFollowing
-
-
-@dataclass(slots=True)
-class Flow:
-    """The flow control of one connection: bytes sent in the current second."""
-
-    second: int = -1
-    sent: int = 0
-
-    def within(self, bytes_per_second: int, size: int, now_ms: int) -> int:
-        """How many of `size` bytes may be sent now; counts them as sent."""
-        second = now_ms // 1000
-        if self.second != second:
-            self.second, self.sent = second, 0
-        size = max(0, min(size, bytes_per_second - self.sent))
-        self.sent += size
-        return size
+MasterEffect = SyncEffect | SendBytes | SendLog | CloseConnection | SlaveFollowing | Unproven
 
 
 _NO_ACK: Final = 1 << 62
-
-
-class LinkStage(Enum):
-    WAIT_HANDSHAKE = "wait_handshake"
-    WAIT_RECORD = "wait_record"
-    WAIT_ACK = "wait_ack"
-    TRANSFER = "transfer"
-    CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class SlaveConnection:
-    """One socket of a slave. Offsets are exclusive ends; `next_offset` is the next byte to send."""
-
-    connection_id: int
-    address: str
-    read_ms: int
-    sent_ms: int
-    stage: LinkStage = LinkStage.WAIT_HANDSHAKE
-    handshake: SlaveHandshake | None = None
-    broker_id: int = -1  # -1 until the connection is known to be that replica's
-    verified: int = 0
-    """The end of our log at the handshake: the first ack cannot be above it."""
-    epoch: int = -1  # the epoch that the slave has entered on this connection
-    earlier_end: int = 0
-    """Acks up to here may be from before this mastership; `_NO_ACK`: all may."""
-    start_offset: int = 0
-    next_offset: int = 0
-    acked: int = -1
-    entry: EpochEntry | None = None
-    announced_epoch: int = -1
-    sent_confirm: int = -1
-    bytes_sent: int = 0
-    flow: Flow = field(default_factory=Flow)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the peer is a BatonMQ broker, which names itself."""
-        return self.handshake is not None and self.handshake.identity is not None
 
 
 class MasterCore:
@@ -160,7 +108,9 @@ class MasterCore:
         now_ms: int,
         registrations: Registrations,
         samples: LogSamples | None = None,
+        secret: NodeSecret | None = None,
     ) -> None:
+        """`secret`: of the nodes; None: nobody proves anything."""
         self.recent_events = RecentEvents()
         self.sync = sync
         self.log = sync.log
@@ -174,6 +124,7 @@ class MasterCore:
         self._strangers: Crowd[int] = Crowd(STRANGERS_MAX)
         self._registrations = registrations
         self._samples = samples
+        self._secret = secret
 
     # -- the log and the history
 
@@ -221,13 +172,17 @@ class MasterCore:
     # -- connections
 
     @records_event
-    def connection_opened(self, connection_id: int, address: str, ms: int) -> list[MasterEffect]:
-        """A new connection. If too many have not named themselves, closes one of them (R58)."""
+    def connection_opened(
+        self, connection_id: int, address: str, ms: int, *, certified: bool = False
+    ) -> list[MasterEffect]:
+        """A new connection. If too many have not named themselves, closes one of them (R58).
+        `certified`: the peer has shown a certificate."""
         extra = self._strangers.add(connection_id, address)
         effects = []
         if extra is not None:
             effects = self._close(self.connections[extra], "too many without a name", ms)
-        self.connections[connection_id] = SlaveConnection(connection_id, address, ms, ms)
+        connection = SlaveConnection(connection_id, address, ms, ms, certified=certified)
+        self.connections[connection_id] = connection
         return effects
 
     @records_event
@@ -239,18 +194,85 @@ class MasterCore:
         assert connection.stage is LinkStage.WAIT_HANDSHAKE
         connection.handshake = handshake
         connection.read_ms = connection.sent_ms = now_ms
-        return self._admit(connection, handshake, now_ms)
+        effects: list[MasterEffect] = []
+        offered = handshake.identity is not None and handshake.identity.nonce
+        if self._secret is not None and not connection.certified and not offered:
+            reason = f"slave {handshake.broker_id} offers no proof of the nodes' secret ({SWITCH})"
+            effects = self._unproven(connection, self._secret, reason, now_ms)
+        if connection.stage is LinkStage.CLOSED:
+            return effects
+        return effects + self._admit(connection, handshake, now_ms)
+
+    @records_event
+    def proof_received(self, connection_id: int, proof: bytes, now_ms: int) -> list[MasterEffect]:
+        """The slave's proof. Feed this before marks and acks of the same read."""
+        connection = self.connections.get(connection_id)
+        if connection is None:
+            return []
+        if connection.stage is not LinkStage.WAIT_PROOF:
+            return self._close(connection, "a proof that was not asked for", now_ms)
+        assert connection.proof is not None and self._secret is not None
+        effects: list[MasterEffect] = []
+        if not connection.proof.accepts(proof):
+            assert connection.handshake is not None
+            reason = f"the proof of slave {connection.handshake.broker_id} is wrong"
+            effects = self._unproven(connection, self._secret, reason, now_ms)
+        if connection.stage is LinkStage.CLOSED:
+            return effects
+        return effects + self._count_in(connection, now_ms)
+
+    def _unproven(
+        self, connection: SlaveConnection, secret: NodeSecret, reason: str, now_ms: int
+    ) -> list[MasterEffect]:
+        """Reports it; closes the connection if the proof is required."""
+        found = secret.unproven(connection.address, reason)
+        return [found] if found.passes else [found, *self._close(connection, reason, now_ms)]
 
     def _admit(
         self, connection: SlaveConnection, handshake: SlaveHandshake, now_ms: int
     ) -> list[MasterEffect]:
-        """Admits a connection if it counts, and closes an older one of the same replica (R18)."""
+        """Answers a connection that counts. It is counted at once, or after its proof."""
         standing, reason = self._registrations.judge(handshake)
         if standing is ProofVerdict.REFUSED:
             return self._close(connection, reason, now_ms)
         if standing is ProofVerdict.AWAITED:
             connection.stage = LinkStage.WAIT_RECORD
             return []
+        connection.read_ms = connection.sent_ms = now_ms
+        # The slave compares its log with this one, so its first ack may be as high as our end.
+        connection.verified = self.log.written
+        connection.epoch = self.sync.master_epoch
+        own, identity = None, handshake.identity
+        if identity is not None:
+            own = master_introduced(
+                self._registrations.own,
+                identity,
+                points_of(self._entries, self.log.written),
+                self._samples,
+            )
+            if self._secret is not None and identity.nonce:
+                proof = MasterProof(
+                    self._secret,
+                    identity.name,
+                    own.name,
+                    identity.challenge[0],
+                    self._secret.address,
+                )
+                own = structs.replace(own, nonce=proof.nonce.hex(), proof=proof.proof.hex())
+                connection.proof = proof
+        # Java misreads epochs without bytes (`java_peer`), so they are left out.
+        history = self._entries if own is not None else with_bytes(self._entries, self.log.written)
+        reply = encode_master_handshake(self.log.written, history, own)
+        answer = SendBytes(connection.connection_id, reply)
+        if connection.proof is not None:
+            connection.stage = LinkStage.WAIT_PROOF
+            return [answer]
+        return [*self._count_in(connection, now_ms), answer]
+
+    def _count_in(self, connection: SlaveConnection, now_ms: int) -> list[MasterEffect]:
+        """The connection is that replica's; closes an older one of the same replica (R18)."""
+        handshake = connection.handshake
+        assert handshake is not None
         effects: list[MasterEffect] = []
         for older in list(self.connections.values()):
             if older.broker_id == handshake.broker_id:
@@ -258,30 +280,14 @@ class MasterCore:
         self._strangers.remove(connection.connection_id)
         connection.stage = LinkStage.WAIT_ACK
         connection.broker_id = handshake.broker_id
-        connection.read_ms = connection.sent_ms = now_ms
-        # The slave compares its log with this one, so its first ack may be as high as our end.
-        connection.verified = self.log.written
-        connection.epoch = self.sync.master_epoch
-        is_named = handshake.identity is not None
+        connection.read_ms = now_ms
         self.sync.connected(
             handshake.broker_id,
             connection.connection_id,
             now_ms,
             learner=handshake.async_learner,
-            tables_awaited=is_named,
+            tables_awaited=handshake.identity is not None,
         )
-        own = None
-        if handshake.identity is not None:
-            own = master_introduced(
-                self._registrations.own,
-                handshake.identity,
-                points_of(self._entries, self.log.written),
-                self._samples,
-            )
-        # Java misreads epochs without bytes (`java_peer`), so they are left out.
-        history = self._entries if is_named else with_bytes(self._entries, self.log.written)
-        reply = encode_master_handshake(self.log.written, history, own)
-        effects.append(SendBytes(connection.connection_id, reply))
         return effects
 
     @records_event
@@ -298,6 +304,8 @@ class MasterCore:
         if not offsets:
             return []
         effects: list[MasterEffect] = []
+        if connection.stage is LinkStage.WAIT_PROOF:
+            return self._close(connection, "an ack where a proof was expected", now_ms)
         first = connection.stage is LinkStage.WAIT_ACK
         if first:
             effects += self._start_transfer(connection, offsets[0], now_ms)
@@ -413,7 +421,7 @@ class MasterCore:
         policy = self.policy
         for connection in list(self.connections.values()):
             silent_ms = now_ms - connection.read_ms
-            unnamed = connection.stage is LinkStage.WAIT_HANDSHAKE
+            unnamed = connection.stage in (LinkStage.WAIT_HANDSHAKE, LinkStage.WAIT_PROOF)
             if silent_ms >= (policy.handshake_ms if unnamed else policy.housekeeping_ms):
                 effects += self._close(connection, f"nothing read for {silent_ms} ms", now_ms)
             elif connection.handshake is not None and connection.stage is LinkStage.WAIT_RECORD:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.links import SlaveLink
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterEffect, SendBytes, SendLog
+from batonmq.ha.node_secret import Unproven
 from batonmq.ha.ports import HAListener
 from batonmq.ha.shells import MasterLinks, master_info
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
@@ -66,6 +67,8 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
             self.perform(self._poll_store(now_ms))
             self.perform(self.core.handshake_received(link.connection_id, handshake, now_ms))
         reader = link.reader
+        if reader.proof:
+            self.perform(self.core.proof_received(link.connection_id, reader.proof, now_ms))
         if reader.marked:
             self.perform(
                 self.core.marks_received(
@@ -116,6 +119,8 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
                     link.transport.write(effect.data)
             elif isinstance(effect, CloseConnection):
                 self._close_link(effect)
+            elif isinstance(effect, Unproven):
+                self._listener.on_unproven(effect)
             elif isinstance(effect, ProposeSet):
                 log.info(
                     "sync_state_set_proposed add=%s remove=%s reason=%r confirm_offset=%d",

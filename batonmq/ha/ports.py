@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from batonmq.ha.node_secret import Unproven
 from batonmq.ha.sync_state import SetProposal
 
 
-class HAListener(Protocol):
+class ProofListener(Protocol):
+    """In both modes."""
+
+    def on_unproven(self, peer: Unproven) -> None:
+        """A peer did not prove that it knows the secret of the nodes."""
+
+
+class HAListener(ProofListener, Protocol):
     """The broker with controllers. Called on the loop; must neither block nor raise."""
 
     def on_confirm_offset(self, offset: int) -> None:
@@ -32,7 +40,7 @@ class HAListener(Protocol):
         """The log or the epoch file cannot be written: the process must stop."""
 
 
-class ClassicListener(Protocol):
+class ClassicListener(ProofListener, Protocol):
     """The broker in classic mode; the same conditions."""
 
     def on_acknowledged(self, offset: int) -> None:

@@ -18,6 +18,7 @@ from batonmq.ha.links import OpenLinks, SlaveLink, WaitingLinks
 from batonmq.ha.log_samples import StoreSamples
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
+from batonmq.ha.node_secret import NodeSecret
 from batonmq.ha.ports import HAListener
 from batonmq.ha.proof import Registrations
 from batonmq.ha.shells import slave_info
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 class AutoSwitchHAService:
     """Sends the log as master, receives it as slave, or does neither. `identity_of` is called at
     each role change, when the broker is registered. `java_master` asks a Java master for its
-    identity and HA address."""
+    identity and HA address. `secret`: of the nodes, if they prove it to each other."""
 
     def __init__(
         self,
@@ -53,8 +54,10 @@ class AutoSwitchHAService:
         identity_of: Callable[[], HAIdentity],
         java_master: JavaMaster,
         clock_ms: Callable[[], int] = boot_ms,
+        secret: NodeSecret | None = None,
     ) -> None:
         self._store = store
+        self._secret = secret
         self._config = config
         self._listener = listener
         self._store_config = store_config
@@ -153,6 +156,7 @@ class AutoSwitchHAService:
                 local_log(self._store),
                 self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush),
                 now_ms,
+                self._secret,
             )
             self._slave = SlaveShell(
                 core,
@@ -346,6 +350,7 @@ class AutoSwitchHAService:
             now_ms=now_ms,
             registrations=Registrations(own, view.replicas),
             samples=self._samples,
+            secret=self._secret,
         )
         self._master = MasterShell(core, store, self._listener, self._now_ms)
         self._master.perform(core.dead_changed(self._dead, now_ms))

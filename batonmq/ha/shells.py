@@ -39,7 +39,9 @@ class Core(Protocol):
 class MasterEnd(Core, Protocol[E]):
     """The core of a mastership."""
 
-    def connection_opened(self, connection_id: int, address: str, now_ms: int) -> list[E]: ...
+    def connection_opened(
+        self, connection_id: int, address: str, now_ms: int, /, *, certified: bool = False
+    ) -> list[E]: ...
 
     def connection_closed(self, connection_id: int, now_ms: int) -> list[E]: ...
 
@@ -110,7 +112,11 @@ class MasterLinks(Timed, Generic[R, E]):
 
     def attach(self, link: SlaveLink[R]) -> None:
         self._links[link.connection_id] = link
-        self.perform(self.core.connection_opened(link.connection_id, link.address, self._now_ms()))
+        self.perform(
+            self.core.connection_opened(
+                link.connection_id, link.address, self._now_ms(), certified=link.is_certified
+            )
+        )
 
     def lost(self, link: SlaveLink[R]) -> None:
         if self._links.pop(link.connection_id, None) is not None:

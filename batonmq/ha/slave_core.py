@@ -4,7 +4,8 @@ Pure.
 TRANSITIONS is the table of phases; any other step raises InvalidTransition, which shows the recent
 events. Invariants: nothing is acked to a peer whose history ends below the epoch that this replica
 has accepted (R2). Nothing is cut, appended or acked before the peer has proved to be the master
-(R21, R41): a BatonMQ broker names itself before its handshake, a Java broker is asked.
+(R21, R41): a BatonMQ broker names itself before its handshake, a Java broker is asked. With a
+secret of the nodes it also proves that it knows it.
 `received_log` has the log's state. Each effect must be complete before the next event. Origin: Java
 AutoSwitchHAClient.
 """
@@ -20,6 +21,7 @@ from msgspec import structs
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.java_peer import PeerIdentity, is_java_master, proof_fault, shared_with_java
 from batonmq.ha.lineage import points_of
+from batonmq.ha.node_secret import SWITCH, NodeSecret, SlaveProof
 from batonmq.ha.proof import master_fault
 from batonmq.ha.received_log import (
     BeginAgain,
@@ -37,6 +39,7 @@ from batonmq.ha.wire import (
     MasterHandshake,
     SlaveHandshake,
     TransferHeader,
+    encode_proof,
     encode_slave_handshake,
     encode_tables_mark,
 )
@@ -110,8 +113,15 @@ class SlaveCore:
     connects at once, because a failover waits for it."""
 
     def __init__(
-        self, own: HAIdentity, view: RoleView, log: LocalLog, policy: SlavePolicy, now_ms: int
+        self,
+        own: HAIdentity,
+        view: RoleView,
+        log: LocalLog,
+        policy: SlavePolicy,
+        now_ms: int,
+        secret: NodeSecret | None = None,
     ) -> None:
+        """`secret`: of the nodes; None: nobody proves anything."""
         assert view.master_broker_id is not None and view.master_broker_id != own.broker_id
         self.recent_events = RecentEvents()
         self.own = own
@@ -126,6 +136,8 @@ class SlaveCore:
         self._named = (
             False  # whether the master is a BatonMQ broker, so that both ends name themselves
         )
+        self._secret = secret
+        self._proof: SlaveProof | None = None  # until the master has answered it
         self._followed = (-1, -1)
         """Id and masterEpoch of the master whose log has this one as a prefix."""
         self._tables_epoch = -1
@@ -157,21 +169,60 @@ class SlaveCore:
         return effects + self._dial(now_ms)
 
     @records_event
-    def connected(self, log: LocalLog, now_ms: int) -> list[fx.SlaveEffect]:
+    def connected(
+        self, log: LocalLog, now_ms: int, *, certified: bool = False
+    ) -> list[fx.SlaveEffect]:
+        """`certified`: the master has shown a certificate."""
         self._move(SlaveStep.CONNECTED)
         self.log.reload(log)
         self.silence.read_ms = self.log.sent_ms = now_ms
         self._named = not is_java_master(self.view)
+        self._proof, effects = None, list[fx.SlaveEffect]()
+        if self._secret is not None and not certified:
+            if self._named:
+                self._proof = SlaveProof(self._secret, self.own.name, self.view.master_ha_address)
+            else:
+                reason = f"a master of Java cannot prove the nodes' secret ({SWITCH})"
+                effects = self._unproven(self._secret, reason, now_ms)
+                if self.phase is SlavePhase.READY:
+                    return effects
         # R47: the master's handshake will include samples at these ends.
         points = points_of(log.entries, log.max_offset) if log.samples is not None else ()
-        introduced = structs.replace(self.own, points=points, disputed=self._disputed)
+        nonce = self._proof.nonce.hex() if self._proof is not None else ""
+        introduced = structs.replace(self.own, points=points, disputed=self._disputed, nonce=nonce)
         handshake = SlaveHandshake(
             self.broker_id,
             self.policy.sync_from_last_file,
             self.policy.async_learner,
             introduced if self._named else None,
         )
-        return [fx.SendToMaster(encode_slave_handshake(handshake))]
+        return [*effects, fx.SendToMaster(encode_slave_handshake(handshake))]
+
+    @property
+    def wants_proof(self) -> bool:
+        """Whether `identity_received` comes next on this connection."""
+        return self._proof is not None
+
+    @records_event
+    def identity_received(self, master: HAIdentity, now_ms: int) -> list[fx.SlaveEffect]:
+        """The master named itself, before its handshake. It is asked for its proof first: until
+        then nothing that it says is kept (R41)."""
+        proof, self._proof = self._proof, None
+        if proof is None or self._secret is None:
+            return []
+        if proof.accepts(master.name, *master.challenge):
+            return [fx.SendToMaster(encode_proof(proof.proof))]
+        what = "is wrong" if master.nonce else f"is missing ({SWITCH})"
+        reason = f"the proof of master {self.view.master_ha_address} {what}"
+        effects = self._unproven(self._secret, reason, now_ms)
+        if self.phase is not SlavePhase.READY and master.nonce:
+            effects.append(fx.SendToMaster(encode_proof(proof.proof)))
+        return effects
+
+    def _unproven(self, secret: NodeSecret, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
+        """Reports it; hangs up if the proof is required."""
+        found = secret.unproven(self.view.master_ha_address or self.view.master_address, reason)
+        return [found] if found.passes else [found, *self._hang_up(reason, now_ms)]
 
     @records_event
     def disconnected(self, now_ms: int) -> list[fx.SlaveEffect]:
@@ -228,7 +279,7 @@ class SlaveCore:
         self, peer: MasterHandshake, log: LocalLog, now_ms: int
     ) -> list[fx.SlaveEffect]:
         """Compares the histories. Nothing is cut or acked before the peer has proved its epoch."""
-        assert self.phase is SlavePhase.HANDSHAKE
+        assert self.phase is SlavePhase.HANDSHAKE and not self.wants_proof
         self.silence.read_ms = now_ms
         self.log.reload(log)
         self._peer = peer

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.ha.node_secret import Unproven
 from batonmq.protocol.role_view import RoleView
 
 
@@ -107,6 +108,7 @@ class Diverged:
 
 SlaveEffect = (
     Dial
+    | Unproven
     | Hangup
     | SendToMaster
     | ProveMaster

@@ -14,11 +14,12 @@ from batonmq.ha import slave_effects as fx
 from batonmq.ha.java_peer import JavaMaster
 from batonmq.ha.lineage import LogSamples
 from batonmq.ha.links import MasterLink, OpenLinks
+from batonmq.ha.node_secret import Unproven
 from batonmq.ha.ports import HAListener
 from batonmq.ha.received_log import LocalLog
 from batonmq.ha.shells import BUFFER_SIZE, MasterFollower
 from batonmq.ha.slave_core import SlaveCore
-from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
+from batonmq.ha.wire import HAIdentity, MasterFrameReader, MasterHandshake, TransferHeader
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from batonmq.protocol.role_view import RoleView
@@ -97,7 +98,11 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._run(self.core.stop())
 
     def _connected(self) -> None:
-        self._run(self.core.connected(self._local_log(), self._now_ms()))
+        link = self._link
+        assert link is not None
+        now_ms = self._now_ms()
+        self._run(self.core.connected(self._local_log(), now_ms, certified=link.is_certified))
+        link.reader.identity_first = self.core.wants_proof
 
     def _disconnected(self) -> None:
         self._run(self.core.disconnected(self._now_ms()))
@@ -105,13 +110,16 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def received(self, link: AutoSwitchLink, data: memoryview) -> None:
         core = self.core
         now_ms = self._now_ms()
-        core.silence.read_ms = now_ms  # parts of a frame count, too
+        if not core.wants_proof:  # R58: a stranger gets no time for its drops
+            core.silence.read_ms = now_ms  # parts of a frame count, too
         try:
             for item in link.reader.feed(data):
                 if type(item) is memoryview:
                     effects = core.log.append(item)
                 elif type(item) is TransferHeader:
                     effects = core.frame_received(item, now_ms)
+                elif type(item) is HAIdentity:
+                    effects = core.identity_received(item, now_ms)
                 else:
                     assert isinstance(item, MasterHandshake)
                     effects = core.handshake_received(item, self._local_log(), now_ms)
@@ -192,6 +200,9 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
                 self._tasks.spawn(self._dial(address))
             case fx.Hangup(reason):
                 self._hang_up(reason)
+            case Unproven(_, reason, passes):
+                self._diverged = "" if passes else reason
+                self._listener.on_unproven(effect)
             case fx.AppendEpoch(epoch, start):
                 if not self._store.epochs.append(EpochEntry(epoch, start)):
                     raise RemoteProtocolError(f"epoch {epoch} at {start} does not fit our history")

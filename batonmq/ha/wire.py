@@ -5,8 +5,10 @@ transfer frames; one without a body is a heartbeat with the next offset. Frames 
 anywhere.
 
 Two BatonMQ brokers send more: each names itself in an identity frame before its handshake (R41),
-and the slave reports which epoch it has entered and whose tables it has (R42). A slave sends these
-only to a BatonMQ master, so Java brokers see the original protocol.
+and the slave reports which epoch it has entered and whose tables it has (R42). With a secret of the
+nodes the identities also carry random numbers and the master's proof, and the slave's proof comes
+before its first ack (`node_secret`). A slave sends these only to a BatonMQ master, so Java brokers
+see the original protocol.
 
 A reader takes bytes in pieces of any size and returns whole frames. Log bytes are not collected:
 each piece of a body is a view of the receive buffer, valid until the next read. Origin: Java
@@ -24,6 +26,7 @@ import msgspec
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.ha.lineage import LogSample
+from batonmq.ha.node_secret import PROOF_BYTES, Name
 from batonmq.protocol.errors import RemoteProtocolError
 
 
@@ -44,6 +47,7 @@ class OwnState(IntEnum):
     IDENTITY = int.from_bytes(b"BATI")
     EPOCH_MARK = int.from_bytes(b"BATE")
     TABLES_MARK = int.from_bytes(b"BATT")
+    PROOF = int.from_bytes(b"BATP")
 
 
 IDENTITY_HEAD: Final = struct.Struct(
@@ -62,6 +66,11 @@ SLAVE_ACK: Final = struct.Struct(
     ">"
     "i"  # 0  state, TRANSFER; or EPOCH_MARK, TABLES_MARK
     "q"  # 4  end of the slave's log, exclusive; of a mark: the masterEpoch
+)
+SLAVE_PROOF: Final = struct.Struct(
+    ">"
+    "i"  # 0  state, PROOF
+    f"{PROOF_BYTES}s"  # 4
 )
 MASTER_HANDSHAKE: Final = struct.Struct(
     ">"
@@ -105,6 +114,27 @@ class HAIdentity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     disputed: tuple[int, ...] = ()  # slave: those at which the bytes differed before
     samples: tuple[LogSample, ...] = ()  # master: the answer to `points`, its own ends included
     lineage: str = ""  # master: the lineage of its log
+    nonce: str = ""  # a random number in hex: this end knows the secret of the nodes
+    proof: str = ""  # master: in hex
+
+    @property
+    def name(self) -> Name:
+        """What a proof is about."""
+        return (
+            self.cluster_name,
+            self.broker_name,
+            str(self.broker_id),
+            self.incarnation,
+            self.log_id,
+        )
+
+    @property
+    def challenge(self) -> tuple[bytes, bytes]:
+        """Nonce and proof; empty if they are missing or cannot be read."""
+        try:
+            return bytes.fromhex(self.nonce), bytes.fromhex(self.proof)
+        except ValueError:
+            return b"", b""
 
     def __str__(self) -> str:
         return (
@@ -196,6 +226,10 @@ def encode_ack(max_offset: int) -> bytes:
     return SLAVE_ACK.pack(HAState.TRANSFER, max_offset)
 
 
+def encode_proof(proof: bytes) -> bytes:
+    return SLAVE_PROOF.pack(OwnState.PROOF, proof)
+
+
 def encode_epoch_mark(epoch: int) -> bytes:
     """A slave's mark: it has durably entered `epoch`, and later acks count in it."""
     return SLAVE_ACK.pack(OwnState.EPOCH_MARK, epoch)
@@ -268,16 +302,18 @@ def decode_transfer_header(frame: bytes | bytearray | memoryview, at: int = 0) -
 
 
 _ACK_SIZE: Final = SLAVE_ACK.size
+_PROOF_STATE: Final = OwnState.PROOF.to_bytes(4)
 _HEADER_SIZE: Final = TRANSFER_HEADER.size
 
 
 class SlaveFrameReader:
-    """Reads what a slave sends: its handshake, then acks and marks."""
+    """Reads what a slave sends: its handshake, maybe a proof, then acks and marks."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
         self._identity: HAIdentity | None = None
         self.handshake: SlaveHandshake | None = None
+        self.proof = b""  # that of the last `feed`; acks of the same `feed` came after it
         self.marked = False  # whether the last `feed` had a mark
         self.entered_epoch = -1  # the last epoch mark; acks of the same `feed` came after it
         self.tables_epoch = -1  # the last tables mark
@@ -287,12 +323,17 @@ class SlaveFrameReader:
         RemoteProtocolError for anything else; then the reader is unusable."""
         pending = self._pending
         pending += data
-        self.marked = False
+        self.marked, self.proof = False, b""
         arrived: SlaveHandshake | None = None
         if self.handshake is None:
             arrived = self.handshake = self._handshake_in(pending)
             if arrived is None:
                 return None, []
+        if pending.startswith(_PROOF_STATE):
+            if len(pending) < SLAVE_PROOF.size:
+                return arrived, []
+            _, self.proof = SLAVE_PROOF.unpack_from(pending)
+            del pending[: SLAVE_PROOF.size]
         whole = len(pending) - len(pending) % _ACK_SIZE
         acks: list[int] = []
         for state, offset in SLAVE_ACK.iter_unpack(bytes(pending[:whole])):
@@ -336,6 +377,8 @@ class MasterFrameReader:
     followed by the pieces of its body (memoryview, never empty)."""
 
     def __init__(self) -> None:
+        self.identity_first = False
+        """Its HAIdentity must come before the handshake, and is yielded by itself."""
         self._pending = bytearray()
         self._wanted = MASTER_HANDSHAKE.size
         self._identity: HAIdentity | None = None
@@ -347,13 +390,19 @@ class MasterFrameReader:
         """Bytes of the current body that are still to come; 0 between frames."""
         return self._body_left
 
-    def feed(self, data: memoryview) -> Iterator[MasterHandshake | TransferHeader | memoryview]:
+    def feed(
+        self, data: memoryview
+    ) -> Iterator[HAIdentity | MasterHandshake | TransferHeader | memoryview]:
         """Yields what `data` completes; exhaust it before the next `feed`. Raises
         RemoteProtocolError for an impossible frame."""
         at = 0
         end = len(data)
         if self.handshake is None:
             at = self._feed_handshake(data)
+            if self.identity_first and self._identity is not None:
+                self.identity_first = False
+                yield self._identity
+                at += self._feed_handshake(data[at:])
             if self.handshake is None:
                 return
             yield self.handshake
@@ -389,13 +438,18 @@ class MasterFrameReader:
             pending += data[at : at + take]
             at += take
             if len(pending) == MASTER_HANDSHAKE.size:
-                self._wanted = identity_size(pending) or master_handshake_size(pending)
+                size = identity_size(pending)
+                if self.identity_first and not size:
+                    raise RemoteProtocolError("the master does not name itself")
+                self._wanted = size or master_handshake_size(pending)
             if len(pending) == self._wanted and identity_size(pending):
                 if self._identity is not None:
                     raise RemoteProtocolError("a second HA identity on one connection")
                 self._identity = decode_identity(pending)
                 pending.clear()
                 self._wanted = MASTER_HANDSHAKE.size
+                if self.identity_first:
+                    return at
         self.handshake = decode_master_handshake(pending)._replace(identity=self._identity)
         pending.clear()
         return at

@@ -17,11 +17,13 @@ _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """`kind`: remoting, grpc, ha or raft. `address`: host:port."""
+    """`kind`: remoting, grpc, ha or raft. `address`: host:port. `broker`: of an HA port, where its
+    broker is asked."""
 
     node: str
     kind: str
     address: str
+    broker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class PortState:
     refusal: str = ""
     clients: TlsState | None = None
     """What the process says, while its ports for clients take both."""
+    proof: TlsState | None = None
+    """What a broker says of the proofs at its HA port, if its peers prove anything."""
 
 
 async def probe(port: Port, tls: ClientTls | None, timeout_s: float) -> PortState:

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -34,8 +34,9 @@ _CLOSE_WAIT_S: Final = 1.0
 _CLOSED_AT_ONCE: Final = 128
 
 
-def answer_tls(tls: Tls | None) -> Handler:
-    """The handler of BATON_GET_TLS: a TlsState as JSON."""
+def answer_tls(tls: Tls | None, more: Callable[[], Mapping[str, Any]] = dict) -> Handler:
+    """The handler of BATON_GET_TLS: a TlsState as JSON. `more`: fields that only the caller
+    knows."""
 
     def answer(request: RemotingCommand, _: Connection) -> RemotingCommand:
         watched = FollowedFiles.watched
@@ -43,6 +44,7 @@ def answer_tls(tls: Tls | None) -> Handler:
             tls.state if tls is not None else TlsState(),
             taken={files.name: files.taken_ms for files in watched},
             refusal="; ".join(filter(None, (files.refusal for files in watched))),
+            **more(),
         )
         return RemotingCommand.response_to(request, body=msgspec.json.encode(state))
 

@@ -42,6 +42,9 @@ class TlsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     connections are open without and with it at its ports for clients, while these are permissive;
     `plain_taken` since its start. `_peers`: the addresses of the first PEERS_SHOWN. `trusted`,
     `certificate`: SHA-256 of the certificates that are in force. `not_after`: ms since 1970.
+    `ha_proof`: whether its HA peers without TLS prove that they know the secret of the nodes:
+    `required`, `optional`, or "": it has none. `ha_unproven`: how many did not, since its start;
+    `ha_unproven_last`: the newest one, and why.
     `taken`: of the files that it follows (`tls`, or the key that names a file of secrets) when what
     is in force was written, ms since 1970; `refusal`: why newer ones are not."""
 
@@ -58,6 +61,9 @@ class TlsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     not_after: int = 0
     refusal: str = ""
     taken: dict[str, int] = {}
+    ha_proof: str = ""
+    ha_unproven: int = 0
+    ha_unproven_last: str = ""
 
 
 class TlsError(BatonError):

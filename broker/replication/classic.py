@@ -21,6 +21,7 @@ import logging
 from functools import partial
 from typing import Final
 
+from batonmq.auth.guard import Guard
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.group_watch import GroupWatch
 from batonmq.broker.replication.replication import BrokerHooks, Replication
@@ -124,9 +125,10 @@ class ClassicReplication(Replication):
         slave_sync: SlaveSynchronize,
         client: RemotingClient,
         hooks: BrokerHooks,
+        *,
+        guard: Guard | None,
     ) -> None:
-        super().__init__(path, slave_sync, hooks)
-        self._config = config
+        super().__init__(config, path, slave_sync, hooks, guard)
         self._tables = tables
         self._client = client
         self._master = MasterAddresses(ha=config.ha.ha_master_address)
@@ -139,6 +141,8 @@ class ClassicReplication(Replication):
             needed_slaves=config.needed_slaves,
             log_end_of=self._log_end_of,
             clock_ms=path.clock_ms,
+            secret=self._secret,
+            broker_id=config.broker.broker_id,
         )
         self.group = GroupWatch(config, client, self, path.clock_ms)
         self._pre_online = PreOnline(path.store, tables, self.ha, client)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from batonmq.auth.signature import Signer
+from batonmq.auth.guard import Guard
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.java_master import JavaMasterClient
 from batonmq.broker.replication.replication import BrokerHooks, Replication
@@ -79,11 +79,9 @@ class ControllerReplication(Replication):
         client: RemotingClient,
         hooks: BrokerHooks,
         *,
-        sign: Signer | None,
+        guard: Guard | None,
     ) -> None:
-        super().__init__(path, slave_sync, hooks)
-        self._config = config
-        self._sign = sign
+        super().__init__(config, path, slave_sync, hooks, guard)
         self._full_disk = UnfitHandover()
         self._damage = UnfitHandover()
         self.ha = AutoSwitchHAService(
@@ -94,6 +92,7 @@ class ControllerReplication(Replication):
             identity_of=self._identity,
             java_master=JavaMasterClient(client),
             clock_ms=path.clock_ms,
+            secret=self._secret,
         )
         self.actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
         slave_sync.on_tables = self.ha.tables_followed
@@ -102,8 +101,9 @@ class ControllerReplication(Replication):
         path.rule = MembersConfirm(path, self.ha, lease_valid, first_acked)
 
     def _new_manager(self, actions: RoleActions, ha: AutoSwitchHAService) -> ReplicasManager:
+        sign = self._guard.signer if self._guard is not None else None
         return ReplicasManager(
-            self._config.replicas_manager(self._sign), actions, ha, on_fatal=self._hooks.fatal
+            self._config.replicas_manager(sign), actions, ha, on_fatal=self._hooks.fatal
         )
 
     @property

@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator
 from typing import Any, Final, Protocol
 
+from batonmq.auth.guard import Guard
+from batonmq.broker.config import BrokerSections
 from batonmq.broker.tables.slave_sync import SlaveSynchronize
 from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.classic.service import ClassicHAService
+from batonmq.ha.node_secret import NONCE_BYTES, NodeSecret, Unproven
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.protocol.bodies import EpochEntryCache
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -30,6 +34,19 @@ from batonmq.runtime.turns import in_slices
 log = logging.getLogger(__name__)
 
 LAST_ACKS_S: Final = 0.3
+
+
+def _node_secret(config: BrokerSections, guard: Guard | None) -> NodeSecret | None:
+    """What HA peers prove to each other; None without `authenticationEnabled`."""
+    if guard is None:
+        return None
+    return NodeSecret(
+        secrets=lambda: guard.node_secrets,
+        new_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
+        required=not guard.allows_unproven,
+        address=config.ha_address,
+        group=(config.broker.broker_cluster_name, config.broker.broker_name),
+    )
 
 
 class BrokerHooks(Protocol):
@@ -52,7 +69,19 @@ class BrokerHooks(Protocol):
 class Replication(ABC):
     """The replication of one broker, on its loop."""
 
-    def __init__(self, path: WritePath, slave_sync: SlaveSynchronize, hooks: BrokerHooks) -> None:
+    def __init__(
+        self,
+        config: BrokerSections,
+        path: WritePath,
+        slave_sync: SlaveSynchronize,
+        hooks: BrokerHooks,
+        guard: Guard | None,
+    ) -> None:
+        self._config = config
+        self._guard = guard
+        self._secret = _node_secret(config, guard)
+        self._unproven = 0
+        self._unproven_last = ""
         self._path = path
         self._slave_sync = slave_sync
         self._hooks = hooks
@@ -153,6 +182,29 @@ class Replication(ABC):
     @abstractmethod
     async def _close(self, reason: str) -> None:
         """Ends the connections. All writes are answered by then."""
+
+    def on_unproven(self, peer: Unproven) -> None:
+        """An HA peer did not prove that it knows the secret of the nodes."""
+        self._unproven += 1
+        self._unproven_last = f"{peer.address}: {peer.reason}"
+        log.warning(
+            "ha_unproven peer=%s passes=%s reason=%r", peer.address, peer.passes, peer.reason
+        )
+        if self._guard is not None:
+            name = self._config.broker.broker_name
+            self._guard.audit.refused(
+                "", peer.address, "HA", f"broker group {name}", peer.reason, passes=peer.passes
+            )
+
+    def proof_state(self) -> dict[str, Any]:
+        """The fields of TlsState about the proofs of HA peers."""
+        if self._secret is None:
+            return {}
+        return {
+            "ha_proof": "required" if self._secret.required else "optional",
+            "ha_unproven": self._unproven,
+            "ha_unproven_last": self._unproven_last,
+        }
 
     def on_damage(self, reason: str) -> None:
         """A record of this broker's log is damaged."""

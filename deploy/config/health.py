@@ -45,7 +45,13 @@ def signature() -> dict:
     import base64
     import hmac
 
-    node = json.loads(os.environ["BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS"])
+    inline = "BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS"
+    file = os.environ.get(f"{inline}FILE")
+    if file:
+        with open(file, encoding="utf-8") as text:
+            node = json.load(text)
+    else:
+        node = json.loads(os.environ[inline])
     name = node["accessKey"]
     made = hmac.digest(node["secretKey"].encode(), name.encode(), "sha1")
     return {"AccessKey": name, "Signature": base64.b64encode(made).decode()}

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 from lone_broker import Rig, lone_broker, until
+from msgspec import structs
 
+from batonmq.auth.config import AuthConfig
+from batonmq.auth.guard import Guard
 from batonmq.broker.config import ReplicasConfig
 from batonmq.broker.metrics import BrokerMetrics
 from batonmq.broker.replication.controlled import (
@@ -20,6 +24,7 @@ from batonmq.broker.replication.controlled import (
     ControllerReplication,
 )
 from batonmq.broker.write.pending_acks import SLICE
+from batonmq.ha.node_secret import Unproven
 from batonmq.protocol.codes import (
     HA_ADDRESS_FIELD,
     INCARNATION_FIELD,
@@ -47,7 +52,7 @@ def managed(rig: Rig) -> Iterator[tuple[AsyncMock, ControllerReplication]]:
         service.config, replicas=ReplicasConfig(controller_grpc_addr="127.0.0.1:1")
     )
     parts = service.path, service.tables, service.slave_sync, RemotingClient()
-    replication = ControllerReplication(sections, *parts, Mock(), sign=None)
+    replication = ControllerReplication(sections, *parts, Mock(), guard=None)
     manager = AsyncMock(lease_valid=lambda now_ms: True, acks_changed=Mock())
     replication.manager = manager
     service.path.rule = rule
@@ -231,3 +236,34 @@ async def test_r46_a_role_notice_with_what_is_no_number_is_refused_by_name(tmp_p
             notice = RemotingCommand.request(1008, {"masterEpoch": "x"})
             with pytest.raises(BrokerRefusal, match="masterEpoch"):
                 handler(notice, Mock())
+
+
+async def test_an_ha_peer_without_a_proof_is_in_the_audit_log_and_in_the_status(
+    tmp_path: Path,
+) -> None:
+    async with lone_broker(tmp_path) as rig:
+        service = rig.service
+        auth = AuthConfig(
+            authentication_enabled=True,
+            inner_client_authentication_credentials='{"accessKey":"node","secretKey":"s3cret"}',
+        )
+        for allowed in (False, True):
+            guard = Guard(
+                structs.replace(auth, ha_allow_unproven=allowed), "C", tmp_path / f"{allowed}.log"
+            )
+            parts = service.path, service.tables, service.slave_sync, RemotingClient()
+            replication = ControllerReplication(service.config, *parts, Mock(), guard=guard)
+            peer = Unproven("10.0.0.7:5", "its proof is wrong", passes=allowed)
+            replication.on_unproven(peer)
+            assert replication.proof_state() == {
+                "ha_proof": "optional" if allowed else "required",
+                "ha_unproven": 1,
+                "ha_unproven_last": "10.0.0.7:5: its proof is wrong",
+            }
+            guard.close()
+            (line,) = (tmp_path / f"{allowed}.log").read_text().splitlines()
+            assert (json.loads(line)["request"], json.loads(line)["peer"]) == ("HA", "10.0.0.7:5")
+            assert (
+                json.loads(line)["result"] == "would be " * allowed + "refused: its proof is wrong"
+            )
+            assert "s3cret" not in line

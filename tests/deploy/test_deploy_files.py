@@ -218,9 +218,15 @@ def test_compose_itself_takes_the_project_with_all_profiles() -> None:
     assert all("mem_limit" in service for service in seen.values())
 
 
-def test_the_secured_project_is_the_same_with_tls_and_users_in_every_process() -> None:
+def test_the_secured_project_is_the_same_with_tls_and_users_in_every_process(
+    tmp_path: Path,
+) -> None:
     """Beside the settings of docker-compose.yml a service has those of TLS and users, and its own
-    folder of certificates, which no other one sees."""
+    folder of certificates and the secret of the nodes, which no other one sees."""
+    secret = tmp_path / "node.json"
+    secret.write_text(NODE)
+    secret.chmod(0o600)
+    file_key = "BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALSFILE"
     variables = dotenv()
     text = (DEPLOY / "docker-compose.secure.yml").read_text()
     over = yaml.safe_load(_VARIABLE.sub(lambda m: variables[m[1]], text))["services"]
@@ -230,13 +236,13 @@ def test_the_secured_project_is_the_same_with_tls_and_users_in_every_process() -
         assert added["volumes"] == [f"./tls/nodes/{name}:/etc/batonmq-tls:ro"]
         assert added["env_file"] == ["./tls/users.env"]
         service = project["services"][name]
-        secrets = {"BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS": NODE}
-        service["environment"] |= added["environment"] | secrets
+        assert added["environment"][file_key] == "/etc/batonmq-tls/node.json"
+        service["environment"] |= added["environment"] | {file_key: str(secret)}
         sections = BROKER_SECTIONS if name.startswith("broker-") else NAMESRV_SECTIONS
         found = settings_of(project, name, sections)
         assert (found["tls"].server_mode, found["tls"].nodes) == ("enforcing", "enforcing")
         assert found["tls"].dials and found["auth"].authorization_enabled
-        assert not found["auth"].audit_only
+        assert not found["auth"].audit_only and found["auth"].node_user().secret_key == "secret"
 
 
 def test_prometheus_takes_its_files() -> None:

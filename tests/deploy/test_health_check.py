@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.guard import Guard
 from batonmq.remoting.command import RemotingCommand
@@ -53,8 +55,11 @@ async def test_each_process_is_asked_and_the_unwell_one_is_named() -> None:
     assert code == 1 and said.startswith(f"broker on port {port}: ")
 
 
-async def test_it_dials_with_tls_and_signs_where_the_process_asks_for_both(tmp_path: Path) -> None:
-    """By the variables of the environment that the process itself reads."""
+@pytest.mark.parametrize("in_file", [True, False])
+async def test_it_dials_with_tls_and_signs_where_the_process_asks_for_both(
+    tmp_path: Path, in_file: bool
+) -> None:
+    """By the variables of the environment, and the file, that the process itself reads."""
     made = authority(tmp_path / "tls")
     node = '{"accessKey":"node","secretKey":"secret"}'
     auth = AuthConfig(
@@ -66,9 +71,11 @@ async def test_it_dials_with_tls_and_signs_where_the_process_asks_for_both(tmp_p
         "BATONMQ_TLS__SERVERMODE": "enforcing",
         "BATONMQ_TLS__SERVERTRUSTCERTPATH": str(made.trust),
     }
+    (tmp_path / "node.json").write_text(node)
+    key, value = ("FILE", str(tmp_path / "node.json")) if in_file else ("", node)
     user = {
         "BATONMQ_AUTH__AUTHENTICATIONENABLED": "true",
-        "BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS": node,
+        f"BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIALS{key}": value,
     }
     processors = Processors()
     processors.register(28, lambda cmd, _: RemotingCommand.response_to(cmd))

@@ -19,6 +19,7 @@ import pytest
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.config import HAConfig
 from batonmq.ha.java_peer import PeerIdentity
+from batonmq.ha.node_secret import NodeSecret, Unproven
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.slave_core import SlavePhase
 from batonmq.ha.sync_state import SetProposal
@@ -67,6 +68,7 @@ class Node:
         self.diverged: list[str] = []
         self.damage: list[str] = []
         self.fatal: list[BaseException] = []
+        self.unproven: list[Unproven] = []
         self.up = False
 
     async def start(self) -> None:
@@ -92,6 +94,9 @@ class Node:
         )
         self.store.flushed_listeners.append(self.ha.notify_flushed)
         await self.ha.start("127.0.0.1", self.group.tls.get(self.broker_id))
+        secret = self.group.secrets.get(self.broker_id)
+        if secret is not None:  # the port is known now
+            self.ha._secret = replace(secret, address=f"127.0.0.1:{self.ha.port}")
         self.up = True
 
     def identity(self) -> HAIdentity:
@@ -130,6 +135,9 @@ class Node:
 
     def on_damage(self, reason: str) -> None:
         self.damage.append(reason)
+
+    def on_unproven(self, peer: Unproven) -> None:
+        self.unproven.append(peer)
 
     def on_fatal(self, exc: BaseException) -> None:
         self.fatal.append(exc)
@@ -203,6 +211,7 @@ class Group:
         self.nodes: dict[int, Node] = {}
         self.incarnations: dict[int, str] = {}
         self.tls: dict[int, PortTls] = {}
+        self.secrets: dict[int, NodeSecret] = {}
         self.view = RoleView(cluster_name="C", broker_name="broker-a")
         self.auto = True
         self.tables = True

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ import yaml
 
 from batonmq import ClientOptions, ClientTls, Message, Producer
 from batonmq.auth.signature import Credentials, Signer
+from batonmq.ha.wire import SlaveHandshake, encode_ack, encode_slave_handshake
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
@@ -189,6 +191,7 @@ def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
         cluster.wait_for("a set of one", lambda: in_sync(cluster) == 1)
         cluster.restart(slave)
         cluster.wait_for("a set of two", lambda: in_sync(cluster) == 2)
+        ha_peers_prove_themselves(cluster)
 
     def breaks(cluster: SecureCluster) -> int:
         """How often a connection between nodes ended, or was refused, by their logs."""
@@ -205,6 +208,23 @@ def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
         assert not load.failures, load.failures[:3]
         for secret in (old["secretKey"], json.loads(node.read_text())["secretKey"]):
             assert secret not in cluster.texts()
+
+
+def ha_peers_prove_themselves(cluster: SecureCluster) -> None:
+    """Nobody was refused; a stranger is, gets no byte, and stands in status and audit log."""
+
+    def at_ha_ports() -> list[tuple[str, int]]:
+        ports = [port for port in cluster.ports(3) if port["port"] == "ha"]
+        return sorted((port["proof"], port["unproven"]) for port in ports)
+
+    assert at_ha_ports() == [("required", 0)] * 2
+    port = int(cluster.master()["address"].rpartition(":")[2]) + 1
+    with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+        stranger.sendall(encode_slave_handshake(SlaveHandshake(2)) + encode_ack(0))
+        assert stranger.recv(1) == b""
+    assert at_ha_ports() == [("required", 0), ("required", 1)]
+    audits = "".join(path.read_text() for path in cluster.data_dir.glob("*/**/audit.log"))
+    assert '"request": "HA"' in audits and "offers no proof" in audits
 
 
 def group_state(cluster: SecureCluster) -> dict[str, Any]:

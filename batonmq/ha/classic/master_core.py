@@ -16,9 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from batonmq.ha.classic.wire import BODY_SIZE_MAX, encode_head
-from batonmq.ha.master_core import CloseConnection, Flow, SendLog
+from batonmq.ha.classic.wire import BODY_SIZE_MAX, Answer, Hello, encode_answer, encode_head
+from batonmq.ha.master_core import CloseConnection, SendBytes, SendLog
+from batonmq.ha.node_secret import PROVE_MS, SWITCH, MasterProof, NodeSecret, Unproven
 from batonmq.ha.proof import STRANGERS_MAX
+from batonmq.ha.slave_connection import Flow
 from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
@@ -59,7 +61,7 @@ class SlavesMissing:
     present: int
 
 
-ClassicEffect = SendLog | CloseConnection | Acknowledged | SlavesMissing
+ClassicEffect = SendBytes | SendLog | CloseConnection | Acknowledged | SlavesMissing | Unproven
 
 
 @dataclass(slots=True)
@@ -74,6 +76,9 @@ class ReportingSlave:
     next_offset: int = -1
     acked: int = -1
     name: str = ""  # As the slave named itself; only shown.
+    opened_ms: int = 0
+    proven: bool = True  # Or it need not be.
+    proof: MasterProof | None = None
     vouches: bool = True  # Whether it counts although its host has a newer connection.
     bytes_sent: int = 0
     flow: Flow = field(default_factory=Flow)
@@ -86,8 +91,17 @@ class ReportingSlave:
 class ClassicMasterCore:
     """Feed it events and perform the effects in order. `begin` and `end`: those of our log."""
 
-    def __init__(self, policy: ClassicPolicy, begin: int, end: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        policy: ClassicPolicy,
+        begin: int,
+        end: int,
+        now_ms: int,
+        secret: NodeSecret | None = None,
+    ) -> None:
+        """`secret`: of the nodes; None: nobody proves anything."""
         self.policy = policy
+        self._secret = secret
         self.begin = begin
         self.end = end
         self.acknowledged = 0
@@ -101,17 +115,62 @@ class ClassicMasterCore:
 
     @records_event
     def connection_opened(
-        self, connection_id: int, address: str, now_ms: int
+        self, connection_id: int, address: str, now_ms: int, *, certified: bool = False
     ) -> list[ClassicEffect]:
-        """A new connection. If too many have not reported, closes one of them (R58)."""
+        """A new connection. If too many have not reported, closes one of them (R58).
+        `certified`: the peer has shown a certificate."""
         extra = self._strangers.add(connection_id, address)
         effects = [] if extra is None else self._close(extra, "too many report nothing")
-        slave = ReportingSlave(connection_id, address, now_ms, now_ms)
-        for other in self.connections.values():
-            if other.host == slave.host:
-                other.vouches = False
+        slave = ReportingSlave(connection_id, address, now_ms, now_ms, opened_ms=now_ms)
+        slave.proven = self._secret is None or certified
+        if slave.proven:
+            self._is_newest(slave)
+        else:
+            self.wakeup_ms = min(self.wakeup_ms, now_ms + PROVE_MS)
         self.connections[connection_id] = slave
         return effects
+
+    def _is_newest(self, slave: ReportingSlave) -> None:
+        for other in self.connections.values():
+            if other is not slave and other.host == slave.host:
+                other.vouches = False
+
+    @records_event
+    def hello_received(self, connection_id: int, hello: Hello, now_ms: int) -> list[ClassicEffect]:
+        """The slave offers a proof, and asks for ours."""
+        slave = self.connections.get(connection_id)
+        if slave is None:
+            return []
+        if self._secret is None:
+            return self._close(connection_id, "it asks for a proof of a secret that is not set")
+        name = (*self._secret.group, str(hello.broker_id))
+        master = (*self._secret.group, "0")
+        # Slaves may be configured with another address of this broker, so none is compared.
+        slave.proof = MasterProof(self._secret, name, master, hello.nonce, "")
+        answer = encode_answer(Answer(slave.proof.nonce, slave.proof.proof))
+        return [SendBytes(connection_id, answer)]
+
+    @records_event
+    def proof_received(self, connection_id: int, proof: bytes, now_ms: int) -> list[ClassicEffect]:
+        slave = self.connections.get(connection_id)
+        if slave is None or slave.proof is None:
+            return []
+        if slave.proof.accepts(proof):
+            slave.proven = True
+            self._is_newest(slave)
+            return []
+        return self._unproven(slave, "its proof of the nodes' secret is wrong")
+
+    def _unproven(self, slave: ReportingSlave, reason: str) -> list[ClassicEffect]:
+        """Reports it; closes the connection if the proof is required."""
+        if slave.proven or self._secret is None:
+            return []
+        found = self._secret.unproven(slave.address, reason)
+        if not found.passes:
+            return [found, *self._close(slave.connection_id, reason)]
+        slave.proven = True
+        self._is_newest(slave)
+        return [found]
 
     @records_event
     def connection_closed(self, connection_id: int, now_ms: int) -> list[ClassicEffect]:
@@ -124,6 +183,10 @@ class ClassicMasterCore:
         slave = self.connections.get(connection_id)
         if slave is None:
             return []
+        reason = f"it offers no proof of the nodes' secret ({SWITCH})"
+        unproven = self._unproven(slave, reason)
+        if connection_id not in self.connections:
+            return unproven
         slave.read_ms = now_ms
         if slave.next_offset < 0:  # the first report says where to start
             refusal = self._begin(slave, log_end)
@@ -134,12 +197,12 @@ class ClassicMasterCore:
                 else ""
             )
         if refusal:
-            return self._close(connection_id, refusal)
+            return [*unproven, *self._close(connection_id, refusal)]
         # It reported after the newest connection of its host was made, so it belongs to another
         # slave.
         slave.vouches = True
         slave.acked = max(slave.acked, log_end)
-        effects = [*self._send(slave, now_ms), *self._count()]
+        effects = [*unproven, *self._send(slave, now_ms), *self._count()]
         if connection_id in self._strangers:  # now it counts as a slave (R58)
             self._strangers.remove(connection_id)
             extra = self._reporting.add(connection_id, slave.address)
@@ -164,6 +227,9 @@ class ClassicMasterCore:
         effects: list[ClassicEffect] = []
         policy = self.policy
         for slave in list(self.connections.values()):
+            if not slave.proven and now_ms - slave.opened_ms >= PROVE_MS:
+                effects += self._close(slave.connection_id, f"it proved nothing for {PROVE_MS} ms")
+                continue
             if now_ms - slave.read_ms >= policy.housekeeping_ms:
                 effects += self._close(
                     slave.connection_id, f"nothing was read for {policy.housekeeping_ms} ms"
@@ -265,6 +331,8 @@ class ClassicMasterCore:
         due = [now_ms + self.policy.heartbeat_ms]
         for slave in self.connections.values():
             due.append(slave.read_ms + self.policy.housekeeping_ms)
+            if not slave.proven:
+                due.append(slave.opened_ms + PROVE_MS)
             if slave.next_offset >= 0:
                 due.append(slave.sent_ms + self.policy.heartbeat_ms)
                 if self.policy.flow_bytes_per_s is not None and slave.next_offset < self.end:

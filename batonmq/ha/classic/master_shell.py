@@ -14,7 +14,8 @@ from batonmq.ha.classic.master_core import (
 )
 from batonmq.ha.classic.wire import ReportReader
 from batonmq.ha.links import SlaveLink
-from batonmq.ha.master_core import SendLog
+from batonmq.ha.master_core import SendBytes, SendLog
+from batonmq.ha.node_secret import Unproven
 from batonmq.ha.ports import ClassicListener
 from batonmq.ha.shells import MasterLinks, master_info
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
@@ -51,9 +52,14 @@ class ClassicMasterShell(MasterLinks[ReportReader, ClassicEffect]):
         except RemoteProtocolError as error:
             self._drop(link, str(error))
             return
+        reader, now_ms = link.reader, self._now_ms()
+        if reader.hello is not None:
+            self.perform(self.core.hello_received(link.connection_id, reader.hello, now_ms))
+        if reader.proof:
+            self.perform(self.core.proof_received(link.connection_id, reader.proof, now_ms))
         if log_end is not None:
             self._poll_store()
-            self.perform(self.core.reported(link.connection_id, log_end, self._now_ms()))
+            self.perform(self.core.reported(link.connection_id, log_end, now_ms))
 
     def perform(self, effects: Iterable[ClassicEffect]) -> None:
         for effect in effects:
@@ -63,6 +69,12 @@ class ClassicMasterShell(MasterLinks[ReportReader, ClassicEffect]):
                 self._listener.on_acknowledged(effect.offset)
             elif isinstance(effect, SlavesMissing):
                 self._listener.on_slaves_missing(effect.wanted, effect.present)
+            elif isinstance(effect, SendBytes):
+                link = self._links.get(effect.connection_id)
+                if link is not None and link.transport is not None:
+                    link.transport.write(effect.data)
+            elif isinstance(effect, Unproven):
+                self._listener.on_unproven(effect)
             else:
                 link = self._links.pop(effect.connection_id, None)
                 if link is not None:

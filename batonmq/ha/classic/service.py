@@ -16,6 +16,7 @@ from batonmq.ha.classic.slave_shell import ClassicSlaveShell
 from batonmq.ha.classic.wire import BODY_SIZE_MAX, ReportReader
 from batonmq.ha.config import HAConfig
 from batonmq.ha.links import OpenLinks, SlaveLink
+from batonmq.ha.node_secret import NodeSecret
 from batonmq.ha.ports import ClassicListener
 from batonmq.ha.shells import slave_info
 from batonmq.protocol.bodies import HARuntimeInfo
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 class ClassicHAService:
     """`needed_slaves`: how many slaves must have a write before it is acknowledged. `log_end_of`
     asks the broker at a remoting address for the end of its log; it raises BatonError or
-    OSError."""
+    OSError. `secret`: of the nodes, if they prove it to each other; `broker_id`: of a slave."""
 
     def __init__(
         self,
@@ -45,8 +46,12 @@ class ClassicHAService:
         needed_slaves: int,
         log_end_of: Callable[[str], Awaitable[int]],
         clock_ms: Callable[[], int] = boot_ms,
+        secret: NodeSecret | None = None,
+        broker_id: int = 1,
     ) -> None:
         self._store = store
+        self._secret = secret
+        self._broker_id = broker_id
         self._config = config
         self._listener = listener
         self._store_config = store_config
@@ -82,7 +87,7 @@ class ClassicHAService:
             flow_bytes_per_s=config.flow_bytes_per_s,
         )
         begin, end = max(0, store.min_phy_offset), max(0, store.max_phy_offset)
-        core = ClassicMasterCore(policy, begin, end, self._now_ms())
+        core = ClassicMasterCore(policy, begin, end, self._now_ms(), self._secret)
         self._master = ClassicMasterShell(core, store, self._listener, self._now_ms)
 
     def follow(self, master: MasterAddresses) -> None:
@@ -96,6 +101,8 @@ class ClassicHAService:
                 replace(policy, keepalive_ms=self._config.classic_heartbeat_ms),
                 self._store_config.mapped_file_size_commit_log,
                 self._now_ms(),
+                self._secret,
+                self._broker_id,
             )
             self._slave = ClassicSlaveShell(
                 core, self._store, self._listener, self._now_ms, self._log_end_of, self._open_links

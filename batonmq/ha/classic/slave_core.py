@@ -4,7 +4,8 @@ Pure.
 IDLE (no address) -> WAIT -> DIALLING -> PROVING -> TRANSFER, and back to WAIT when the connection
 ends. PROVING asks the master for the end of its log, if its remoting address is known. A master
 whose log is shorter has lost its tail, and is not followed: once grown past this log it would send
-other bytes at the same offsets. Origin: Java DefaultHAClient.
+other bytes at the same offsets. With a secret of the nodes the master proves in PROVING that it
+knows it, at the same time. Origin: Java DefaultHAClient.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from batonmq.ha import slave_effects as fx
-from batonmq.ha.classic.wire import FrameHead, encode_report
+from batonmq.ha.classic.wire import Answer, FrameHead, Hello, encode_hello, encode_report
+from batonmq.ha.node_secret import SWITCH, NodeSecret, SlaveProof, Unproven
 from batonmq.ha.slave_policy import Redial, SlavePolicy
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
@@ -36,6 +38,7 @@ ClassicSlaveEffect = (
     | fx.Following
     | fx.Hangup
     | fx.SendToMaster
+    | Unproven
 )
 
 
@@ -59,11 +62,26 @@ class ClassicPhase(Enum):
 class ClassicSlaveCore:
     """Feed it events and perform the effects in order. Offsets are exclusive ends, times are ms.
     `segment_size`: an empty replica's log begins at a multiple of it. `flushed`: only with
-    haSyncFlush.
+    haSyncFlush. `secret`: of the nodes; None: nobody proves anything. `broker_id`: this slave's.
     """
 
-    def __init__(self, policy: SlavePolicy, segment_size: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        policy: SlavePolicy,
+        segment_size: int,
+        now_ms: int,
+        secret: NodeSecret | None = None,
+        broker_id: int = 1,
+    ) -> None:
         self.policy = policy
+        self._secret = secret
+        self._broker_id = broker_id
+        self._offers = True
+        """Whether it says hello: where no proof is required, a master that closes at a hello gets
+        none the next time."""
+        self._proof: SlaveProof | None = None
+        """Until the master has answered the hello."""
+        self._end_asked = False
         self.stage = ClassicPhase.IDLE
         self.master = MasterAddresses()
         self.read_ms = now_ms
@@ -116,13 +134,54 @@ class ClassicSlaveCore:
         return self.tick(now_ms)
 
     @records_event
-    def connected(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
+    def connected(
+        self, log_end: int, flushed: int, now_ms: int, *, certified: bool = False
+    ) -> list[ClassicSlaveEffect]:
+        """`certified`: the master has shown a certificate."""
         assert self.stage is ClassicPhase.DIALLING
         self.read_ms = self.sent_ms = now_ms
         self._reported = -1
-        if self.master.remoting:
-            self._enter(ClassicPhase.PROVING, now_ms)
-            return [AskLogEnd(self.master.remoting)]
+        self._proof, effects = None, list[ClassicSlaveEffect]()
+        secret = self._secret
+        if secret is not None and not certified:
+            if self._offers:
+                self._proof = SlaveProof(secret, (*secret.group, str(self._broker_id)), "")
+                hello = encode_hello(Hello(self._proof.nonce, self._broker_id))
+                effects.append(fx.SendToMaster(hello))
+            else:
+                reason = f"the master proves no secret of the nodes ({SWITCH})"
+                effects.append(secret.unproven(self.master.ha, reason))
+        self._end_asked = bool(self.master.remoting)
+        if self._end_asked:
+            effects.append(AskLogEnd(self.master.remoting))
+        self._enter(ClassicPhase.PROVING, now_ms)
+        return effects + self._begin_if_known(log_end, flushed, now_ms)
+
+    @property
+    def wants_proof(self) -> bool:
+        """Whether `answer_received` comes next on this connection."""
+        return self._proof is not None
+
+    @records_event
+    def answer_received(
+        self, answer: Answer, log_end: int, flushed: int, now_ms: int
+    ) -> list[ClassicSlaveEffect]:
+        """The master's proof: until then nothing that it sends is kept."""
+        proof, self._proof = self._proof, None
+        if proof is None or self._secret is None or self.stage is not ClassicPhase.PROVING:
+            return []
+        effects: list[ClassicSlaveEffect] = []
+        if not proof.accepts((*self._secret.group, "0"), *answer):
+            found = self._secret.unproven(self.master.ha, "the master's proof is wrong")
+            if not found.passes:
+                return [found, *self._hang_up(found.reason, now_ms)]
+            effects.append(found)
+        effects.append(fx.SendToMaster(proof.proof))
+        return effects + self._begin_if_known(log_end, flushed, now_ms)
+
+    def _begin_if_known(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
+        if self._proof is not None or self._end_asked:
+            return []
         return self._begin(log_end, flushed, now_ms)
 
     @records_event
@@ -133,7 +192,8 @@ class ClassicSlaveCore:
         if self.stage is not ClassicPhase.PROVING:
             return []
         if log_end <= master_end:
-            return self._begin(log_end, flushed, now_ms)
+            self._end_asked = False
+            return self._begin_if_known(log_end, flushed, now_ms)
         reason = (
             f"this log ends at {log_end}, above the end of its master's, {master_end}: it holds"
             " what the master has lost; make this broker the master, or empty its store"
@@ -197,10 +257,21 @@ class ClassicSlaveCore:
     def disconnected(self, now_ms: int) -> list[ClassicSlaveEffect]:
         """The connection ended, or could not be made."""
         # Our own hang-up has already set the next attempt.
-        if self.stage not in (ClassicPhase.IDLE, ClassicPhase.WAIT, ClassicPhase.STOPPED):
-            self._enter(ClassicPhase.WAIT, now_ms)
-            self._redial.later(now_ms)
-        return []
+        if self.stage in (ClassicPhase.IDLE, ClassicPhase.WAIT, ClassicPhase.STOPPED):
+            return []
+        effects = self._no_answer("the master closed the connection at the hello")
+        self._enter(ClassicPhase.WAIT, now_ms)
+        self._redial.later(now_ms)
+        return effects
+
+    def _no_answer(self, reason: str) -> list[ClassicSlaveEffect]:
+        """The connection ends, perhaps before the answer to a hello."""
+        asked, self._proof = self._proof is not None, None
+        required = self._secret is not None and self._secret.required
+        self._offers = required or not asked
+        if not asked or not required or self._secret is None:
+            return []
+        return [self._secret.unproven(self.master.ha, f"{reason} ({SWITCH})")]
 
     @records_event
     def stop(self, now_ms: int) -> list[ClassicSlaveEffect]:
@@ -219,7 +290,8 @@ class ClassicSlaveCore:
                 self._enter(ClassicPhase.DIALLING, now_ms)
                 return [fx.Dial(self.master.ha)]
             case ClassicPhase.DIALLING | ClassicPhase.PROVING:
-                return self._hang_up(f"no answer for {self._stage_limit_ms} ms", now_ms)
+                reason = f"no answer for {self._stage_limit_ms} ms"
+                return [*self._no_answer(reason), *self._hang_up(reason, now_ms)]
             case ClassicPhase.TRANSFER:
                 silent_ms = now_ms - self.read_ms
                 if silent_ms >= self.policy.housekeeping_ms:

@@ -15,8 +15,9 @@ from batonmq.ha.classic.slave_core import (
     ClassicSlaveEffect,
     MasterAddresses,
 )
-from batonmq.ha.classic.wire import ClassicFrameReader, FrameHead
+from batonmq.ha.classic.wire import Answer, ClassicFrameReader, FrameHead
 from batonmq.ha.links import MasterLink, OpenLinks
+from batonmq.ha.node_secret import Unproven
 from batonmq.ha.ports import ClassicListener
 from batonmq.ha.shells import MasterFollower
 from batonmq.protocol.bodies import HAClientRuntimeInfo
@@ -80,7 +81,14 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
             self._end_turn()
 
     def _connected(self) -> None:
-        self._run(self.core.connected(self._log_end, self._flushed, self._now_ms()))
+        link = self._link
+        assert link is not None
+        self._run(
+            self.core.connected(
+                self._log_end, self._flushed, self._now_ms(), certified=link.is_certified
+            )
+        )
+        link.reader.answer_first = self.core.wants_proof
 
     def lost(self, link: FrameLink, reason: str) -> None:
         is_current = link is self._link
@@ -95,6 +103,9 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
             for item in link.reader.feed(data):
                 if isinstance(item, FrameHead):
                     self._perform(core.frame_received(item, self._log_end, now_ms))
+                elif isinstance(item, Answer):
+                    ends = self._log_end, self._flushed
+                    self._perform(core.answer_received(item, *ends, now_ms))
                 else:
                     self._pieces.add(core.body_received(item))
                 if link is not self._link:
@@ -161,6 +172,9 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
                 case fx.Following(offset):
                     self.problem = ""
                     log.info("ha_following address=%s offset=%d", self.core.master.ha, offset)
+                case Unproven(_, reason, passes):
+                    self.problem = "" if passes else reason
+                    self._listener.on_unproven(effect)
                 case fx.Diverged(reason):
                     self.problem = reason
                     self._listener.on_diverged(reason)

@@ -89,8 +89,9 @@ async def secure(
 
     JSON: of init and rotate a list of file, names, hosts, notAfter (ms since 1970); of status a
     list of node, port, address, plain, tls (its version), verified, notAfter, refusal, plainClients
-    and tlsClients (addresses, at most 20, while both are taken); of enable and disable stages
-    (stage, restarted), doubt, nextStep; of --authority step (trusted, renewed, dropped) and
+    and tlsClients (addresses, at most 20, while both are taken), and of HA ports proof (of the
+    nodes' secret: required, optional), unproven (peers) and lastUnproven; of enable and disable
+    stages (stage, restarted), doubt, nextStep; of --authority step (trusted, renewed, dropped) and
     nextStep; of --secrets a list of file, step (next, former, done).
     """
     if action == "status":
@@ -399,13 +400,13 @@ async def _status(context: CommandContext) -> None:
 
     async with context.admin() as admin:
         ports = await _ports(context, admin)
-        said = await _said(admin, {port.address for port in ports if port.kind == "remoting"})
+        said = await _said(admin, {each.address for each in ports if each.kind == "remoting"})
     tls, timeout_s = context.target.tls, context.timeout_ms / 1000
     try:
         states = await asyncio.gather(*(probe(port, tls, timeout_s) for port in ports))
     except TlsError as error:
         raise CommandFailed(str(error)) from error
-    states = [replace(state, clients=said.get(state.port.address)) for state in states]
+    states = [_with_said(state, said) for state in states]
     if any(state.port.kind != "remoting" and state.takes_plain for state in states):
         context.exit_code = 3
     if any(state.refusal for state in states):
@@ -413,8 +414,18 @@ async def _status(context: CommandContext) -> None:
     _show_states(context, states)
 
 
+def _with_said(state: PortState, said: dict[str, TlsState]) -> PortState:
+    """Adds what only the process knows."""
+    clients, proof = said.get(state.port.address), said.get(state.port.broker)
+    if clients is not None and clients.server_mode != "permissive":
+        clients = None
+    if proof is not None and not proof.ha_proof:
+        proof = None
+    return replace(state, clients=clients, proof=proof)
+
+
 async def _said(admin: Admin, addresses: Iterable[str]) -> dict[str, TlsState]:
-    """Of each process whose ports for clients take both; of an earlier version nothing."""
+    """Of an earlier version nothing."""
     import asyncio
 
     from batonmq.protocol.errors import BatonError
@@ -427,7 +438,7 @@ async def _said(admin: Admin, addresses: Iterable[str]) -> dict[str, TlsState]:
 
     known = list(addresses)
     answers = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
-    return {a: s for a, s in answers.items() if s is not None and s.server_mode == "permissive"}
+    return {address: state for address, state in answers.items() if state is not None}
 
 
 async def _ports(context: CommandContext, admin: Admin) -> list[Port]:
@@ -451,8 +462,14 @@ async def _ports(context: CommandContext, admin: Admin) -> list[Port]:
         found.append(Port(name, "remoting", f"{host}:{int(port) - 2}"))
         if ha_port := config.get("haListenPort"):
             ha_host = config.get("brokerIP2") or host
-            found.append(Port(name, "ha", f"{ha_host}:{ha_port}"))
+            found.append(Port(name, "ha", f"{ha_host}:{ha_port}", broker=address))
     return found
+
+
+def _unproven(state: PortState) -> str:
+    if state.proof is None or not state.proof.ha_unproven:
+        return ""
+    return f"{state.proof.ha_unproven} without proof, last {state.proof.ha_unproven_last}"
 
 
 def _show_states(context: CommandContext, states: list[PortState]) -> None:
@@ -470,6 +487,9 @@ def _show_states(context: CommandContext, states: list[PortState]) -> None:
                     "refusal": each.refusal,
                     "plainClients": each.clients.plain_peers if each.clients else [],
                     "tlsClients": each.clients.encrypted_peers if each.clients else [],
+                    "proof": each.proof.ha_proof if each.proof else "",
+                    "unproven": each.proof.ha_unproven if each.proof else 0,
+                    "lastUnproven": each.proof.ha_unproven_last if each.proof else "",
                 }
                 for each in states
             ]
@@ -482,10 +502,10 @@ def _show_states(context: CommandContext, states: list[PortState]) -> None:
             each.port.address,
             "yes" if each.takes_plain else "no",
             each.takes_tls or "no",
-            "yes" if each.is_verified else "no",
+            "yes" if each.is_verified else f"secret {each.proof.ha_proof}" if each.proof else "no",
             when(each.ends_ms) if each.ends_ms else "",
             f"{each.clients.plain}, {each.clients.encrypted}" if each.clients else "",
-            each.refusal,
+            each.refusal or _unproven(each),
         ]
         for each in states
     ]
