@@ -108,9 +108,7 @@ class MasterCore:
         now_ms: int,
         registrations: Registrations,
         samples: LogSamples | None = None,
-        secret: NodeSecret | None = None,
     ) -> None:
-        """`secret`: of the nodes; None: nobody proves anything."""
         self.recent_events = RecentEvents()
         self.sync = sync
         self.log = sync.log
@@ -124,7 +122,7 @@ class MasterCore:
         self._strangers: Crowd[int] = Crowd(STRANGERS_MAX)
         self._registrations = registrations
         self._samples = samples
-        self._secret = secret
+        self._secret = registrations.secret
 
     # -- the log and the history
 
@@ -199,7 +197,7 @@ class MasterCore:
         if self._secret is not None and not connection.certified and not offered:
             reason = f"slave {handshake.broker_id} offers no proof of the nodes' secret ({SWITCH})"
             effects = self._unproven(connection, self._secret, reason, now_ms)
-        if connection.stage is LinkStage.CLOSED:
+        if connection_id not in self.connections:
             return effects
         return effects + self._admit(connection, handshake, now_ms)
 
@@ -217,7 +215,7 @@ class MasterCore:
             assert connection.handshake is not None
             reason = f"the proof of slave {connection.handshake.broker_id} is wrong"
             effects = self._unproven(connection, self._secret, reason, now_ms)
-        if connection.stage is LinkStage.CLOSED:
+        if connection_id not in self.connections:
             return effects
         return effects + self._count_in(connection, now_ms)
 

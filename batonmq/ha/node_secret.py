@@ -44,13 +44,17 @@ class Unproven:
 class NodeSecret:
     """`secrets`: those of now, since they change while the process runs. `new_nonce`: NONCE_BYTES
     of chance. `required`: a peer without a proof is refused. `address`: where slaves connect to
-    this broker. `group`: (cluster, broker group)."""
+    this broker. `name`: this broker's without controllers; with them each connection says it."""
 
     secrets: Callable[[], Secrets]
     new_nonce: Callable[[], bytes]
     required: bool
     address: str
-    group: tuple[str, str]
+    name: tuple[str, str, str]
+
+    def named(self, broker_id: str) -> Name:
+        """The name of another broker of this group, without controllers."""
+        return (*self.name[:2], broker_id)
 
     def unproven(self, address: str, reason: str) -> Unproven:
         return Unproven(address, reason, passes=not self.required)

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import structs
 
 from batonmq.ha.lineage import LogSamples, take_samples
+from batonmq.ha.node_secret import NodeSecret
 from batonmq.ha.wire import HAIdentity, SlaveHandshake
 from batonmq.protocol.role_view import Replica, RoleView
 
@@ -28,10 +29,17 @@ class ProofVerdict(Enum):
 
 
 class Registrations:
-    """The registered replicas by the newest role view."""
+    """The registered replicas by the newest role view. `secret`: of the nodes, which they also
+    prove; None: they do not."""
 
-    def __init__(self, own: HAIdentity, replicas: Sequence[Replica] = ()) -> None:
+    def __init__(
+        self,
+        own: HAIdentity,
+        replicas: Sequence[Replica] = (),
+        secret: NodeSecret | None = None,
+    ) -> None:
         self.own = own
+        self.secret = secret
         self._replicas: dict[int, Replica] = {}
         self.renew(replicas)
 

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class AutoSwitchHAService:
     """Sends the log as master, receives it as slave, or does neither. `identity_of` is called at
     each role change, when the broker is registered. `java_master` asks a Java master for its
-    identity and HA address. `secret`: of the nodes, if they prove it to each other."""
+    identity and HA address."""
 
     def __init__(
         self,
@@ -54,10 +54,9 @@ class AutoSwitchHAService:
         identity_of: Callable[[], HAIdentity],
         java_master: JavaMaster,
         clock_ms: Callable[[], int] = boot_ms,
-        secret: NodeSecret | None = None,
     ) -> None:
         self._store = store
-        self._secret = secret
+        self._secret: NodeSecret | None = None
         self._config = config
         self._listener = listener
         self._store_config = store_config
@@ -77,8 +76,12 @@ class AutoSwitchHAService:
 
     # -- start and stop
 
-    async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
-        """Listens on haListenPort (see `OpenLinks.listen`); returns the port."""
+    async def start(
+        self, bind_host: str, tls: PortTls | None = None, secret: NodeSecret | None = None
+    ) -> int:
+        """Listens on haListenPort (see `OpenLinks.listen`); returns the port. `secret`: of the
+        nodes, if they prove it to each other."""
+        self._secret = secret
         self.port = await self._open_links.listen(
             self._new_link, bind_host, self._store_config.ha_listen_port, tls
         )
@@ -348,9 +351,8 @@ class AutoSwitchHAService:
             store.epochs.entries,
             min_offset=max(0, store.min_phy_offset),
             now_ms=now_ms,
-            registrations=Registrations(own, view.replicas),
+            registrations=Registrations(own, view.replicas, self._secret),
             samples=self._samples,
-            secret=self._secret,
         )
         self._master = MasterShell(core, store, self._listener, self._now_ms)
         self._master.perform(core.dead_changed(self._dead, now_ms))

@@ -141,8 +141,6 @@ class ClassicReplication(Replication):
             needed_slaves=config.needed_slaves,
             log_end_of=self._log_end_of,
             clock_ms=path.clock_ms,
-            secret=self._secret,
-            broker_id=config.broker.broker_id,
         )
         self.group = GroupWatch(config, client, self, path.clock_ms)
         self._pre_online = PreOnline(path.store, tables, self.ha, client)
@@ -172,9 +170,8 @@ class ClassicReplication(Replication):
         self._init_end = max(0, path.store.max_phy_offset)
         tls = self._config.tls
         broker = self._config.broker
-        await self.ha.start(
-            broker.bind_host, tls.for_replicas(broker.broker_name) if tls is not None else None
-        )
+        port_tls = tls.for_replicas(broker.broker_name) if tls is not None else None
+        await self.ha.start(broker.bind_host, port_tls, self._secret)
         log.info(
             "classic_role role=%s needed_slaves=%d",
             self._config.broker.broker_role,

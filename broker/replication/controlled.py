@@ -92,7 +92,6 @@ class ControllerReplication(Replication):
             identity_of=self._identity,
             java_master=JavaMasterClient(client),
             clock_ms=path.clock_ms,
-            secret=self._secret,
         )
         self.actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
         slave_sync.on_tables = self.ha.tables_followed
@@ -137,9 +136,8 @@ class ControllerReplication(Replication):
         tls = self._config.tls
         # Before it registers: the role views that follow give its HA address to other replicas.
         broker = self._config.broker
-        await self.ha.start(
-            broker.bind_host, tls.for_replicas(broker.broker_name) if tls is not None else None
-        )
+        port_tls = tls.for_replicas(broker.broker_name) if tls is not None else None
+        await self.ha.start(broker.bind_host, port_tls, self._secret)
         await self.manager.start()
 
     async def hand_over(self) -> None:

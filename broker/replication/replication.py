@@ -40,12 +40,13 @@ def _node_secret(config: BrokerSections, guard: Guard | None) -> NodeSecret | No
     """What HA peers prove to each other; None without `authenticationEnabled`."""
     if guard is None:
         return None
+    broker = config.broker
     return NodeSecret(
         secrets=lambda: guard.node_secrets,
         new_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
         required=not guard.allows_unproven,
         address=config.ha_address,
-        group=(config.broker.broker_cluster_name, config.broker.broker_name),
+        name=(broker.broker_cluster_name, broker.broker_name, str(broker.broker_id)),
     )
 
 

@@ -315,7 +315,7 @@ class _Stranger(asyncio.Protocol):
         except RemoteProtocolError:
             self._transport.close()
 
-    def _answer(self, item: MasterHandshake | TransferHeader | memoryview) -> None:
+    def _answer(self, item: object) -> None:
         if isinstance(item, MasterHandshake):
             epoch = item.last_epoch
             self._transport.write(encode_epoch_mark(epoch) + encode_tables_mark(epoch))

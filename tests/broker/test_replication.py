@@ -243,6 +243,9 @@ async def test_an_ha_peer_without_a_proof_is_in_the_audit_log_and_in_the_status(
 ) -> None:
     async with lone_broker(tmp_path) as rig:
         service = rig.service
+        sections = dataclasses.replace(
+            service.config, replicas=ReplicasConfig(controller_grpc_addr="127.0.0.1:1")
+        )
         auth = AuthConfig(
             authentication_enabled=True,
             inner_client_authentication_credentials='{"accessKey":"node","secretKey":"s3cret"}',
@@ -252,7 +255,7 @@ async def test_an_ha_peer_without_a_proof_is_in_the_audit_log_and_in_the_status(
                 structs.replace(auth, ha_allow_unproven=allowed), "C", tmp_path / f"{allowed}.log"
             )
             parts = service.path, service.tables, service.slave_sync, RemotingClient()
-            replication = ControllerReplication(service.config, *parts, Mock(), guard=guard)
+            replication = ControllerReplication(sections, *parts, Mock(), guard=guard)
             peer = Unproven("10.0.0.7:5", "its proof is wrong", passes=allowed)
             replication.on_unproven(peer)
             assert replication.proof_state() == {

@@ -21,6 +21,7 @@ from batonmq.ha.node_secret import (
     SlaveProof,
     Unproven,
 )
+from batonmq.ha.proof import Registrations
 from batonmq.ha.received_log import LocalLog
 from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_policy import SlavePolicy
@@ -37,9 +38,9 @@ from batonmq.ha.wire import (
 )
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.secret_file import Secrets
-from tests.ha.cores import NOW, entries, identity, mastership, registered, registrations
+from tests.ha.cores import NOW, entries, identity, mastership, registered
 
-GROUP = ("C", "broker-a")
+NAME = ("C", "broker-a", "0")
 ADDRESS = "master:10912"
 OLD, NEXT, NEW = Secrets("old"), Secrets("old", next="new"), Secrets("new")
 FORMER = Secrets("new", former="old")
@@ -52,7 +53,7 @@ def chance() -> Callable[[], bytes]:
 
 
 def secret(known: Secrets = OLD, *, required: bool = True, address: str = ADDRESS) -> NodeSecret:
-    return NodeSecret(lambda: known, chance(), required, address, GROUP)
+    return NodeSecret(lambda: known, chance(), required, address, NAME)
 
 
 # -- the proofs
@@ -120,8 +121,9 @@ def master(required: bool = True, known: Secrets = OLD) -> MasterCore:
         entries((1, 0)),
         min_offset=0,
         now_ms=NOW,
-        registrations=registrations(registered(1), registered(2)),
-        secret=secret(known, required=required),
+        registrations=Registrations(
+            identity(1), (registered(1), registered(2)), secret(known, required=required)
+        ),
     )
 
 
@@ -337,7 +339,7 @@ def known() -> list[Secrets]:
 def nodes(group, known, numbers=(1, 2, 3), *, required=True):
     for number in numbers:
         group.secrets[number] = NodeSecret(
-            lambda: known[-1], lambda: os.urandom(NONCE_BYTES), required, "", GROUP
+            lambda: known[-1], lambda: os.urandom(NONCE_BYTES), required, "", NAME
         )
 
 

@@ -143,8 +143,7 @@ class ClassicMasterCore:
             return []
         if self._secret is None:
             return self._close(connection_id, "it asks for a proof of a secret that is not set")
-        name = (*self._secret.group, str(hello.broker_id))
-        master = (*self._secret.group, "0")
+        name, master = self._secret.named(str(hello.broker_id)), self._secret.named("0")
         # Slaves may be configured with another address of this broker, so none is compared.
         slave.proof = MasterProof(self._secret, name, master, hello.nonce, "")
         answer = encode_answer(Answer(slave.proof.nonce, slave.proof.proof))

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class ClassicHAService:
     """`needed_slaves`: how many slaves must have a write before it is acknowledged. `log_end_of`
     asks the broker at a remoting address for the end of its log; it raises BatonError or
-    OSError. `secret`: of the nodes, if they prove it to each other; `broker_id`: of a slave."""
+    OSError."""
 
     def __init__(
         self,
@@ -46,12 +46,9 @@ class ClassicHAService:
         needed_slaves: int,
         log_end_of: Callable[[str], Awaitable[int]],
         clock_ms: Callable[[], int] = boot_ms,
-        secret: NodeSecret | None = None,
-        broker_id: int = 1,
     ) -> None:
         self._store = store
-        self._secret = secret
-        self._broker_id = broker_id
+        self._secret: NodeSecret | None = None
         self._config = config
         self._listener = listener
         self._store_config = store_config
@@ -65,8 +62,12 @@ class ClassicHAService:
         self._links_made = 0
         self._open_links = OpenLinks()
 
-    async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
-        """Listens on haListenPort (see `OpenLinks.listen`); returns the port."""
+    async def start(
+        self, bind_host: str, tls: PortTls | None = None, secret: NodeSecret | None = None
+    ) -> int:
+        """Listens on haListenPort (see `OpenLinks.listen`); returns the port. `secret`: of the
+        nodes, if they prove it to each other."""
+        self._secret = secret
         port = await self._open_links.listen(
             self._new_link, bind_host, self._store_config.ha_listen_port, tls
         )
@@ -102,7 +103,6 @@ class ClassicHAService:
                 self._store_config.mapped_file_size_commit_log,
                 self._now_ms(),
                 self._secret,
-                self._broker_id,
             )
             self._slave = ClassicSlaveShell(
                 core, self._store, self._listener, self._now_ms, self._log_end_of, self._open_links

@@ -62,7 +62,7 @@ class ClassicPhase(Enum):
 class ClassicSlaveCore:
     """Feed it events and perform the effects in order. Offsets are exclusive ends, times are ms.
     `segment_size`: an empty replica's log begins at a multiple of it. `flushed`: only with
-    haSyncFlush. `secret`: of the nodes; None: nobody proves anything. `broker_id`: this slave's.
+    haSyncFlush. `secret`: of the nodes; None: nobody proves anything.
     """
 
     def __init__(
@@ -71,11 +71,9 @@ class ClassicSlaveCore:
         segment_size: int,
         now_ms: int,
         secret: NodeSecret | None = None,
-        broker_id: int = 1,
     ) -> None:
         self.policy = policy
         self._secret = secret
-        self._broker_id = broker_id
         self._offers = True
         """Whether it says hello: where no proof is required, a master that closes at a hello gets
         none the next time."""
@@ -145,8 +143,8 @@ class ClassicSlaveCore:
         secret = self._secret
         if secret is not None and not certified:
             if self._offers:
-                self._proof = SlaveProof(secret, (*secret.group, str(self._broker_id)), "")
-                hello = encode_hello(Hello(self._proof.nonce, self._broker_id))
+                self._proof = SlaveProof(secret, secret.name, "")
+                hello = encode_hello(Hello(self._proof.nonce, int(secret.name[2])))
                 effects.append(fx.SendToMaster(hello))
             else:
                 reason = f"the master proves no secret of the nodes ({SWITCH})"
@@ -171,7 +169,7 @@ class ClassicSlaveCore:
         if proof is None or self._secret is None or self.stage is not ClassicPhase.PROVING:
             return []
         effects: list[ClassicSlaveEffect] = []
-        if not proof.accepts((*self._secret.group, "0"), *answer):
+        if not proof.accepts(self._secret.named("0"), *answer):
             found = self._secret.unproven(self.master.ha, "the master's proof is wrong")
             if not found.passes:
                 return [found, *self._hang_up(found.reason, now_ms)]
