@@ -190,6 +190,7 @@ class _JsonReader:
             pieces.append(self._escape())
 
     def _escape(self) -> str:
+        begin = self._at - 1
         char = self._text[self._at : self._at + 1]
         self._at += 1
         if char in _ESCAPES and char:
@@ -200,9 +201,13 @@ class _JsonReader:
             if 0xD800 <= code < 0xDC00 and self._text[self._at : self._at + 2] == "\\u":
                 self._at += 2
                 low = self._hex(4)
-                return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00 & 0x3FF))
+                if 0xDC00 <= low < 0xE000:
+                    code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+            if 0xD800 <= code < 0xE000:
+                # Python would take it, but no record, file or answer could contain it.
+                raise FastjsonError("half of a surrogate pair", begin)
             return chr(code)
-        raise FastjsonError("an unknown escape", self._at - 1)
+        raise FastjsonError("an unknown escape", begin + 1)
 
     def _hex(self, digits: int) -> int:
         text = self._text[self._at : self._at + digits]

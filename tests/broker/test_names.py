@@ -29,6 +29,28 @@ async def test_r46_215_of_what_is_no_topic_is_refused(tmp_path: Path, name: str)
         assert [m.body for m in await messages(rig, "T")] == [b"kept"]
 
 
+async def test_text_that_no_file_could_contain_ends_no_broker(tmp_path: Path) -> None:
+    """The tables of filters and locks are files: a write of one that fails ends the process."""
+    half, queue = "\ud800", {"topic": "T", "brokerName": "b", "queueId": 0}
+    filter_ = {"topic": "T", "subString": f"a = '{half}'", "expressionType": "SQL92"}
+    consumer = {"groupName": "g", "subscriptionDataSet": [filter_]}
+    bodies = {
+        34: [
+            {"clientID": half, "consumerDataSet": []},
+            {"clientID": "c", "consumerDataSet": [consumer]},
+        ],
+        41: [{"consumerGroup": "g", "clientId": half, "mqSet": [queue]}],
+        200: [{"groupName": "g", "attributes": {"+a": half}}],
+    }
+    async with lone_broker(tmp_path) as rig:
+        assert (await rig.send("T", b"x")).code == 0
+        for code, wanted in bodies.items():
+            for body in wanted:
+                reply = await rig.ask(code, body=json.dumps(body).encode())
+                assert reply.code and "half of a surrogate pair" in (reply.remark or "")
+        assert (await rig.send("T", b"x")).code == 0
+
+
 @pytest.mark.parametrize("group", BAD)
 async def test_r46_no_request_lets_a_bad_group_in(tmp_path: Path, group: str) -> None:
     queue = {"topic": "T", "brokerName": "b", "queueId": 0}

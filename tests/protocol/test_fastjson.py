@@ -121,8 +121,11 @@ def test_two_values_without_a_comma_are_no_list(text: str) -> None:
         loads(text)
 
 
-def test_halves_of_a_pair_in_the_wrong_order_stay_two() -> None:
-    assert loads("'\\udc00\\u0041'") == "\udc00A"
+@pytest.mark.parametrize("text", ["\\udc00\\ud800", "\\ud800", "a\\ud800\\u0041", "\\ud800\\ud800"])
+def test_half_of_a_surrogate_pair_is_no_text(text: str) -> None:
+    for quoted in (f'"{text}"', f"'{text}'", f"{{'{text}':1}}"):
+        with pytest.raises(FastjsonError, match="half of a surrogate pair"):
+            loads(quoted)
 
 
 def test_nulls_of_values_by_queue_are_left_out() -> None:
