@@ -64,6 +64,8 @@ class GroupActions(Protocol):
         """Pre-online with that slave: why this broker may not take its role, "" if it may. Raises
         BatonError, OSError or ValueError."""
 
+    def on_fatal(self, exc: BaseException) -> None: ...
+
 
 class GroupWatch:
     """One for a broker, on its loop."""
@@ -106,6 +108,14 @@ class GroupWatch:
         self._tasks = [asyncio.create_task(self._check_when_due(), name="group-watch")]
         if self._policy.acting:
             self._tasks.append(asyncio.create_task(self._send_heartbeats(), name="group-heartbeat"))
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A slave would not see its master come back, and acknowledge offsets beside it.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("group_task_failed task=%s", task.get_name(), exc_info=error)
+            self._actions.on_fatal(error)
 
     async def close(self) -> None:
         for task in self._tasks:

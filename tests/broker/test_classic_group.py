@@ -236,6 +236,18 @@ async def test_a_rival_whose_start_time_is_no_number_lives(tmp_path):
         assert await watch._ask_rival(OTHER) == (Rival.LIVES, 0)
 
 
+async def test_a_broker_that_no_longer_watches_its_group_ends(tmp_path):
+    actions = Mock()
+    watch = group_watch.GroupWatch(sections_of(tmp_path), Mock(), actions, lambda: 0)
+    defect = RuntimeError("a defect")
+    watch._check = AsyncMock(side_effect=[None, defect])
+    await watch.start()
+    watch.hint()
+    await until(lambda: actions.on_fatal.called)
+    actions.on_fatal.assert_called_once_with(defect)
+    await watch.close()
+
+
 async def test_the_second_slave_of_one_id_stays_out_of_the_group(tmp_path):
     async with (
         name_server() as at,
