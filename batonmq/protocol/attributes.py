@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from batonmq.protocol.codes import LONG_MAX, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.numbers import whole_number
 
 MESSAGE_TYPE: Final = "message.type"
 MIXED: Final = "MIXED"
@@ -30,10 +31,9 @@ def _one_of(*values: str, changeable: bool, note: str = "") -> Attribute:
 
 
 def _is_reserve_time(value: str) -> bool:
-    try:
-        return -1 <= int(value) <= LONG_MAX
-    except ValueError:
-        return False
+    # Java reads what is stored here: not int(), which takes `1_000`, too.
+    number = whole_number(value)
+    return number is not None and number >= -1
 
 
 TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {

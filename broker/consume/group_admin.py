@@ -214,9 +214,10 @@ class GroupAdminProcessor:
         """The groups that subscribe to a topic now, or have an offset in it
         (QUERY_TOPIC_CONSUME_BY_WHO, 300)."""
         topic = text(request, "topic")
-        groups = {
-            name for name, known in self._clients.groups.items() if topic in known.subscriptions
-        }
+        groups = set()
+        async for name, known in in_turns(list(self._clients.groups.items())):
+            if topic in known.subscriptions:
+                groups.add(name)
         async for key in in_turns(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
             # Broadcast consumers store `topic@group@...`: this is not the progress of the group.

@@ -83,6 +83,7 @@ async def test_attributes_are_checked_kept_and_shown(tmp_path: Path) -> None:
             ("+queue.type=BatchCQ", "allowed are SimpleCQ"),
             ("+cleanup.policy=COMPACTION", "allowed are DELETE"),
             ("+reserve.time=-2", "allowed are -1 to 9223372036854775807"),
+            ("+reserve.time=1_000", "allowed are -1 to 9223372036854775807"),
             ("+odd=1", "there are message.type, queue.type, cleanup.policy, reserve.time"),
             ("message.type=FIFO", "+key=value sets one and -key takes one away"),
             ("+message.type", "+key=value sets one and -key takes one away"),
