@@ -1,64 +1,33 @@
-"""Processor time, memory and the noise of the machine, from /proc."""
+"""Processor time, memory and the noise of the machine."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcStat:
-    """The fields of /proc/PID/stat that the bench reads. `cpu_ticks` = user + system."""
-
-    pid: int
-    command: str
-    state: str
-    cpu_ticks: int
-
-
-def parse_stat(text: str) -> ProcStat:
-    """Reads one /proc/PID/stat line. A command may hold blanks and brackets itself."""
-    head, _, tail = text.rpartition(")")
-    pid, _, command = head.partition("(")
-    fields = tail.split()
-    return ProcStat(int(pid), command, fields[0], int(fields[11]) + int(fields[12]))
-
-
-def parse_memory_kib(text: str, name: str) -> int:
-    """A memory line of /proc/PID/smaps_rollup, such as `Pss_Anon`, in KiB. Raises KeyError if it is
-    absent."""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0])
-    raise KeyError(name)
-
-
-def parse_busy_ticks(text: str) -> int:
-    """Ticks that all cores together did not idle, from /proc/stat; time stolen from us included."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, text.split()[1:9])
-    return user + nice + system + irq + softirq + steal
+import psutil
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Processor time that these processes, with all their threads, have used so far."""
-    return sum(parse_stat(_read(pid, "stat")).cpu_ticks for pid in pids) / CLOCK_TICKS
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def anon_mib(pids: Iterable[int]) -> float:
     """Anonymous resident memory of these processes together, MiB; of a page that processes share
     since a fork each has its part."""
-    return sum(parse_memory_kib(_read(pid, "smaps_rollup"), "Pss_Anon") for pid in pids) / 1024
+    texts = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
+    return sum(int(re.findall(r"^Pss_Anon:\s+(\d+)", text, re.M)[0]) for text in texts) / 1024
 
 
-def _read(pid: int, name: str) -> str:
-    return Path(f"/proc/{pid}/{name}").read_text()
+def busy_seconds() -> float:
+    """What all cores together did not idle; time stolen from us included."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +63,7 @@ class CpuMeter:
         self._began = time.monotonic()
 
     def _others(self) -> float:
-        busy = parse_busy_ticks(Path("/proc/stat").read_text()) / CLOCK_TICKS
-        return busy - cpu_seconds(self._all)
+        return busy_seconds() - cpu_seconds(self._all)
 
     def stop(self) -> CpuUse:
         used = {name: cpu_seconds(pids) - self._before[name] for name, pids in self._groups.items()}

@@ -1,13 +1,12 @@
 """What a relayed send costs beside a direct one: `python -m lab.bench.relayed_sends`.
 
-One local cluster of three; one connection with `--flight` sends of 100 bytes on their way, first to
-the master, then to a slave that passes them on, in turn. Printed for each round: processor time per
-send at the master and at that slave, and the median time until the answer.
+One local cluster of three; one connection with 1, 16 and 64 sends of 100 bytes on their way, to the
+master and to a slave that passes them on, in turn. Printed for each: processor time per send at the
+master and at that slave, and the median time until the answer.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -21,6 +20,8 @@ from lab.cluster.up import ClusterProcess
 
 TOPIC = "RelayedSends"
 SIZE = 100
+COUNT = 10_000
+ROUNDS = 3
 
 
 def send_all(address: str, count: int, flight: int) -> float:
@@ -41,12 +42,12 @@ def send_all(address: str, count: int, flight: int) -> float:
     return statistics.median(took) * 1000
 
 
-def measure(master: dict[str, Any], slave: dict[str, Any], count: int, flight: int) -> None:
+def measure(master: dict[str, Any], slave: dict[str, Any], flight: int) -> None:
     for way, to in (("direct", master), ("relayed", slave)):
         before = [cpu_seconds([node["pid"]]) for node in (master, slave)]
-        answer_ms = send_all(to["address"], count, flight)
+        answer_ms = send_all(to["address"], COUNT, flight)
         after = [cpu_seconds([node["pid"]]) for node in (master, slave)]
-        cost = [1e6 * (end - begin) / count for begin, end in zip(before, after, strict=True)]
+        cost = [1e6 * (end - begin) / COUNT for begin, end in zip(before, after, strict=True)]
         print(
             f"{way:8} {flight:3} in flight: master {cost[0]:5.1f} µs, slave {cost[1]:5.1f} µs,"
             f" answered in {answer_ms:.2f} ms",
@@ -55,11 +56,6 @@ def measure(master: dict[str, Any], slave: dict[str, Any], count: int, flight: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--flight", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="relayed-sends-") as folder,
         ClusterProcess(Path(folder), settings={}) as cluster,
@@ -67,9 +63,10 @@ def main() -> None:
         cluster.wait_in_sync(3)
         master, slave = cluster.master(), cluster.slaves()[0]
         for address in (master["address"], slave["address"]):
-            send_all(address, 500, options.flight)
-        for _ in range(options.rounds):
-            measure(master, slave, options.count, options.flight)
+            send_all(address, 500, 16)
+        for flight in (1, 16, 64):
+            for _ in range(ROUNDS):
+                measure(master, slave, flight)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""One store alone, by the number of its queues: rounds of upkeep and opening
-(`lab.bench.queue_scale`).
+"""One store alone, by the number of its queues: `python -m lab.bench.store_scale`.
 
-The longest turn is processor time of the loop's thread between two returns to the loop.
+Printed for each number: puts, rounds of upkeep, opening. The longest turn is processor time of the
+loop's thread between two returns to the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import tempfile
 import time
 from pathlib import Path
 from typing import Final, Self
@@ -21,6 +22,8 @@ from batonmq.store.recovery import ConfirmedByLog
 HOST: Final = host_bytes("127.0.0.1", 10911)
 BODY: Final = b"x" * 1024
 ROUNDS: Final = 3
+QUEUES: Final = (10, 1_000, 10_000)
+PER_TOPIC: Final = 8
 
 
 def _store(folder: Path, queues: int) -> MessageStore:
@@ -28,9 +31,9 @@ def _store(folder: Path, queues: int) -> MessageStore:
     return MessageStore(config, store_host=HOST, confirm_rule=ConfirmedByLog())
 
 
-def _put_everywhere(store: MessageStore, queues: int, per_topic: int) -> None:
+def _put_everywhere(store: MessageStore, queues: int) -> None:
     for number in range(queues):
-        topic, queue_id = f"Scale{number // per_topic}", number % per_topic
+        topic, queue_id = f"Scale{number // PER_TOPIC}", number % PER_TOPIC
         key = b"%032d" % number
         store.appender.put_message(
             NewMessage(
@@ -67,11 +70,11 @@ class _Turns:
         asyncio.Handle._run = self._run  # type: ignore
 
 
-async def _rounds(store: MessageStore, queues: int, per_topic: int) -> None:
+async def _rounds(store: MessageStore, queues: int) -> None:
     store.start(asyncio.get_running_loop(), lambda error: None)
     for number in range(ROUNDS):
         began = time.thread_time()
-        _put_everywhere(store, queues, per_topic)
+        _put_everywhere(store, queues)
         each_us = (time.thread_time() - began) * 1e6 / queues
         begun, end = time.monotonic(), store.confirm_offset
         with _Turns() as turns:
@@ -85,14 +88,13 @@ async def _rounds(store: MessageStore, queues: int, per_topic: int) -> None:
         )
 
 
-def measure_store(folder: Path, queues: int, per_topic: int) -> None:
-    """Prints what a store with so many queues costs."""
+def measure(folder: Path, queues: int) -> None:
     print(f"{queues} queues", flush=True)
     store = _store(folder, queues)
     store.open()
     gc.collect()
     gc.freeze()  # as a server does
-    asyncio.run(_rounds(store, queues, per_topic))
+    asyncio.run(_rounds(store, queues))
     began = time.monotonic()
     store.close()
     print(f"  closed in {time.monotonic() - began:.2f} s", flush=True)
@@ -106,3 +108,13 @@ def measure_store(folder: Path, queues: int, per_topic: int) -> None:
             flush=True,
         )
         store.abandon()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="batonmq-scale-") as folder:
+        for queues in QUEUES:
+            measure(Path(folder), queues)
+
+
+if __name__ == "__main__":
+    main()
