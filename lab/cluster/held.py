@@ -62,8 +62,7 @@ class HeldCluster(Cluster):
             controllers=CONTROLLERS,
             replicas=REPLICAS,
             # On the loopback others may have the usual ports.
-            base_port=network.base_port
-            or (DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS)),
+            base_port=DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS),
             overrides=merged(SMALL_STORE, USERS if secure else None, overrides),
             secure="enforcing" if secure else "disabled",
         )

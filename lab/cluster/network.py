@@ -55,8 +55,6 @@ class Network:
     """Hosts with an address each. This base is the loopback: nothing of it can be cut."""
 
     can_cut = False
-    base_port = 0
-    """The first port of the cluster; 0: as there is room."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = tuple(hosts)

@@ -34,9 +34,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of pauses and choices; default: a random one")
     parser.add_argument("--master", default="local[2]", help="Spark master; default: local[2]")
     parser.add_argument(
-        "--port", type=int, default=0, help="first port of the cluster; default: free"
-    )
-    parser.add_argument(
         "--engine", default="auto", choices=("auto", "spark"),
         help="of the jobs over the files; default: auto, which does small ones without Spark",
     )  # fmt: skip
@@ -59,7 +56,7 @@ def main() -> int:
     reporter: Reporter = JsonReporter(sys.stdout) if arguments.json else LineReporter(sys.stdout)
     options = AftermathOptions(
         folder.absolute(), seed, faults=FEW if arguments.few else DOZEN, master=arguments.master,
-        port=arguments.port, engine=arguments.engine,
+        engine=arguments.engine,
     )  # fmt: skip
     run = Aftermath(options, reporter)
     text = f"seed {seed}, everything in {options.folder}"
