@@ -19,7 +19,6 @@ from lab.faults.clients import (
     run_clients,
 )
 from lab.faults.clients_gone import run_host_gone
-from lab.faults.harmless import FullLoad
 from lab.faults.soak import run_soak
 from lab.faults.table import run_table
 from lab.faults.verdict import run_verdicts
@@ -54,15 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     table = commands.add_parser("table", help="measure every fault, print the table")
     table.add_argument("--trials", type=int, default=20)
     table.add_argument("--only", type=_names, help="NAME,NAME,…")
-    table.add_argument("--without", type=_names, default=[], help="NAME,NAME,…")
     table.add_argument("--json", type=Path, help="every trial, written after each fault")
-    table.add_argument("--resume", action="store_true", help="keep what the JSON file has already")
-    table.add_argument("--full-load-minutes", type=float, default=10.0, help="one trial of it")
     clients = commands.add_parser("clients", help="what stock Java clients see of a fault")
     clients.add_argument("--trials", type=int, default=10)
     clients.add_argument("--only", type=_client_names, help="NAME,NAME,…")
-    clients.add_argument("--replicas", type=int, default=3)
-    clients.add_argument("--groups", type=int, default=1)
     clients.add_argument("--no-replica-routes", action="store_true")
     clients.add_argument("--kinds", action="store_true", help="every kind of sender and consumer")
     clients.add_argument("--host-gone", action="store_true", help="only that row; needs root")
@@ -75,7 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     verdict = commands.add_parser("verdict", help="incidents, and what mqctl verdict says of them")
     verdict.add_argument("--count", type=int, default=200)
     verdict.add_argument("--only", type=lambda text: text.split(","), default=[], help="NAME,…")
-    verdict.add_argument("--files-only", action="store_true", help="no cluster runs")
     for one in (table, soak, verdict):
         one.add_argument("--seed", type=int, default=None)
         one.add_argument("--log", type=Path, help="folder for logs, and for what fails")
@@ -91,8 +84,6 @@ def _folder(arguments: argparse.Namespace) -> Path:
 def _run_clients(arguments: argparse.Namespace) -> int:
     run = ClientRun(
         trials=arguments.trials,
-        replicas=arguments.replicas,
-        groups=arguments.groups,
         replica_routes=not arguments.no_replica_routes,
         kinds=arguments.kinds,
         folder=_folder(arguments),
@@ -129,18 +120,14 @@ def main() -> int:
             seed=seed,
             folder=folder,
             only=arguments.only,
-            live=not arguments.files_only,
             progress=_progress,
         )
-    FullLoad.last_for(arguments.full_load_minutes)
-    names = arguments.only or list(BY_NAME)
     return run_table(
-        [BY_NAME[name] for name in names if name not in arguments.without],
+        [BY_NAME[name] for name in arguments.only or BY_NAME],
         trials=arguments.trials,
         seed=seed,
         folder=folder,
         json_file=arguments.json,
-        resume=arguments.resume,
         progress=_progress,
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from batonmq.runtime.clock import wall_ms
@@ -21,11 +22,11 @@ from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_cla
 from lab.cluster.mqctl import mqctl
 from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, GivenTotals, Seen, StockLoad
 from lab.cluster.up import ClusterProcess
-from lab.faults.figures import median
 
 TOPIC: Final = "StockClients"
 GO_ON: Final = 600
 KINDS_GO_ON: Final = 200
+REPLICAS: Final = 3
 Progress = Callable[[str], None]
 Broker = dict[str, Any]
 
@@ -84,8 +85,6 @@ class ClientRun:
     with a thread each, instead of one sender with four threads and a push consumer."""
 
     trials: int
-    replicas: int
-    groups: int
     replica_routes: bool
     kinds: bool
     folder: Path
@@ -118,14 +117,12 @@ def run_clients(faults: Sequence[ClientFault], run: ClientRun) -> int:
     with (
         ClusterProcess(
             run.folder / "cluster",
-            replicas=run.replicas,
-            groups=run.groups,
             overrides=routes,
             respawn=True,
         ) as cluster,
         ExitStack() as stack,
     ):
-        cluster.wait_in_sync(run.replicas)
+        cluster.wait_in_sync(REPLICAS)
         load = run.start(stack, cluster.name_servers)
         load.go_on()
         for fault in [fault for _ in range(run.trials) for fault in faults]:
@@ -134,7 +131,7 @@ def run_clients(faults: Sequence[ClientFault], run: ClientRun) -> int:
             for victim in fault.victims(cluster):
                 fault.strike(cluster, victim, run.folder)
                 load.go_on(run.go_on)
-                cluster.wait_in_sync(run.replicas)
+                cluster.wait_in_sync(REPLICAS)
             seen[fault.name].append(load.since(began_ms))
             tell(run, fault, seen[fault.name][-1], load.reasons(began_ms))
         try:

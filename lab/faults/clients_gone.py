@@ -24,7 +24,7 @@ GONE: Final = ClientFault("gone", "the host of the master is gone", lambda *_: N
 
 def run_host_gone(run: ClientRun) -> int:
     """The exit code: 1 if an acknowledged message did not come, or if this machine lacks what it
-    takes. The groups and replicas of `run` are not used: one group of three."""
+    takes."""
     if lacks := why_not() or " and ".join(missing_tools()):
         run.progress(f"the row is left out: {lacks}")
         return 1

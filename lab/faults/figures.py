@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 
 @dataclass(slots=True)
@@ -29,16 +30,6 @@ class FaultFigures:
         if self.limit_s is not None and max(self.seconds) > self.limit_s:
             return False
         return self.median_limit_s is None or median(self.seconds) <= self.median_limit_s
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value; of an even number the mean of the two. Raises ValueError for none."""
-    if not values:
-        raise ValueError("the median of nothing")
-    ordered, middle = sorted(values), len(values) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def markdown(rows: Iterable[FaultFigures]) -> str:

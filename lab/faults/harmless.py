@@ -15,6 +15,8 @@ from lab.cluster.load import Load
 from lab.cluster.processes import Helper
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
+FULL_LOAD_S = 600.0
+
 
 class SwitchFault(Fault):
     """`mqctl electMaster` of a slave, by a frame of our own so that its moment is known."""
@@ -76,18 +78,12 @@ class FullLoad(Fault):
     """As much as is acknowledged, for minutes: no busy process may be called dead."""
 
     name = "full-load"
-    title: ClassVar[str] = "a minute of full load: longest gap between acks"
+    title = "ten minutes of full load: longest gap between acks"
     measure: ClassVar[Measure] = "gap"
     elections = (0, 0)
     in_soak = False
     trials_at_most = 1
     prefix: ClassVar[str] = "full"
-    minutes: ClassVar[float] = 1.0
-
-    @classmethod
-    def last_for(cls, minutes: float) -> None:
-        cls.minutes = minutes
-        cls.title = f"{minutes:g} minutes of full load: longest gap between acks"
 
     def __init__(self) -> None:
         self._acks: list[Ack] = []
@@ -101,7 +97,7 @@ class FullLoad(Fault):
             options=["--full-load", "--interval-ms", "5", "--senders", "4", "--body", "256"],
         )
         try:
-            time.sleep(self.minutes * 60)
+            time.sleep(FULL_LOAD_S)
         finally:
             load.stop()
         seconds = time.monotonic() - at

@@ -1,7 +1,4 @@
-"""`python -m lab.faults table`: every fault many times, and the table of what it cost.
-
-With a JSON file the run can be broken off and resumed: what stands in it already is not done again.
-"""
+"""`python -m lab.faults table`: every fault many times, and the table of what it cost."""
 
 from __future__ import annotations
 
@@ -30,24 +27,10 @@ class TableResults:
     trials: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
 
-    def load(self) -> None:
-        """What the file holds from an earlier run, if there is one."""
-        if self.file is not None and self.file.exists():
-            document = json.loads(self.file.read_text())
-            self.trials = list(document["trials"])
-            self.findings = list(document["findings"])
-
     def save(self) -> None:
         if self.file is not None:
             document = {"trials": self.trials, "findings": self.findings}
             self.file.write_text(json.dumps(document, indent=1))
-
-    def forget(self, name: str) -> None:
-        self.trials = [one for one in self.trials if one["fault"] != name]
-        self.findings = [one for one in self.findings if one["fault"] != name]
-
-    def count(self, name: str) -> int:
-        return sum(one["fault"] == name for one in self.trials)
 
     def row(self, fault: type[Fault]) -> FaultFigures:
         """The row of a fault, from all that is known of it."""
@@ -74,7 +57,6 @@ def run_table(
     seed: int,
     folder: Path,
     json_file: Path | None,
-    resume: bool,
     progress: Progress,
 ) -> int:
     """One cluster per fault, kept in `folder` if anything was found. The exit code: 1 if a promise
@@ -86,7 +68,6 @@ def run_table(
         )
     progress(f"seed {seed}, {trials} trials of each fault")
     results = TableResults(json_file)
-    results.load()
     rows: list[FaultFigures] = []
     for fault in faults:
         wanted = min(trials, fault.trials_at_most or trials)
@@ -94,14 +75,10 @@ def run_table(
             rows.append(FaultFigures(fault.name, fault.title, fault.peer, left_out=missing))
             progress(f"{fault.name}: left out, {missing}")
             continue
-        if resume and results.count(fault.name) >= wanted:
-            progress(f"{fault.name}: {results.count(fault.name)} trials are there already")
-        else:
-            began = time.monotonic()
-            results.forget(fault.name)
-            _measure(fault, wanted, seed, folder / fault.name, results, progress)
-            results.save()
-            progress(f"{fault.name}: {time.monotonic() - began:.0f} s in all")
+        began = time.monotonic()
+        _measure(fault, wanted, seed, folder / fault.name, results, progress)
+        results.save()
+        progress(f"{fault.name}: {time.monotonic() - began:.0f} s in all")
         rows.append(results.row(fault))
     progress("")
     progress(markdown(rows))

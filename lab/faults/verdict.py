@@ -90,7 +90,6 @@ def run_verdicts(
     seed: int,
     folder: Path,
     only: list[str],
-    live: bool,
     progress: Callable[[str], None],
 ) -> int:
     """0 if at least 95 % are right and none is unsafe."""
@@ -100,7 +99,7 @@ def run_verdicts(
     with _LiveCluster(folder / "live", progress) as cluster:
         for number in range(seed, seed + count):
             rng = random.Random(number)
-            is_live = live and not only and rng.random() < LIVE_SHARE
+            is_live = not only and rng.random() < LIVE_SHARE
             if is_live or only_live:
                 outcome = _live(cluster, rng, number, only)
             else:

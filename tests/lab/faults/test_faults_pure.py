@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from lab.cluster.load import longest_gap
 from lab.cluster.many_queues import ManyQueuesWriter
 from lab.cluster.writer import QueueAck
 from lab.faults.catalogue import BY_NAME, FAULTS
-from lab.faults.figures import FaultFigures, markdown, median
+from lab.faults.figures import FaultFigures, markdown
 from lab.faults.kills import late_acks
 from lab.faults.table import TableResults
 from lab.faults.trial import InjectedFault
@@ -168,16 +169,6 @@ def test_r4_an_ack_of_the_old_epoch_after_it_was_over() -> None:
 # --- figures ---
 
 
-@pytest.mark.parametrize(("values", "middle"), [([3.0], 3.0), ([4, 1, 9], 4), ([4, 1, 9, 2], 3)])
-def test_the_median(values: list[float], middle: float) -> None:
-    assert median(values) == middle
-
-
-def test_the_median_of_nothing() -> None:
-    with pytest.raises(ValueError, match="nothing"):
-        median([])
-
-
 def test_the_longest_gap_has_its_ends_inside() -> None:
     acks = [ack(1, acked=0.5), ack(2, acked=1.0), ack(3, acked=1.1), ack(4, acked=2.5)]
     assert longest_gap(acks, 0.9, 2.0) == pytest.approx(0.9)
@@ -277,20 +268,12 @@ def document(fault: str, seconds: float | None, *rules: str) -> dict[str, Any]:
     }
 
 
-def test_results_are_resumed_from_their_file(tmp_path: Path) -> None:
-    file = tmp_path / "table.json"
-    first = TableResults(file)
-    first.load()
-    first.trials = [document("kill-master", 0.05), document("kill-slave", None, "lost", "order")]
-    first.findings = [{"fault": "kill-slave", "rule": "stuck", "text": "…"}]
-    first.save()
-
-    second = TableResults(file)
-    second.load()
-    assert second.count("kill-master") == 1
-    assert second.row(BY_NAME["kill-master"]).seconds == [0.05]
-    row = second.row(BY_NAME["kill-slave"])
+def test_a_row_holds_what_the_trials_and_the_end_of_the_cluster_found(tmp_path: Path) -> None:
+    results = TableResults(tmp_path / "table.json")
+    results.trials = [document("kill-master", 0.05), document("kill-slave", None, "lost", "order")]
+    results.findings = [{"fault": "kill-slave", "rule": "stuck", "text": "…"}]
+    results.save()
+    assert json.loads((tmp_path / "table.json").read_text())["trials"] == results.trials
+    assert results.row(BY_NAME["kill-master"]).seconds == [0.05]
+    row = results.row(BY_NAME["kill-slave"])
     assert (row.seconds, row.lost, row.other) == ([], 1, 2)
-    second.forget("kill-slave")
-    assert second.count("kill-slave") == 0 and second.findings == []
-    assert second.count("kill-master") == 1
