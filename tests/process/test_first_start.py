@@ -7,11 +7,9 @@ folder that it left. The usual run takes every `STRIDE`-th n, the soak all of th
 
 from __future__ import annotations
 
-import contextlib
-import json
+import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +17,9 @@ from typing import Final
 
 import pytest
 
+from batonmq.launcher.forks import ForkServer, ServerProcess
 from lab.cluster.fault_points import fault_environment
-from lab.cluster.processes import ROOT, free_base_port, is_running, spawn_talking, tail, wait_for
+from lab.cluster.processes import ROOT, free_base_port, is_running, tail, wait_for
 from lab.cluster.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.process
@@ -30,55 +29,36 @@ GATE_OPEN: Final = "gate_opened"
 MASTER: Final = "master_opened"
 
 
-class Zygote:
-    """Starts servers by forking. One at a time is `run` to its end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.log = folder / "zygote.log"
-        self._process: subprocess.Popen[str] = spawn_talking(
-            [sys.executable, "-m", "tests.process.start_zygote"], self.log, cwd=ROOT
-        )
-
-    def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-        self._process.stdout.close()
-
-    def start(self, server: str, config: Path, log: Path, rules: str = "") -> int:
-        """The pid."""
-        environ = fault_environment(disk=rules)
-        return self._ask(server=server, config=str(config), log=str(log), environ=environ)
-
-    def reap(self, pid: int) -> int:
-        """The status with which it ends, as `os.waitpid` gives it."""
-        return self._ask(reap=pid)
-
-    def run(self, server: str, config: Path, log: Path, ready: str, rules: str = "") -> int:
-        """Starts it, SIGTERM as soon as its log says `ready`; its status."""
-        pid = self.start(server, config, log, rules)
-        wait_for(
-            f"{server} to say {ready} or to end\n{tail(log)}",
-            lambda: not is_running(pid) or (log.exists() and ready in log.read_text()),
-            30,
-        )
-        if is_running(pid):
-            os.kill(pid, signal.SIGTERM)
-        return self.reap(pid)
-
-    def _ask(self, **asked: object) -> int:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        answer = self._process.stdout.readline()
-        assert answer, tail(self.log)
-        return int(answer)
-
-
 @pytest.fixture
-def zygote(tmp_path: Path) -> Iterator[Zygote]:
-    zygote = Zygote(tmp_path)
-    yield zygote
-    zygote.close()
+def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the fault points
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+async def start(
+    forks: ForkServer, server: str, config: Path, log: Path, rules: str = ""
+) -> ServerProcess:
+    argv = [sys.executable, "-P", "-m", f"batonmq.{server}.main", "-c", str(config)]
+    return await forks.start(argv, log, os.environ | fault_environment(disk=rules), ())
+
+
+async def run(
+    forks: ForkServer, server: str, config: Path, log: Path, ready: str, rules: str = ""
+) -> int:
+    """Starts it, SIGTERM as soon as its log says `ready`; how it ended."""
+    process = await start(forks, server, config, log, rules)
+    await asyncio.to_thread(
+        wait_for,
+        f"{server} to say {ready} or to end",
+        lambda: not is_running(process.pid) or (log.exists() and ready in log.read_text()),
+        30,
+        lambda: tail(log),
+    )
+    if is_running(process.pid):
+        os.kill(process.pid, signal.SIGTERM)
+    return await process.wait()
 
 
 def controller_config(folder: Path, base: int) -> Path:
@@ -107,8 +87,8 @@ def broker_config(folder: Path, base: int, name: str) -> Path:
     return path
 
 
-def walk(
-    zygote: Zygote,
+async def walk(
+    forks: ForkServer,
     server: str,
     configs: Iterator[Path],
     ready: str,
@@ -121,25 +101,25 @@ def walk(
         number = kills * stride
         log = config.with_name("first.log")
         rules = f"{kill} after {number}".replace("HALF", str(number // 2))
-        status = zygote.run(server, config, log, ready, rules)
+        status = await run(forks, server, config, log, ready, rules)
         if status == 0:
             return kills
-        assert status == signal.SIGKILL, f"{kill} after {number}: {status}\n{tail(log, 4000)}"
+        assert status == -signal.SIGKILL, f"{kill} after {number}: {status}\n{tail(log, 4000)}"
         again = config.with_name("again.log")
-        status = zygote.run(server, config, again, ready)
+        status = await run(forks, server, config, again, ready)
         left = f"{kill} after {number}, at {tail(log, 300)}\nthen {status}: {tail(again, 4000)}"
         assert status == 0 and ready in again.read_text(), left
     raise AssertionError("there are always more configurations")
 
 
 @pytest.mark.parametrize(("moment", "some"), [("before changes", 35), ("during pwrite", 5)])
-def test_a_controllers_first_start_killed_at_any_step(
-    tmp_path: Path, zygote: Zygote, moment: str, some: int
+async def test_a_controllers_first_start_killed_at_any_step(
+    tmp_path: Path, forks: ForkServer, moment: str, some: int
 ) -> None:
     """A name server with its controller, up to its own election and a clean end."""
     base = free_base_port(1)
     configs = (controller_config(tmp_path / str(n), base) for n in range(1_000))
-    kills = walk(zygote, "namesrv", configs, GATE_OPEN, f"kill {moment} *")
+    kills = await walk(forks, "namesrv", configs, GATE_OPEN, f"kill {moment} *")
     assert kills >= some // STRIDE
 
 
@@ -151,20 +131,21 @@ def test_a_controllers_first_start_killed_at_any_step(
         ("room * ENOSPC once after HALF; kill before changes", 100, rounds(21, 1)),
     ],
 )
-def test_a_brokers_first_start_killed_at_any_step(
-    tmp_path: Path, zygote: Zygote, rules: str, some: int, stride: int
+async def test_a_brokers_first_start_killed_at_any_step(
+    tmp_path: Path, forks: ForkServer, rules: str, some: int, stride: int
 ) -> None:
     """A broker from its empty folder to its first mastership and a clean end; each time one of a
     group of its own, of one controller that stays. The third time it finds no room before (R45)."""
     base = free_base_port(1)
     log = tmp_path / "controller.log"
-    controller = zygote.start("namesrv", controller_config(tmp_path / "controller", base), log)
+    config = controller_config(tmp_path / "controller", base)
+    controller = await start(forks, "namesrv", config, log)
     wait_for("a controller", lambda: log.exists() and GATE_OPEN in log.read_text())
     configs = (broker_config(tmp_path / str(n), base, f"group-{n}") for n in range(1_000))
-    kills = walk(zygote, "broker", configs, MASTER, f"{rules} *", stride)
+    kills = await walk(forks, "broker", configs, MASTER, f"{rules} *", stride)
     assert kills >= some // stride
-    os.kill(controller, signal.SIGTERM)
-    assert zygote.reap(controller) == 0
+    os.kill(controller.pid, signal.SIGTERM)
+    assert await controller.wait() == 0
 
 
 def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Path) -> None:
@@ -187,27 +168,3 @@ def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Pa
         assert not with_typo.data_dir.exists()
     with ClusterProcess(tmp_path) as right:
         assert right.master()["role"] == "MASTER"
-
-
-@pytest.mark.parametrize("after_s", [0.3, 0.6, 0.9])
-def test_a_cluster_whose_first_start_is_killed_starts_again(tmp_path: Path, after_s: float) -> None:
-    """`kill -9` of `batonmq up`, which takes its processes with it, in its first second."""
-    first = ClusterProcess(tmp_path)
-    first.spawn()
-    assert first.process is not None
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        first.process.wait(after_s)  # its first steps, wherever they are by then
-    first.process.kill()
-    first.process.wait(30)
-    configs = [str(path) for path in tmp_path.glob("data/conf/*.yaml")]
-    wait_for("the end of its processes", lambda: not any(map(_runs_with, configs)))
-    with ClusterProcess(tmp_path) as again:
-        assert again.master()["role"] == "MASTER"
-
-
-def _runs_with(config: str) -> bool:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if config.encode() in path.read_bytes():
-                return True
-    return False

@@ -66,17 +66,21 @@ def check_history(cluster: ClusterProcess) -> None:
 def test_r3_a_folder_is_resumed_after_a_clean_stop_and_after_the_death_of_everything(
     tmp_path: Path,
 ) -> None:
-    """1. Messages are acknowledged. 2. SIGTERM; `up` again: all there, a higher masterEpoch.
+    """1. Messages are acknowledged. 2. SIGTERM ends all with 0; `up` again: all there, the ids
+    of before, a higher masterEpoch.
     3. More messages; while they are written, every process is killed with kill -9. 4. `up` again:
     nothing acknowledged is missing, the cluster is whole, epochs went on."""
     with ClusterProcess(tmp_path) as cluster:
         first_epoch = cluster.wait_in_sync(3)["masterEpoch"]
-        before = write_some(cluster, "BeforeStop")
+        before, pids = write_some(cluster, "BeforeStop"), processes(cluster)
+        ids = {broker["address"]: broker["id"] for broker in cluster.brokers}
         assert cluster.stop() == 0
+        assert not any(map(is_running, pids)) and cluster.events[-1]["event"] == "stopped"
 
         cluster.start()
         second_epoch = cluster.wait_in_sync(3)["masterEpoch"]
         assert second_epoch > first_epoch
+        assert {broker["address"]: broker["id"] for broker in cluster.brokers} == ids
         check_writers(cluster.name_servers, "BeforeStop", before)
 
         with Writer(cluster.addresses(), "BeforeKill", 0) as writer:

@@ -21,10 +21,8 @@ import pytest
 
 from batonmq.launcher.children import LIVED_MS
 from lab.cluster import frames
-from lab.cluster.connection import BlockingConnection, ask
-from lab.cluster.frames import ROUTE
+from lab.cluster.connection import ask
 from lab.cluster.processes import ROOT, free_base_port, is_running, wait_for
-from lab.cluster.queues import read_topic
 from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
@@ -164,32 +162,6 @@ def test_a_role_change_is_in_cluster_json(whole: ClusterProcess) -> None:
     assert whole.master("broker-a")["address"] == other["address"]
     changes = [event for event in whole.events if event["event"] == "master_changed"]
     assert changes[-1]["group"] == "broker-b" and changes[-1]["master"] == after["address"]
-
-
-def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
-    """Stop with SIGTERM: exit 0, every process gone. Start again on the folder: cluster.json is
-    the new cluster's, topics, messages and ids are those of before, and writes go on."""
-    running = ClusterProcess(tmp_path)
-    with running:
-        with BlockingConnection(running.master()["address"]) as probe:
-            for number in range(20):
-                assert probe.send("Resumed", b"%d" % number).code == 0
-        ids = {broker["address"]: broker["id"] for broker in running.brokers}
-        pids = [record["pid"] for record in (*running.brokers, *running.document["nameServers"])]
-        first_start = running.document["startedAt"]
-        assert running.stop() == 0
-        assert not any(map(is_running, pids))
-        assert running.events[-1]["event"] == "stopped"
-
-        running.start()
-        assert running.document["startedAt"] > first_start
-        assert {broker["address"]: broker["id"] for broker in running.brokers} == ids
-        with BlockingConnection(running.master()["address"]) as probe:
-            assert probe.send("Resumed", b"20").code == 0
-        stored = read_topic(running.name_servers, "Resumed")
-        assert [m.body for m in stored[0]] == [b"%d" % number for number in range(21)]
-        route = ask(running.name_servers.split(";")[0], ROUTE, {"topic": "Resumed"})
-        assert route.code == 0
 
 
 def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
