@@ -6,7 +6,6 @@ The tests share one cluster with segments of 1 MiB. Each takes the slave it spoi
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-from batonmq.protocol.records.codec import decode_records
 from lab.cluster.cluster import SMALL_STORE
 from lab.cluster.connection import BlockingConnection
 from lab.cluster.processes import ROOT, free_base_port, wait_for
@@ -158,25 +156,6 @@ def test_r21_a_log_without_its_epochs_is_never_cut(cluster: ClusterProcess) -> N
 # --- the commit log ---
 
 
-def test_r24_a_flipped_byte_is_named_and_fetched_again(cluster: ClusterProcess) -> None:
-    """A byte in the middle of a slave's log has flipped, and its checkpoint is gone, so that the
-    log is read from the start. It names file and offset, serves and keeps nothing behind it,
-    and has the same bytes as its master when it is back in the set."""
-    slave = any_slave(cluster)
-    folder = killed(cluster, slave)
-    end = log_end(folder)
-    (folder / "checkpoint").unlink()
-    at = 2 * SEGMENT + SEGMENT // 2
-    flip(folder, at)
-    cluster.restart(slave)
-    cluster.wait_in_sync(3)
-    found = re.search(r"commit_log_damaged file=(\S+) offset=(\d+)", cluster.broker_log(slave))
-    assert found is not None, cluster.diagnostics()
-    assert found[1].endswith(f"{2 * SEGMENT:020d}") and at - 5_000 < int(found[2]) <= at
-    wait_for("the end of suspicion", lambda: not (folder / "suspect").exists())
-    equal_logs(cluster, slave, end)
-
-
 def test_g8_a_reader_that_meets_a_bad_record_gets_it_from_another_replica(
     cluster: ClusterProcess,
 ) -> None:
@@ -209,32 +188,6 @@ def elect(cluster: ClusterProcess, broker: dict[str, Any]) -> None:
     wait_for("the switch", lambda: cluster.master()["address"] == broker["address"])
 
 
-def test_g8_a_flipped_byte_is_never_served(tmp_path: Path) -> None:
-    """1. A single broker stops; a byte in the body of one old message flips on its disk.
-    2. It starts; recovery does not read that far back.
-    3. A reader gets the messages before it, then an error that names file and offset, never the
-       flipped body; the messages behind it can be read.
-    """
-    with ClusterProcess(tmp_path, replicas=1, controllers=1) as cluster:
-        with BlockingConnection(cluster.master()["address"]) as probe:
-            for number in range(30):
-                assert probe.send(TOPIC, b"%03d" % number + BODY).code == 0
-        folder = Path(cluster.master()["dataDir"])
-        assert cluster.stop() == 0
-        data = read_log(folder).data
-        flip(folder, data.index(b"015" + BODY) + 100)
-
-        cluster.start()
-        address = cluster.master()["address"]
-        assert bodies(address, 0)[-1][:3] == b"014"
-        with BlockingConnection(address) as probe:
-            damaged = probe.pull(TOPIC, 15)
-        assert damaged.code == 1
-        file = folder / "commitlog" / f"{0:020d}"
-        assert str(file) in damaged.remark and re.search(r"\d{3,}", damaged.remark)
-        assert bodies(address, 16)[0][:3] == b"016"
-
-
 # --- helpers of the log ---
 
 
@@ -255,13 +208,3 @@ def flip(folder: Path, at: int) -> None:
         byte = file.read(1)
         file.seek(position)
         file.write(bytes([byte[0] ^ 0x40]))
-
-
-# --- helpers of a broker under suspicion ---
-
-
-def bodies(address: str, offset: int) -> list[bytes]:
-    with BlockingConnection(address) as probe:
-        reply = probe.pull(TOPIC, offset)
-    assert reply.code == 0, reply
-    return [message.body for message in decode_records(reply.body)]

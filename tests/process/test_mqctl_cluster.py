@@ -227,9 +227,9 @@ def test_what_is_refused_ends_with_1_and_what_is_wrong_with_2(mqctl: Mqctl) -> N
     assert mqctl.program("clusterList", "-x").code == 2
 
 
-def test_a_killed_master_its_timeline_and_its_health(setting: Setting) -> None:
-    """kill -9 of the master: health says who is missing, the write goes on, the time line has
-    each step, the old id of a message is still answered, and after the restart all is well."""
+def test_a_killed_master_and_its_health(setting: Setting) -> None:
+    """kill -9 of the master: health says who is missing, the write goes on, the old id of a
+    message is still answered, and after the restart all is well. Its story: test_timeline."""
     mqctl, cluster = setting.mqctl, setting.cluster
     before = the_group(mqctl)
     send = ("sendMessage", "-t", TOPIC, "-p", "x", "--json")
@@ -242,17 +242,8 @@ def test_a_killed_master_its_timeline_and_its_health(setting: Setting) -> None:
     assert any(victim["address"] in problem for problem in ran.json["problems"])
     assert mqctl("queryMsgById", "-i", old["offsetMsgId"], "--json").json["msgId"] == old["msgId"]
 
-    def complete() -> Any:
-        stories = mqctl("timeline", "-bn", "broker-a", "--json").json
-        story = [each for each in stories if each["kind"] == "failover"][-1]
-        return story if story["durationsMs"]["firstAck"] is not None else None
-
-    story = wait_for("the first acknowledgement in the history", complete, 10)
-    assert story["masterEpoch"] > before["masterEpoch"]
-    assert story["masterBefore"] == before["masterBrokerId"]
-    assert story["durationsMs"]["proposed"] <= story["durationsMs"]["opened"]
     text = mqctl("timeline").out
-    assert all(step in text for step in ("detected", "proposed", "opened", "first ack"))
+    assert all(step in text for step in ("detected", "proposed", "opened"))
     cluster.restart(victim)
     assert mqctl("health", "--watch", "--within", "30").code == 0
 
