@@ -6,7 +6,7 @@ From outside, without an import of batonmq: `frames` and `connection` (raw reque
 (children, ports, waiting).
 
 Clusters: `cluster` is what all of them share. Backends: `up` (`batonmq up` as a child), `held` with
-`cluster_view` (processes that the lab holds itself, each in a network namespace of `network`, built
+`node_process` (processes that the lab holds itself, each in a network namespace of `network`, built
 by `network_commands`), `compose` (containers), `mixed` with `mixed_checks` and `classic` (with
 Java's servers).
 

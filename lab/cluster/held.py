@@ -6,28 +6,33 @@ the lab's network, and is started, signalled and slowed from here.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.layout import DEFAULT_BASE_PORT, Layout, plan
 from batonmq.launcher.preparation import taken_ports, write_configs
 from lab.cluster import frames
-from lab.cluster.cluster import SMALL_STORE, Cluster, Sections, merged
-from lab.cluster.cluster_view import ClusterView, GroupState, NodeProcess
+from lab.cluster.checks import Epoch
+from lab.cluster.cluster import GROUP, SMALL_STORE, Cluster, Sections, merged
+from lab.cluster.connection import HaStatus, ask, parse_ha_status, sync_state
 from lab.cluster.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, fault_environment
 from lab.cluster.network import Network, placed
+from lab.cluster.node_process import NodeProcess
 from lab.cluster.processes import READY_S, NotInTime, free_base_port, spawn
 
 CONTROLLERS: Final = 3
 REPLICAS: Final = 3
 PROBE_HOST: Final = "probe"
+REPLY_S: Final = 0.4
 HOSTS: Final = (
     *(f"namesrv-{i}" for i in range(CONTROLLERS)),
     *(f"broker-a-{j}" for j in range(REPLICAS)),
@@ -43,8 +48,23 @@ USERS: Final[Sections] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What the leading controller records (1006). Brokers by their index."""
+
+    master: int | None
+    master_epoch: int
+    set_epoch: int
+    in_sync: frozenset[int]
+    broker_ids: dict[int, int]
+
+
 class HeldCluster(Cluster):
-    """See the module. Brokers and controllers are named by their index, 0 to 2."""
+    """See the module. Brokers and controllers are named by their index, 0 to 2.
+
+    Questions go to the processes that run and are not stopped. `contradictions`: events that two
+    controllers recorded differently.
+    """
 
     def __init__(
         self,
@@ -70,7 +90,7 @@ class HeldCluster(Cluster):
         self.layout: Layout = replace(placed(layout, network), metrics=False)
         self.controller_processes = [NodeProcess(node) for node in self.layout.name_servers]
         self.brokers = [NodeProcess(node) for node in self.layout.brokers]
-        self.view = ClusterView(self.controller_processes, self.brokers)
+        self.contradictions: list[str] = []
 
     def start(self) -> None:
         """Writes the configurations, starts everything, waits until it is whole.
@@ -161,7 +181,7 @@ class HeldCluster(Cluster):
         """The leading controller."""
 
         def leader() -> tuple[int] | None:
-            found = self.view.leader()
+            found = self.leader()
             return None if found is None else (found,)
 
         return self.wait_for("a leading controller", leader)[0]
@@ -171,10 +191,10 @@ class HeldCluster(Cluster):
         level."""
         if any(process.stopped or not process.listens for process in self.processes):
             return None
-        group = self.view.group()
+        group = self.group()
         if group is None or group.master is None or len(group.in_sync) != REPLICAS:
             return None
-        status = self.view.ha_status(group.master)
+        status = self.ha_status(group.master)
         if status is None or not status.master or status.in_sync_slaves != REPLICAS - 1:
             return None
         return group
@@ -209,8 +229,87 @@ class HeldCluster(Cluster):
         return [process.node.data_dir / "process.log" for process in self.processes]
 
     def diagnostics(self) -> str:
-        lines = [f"state: {self.view.group()}"]
+        lines = [f"state: {self.group()}"]
         for process in self.processes:
             how = "stopped" if process.stopped else "runs" if process.runs else "ended"
             lines.append(f"{process.name} ({how})")
         return "\n".join([*lines, super().diagnostics()])
+
+    # What its processes report.
+
+    def leader(self) -> int | None:
+        """The controller that calls itself leader."""
+        for index in range(CONTROLLERS):
+            reply = self._ask_controller(index, frames.METADATA)
+            if reply is not None and reply.ext.get("isLeader") == "true":
+                return index
+        return None
+
+    def agrees_on_leader(self) -> bool:
+        """Whether every controller replies and all name the same leader: a restarted one counts
+        for the majority again."""
+        leaders = set()
+        for index in range(CONTROLLERS):
+            reply = self._ask_controller(index, frames.METADATA)
+            leaders.add(None if reply is None else reply.ext.get("controllerLeaderAddress") or None)
+        return len(leaders) == 1 and None not in leaders
+
+    def group(self) -> GroupState | None:
+        """What the leading controller records; None while none replies."""
+        running = [
+            address
+            for address, process in zip(self.controllers, self.controller_processes, strict=True)
+            if process.listens and not process.stopped
+        ]
+        found = sync_state(running, GROUP, timeout_s=REPLY_S)
+        if found is None:
+            return None
+        index = {process.node.address: j for j, process in enumerate(self.brokers)}
+        everybody = [*found["inSyncReplicas"], *found["notInSyncReplicas"]]
+        return GroupState(
+            index.get(found.get("masterAddress") or ""),
+            int(found["masterEpoch"]),
+            int(found["syncStateSetEpoch"]),
+            frozenset(index[one["brokerAddress"]] for one in found["inSyncReplicas"]),
+            {index[one["brokerAddress"]]: int(one["brokerId"]) for one in everybody},
+        )
+
+    def ha_status(self, index: int) -> HaStatus | None:
+        reply = self._ask(self.brokers[index], self.brokers[index].node.address, frames.HA_STATUS)
+        return parse_ha_status(reply.body) if reply is not None and reply.body else None
+
+    def epochs(self, index: int) -> list[Epoch]:
+        """The epoch list of a broker (1007), oldest first. Raises NotInTime without a reply."""
+        reply = self._ask(self.brokers[index], self.brokers[index].node.address, frames.EPOCHS)
+        if reply is None or reply.code != frames.OK:
+            raise NotInTime(f"{self.brokers[index].name} does not report its epochs")
+        return [
+            Epoch(int(one["epoch"]), int(one["startOffset"]), int(one["endOffset"]))
+            for one in reply.json["epochList"]
+        ]
+
+    def history(self) -> dict[tuple[str, int, int], dict[str, Any]]:
+        """All events in the controllers' history files, by (log, raft index, part).
+
+        Events that two controllers record differently are added to `contradictions`."""
+        events: dict[tuple[str, int, int], dict[str, Any]] = {}
+        for process in self.controller_processes:
+            for path in (process.node.data_dir / "controller").glob("history-*.jsonl"):
+                for line in path.read_text().splitlines():
+                    with contextlib.suppress(json.JSONDecodeError):  # the last line, being written
+                        event = json.loads(line)
+                        key = (event["log"], event["raft_index"], event.get("part", 0))
+                        if events.setdefault(key, event) != event:
+                            self.contradictions.append(f"{events[key]} against {event}")
+        return events
+
+    def _ask_controller(self, index: int, code: int) -> frames.Reply | None:
+        return self._ask(self.controller_processes[index], self.controllers[index], code)
+
+    def _ask(self, process: NodeProcess, address: str, code: int) -> frames.Reply | None:
+        if process.stopped or not process.listens:
+            return None
+        try:
+            return ask(address, code, timeout_s=REPLY_S)
+        except OSError:
+            return None

@@ -12,9 +12,9 @@ import time
 from typing import ClassVar, Final
 
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.load import longest_gap
 from lab.cluster.network_commands import one_way
+from lab.cluster.node_process import NodeProcess
 from lab.faults.failing import FullDiskMaster
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 

@@ -35,7 +35,7 @@ class AllBrokers(Fault):
                 time.sleep(SHRUNK_AFTER_S)
         for process in lab.cluster.brokers:
             process.kill()
-        group = lab.cluster.wait_for("the group's record", lab.cluster.view.group)
+        group = lab.cluster.wait_for("the group's record", lab.cluster.group)
         rng.shuffle(order)
         needed = next(index for index in order if index in group.in_sync)
         started = time.monotonic()
@@ -137,7 +137,7 @@ class WipedSlaveAlone(Fault):
         lab.cluster.wait_listening(spoiled)
         time.sleep(NOBODY_ACKS_S)
         acked = len(lab.load.since(died + 0.05))
-        group = lab.cluster.wait_for("the group's record", lab.cluster.view.group)
+        group = lab.cluster.wait_for("the group's record", lab.cluster.group)
         whole = sorted(group.in_sync - {spoiled})
         back = rng.choice(whole or [master, complete])
         lab.cluster.launch(brokers[back])

@@ -10,7 +10,7 @@ import time
 from typing import ClassVar
 
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster_view import NodeProcess
+from lab.cluster.node_process import NodeProcess
 from lab.cluster.processes import stop_all
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 

@@ -41,7 +41,7 @@ class SwitchFault(Fault):
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         group = lab.cluster.wait_whole()
         chosen = lab.slaves(rng)[0]
-        leader = lab.cluster.view.controller_address(lab.cluster.wait_leader())
+        leader = lab.cluster.controllers[lab.cluster.wait_leader()]
         ext = {
             "clusterName": CLUSTER,
             "brokerName": GROUP,

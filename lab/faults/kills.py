@@ -110,13 +110,13 @@ class HangLeader(Fault):
 
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         leader = lab.cluster.wait_leader()
-        epoch = max(int(e.get("controller_epoch", 0)) for e in lab.cluster.view.history().values())
+        epoch = max(int(e.get("controller_epoch", 0)) for e in lab.cluster.history().values())
         at = time.monotonic()
         lab.cluster.controller_processes[leader].signal(signal.SIGSTOP)
         return InjectedFault(at, notes={"controller": leader, "controllerEpoch": epoch})
 
     def heal(self, lab: Lab, injected: InjectedFault) -> None:
-        injected.notes["resumedIndex"] = max(index for _, index, _ in lab.cluster.view.history())
+        injected.notes["resumedIndex"] = max(index for _, index, _ in lab.cluster.history())
         lab.cluster.resume_stopped()
 
     def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
@@ -132,7 +132,7 @@ def resumed_controller(lab: Lab, injected: InjectedFault) -> list[BrokenPromise]
     node_id = lab.cluster.layout.name_servers[index].controller_id
     newest: dict[str, int] = {}
     found: list[BrokenPromise] = []
-    for (log, raft_index, _), event in sorted(lab.cluster.view.history().items()):
+    for (log, raft_index, _), event in sorted(lab.cluster.history().items()):
         epoch = int(event.get("controller_epoch", 0))
         late = event.get("node") == node_id and raft_index > resumed_at
         if epoch and (epoch < newest.get(log, 0) or (late and epoch <= old_epoch)):

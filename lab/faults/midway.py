@@ -11,7 +11,7 @@ import signal
 import time
 from typing import ClassVar
 
-from lab.cluster.cluster_view import NodeProcess
+from lab.cluster.node_process import NodeProcess
 from lab.cluster.processes import NotInTime, wait_for
 from lab.cluster.stores import wipe
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure

@@ -8,8 +8,8 @@ import threading
 import time
 from typing import ClassVar
 
-from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.network_commands import between
+from lab.cluster.node_process import NodeProcess
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
 SLOW_KBIT = 200

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from lab.cluster import checks
 from lab.cluster.checks import BrokenPromise, Epoch
-from lab.cluster.cluster_view import GroupState
 from lab.cluster.frames import SECURE_VARIABLE
-from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
+from lab.cluster.held import HOSTS, PROBE_HOST, GroupState, HeldCluster
 from lab.cluster.load import Load, longest_gap
 from lab.cluster.many_queues import ManyQueuesWriter
 from lab.cluster.network import Namespaces, Network, why_not
@@ -370,7 +369,7 @@ class Lab:
             self._reader.read_on(self.cluster.addresses[group.master])
         self._checked = count
         winners = self.winners(group)
-        contradictions, self.cluster.view.contradictions = self.cluster.view.contradictions, []
+        contradictions, self.cluster.contradictions = self.cluster.contradictions, []
         return [
             *(BrokenPromise("histories differ", text) for text in contradictions),
             *checks.check_lost(acks, self.stored),
@@ -381,13 +380,13 @@ class Lab:
 
     def epochs(self, group: GroupState) -> list[Epoch]:
         assert group.master is not None
-        return self.cluster.view.epochs(group.master)
+        return self.cluster.epochs(group.master)
 
     def winners(self, group: GroupState) -> dict[int, set[int]]:
         """epoch -> the brokers that the controllers' history calls elected for it."""
         by_id = {broker_id: index for index, broker_id in group.broker_ids.items()}
         winners: dict[int, set[int]] = {}
-        for event in self.cluster.view.history().values():
+        for event in self.cluster.history().values():
             if event["kind"] == "elected":
                 winner = by_id.get(int(event.get("broker_id", 0)), -1)
                 winners.setdefault(int(event["master_epoch"]), set()).add(winner)

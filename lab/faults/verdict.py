@@ -290,7 +290,7 @@ def _make_alone(cluster: HeldCluster) -> None:
             cluster.brokers[index].kill()
 
     def is_alone() -> bool | None:
-        found = cluster.view.group()
+        found = cluster.group()
         return True if found is not None and len(found.in_sync) == 1 else None
 
     cluster.wait_for("the set of one", is_alone)

@@ -12,9 +12,9 @@ from typing import Final
 
 from batonmq import ConsumeFromWhere, LitePullConsumer, LitePullOptions, Message, Producer
 from lab.cluster.cluster import Sections
-from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.network import Network
+from lab.cluster.node_process import NodeProcess
 
 Expected = tuple[str, str]
 
@@ -105,7 +105,7 @@ def members_away(live: LiveVerdict, rng: random.Random) -> Expected:
     slave.kill()
 
     def is_smaller() -> bool | None:
-        group = live.cluster.view.group()
+        group = live.cluster.group()
         return True if group is not None and len(group.in_sync) == 2 else None
 
     live.cluster.wait_for("a smaller set", is_smaller)

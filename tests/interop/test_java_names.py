@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.held import HeldCluster
 from lab.cluster.java import JavaProgram
 from lab.cluster.mqctl import mqctl
+from lab.cluster.node_process import NodeProcess
 from lab.cluster.queues import read_topic
 from lab.cluster.stock_load import StockLoad
 from lab.cluster.stores import check_logs_equal

@@ -20,10 +20,10 @@ from dnslib import QTYPE, RCODE, RR, A, DNSRecord
 from dnslib.server import DNSLogger, DNSServer
 
 from lab.cluster.client_writer import ClientWriter
-from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
+from lab.cluster.node_process import NodeProcess
 from lab.cluster.queues import check_writers
 from lab.cluster.stores import check_logs_equal
 from lab.cluster.writer import wait_acks

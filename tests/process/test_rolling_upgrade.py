@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout, environment
 from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.network import Network
+from lab.cluster.node_process import NodeProcess
 from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.queues import check_writers
 from lab.cluster.stores import check_logs_equal

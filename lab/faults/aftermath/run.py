@@ -142,9 +142,7 @@ class Aftermath:
         with self.paths.record.open("w") as record:
             for number, kind in enumerate(self._options.faults, 1):
                 fault = kind()
-                lab.cluster.wait_for(
-                    "controllers with one leader", lab.cluster.view.agrees_on_leader
-                )
+                lab.cluster.wait_for("controllers with one leader", lab.cluster.agrees_on_leader)
                 trial = lab.trial(fault, rng)
                 done = fault_record(number, fault, trial, group=GROUP, names=names, wall_s=wall_s)
                 record.write(done.line())
@@ -185,9 +183,7 @@ class Aftermath:
             yield
             return
         output = self.paths.output(STREAM)
-        controllers = ";".join(
-            map(lab.cluster.view.controller_address, range(len(lab.cluster.controller_processes)))
-        )
+        controllers = ";".join(lab.cluster.controllers)
         arguments = ["--controllers", controllers, "--output", str(output), *STREAM_OFTEN]
         self.spark.begin(STREAM, arguments)
 
@@ -197,12 +193,12 @@ class Aftermath:
             return {name for name, _ in read_streamed(output)}
 
         def has_all() -> bool:
-            return streamed_names() >= lab.cluster.view.history().keys()
+            return streamed_names() >= lab.cluster.history().keys()
 
         self._report("job_begins", f"{STREAM} … (until the end of the cluster)", job=STREAM)
         yield
         lab.cluster.wait_for("all events streamed", has_all, STREAM_S)
-        kept = lab.cluster.view.history().keys()
+        kept = lab.cluster.history().keys()
         self.spark.stop()
         self.spark.answer(STREAM)
         streamed = [name for name, _ in read_streamed(output)]

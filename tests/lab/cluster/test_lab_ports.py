@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.cluster_view import GroupState, NodeProcess
-from lab.cluster.held import HOSTS, HeldCluster
+from lab.cluster.held import HOSTS, GroupState, HeldCluster
 from lab.cluster.network import Network
+from lab.cluster.node_process import NodeProcess
 from lab.cluster.processes import CLAIM, PORTS, ROOT, NotInTime, ports_of
 
 
@@ -79,11 +79,11 @@ def test_a_port_of_somebody_else_is_never_asked(tmp_path: Path) -> None:
     cluster = HeldCluster(tmp_path, Network(HOSTS))
     process: NodeProcess = cluster.controller_processes[0]
     process.child = Running(os.getppid())  # type: ignore[assignment]
-    host, port = cluster.view.controller_address(0).split(":")
+    host, port = cluster.controllers[0].split(":")
     with socket.create_server((host, int(port))) as other:
         assert not process.listens
-        assert cluster.view.leader() is None
-        assert cluster.view.group() is None
+        assert cluster.leader() is None
+        assert cluster.group() is None
         other.setblocking(False)
         with pytest.raises(BlockingIOError):
             other.accept()

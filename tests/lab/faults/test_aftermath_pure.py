@@ -11,7 +11,7 @@ import pytest
 
 from lab.cluster.acks import Ack, key_of
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster_view import GroupState
+from lab.cluster.held import GroupState
 from lab.cluster.probe import acked_line
 from lab.faults.aftermath import fault_schedule as catalogue
 from lab.faults.aftermath import summary
