@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -35,9 +37,14 @@ def earlier_checkout() -> Path:
     return folder
 
 
-def environment(source: Path) -> dict[str, str]:
-    """By which a process finds that checkout's packages before the installed ones."""
-    return {} if source == ROOT else {"PYTHONPATH": str(source)}
+def interpreter(folder: Path, checkout: Path) -> Path:
+    """A program in `folder` that runs that checkout's packages, as the interpreter of another
+    installation would."""
+    script = folder / "python-of-another-version"
+    python = shlex.quote(sys.executable)
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(checkout))} exec {python} "$@"\n')
+    script.chmod(0o755)
+    return script
 
 
 def _unpack(commit: str, folder: Path) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from batonmq.runtime.clock import wall_ms
 from lab.cluster.cluster import GROUP
+from lab.cluster.frames import OK
 from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
-from lab.cluster.mqctl import mqctl
 from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, GivenTotals, Seen, StockLoad
 from lab.cluster.up import ClusterProcess
 
@@ -33,31 +33,21 @@ Broker = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClientFault:
-    """`strike` does it to a broker of a whole cluster, to `victims` one after the other; the folder
-    is a home for `mqctl`."""
+    """`strike` does it to a broker of a whole cluster, to `victims` one after the other."""
 
     name: str
     title: str
-    strike: Callable[[ClusterProcess, Broker, Path], None]
+    strike: Callable[[ClusterProcess, Broker], object]
     victims: Callable[[ClusterProcess], list[Broker]] = lambda cluster: [cluster.master()]
 
 
-def _switch(cluster: ClusterProcess, heir: Broker, home: Path) -> None:
-    where = {"CONTROLLER_ADDR": ";".join(cluster.controllers)}
-    done = mqctl("electMaster", "-bn", GROUP, "-b", str(heir["id"]), home=home, env=where)
-    assert done.code == 0, done
+def _switch(cluster: ClusterProcess, heir: Broker) -> None:
+    reply = cluster.elect(heir["address"])
+    assert reply.code == OK, reply
 
 
-def _kill(cluster: ClusterProcess, broker: Broker, _: Path) -> None:
-    cluster.kill(broker)
-
-
-def _hang(cluster: ClusterProcess, broker: Broker, _: Path) -> None:
-    cluster.kill(broker, signal.SIGSTOP)
-
-
-def _stop(cluster: ClusterProcess, broker: Broker, _: Path) -> None:
-    cluster.kill(broker, signal.SIGTERM)
+def _sends(number: signal.Signals) -> Callable[[ClusterProcess, Broker], object]:
+    return lambda cluster, broker: cluster.kill(broker, number)
 
 
 def _members(cluster: ClusterProcess) -> list[Broker]:
@@ -67,14 +57,16 @@ def _members(cluster: ClusterProcess) -> list[Broker]:
 CLIENT_FAULTS: Final = (
     ClientFault(
         "switch",
-        "planned switch, `mqctl electMaster`",
+        "planned switch, as `mqctl electMaster`",
         _switch,
         lambda cluster: cluster.slaves()[:1],
     ),
-    ClientFault("kill", "kill -9 of the master", _kill),
-    ClientFault("hang", "the master hangs (SIGSTOP)", _hang),
-    ClientFault("stop", "the master is stopped (SIGTERM), as in a rolling restart", _stop),
-    ClientFault("rolling", "SIGTERM of each broker in turn", _stop, _members),
+    ClientFault("kill", "kill -9 of the master", _sends(signal.SIGKILL)),
+    ClientFault("hang", "the master hangs (SIGSTOP)", _sends(signal.SIGSTOP)),
+    ClientFault(
+        "stop", "the master is stopped (SIGTERM), as in a rolling restart", _sends(signal.SIGTERM)
+    ),
+    ClientFault("rolling", "SIGTERM of each broker in turn", _sends(signal.SIGTERM), _members),
 )
 CLIENT_FAULTS_BY_NAME: Final = {fault.name: fault for fault in CLIENT_FAULTS}
 
@@ -94,14 +86,16 @@ class ClientRun:
     def go_on(self) -> int:
         return KINDS_GO_ON if self.kinds else GO_ON
 
-    def start(self, stack: ExitStack, name_servers: str) -> StockLoad:
+    def start(
+        self, stack: ExitStack, name_servers: str, senders: dict[str, int] | None = None
+    ) -> StockLoad:
         classpath = prepared_classpath(SOURCES)
 
         def java(name: str, *arguments: str) -> JavaProgram:
             return JavaProgram(classpath, self.folder / f"java-{arguments[2]}", name, *arguments)
 
-        if not self.kinds:
-            return StockLoad(java, stack, name_servers, TOPIC)
+        if senders or not self.kinds:
+            return StockLoad(java, stack, name_servers, TOPIC, senders=senders)
         senders = dict.fromkeys(SENDERS, 1)
         return StockLoad(java, stack, name_servers, TOPIC, senders=senders, consumers=CONSUMERS)
 
@@ -129,7 +123,7 @@ def run_clients(faults: Sequence[ClientFault], run: ClientRun) -> int:
             time.sleep(POLL_S)
             began_ms = wall_ms()
             for victim in fault.victims(cluster):
-                fault.strike(cluster, victim, run.folder)
+                fault.strike(cluster, victim)
                 load.go_on(run.go_on)
                 cluster.wait_in_sync(REPLICAS)
             seen[fault.name].append(load.since(began_ms))

@@ -12,13 +12,13 @@ from typing import Final
 
 from batonmq.runtime.clock import wall_ms
 from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
-from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
+from lab.cluster.java import JavaError, missing_tools
 from lab.cluster.network import Namespaces, why_not
 from lab.cluster.network_commands import between
-from lab.cluster.stock_load import SOURCES, Seen, StockLoad
+from lab.cluster.stock_load import Seen
 from lab.faults.clients import ClientFault, ClientRun, client_table, tell
 
-SENDERS: Final = {"sync": 2, "avoiding": 2}
+GONE_SENDERS: Final = {"sync": 2, "avoiding": 2}
 GONE: Final = ClientFault("gone", "the host of the master is gone", lambda *_: None)
 
 
@@ -38,7 +38,7 @@ def run_host_gone(run: ClientRun) -> int:
         stack.callback(cluster.stop)
         stack.enter_context(network.inside(PROBE_HOST))
         cluster.start()
-        load = _started(run, stack, cluster)
+        load = run.start(stack, cluster.name_servers, GONE_SENDERS)
         load.go_on()
         for _ in range(run.trials):
             began_ms = wall_ms()
@@ -66,12 +66,3 @@ def _host_goes(cluster: HeldCluster, network: Namespaces) -> None:
     others = [network.address[host] for host in HOSTS if host != master.name]
     network.cut(between([network.address[master.name]], others))
     master.kill()
-
-
-def _started(run: ClientRun, stack: ExitStack, cluster: HeldCluster) -> StockLoad:
-    classpath = prepared_classpath(SOURCES)
-
-    def java(name: str, *arguments: str) -> JavaProgram:
-        return JavaProgram(classpath, run.folder / f"java-{arguments[2]}", name, *arguments)
-
-    return StockLoad(java, stack, cluster.name_servers, "HostGone", senders=SENDERS)

@@ -3,7 +3,6 @@ version before, and back. No send fails, and every acknowledged message is consu
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout
+from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout, interpreter
 from lab.cluster.java import JavaProgram
 from lab.cluster.mqctl import mqctl
 from lab.cluster.stock_load import StockLoad
@@ -27,10 +26,7 @@ def test_no_send_of_a_stock_client_fails_in_rolls(tmp_path: Path, run_java: RunJ
         checkout = earlier_checkout()
     except NoEarlierVersionError as error:
         pytest.skip(str(error))
-    python = shlex.quote(sys.executable)
-    former = tmp_path / "python-of-another-version"
-    former.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(checkout))} exec {python} "$@"\n')
-    former.chmod(0o755)
+    former = interpreter(tmp_path, checkout)
     ways = [[], ["--python", str(former)], ["--python", sys.executable]]
     # The version before refuses a section of this one: a setting that it lacks is not written.
     settings: dict[str, dict[str, object]] = {

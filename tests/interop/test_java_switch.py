@@ -11,12 +11,10 @@ import itertools
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from lab.cluster.java import JavaProgram
-from lab.cluster.mqctl import mqctl
 from lab.cluster.stock_load import CONSUMERS, SENDERS, StockLoad
 from lab.cluster.up import ClusterProcess, rounds
 
@@ -45,10 +43,9 @@ def nothing_failed(load: StockLoad) -> None:
     assert load.failed() == []
 
 
-def switch(cluster: ClusterProcess, home: Path) -> None:
-    master, other = cluster.master(), str(cluster.slaves()[0]["id"])
-    where = {"CONTROLLER_ADDR": ";".join(cluster.controllers)}
-    switched = mqctl("electMaster", "-bn", "broker-a", "-b", other, home=home, env=where)
+def switch(cluster: ClusterProcess) -> None:
+    master, other = cluster.master(), cluster.slaves()[0]
+    switched = cluster.elect(other["address"])
     assert switched.code == 0, switched
     cluster.wait_new_master(master["address"])
 
@@ -64,11 +61,9 @@ def load(cluster: ClusterProcess, run_java: RunJava) -> Iterator[StockLoad]:
         yield running
 
 
-def test_no_send_fails_in_planned_switches(
-    cluster: ClusterProcess, load: StockLoad, tmp_path: Path
-) -> None:
+def test_no_send_fails_in_planned_switches(cluster: ClusterProcess, load: StockLoad) -> None:
     for _ in range(2):
-        switch(cluster, tmp_path)
+        switch(cluster)
         load.go_on()
     nothing_failed(load)
 
@@ -90,7 +85,7 @@ def test_no_send_fails_when_the_master_hangs(cluster: ClusterProcess, load: Stoc
 
 
 def test_every_kind_of_sender_and_consumer_keeps_its_promises(
-    cluster: ClusterProcess, run_java: RunJava, tmp_path: Path
+    cluster: ClusterProcess, run_java: RunJava
 ) -> None:
     """1. A planned switch. 2. SIGTERM of each broker in turn. 3. kill -9 of the master.
 
@@ -109,7 +104,7 @@ def test_every_kind_of_sender_and_consumer_keeps_its_promises(
             consumers=CONSUMERS,
         )
         load.go_on(50)
-        switch(cluster, tmp_path)
+        switch(cluster)
         load.go_on(50)
         for broker in list(cluster.brokers):
             cluster.wait_in_sync(3)

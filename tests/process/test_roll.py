@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from lab.cluster.client_writer import ClientWriter
-from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout
+from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout, interpreter
 from lab.cluster.mqctl import HIDDEN
 from lab.cluster.queues import check_writers
 from lab.cluster.stores import check_logs_equal
@@ -52,15 +52,6 @@ def check_rolled(cluster: ClusterProcess, ran: tuple[int, Any, str]) -> list[str
 def pids(cluster: ClusterProcess) -> dict[str, int]:
     document = cluster.document
     return {e["address"]: e["pid"] for e in (*document["nameServers"], *document["brokers"])}
-
-
-def interpreter(folder: Path, checkout: Path) -> Path:
-    """Runs that checkout's packages, as the interpreter of another installation would."""
-    script = folder / "python-of-another-version"
-    python = shlex.quote(sys.executable)
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(checkout))} exec {python} "$@"\n')
-    script.chmod(0o755)
-    return script
 
 
 def runs(pid: int, text: str) -> bool:
