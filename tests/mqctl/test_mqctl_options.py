@@ -156,7 +156,7 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
     )
 
 
-HEALTH_MODULES = 68
+HEALTH_MODULES = 69
 """Modules of ours that `mqctl health` may load: on a loaded host that is most of its time."""
 
 
