@@ -71,7 +71,8 @@ def _quick_python(context: SparkContext) -> str:
         f'exec {shlex.quote(sys.executable)} "$@"\n'
     )
     program.chmod(0o700)
-    return str(program)
+    # Not where its file system is mounted noexec.
+    return str(program) if os.access(program, os.X_OK) else sys.executable
 
 
 def _settings_of(context: SparkContext) -> dict[str, str]:
