@@ -282,7 +282,7 @@ class ReadOptions(Narrowed, frozen=True, kw_only=True):
     columns: Annotated[tuple[str, ...], by(_parts)] = ()
     mode: Mode = Mode.FAILFAST
     unconfirmed: bool = False
-    split_bytes: Annotated[int, Meta(ge=MIB // 16)] = 128 * MIB
+    split_bytes: Annotated[int, Meta(ge=MIB // 16)] = 64 * MIB
     batch_bytes: Annotated[int, Meta(ge=MIB // 16, le=_WINDOW_MAX)] = 8 * MIB
     record_bytes_max: Annotated[int, Meta(ge=FIXED_SIZE_V1, le=_WINDOW_MAX)] = msgspec.field(
         name="maxRecordBytes", default=32 * MIB
