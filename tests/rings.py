@@ -1,7 +1,5 @@
 """The rings of tests: what each marks, needs, and bears beside it. `tests.run` runs them."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess
@@ -10,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.cluster import compose
 from lab.cluster.java import JavaError, is_fetched, missing_tools, prepared_classpath
 from lab.cluster.processes import ROOT
-from tests.chaos import engine
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def _missing_for_alerts() -> list[str]:
 def _prepare_docker() -> None:
     print("    the image of this work tree is built …", flush=True)
     try:
-        engine.build_image()
+        compose.build_image()
     except subprocess.CalledProcessError as exc:
         raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
 
@@ -156,7 +154,7 @@ RINGS = (
         "the compose project: kills, pauses, cut networks",
         "docker",
         1800,
-        engine.missing_tools,
+        compose.missing_tools,
         prepare=_prepare_docker,
         folders=("tests/chaos",),
         beside_others=True,
