@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
@@ -84,6 +83,30 @@ _GROUPS: Final = f"""
         FULL JOIN days USING ("group")
     WHERE "group" IS NOT NULL
     ORDER BY unavailable_ms DESC, masterships DESC, name
+"""
+_REIGNS: Final = """
+    SELECT broker_id, master_epoch, ended_at, ended_by, address,
+        coalesce(opened_at, first_ack_at, began_at, getvariable('first_ms')) AS start_ms,
+        greatest(start_ms, coalesce(ended_at, getvariable('last_ms'))) AS end_ms
+    FROM masterships WHERE "group" = $1 ORDER BY start_ms, master_epoch
+"""
+#: Equal bins of the time, each of the broker that was master for most of it.
+_BINNED_REIGNS: Final = f"""
+    WITH reigns AS (
+        SELECT coalesce(broker_id, 0) AS broker_id, start_ms - getvariable('first_ms') AS low,
+            end_ms - getvariable('first_ms') AS high, getvariable('width') AS width
+        FROM ({_REIGNS})),
+    parts AS (
+        SELECT *, unnest(range(greatest(low // width, 0), least(high // width + 1, $2))) AS bin
+        FROM reigns),
+    held AS (
+        SELECT bin, width, broker_id, count_if(low >= bin * width) AS begun,
+            sum(least(high, (bin + 1) * width) - greatest(low, bin * width)) AS ms
+        FROM parts GROUP BY ALL)
+    SELECT arg_max(broker_id, (ms, -broker_id)) AS broker_id,
+        bin * width + getvariable('first_ms') AS start_ms,
+        least(start_ms + width, getvariable('last_ms')) AS end_ms, sum(begun) AS begun
+    FROM held GROUP BY bin, width HAVING sum(ms) > 0 ORDER BY bin
 """
 
 Row = dict[str, Any]
@@ -203,17 +226,13 @@ class EpochTables:
     def masterships(self, groups: Sequence[Row], first_ms: int, last_ms: int) -> list[Lane]:
         """Who was master of these groups, and when (`start_ms`, `end_ms`)."""
         bound, lanes = rows_each(len(groups)), []
+        self._db.execute("SET VARIABLE first_ms = $1", (first_ms,))
+        self._db.execute("SET VARIABLE last_ms = $1", (last_ms,))
+        self._db.execute("SET VARIABLE width = $1", (_bin_width(first_ms, last_ms, bound),))
         for group in groups:
-            mine = self._db.sql(
-                """SELECT broker_id, master_epoch, ended_at, ended_by, address,
-                    coalesce(opened_at, first_ack_at, began_at, $1) AS start_ms,
-                    greatest(start_ms, coalesce(ended_at, $2)) AS end_ms
-                FROM masterships WHERE "group" = $3 ORDER BY start_ms, master_epoch""",
-                params=(first_ms, last_ms, group["name"]),
-            ).to_arrow_table()
-            binned = mine.num_rows > bound
-            rows = _filled(mine, first_ms, last_ms, bound) if binned else mine.to_pylist()
-            lanes.append(Lane(group["name"], rows, binned))
+            binned = group["masterships"] > bound
+            query, values = (_BINNED_REIGNS, (bound,)) if binned else (_REIGNS, ())
+            lanes.append(Lane(group["name"], self.rows(query, group["name"], *values), binned))
         return lanes if any(lane.rows for lane in lanes) else []
 
     def marks(self, groups: Sequence[Row]) -> list[Row]:
@@ -282,36 +301,6 @@ class EpochTables:
 def rows_each(groups: int) -> int:
     """How many rows of one group are drawn one by one, and how many bins replace more."""
     return max(100, min(_MARKS_MOST, _MARKS_TOTAL // max(1, groups)))
-
-
-def _filled(mine: pa.Table, first_ms: int, last_ms: int, bound: int) -> list[Row]:
-    """Equal bins of the time, each of the broker that was master for most of it."""
-    edges = np.arange(bound + 1) * _bin_width(first_ms, last_ms, bound)
-    begins = mine["start_ms"].to_numpy() - first_ms
-    ends = mine["end_ms"].to_numpy() - first_ms
-    number = np.diff(np.searchsorted(np.sort(begins), edges))
-    brokers = mine["broker_id"].fill_null(0).to_numpy()
-    ids = np.unique(brokers)
-    time = np.array(
-        [np.diff(_covered(begins[brokers == b], ends[brokers == b], edges)) for b in ids]
-    )
-    most = ids[np.argmax(time, axis=0)]
-    names = ("broker_id", "start_ms", "end_ms", "begun")
-    columns = (most, edges[:-1] + first_ms, np.minimum(last_ms, edges[1:] + first_ms), number)
-    held = time.sum(axis=0) > 0
-    rows = zip(*(each[held].tolist() for each in columns), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _covered(begins: Any, ends: Any, edges: Any) -> Any:
-    """How much of the time before each edge the intervals take."""
-
-    def since(times: Any) -> Any:
-        sums = np.concatenate([[0], np.cumsum(np.sort(times))])
-        passed = np.searchsorted(np.sort(times), edges)
-        return passed * edges - sums[passed]
-
-    return since(begins) - since(ends)
 
 
 def _bin_width(first_ms: int, last_ms: int, bins: int) -> int:
