@@ -28,6 +28,7 @@ from tests.spark.audit.replica_files import (
     epochs_text,
     fields,
     key,
+    real_store,
     write_acked,
 )
 from tests.spark.log_files import HOST_V4, LogFiles, message
@@ -121,6 +122,15 @@ def many(tmp_path_factory):
     places.append(twice.add(**{**fields(5), "properties": fields(1)["properties"]}))
     twice.add(**{**fields(6), "topic": b"%RETRY%g", "properties": fields(1)["properties"]})
     twice.save(identity="C#twice#1")
+
+    real_store(root / "queued-1", identity="C#queued#1")
+    shutil.copytree(root / "queued-1", root / "queued-2")
+    (root / "queued-2" / "brokerIdentity").write_text("C#queued#2")
+    units = root / "queued-2" / "consumequeue" / "T" / "1" / f"{0:020d}"
+    data = bytearray(units.read_bytes())
+    data[7 * 20 : 8 * 20] = bytes(20)
+    data[9 * 20 + 7] ^= 1  # where unit 9 points to
+    units.write_bytes(data)
 
     request = AuditRequest(
         (str(root / "*-?"),),
@@ -266,6 +276,14 @@ def test_a_queue_that_does_not_begin_with_the_log(many):
     assert (gap["severity"], gap["kind"]) == ("critical", "gap")
     assert (gap["queue_id"], gap["queue_offset"]) == (1, 0)
     assert gap["detail"] == "5 queue offsets from 0 on have no message in the log"
+
+
+def test_units_that_are_missing_or_lead_elsewhere(many):
+    found = of(many, "queued")
+    assert sorted((f["kind"], f["queue_offset"], *f["replicas"]) for f in found) == [
+        ("queue_missing", 7, "queued#2"),
+        ("queue_wrong", 9, "queued#2"),
+    ]
 
 
 def test_entries_of_brokers_without_a_store_are_a_warning(many):
