@@ -13,6 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from batonmq.broker.config import BrokerConfig
+from batonmq.broker.replication.replication import Replication
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.topics import TopicService, refuse_too_many_groups
@@ -56,6 +57,7 @@ class AdminProcessor:
         path: WritePath,
         topics: TopicService,
         status: BrokerStatus,
+        replication: Replication,
         known: Callable[[], Awaitable[None]],
         settings: BrokerConfig,
     ) -> None:
@@ -64,6 +66,7 @@ class AdminProcessor:
         self._path = path
         self._topics = topics
         self._status = status
+        self._replication = replication
         self._known = known
 
     def register(self, processors: Processors) -> None:
@@ -92,7 +95,7 @@ class AdminProcessor:
         """Creates a topic, or changes the given fields of an existing one (UPDATE_AND_CREATE_TOPIC,
         17). Without `force` it does not reduce the read queues below those that hold messages: no
         consumer could read them."""
-        self._require_writable()
+        self._path.gate.require_open()
         topic = text(request, "topic")
         check_topic(topic)
         _refuse_system_topic(topic)
@@ -125,7 +128,7 @@ class AdminProcessor:
         """Creates or replaces several topics (UPDATE_AND_CREATE_TOPIC_LIST, 18). If one is invalid,
         none is written. They are written AT_ONCE at a time, so after a change of role the last ones
         may be missing."""
-        self._require_writable()
+        self._path.gate.require_open()
         mixed = self._settings.enable_mixed_message_type
         configs = []
         for wanted in TopicConfigList.decode_request(request.body).topic_config_list:
@@ -145,7 +148,7 @@ class AdminProcessor:
             self._check_topic(config, is_forced=False)
         # The role may have changed while the last part was confirmed, so check it again.
         for begin in range(0, len(configs), AT_ONCE):
-            self._require_writable()
+            self._path.gate.require_open()
             end = self._topics.put_topics(configs[begin : begin + AT_ONCE])
             await self._path.wait_confirmed(end, f"{len(configs)} topics")
         await self._known()
@@ -183,21 +186,20 @@ class AdminProcessor:
         One record each, so that all members delete them; if another request is deleting one, waits
         for that.
         """
-        self._require_writable()
+        self._path.gate.require_open()
         store = self._path.store
         for topic in sorted(store.queries.topics()):
             await asyncio.sleep(0)
             is_known = self._topics.get(topic) is not None or is_system_topic(topic)
             is_gone = topic in store.deleting_topics or topic not in store.queries.topics()
             if not is_known and not is_gone:
-                self._require_writable()
+                self._path.gate.require_open()
                 end = self._topics.delete_topic(topic)
                 await self._path.wait_confirmed(end, f"deletion of unused topic {topic}")
         await self._path.still_master("deletion of unused topics")
         return RemotingCommand.response_to(request)
 
     def topic_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The settings of one topic (GET_TOPIC_CONFIG, 351)."""
         topic = text(request, "topic")
         config = self._topics.get(topic)
         if config is None:
@@ -207,7 +209,7 @@ class AdminProcessor:
     async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Deletes a topic and its queues; its records stay in the log (DELETE_TOPIC_IN_BROKER,
         215)."""
-        self._require_writable()
+        self._path.gate.require_open()
         topic = text(request, "topic")
         _refuse_system_topic(topic)
         await self._path.wait_confirmed(
@@ -217,7 +219,7 @@ class AdminProcessor:
 
     async def update_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Creates or changes a subscription group (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200)."""
-        self._require_writable()
+        self._path.gate.require_open()
         config = SubscriptionGroupConfig.decode_request(request.body)
         check_group(config.group_name)
         await self._path.wait_confirmed(
@@ -228,13 +230,13 @@ class AdminProcessor:
     async def update_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The same for several groups (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, 225); all or none,
         and in parts, as `update_topics`."""
-        self._require_writable()
+        self._path.gate.require_open()
         configs = SubscriptionGroupList.decode_request(request.body).group_config_list
         async for config in in_turns(configs):
             check_group(config.group_name)
         refuse_too_many_groups(self._topics, configs)
         for begin in range(0, len(configs), AT_ONCE):
-            self._require_writable()
+            self._path.gate.require_open()
             end = self._topics.put_groups(configs[begin : begin + AT_ONCE])
             await self._path.wait_confirmed(end, f"{len(configs)} groups")
         return RemotingCommand.response_to(request)
@@ -242,7 +244,7 @@ class AdminProcessor:
     async def delete_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Deletes a group, with `cleanOffset` also its offsets (DELETE_SUBSCRIPTIONGROUP, 207). The
         next heartbeat of a member that is still connected creates it again."""
-        self._require_writable()
+        self._path.gate.require_open()
         group = text(request, "groupName")
         if group in SYSTEM_GROUPS:
             raise BrokerRefusal(
@@ -259,7 +261,7 @@ class AdminProcessor:
         (UPDATE_AND_GET_GROUP_FORBIDDEN, 353)."""
         group, topic = text(request, "group"), text(request, "topic")
         if request.ext.get("readable"):
-            self._require_writable()
+            self._path.gate.require_open()
             check_group(group)
             check_made_topic(topic)
             end = self._topics.forbid(group, topic, reading=not flag(request, "readable"))
@@ -269,7 +271,6 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     def group_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The settings of one group (GET_SUBSCRIPTIONGROUP_CONFIG, 352)."""
         group = text(request, "group")
         config = self._topics.groups.get(group)
         if config is None:
@@ -279,7 +280,6 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=config.encode())
 
     def system_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The broker's own topics (GET_SYSTEM_TOPIC_LIST_FROM_BROKER, 305)."""
         names = {*self._topics.topics.system, *OUR_TOPICS, *SYSTEM_TOPICS}
         return RemotingCommand.response_to(
             request, body=TopicList(topic_list=sorted(names)).encode()
@@ -316,13 +316,14 @@ class AdminProcessor:
         """HA status (GET_BROKER_HA_STATUS, 907). A slave in classic mode also names itself in this
         request."""
         if link := request.ext.get(HA_LINK_FIELD):
-            self._status.note_slave(link, request.ext.get(SLAVE_NAME_FIELD) or "")
-        return RemotingCommand.response_to(request, body=self._status.ha().encode())
+            self._replication.note_slave(link, request.ext.get(SLAVE_NAME_FIELD) or "")
+        body = self._replication.service.runtime_info().encode()
+        return RemotingCommand.response_to(request, body=body)
 
     def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The epoch list and the identity of this process (GET_BROKER_EPOCH_CACHE, 1007); refused
         in classic mode."""
-        answer = self._status.epoch_cache()
+        answer = self._replication.epoch_cache()
         if answer is None:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, "this broker does not run in controller mode"
@@ -341,11 +342,6 @@ class AdminProcessor:
         response = RemotingCommand.response_to(request)
         response.remark = done
         return response
-
-    def _require_writable(self) -> None:
-        refusal = self._path.gate.refusal
-        if refusal is not None:
-            raise BrokerRefusal(refusal.code, refusal.remark)
 
 
 def _queues(request: RemotingCommand, key: str, default: int | None) -> int:

@@ -275,8 +275,6 @@ class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True)
 class BrokerSections:
-    """All sections of the file."""
-
     broker: BrokerConfig
     store: StoreConfig
     ha: HAConfig

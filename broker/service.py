@@ -178,7 +178,7 @@ class BrokerService:
         self.send = SendProcessor(
             self.config, path, topics, in_sync, self.relay, sent_half, self.registrar.when_known
         )
-        broker = self.config.broker
+        broker, known = self.config.broker, self.registrar.known
         checks = PullChecks(
             topics, clients, self.filters, broker, lambda: path.gate.refusal is None
         )
@@ -202,7 +202,7 @@ class BrokerService:
             self.locks,
             SendBackProcessor(path, topics, self.endpoint.require),
             ReplyProcessor(path, self.send, clients, broker),
-            AdminProcessor(path, topics, self.status, self.registrar.known, broker),
+            AdminProcessor(path, topics, self.status, self.replication, known, broker),
             SettingsProcessor(self.config, self._settings, path.gate, self.replication.proof_state),
             UserProcessor(path, self.users, self.endpoint.guard),
             OffsetProcessor(self.store, self.tables, path.gate),
@@ -238,7 +238,7 @@ class BrokerService:
             self.tables.offsets,
             self.config.broker,
             water_marks,
-            self.status.ha,
+            self.replication.service.runtime_info,
         )
 
     def _register_pop(self, processors: Processors) -> None:

@@ -23,8 +23,6 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
     DataVersion,
-    EpochEntryCache,
-    HARuntimeInfo,
     TopicConfigAndMappingSerializeWrapper,
 )
 from batonmq.protocol.codes import MASTER_ID, MQ_VERSION
@@ -164,19 +162,6 @@ class BrokerStatus:
         """Call once a second."""
         self._throughput.tick(now_ms, self._totals())
         self._days.tick(date.today())
-
-    def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
-        """Body and extFields of GET_BROKER_EPOCH_CACHE (1007): epoch list and identity; None in
-        classic mode."""
-        return self._replication.epoch_cache()
-
-    def ha(self) -> HARuntimeInfo:
-        """HA status (GET_BROKER_HA_STATUS, 907)."""
-        return self._replication.service.runtime_info()
-
-    def note_slave(self, link: str, name: str) -> None:
-        """A slave in classic mode names itself and its HA connection."""
-        self._replication.note_slave(link, name)
 
     def registration(self, topics: Collection[str] | None = None) -> RouteRegistration | None:
         """The registration at name servers: id 0 for a master, its own id for a slave; None without

@@ -47,7 +47,6 @@ class HistoryLog:
         self._reading = asyncio.Lock()
 
     def open(self, size_max: int, files: int) -> None:
-        """Raises OSError."""
         self._file = HistoryFile(self.path, size_max=size_max, files=files)
 
     def close(self) -> None:

@@ -222,7 +222,6 @@ class ControllerSession:
             self._outbox.put_nowait(message)
 
     def drop(self, reason: str) -> None:
-        """Ends this stream and connects again."""
         self._drop_reason = reason
         if self._call is not None:
             self._call.cancel()

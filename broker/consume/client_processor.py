@@ -428,7 +428,6 @@ class ConsumerLists:
         return self._sightings.forget(now_ms)
 
     async def close(self) -> None:
-        """Cancels its requests."""
         for copy in self._copies:
             copy.cancel()
         await asyncio.gather(*self._copies, return_exceptions=True)

@@ -196,7 +196,6 @@ class ConsumerManager:
     def unregister(
         self, channel: Hashable, producer_group: str | None, consumer_group: str | None
     ) -> list[GroupChanged]:
-        """Removes a client from the named groups."""
         seats = []
         if producer_group:
             seats.append(_Seat(False, producer_group, channel))
@@ -339,13 +338,11 @@ class ConsumerSightings:
         self._moving_until_ms = 0
 
     def role_left(self, now_ms: int) -> None:
-        """The role of this broker ended."""
         if self._leads:
             self._leads = False
             self._moving_until_ms = now_ms + MOVING_MS
 
     def learn(self, piece: ConsumerSightingsBody, now_ms: int) -> None:
-        """Notes what another replica knows of some clients of a group."""
         for client_id, age_ms in piece.seen.items():
             self._note(piece.group, client_id, _Sighting(now_ms - age_ms, is_member=True), now_ms)
         for client_id, age_ms in piece.left.items():

@@ -96,7 +96,6 @@ class HeldRequests(Generic[H]):
         return deadline_ms <= now_ms or not one.is_held
 
     def drop_owner(self, owner: object) -> None:
-        """Drops the requests of a closed connection."""
         for one in list(self._by_owner.get(owner, ())):
             self._remove(one)
 
@@ -142,15 +141,12 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
         return len(self) < ALL_MAX and self._tags + tags <= TAGS_MAX
 
     def waiting(self, topic: str, queue_id: int) -> int:
-        """How many pulls wait for a queue."""
         return len(self._by_topic.get(topic, {}).get(queue_id, ()))
 
     def queues(self) -> list[tuple[str, int]]:
-        """The queues that a pull waits for."""
         return [(topic, queue) for topic, queues in self._by_topic.items() for queue in queues]
 
     def queues_of(self, topic: str) -> list[int]:
-        """The queues of a topic that a pull waits for, by id."""
         return list(self._by_topic.get(topic, ()))
 
     def arrived(
@@ -200,7 +196,6 @@ class PopHold(HeldRequests[HeldPop]):
         self._ready: deque[Iterator[_Place]] = deque()
 
     def count_of(self, topic: str, group: str, queue_id: int) -> int:
-        """The number of requests in one place."""
         return len(self._waiting.get((topic, group, queue_id), ()))
 
     def has_place(self, one: HeldPop) -> bool:
@@ -245,7 +240,6 @@ class PopHold(HeldRequests[HeldPop]):
         self._ready.append((topic, group, queue) for queue in queues)
 
     def all_ready(self) -> None:
-        """Wakes all requests."""
         self._arrived.update(dict.fromkeys((topic, ANY_QUEUE) for topic in self._groups))
 
     def next_ready(self) -> HeldPop | None:

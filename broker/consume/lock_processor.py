@@ -74,7 +74,6 @@ class LockProcessor:
             self._topics.put_locks(change)
 
     def tick(self, now_ms: int) -> None:
-        """Releases some expired locks."""
         if self._path.gate.refusal is not None:
             return
         # By records: a new master that still had such a lock would refuse the next owner.

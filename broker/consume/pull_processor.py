@@ -127,7 +127,6 @@ class PullProcessor:
 
     @property
     def held(self) -> int:
-        """The number of held pulls."""
         return len(self._hold)
 
     def pull(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:

@@ -115,7 +115,6 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def min_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The first offset of the queue (GET_MIN_OFFSET, 31)."""
         offset = self._store.queries.min_offset_in_queue(*_queue(request))
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 

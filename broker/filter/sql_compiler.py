@@ -177,8 +177,6 @@ class _Operands(Transformer[Token, Node]):
 
 @v_args(inline=True)
 class _Compiler(_Operands):
-    """Conditions."""
-
     def start(self, node: Node) -> Node:
         return _condition(node)
 

@@ -131,7 +131,6 @@ def _outcome_of(expression: str) -> Matches | str:
 
 
 def is_known(expression: str) -> bool:
-    """Whether the result of this expression is cached."""
     return len(expression) > EXPRESSION_MAX or _outcomes.get(expression) is not None
 
 

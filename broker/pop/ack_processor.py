@@ -234,6 +234,5 @@ def _bits(text: str) -> int:
 
 
 def _positions(bits: int) -> list[int]:
-    """The positions of the set bits."""
     # Via a text of the bits: shifting a large int bit by bit would be quadratic.
     return [at for at, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]

@@ -68,7 +68,6 @@ class PopProcessor:
 
     @property
     def held(self) -> int:
-        """The number of held requests."""
         return len(self._hold)
 
     # Requests.

@@ -158,7 +158,6 @@ class PopTable:
         return self._count
 
     def in_flight_of(self, key: Key) -> int:
-        """How many messages of a group and queue are in flight."""
         return len(self._in_flight.get(key, ()))
 
     def apply(self, record: PopRecord, at: int) -> None:

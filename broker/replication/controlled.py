@@ -231,7 +231,6 @@ class ControllerReplication(Replication):
         self._report("diverged", reason=f"its own log is damaged: {reason}")
 
     def _report(self, kind: str, **fields: object) -> None:
-        """Adds an event to the history."""
         self.manager.report_event(kind, **fields)
 
     def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]]:

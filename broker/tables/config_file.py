@@ -123,6 +123,15 @@ class ConfigManager(Generic[B]):
         #: Counts changes. Its state version is the masterEpoch, its timestamp wall time in ms.
         self.data_version = DataVersion(timestamp=clock_ms())
 
+    def load(self) -> None:
+        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
+        body = self._file.load()
+        if body is not None:
+            self._take_loaded(body)
+
+    def _take_loaded(self, body: B) -> None:
+        raise NotImplementedError
+
     def wrapper(self) -> B:
         """A copy of the whole table with its version, for slaves, tools and the file."""
         raise NotImplementedError

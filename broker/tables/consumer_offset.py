@@ -97,11 +97,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self.deletions = Deletions()
         self.resets = OffsetResets(self.commit, self._new_version)
 
-    def load(self) -> None:
-        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
-        body = self._file.load()
-        if body is None:
-            return
+    def _take_loaded(self, body: OffsetTable) -> None:
         self._table = body.offset_table
         self._keys = OffsetKeys(self._table)
         # Consumers may have kept running during this restart, with offsets in queues that are gone
@@ -436,12 +432,12 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         self._timer: TimerProgress | None = None
         self._dirty = False
 
+    def _take_loaded(self, body: _DelayFile) -> None:
+        self._table, self.data_version = dict(body.offset_table), body.data_version
+        self._timer = body.baton_timer
+
     def load(self) -> None:
-        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
-        body = self._file.load()
-        if body is not None:
-            self._table, self.data_version = dict(body.offset_table), body.data_version
-            self._timer = body.baton_timer
+        super().load()
         # `timercheck` is written from our own progress, so it counts only where that is absent.
         if self._timer is None and self._check_path.exists():
             self._timer = _timer_of_check(disk.read_bytes(self._check_path))

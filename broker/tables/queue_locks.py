@@ -65,12 +65,9 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self.change_count = 0
         """Grows with each change of an owner."""
 
-    def load(self) -> None:
-        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
-        body = self._file.load()
-        if body is not None:
-            self._take(body)
-            self.data_version, self._dirty = body.data_version, False
+    def _take_loaded(self, body: QueueLockTable) -> None:
+        self._take(body)
+        self.data_version, self._dirty = body.data_version, False
 
     def wrapper(self) -> QueueLockTable:
         table = QueueLockTable(data_version=self.data_version)

@@ -36,12 +36,9 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
     def name_of(config: SubscriptionGroupConfig) -> str:
         return config.group_name
 
-    def load(self) -> None:
-        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
-        body = self._file.load()
-        if body is not None:
-            self._adopt_loaded(body.subscription_group_table, body.data_version)
-            self._forbidden = body.forbidden_table
+    def _take_loaded(self, body: SubscriptionGroupWrapper) -> None:
+        self._adopt_loaded(body.subscription_group_table, body.data_version)
+        self._forbidden = body.forbidden_table
 
     def wrapper(self) -> SubscriptionGroupWrapper:
         """The whole table with its version, for slaves, tools and the file."""
@@ -98,11 +95,8 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
         self._dirty = False
         self.change_count = 0
 
-    def load(self) -> None:
-        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
-        body = self._file.load()
-        if body is not None:
-            self._table = body.message_request_mode_map
+    def _take_loaded(self, body: MessageRequestModeSerializeWrapper) -> None:
+        self._table = body.message_request_mode_map
 
     def wrapper(self) -> MessageRequestModeSerializeWrapper:
         table = dict(zip(self._table, map(dict, self._table.values()), strict=True))

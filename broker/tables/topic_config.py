@@ -100,12 +100,9 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
     def name_of(config: TopicConfig) -> str:
         return config.topic_name
 
-    def load(self) -> None:
-        """Reads the file; system topics may have other sizes there. Raises CorruptLogError if it
-        cannot be used, nor its `.bak`."""
-        body = self._file.load()
-        if body is not None:
-            self._adopt_loaded(body.topic_config_table, body.data_version)
+    def _take_loaded(self, body: TopicConfigSerializeWrapper) -> None:
+        """System topics may have other sizes there."""
+        self._adopt_loaded(body.topic_config_table, body.data_version)
 
     def wrapper(self) -> TopicConfigSerializeWrapper:
         """The whole table with its version, for slaves, name servers and the file."""

@@ -56,11 +56,8 @@ class UserTable(NamedTable[UserWrapper, User]):
     def name_of(config: User) -> str:
         return config.username
 
-    def load(self) -> None:
-        """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
-        body = self._file.load()
-        if body is not None:
-            self._adopt_loaded(body.users, body.data_version)
+    def _take_loaded(self, body: UserWrapper) -> None:
+        self._adopt_loaded(body.users, body.data_version)
         self.follow(self.rulebook)
 
     def follow(self, rulebook: Rulebook | None) -> None:

@@ -198,7 +198,6 @@ class TransactionTable:
         return queue_offset in self._open
 
     def place_of(self, queue_offset: int) -> int:
-        """The physical offset of an open half."""
         return self._open[queue_offset].phy_offset
 
     def is_waiting(self, key: bytes) -> bool:

@@ -157,7 +157,6 @@ class BrokerStats:
             table.tick(now_ms)
 
     def put_tps(self, topic: str) -> float:
-        """Messages a second over the last minute."""
         return self._tps(self._puts, topic)
 
     def got_tps(self, topic: str, group: str) -> float:

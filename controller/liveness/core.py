@@ -465,7 +465,6 @@ class LivenessCore:
     # Decisions.
 
     def _dead(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:
-        """The replicas that count as dead."""
         judged = frozenset(
             record.broker_id
             for record in group.replicas

@@ -307,7 +307,7 @@ async def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method:
     acks.begin_epoch(1)
     path.gate.opening(1)
     path.gate.open()
-    admin = AdminProcessor(path, tables.service, Mock(), AsyncMock(), BrokerConfig())
+    admin = AdminProcessor(path, tables.service, Mock(), Mock(), AsyncMock(), BrokerConfig())
     ext = {"topic": "T", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
     request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
     for number in (1, 2):

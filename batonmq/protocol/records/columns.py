@@ -323,7 +323,6 @@ def _count_checked(view: memoryview, base: int, starts: Int64s, ends: Int64s, fi
 
 
 def _leading(good: Bools) -> int:
-    """How many are true from the first on."""
     return len(good) if good.all() else int(np.argmin(good))
 
 
