@@ -1,7 +1,5 @@
 """What tests of several rooms share: time limits, hypothesis' profiles, `shared`, `--rewrite`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -69,9 +67,16 @@ def _in_a_loop(
     test: Callable[..., Coroutine[Any, Any, None]],
     loop: Callable[[Coroutine[Any, Any, None]], None],
 ) -> Callable[..., None]:
+    async def opened(fixtures: dict[str, Any]) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for name, value in fixtures.items():
+                if isinstance(value, contextlib.AsyncContextDecorator):
+                    fixtures[name] = await stack.enter_async_context(value)
+            await test(**fixtures)
+
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
-        loop(test(**fixtures))
+        loop(opened(fixtures))
 
     return run
 
@@ -79,7 +84,7 @@ def _in_a_loop(
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The limit of pyproject.toml is for tests without processes. An `async def` runs in a loop of
-    its own."""
+    its own; a fixture that is an async context manager is open while it runs."""
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             counts = item.get_closest_marker("counts_turns") is not None

@@ -1,7 +1,5 @@
 """The heartbeat of a consumer that is a producer, too."""
 
-from __future__ import annotations
-
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 

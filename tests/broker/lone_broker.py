@@ -1,7 +1,5 @@
 """A broker outside controller mode in this process, and a client connection to it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -12,10 +10,20 @@ import uvloop
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.service import BrokerService
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.broker.tables.queue_locks import QueueLockManager
+from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.subscription_group import (
+    MessageRequestModeManager,
+    SubscriptionGroupManager,
+)
+from batonmq.broker.tables.topic_config import TopicConfigManager
+from batonmq.broker.tables.users import UserTable
 from batonmq.broker.write import log_features
 from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.message import MessageExt
+from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
@@ -107,6 +115,37 @@ def send_header(topic: str, queue: int, properties: dict[str, str]) -> dict[str,
     }
 
 
+def long_send_header(**changed: str) -> dict[str, str]:
+    """Of SEND_MESSAGE (10), which names its fields in full."""
+    fields = {"producerGroup": "pg", "topic": "T", "defaultTopic": "TBW102"}
+    fields |= {"defaultTopicQueueNums": "4", "queueId": "0", "sysFlag": "0", "flag": "0"}
+    return fields | {"bornTimestamp": "1700000000000", "properties": ""} | changed
+
+
+def topic_header(topic: str = "T", queues: int = 4, **changed: str) -> dict[str, str]:
+    """Of UPDATE_AND_CREATE_TOPIC (17)."""
+    fields = {"topic": topic, "defaultTopic": "TBW102", "perm": "6", "order": "false"}
+    fields |= {"readQueueNums": str(queues), "writeQueueNums": str(queues)}
+    return fields | {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0"} | changed
+
+
+def end_header(sent: RemotingCommand, outcome: str, **changed: str) -> dict[str, str]:
+    """Of END_TRANSACTION (37), for a half message of the producer group `pg`."""
+    _, offset = decode_offset_msg_id(sent.ext["msgId"])
+    fields = {"producerGroup": "pg", "commitLogOffset": str(offset), "commitOrRollback": outcome}
+    fields |= {"tranStateTableOffset": sent.ext["queueOffset"], "fromTransactionCheck": "false"}
+    return fields | changed
+
+
+def crashed(folder: Path, *lost: str) -> None:
+    """As after a kill, without the checkpoint and these files of `config/`."""
+    for name in lost:
+        for path in (folder / "config").glob(f"{name}*"):
+            path.unlink()
+    (folder / "checkpoint").unlink()
+    (folder / "abort").touch()
+
+
 def sections_of(
     folder: Path,
     *,
@@ -134,6 +173,18 @@ def sections_of(
         StoreConfig(**settings),  # type: ignore[arg-type]
         HAConfig(**(ha or {})),  # type: ignore[arg-type]
         ReplicasConfig(),
+    )
+
+
+def tables_in(folder: Path) -> BrokerTables:
+    return BrokerTables(
+        TopicConfigManager(folder / "topics.json", cluster_name="C", broker_name="broker-a"),
+        SubscriptionGroupManager(folder / "subscriptionGroup.json"),
+        ConsumerOffsetManager(folder / "consumerOffset.json"),
+        DelayOffsetManager(folder / "delayOffset.json"),
+        QueueLockManager(folder / "queueLocks.json"),
+        MessageRequestModeManager(folder / "messageRequestMode.json"),
+        UserTable(folder / "users.json"),
     )
 
 

@@ -1,7 +1,5 @@
 """What a woken master may acknowledge (R8, R36)."""
 
-from __future__ import annotations
-
 from batonmq.broker.write.pending_acks import AckPause
 
 
@@ -17,11 +15,11 @@ def awake(pause: AckPause, from_ms: int, to_ms: int) -> list[int]:
     return [now_ms for now_ms in range(from_ms, to_ms, 50) if pause.holds(now_ms)]
 
 
-def test_r36_without_a_lease_and_without_a_stall_nothing_waits() -> None:
+def test_r36_without_a_lease_and_without_a_stall_nothing_waits():
     assert awake(AckPause(Lease().valid), 0, 5_000) == []
 
 
-def test_r8_after_a_stall_acks_wait_for_the_lease() -> None:
+def test_r8_after_a_stall_acks_wait_for_the_lease():
     lease = Lease()
     pause = AckPause(lease.valid)
     assert not pause.holds(1_000)
@@ -31,7 +29,7 @@ def test_r8_after_a_stall_acks_wait_for_the_lease() -> None:
     assert awake(pause, 3_250, 6_000) == []
 
 
-def test_r8_a_stall_within_the_lease_costs_nothing() -> None:
+def test_r8_a_stall_within_the_lease_costs_nothing():
     lease = Lease()
     lease.until_ms = 1_600
     pause = AckPause(lease.valid)
@@ -39,14 +37,14 @@ def test_r8_a_stall_within_the_lease_costs_nothing() -> None:
     assert not pause.holds(1_500)
 
 
-def test_r36_without_any_controller_acks_go_on_a_second_after_the_stall() -> None:
+def test_r36_without_any_controller_acks_go_on_a_second_after_the_stall():
     pause = AckPause(Lease().valid)
     assert not pause.holds(1_000)
     held = awake(pause, 3_000, 6_000)
     assert (held[0], held[-1]) == (3_000, 3_950)
 
 
-def test_r8_a_second_stall_begins_a_second_pause() -> None:
+def test_r8_a_second_stall_begins_a_second_pause():
     pause = AckPause(Lease().valid)
     pause.holds(0)
     assert pause.holds(1_000)

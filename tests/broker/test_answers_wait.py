@@ -1,18 +1,23 @@
 """No answer of code 0 before what it stands for is confirmed (R1, R30, R31), whatever was asked;
 and nothing is stored while a planned switch holds the sends (R33)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lone_broker import Rig, lone_broker, send_header, until
+from lone_broker import (
+    Rig,
+    end_header,
+    lone_broker,
+    long_send_header,
+    send_header,
+    topic_header,
+    until,
+)
 
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import (
@@ -38,11 +43,11 @@ NO_CHECKS: dict[str, object] = {"transaction_time_out": 3_600_000}
 def unconfirmed(rig: Rig) -> Iterator[None]:
     """Nothing is confirmed within; what waits is at its end."""
     path = rig.service.path
-    confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+    confirmed, path.confirmed = path.confirmed, lambda offset: None
     try:
         yield
     finally:
-        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.confirmed = confirmed
         path.end_turn()
 
 
@@ -54,15 +59,7 @@ async def round_trips(rig: Rig) -> None:
 
 async def end_of_transaction(rig: Rig) -> PopRequest:
     sent = await rig.send("T", TRAN_MSG="true", PGROUP="pg")
-    _, offset = decode_offset_msg_id(sent.ext["msgId"])
-    fields = {
-        "producerGroup": "pg",
-        "tranStateTableOffset": sent.ext["queueOffset"],
-        "commitLogOffset": str(offset),
-        "commitOrRollback": "8",
-        "fromTransactionCheck": "false",
-    }
-    return lambda: rig.ask(37, fields)
+    return lambda: rig.ask(37, end_header(sent, "8"))
 
 
 async def send_back(rig: Rig) -> PopRequest:
@@ -77,17 +74,7 @@ async def reply(rig: Rig) -> PopRequest:
 
 
 async def new_topic(rig: Rig) -> PopRequest:
-    fields = {
-        "topic": "New",
-        "defaultTopic": "TBW102",
-        "readQueueNums": "4",
-        "writeQueueNums": "4",
-        "perm": "6",
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-    }
-    return lambda: rig.ask(17, fields)
+    return lambda: rig.ask(17, topic_header("New"))
 
 
 async def new_group(rig: Rig) -> PopRequest:
@@ -148,9 +135,7 @@ async def lock(rig: Rig) -> PopRequest:
         deleted_group,
     ],
 )
-async def test_r30_r31_an_answer_waits_for_its_confirmation(
-    tmp_path: Path, prepare: Callable[[Rig], Coroutine[Any, Any, PopRequest]]
-) -> None:
+async def test_r30_r31_an_answer_waits_for_its_confirmation(tmp_path, prepare):
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         ask = await prepare(rig)
         end = rig.service.store.max_phy_offset
@@ -162,140 +147,111 @@ async def test_r30_r31_an_answer_waits_for_its_confirmation(
         assert (await waits).code == (1 if prepare is reply else 0)
 
 
-async def test_r1_a_batch_waits_for_its_last_message(tmp_path: Path) -> None:
+async def test_r1_a_batch_waits_for_its_last_message(rig):
     items = [
         BatchItem(bytes(100), encode_properties({"UNIQ_KEY": f"K{n}"}).encode()) for n in (1, 2)
     ]
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T")
-        with unconfirmed(rig):
-            header = send_header("T", 0, {}) | {"m": "true"}
-            waits = asyncio.ensure_future(rig.ask(320, header, encode_batch(items)))
-            await until(lambda: len(rig.service.path.acks) == 1)
-            (waiting,) = rig.service.path.acks._replies
-            assert waiting[0] == rig.service.store.appender.end
-        assert (await waits).code == 0
+    await rig.send("T")
+    with unconfirmed(rig):
+        header = send_header("T", 0, {}) | {"m": "true"}
+        waits = asyncio.ensure_future(rig.ask(320, header, encode_batch(items)))
+        await until(lambda: len(rig.service.path.acks) == 1)
+        (waiting,) = rig.service.path.acks._replies
+        assert waiting[0] == rig.service.store.appender.end
+    assert (await waits).code == 0
 
 
-async def test_r8_r30_a_renewed_lock_is_answered_by_who_is_shown_to_be_master(
-    tmp_path: Path,
-) -> None:
+async def test_r8_r30_a_renewed_lock_is_answered_by_who_is_shown_to_be_master(rig):
     queue = MessageQueue("T", "broker-a", 0)
     body = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[queue]).encode()
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.ask(41, body=body)).code == 0
-        with unconfirmed(rig):
-            sent = asyncio.ensure_future(rig.send("T"))
-            await until(lambda: len(rig.service.path.acks) == 1)
-            renewal = asyncio.ensure_future(rig.ask(41, body=body))
-            await round_trips(rig)
-            assert not renewal.done() and not sent.done()
-        assert (await renewal).code == (await sent).code == 0
-        locks, now_ms = rig.service.tables.locks, rig.service.path.clock_ms()
-        rig.service.path.gate.follow(2, "other:1")
-        locks.renew_all(now_ms - 3_600_000)
-        for _ in range(3):
-            rig.service.locks.tick(now_ms + 61_000)
-        assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}, "the log says who has it"
+    assert (await rig.ask(41, body=body)).code == 0
+    with unconfirmed(rig):
+        sent = asyncio.ensure_future(rig.send("T"))
+        await until(lambda: len(rig.service.path.acks) == 1)
+        renewal = asyncio.ensure_future(rig.ask(41, body=body))
+        await round_trips(rig)
+        assert not renewal.done() and not sent.done()
+    assert (await renewal).code == (await sent).code == 0
+    locks, now_ms = rig.service.tables.locks, rig.service.path.clock_ms()
+    rig.service.path.gate.follow(2, "other:1")
+    locks.renew_all(now_ms - 3_600_000)
+    for _ in range(3):
+        rig.service.locks.tick(now_ms + 61_000)
+    assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}, "the log says who has it"
 
 
 @pytest.mark.parametrize("code", [10, 310, 320])
-async def test_r33_a_send_of_any_kind_is_held(tmp_path: Path, code: int) -> None:
-    long_names = {
-        "producerGroup": "pg",
-        "topic": "T",
-        "defaultTopic": "TBW102",
-        "defaultTopicQueueNums": "4",
-        "queueId": "0",
-        "sysFlag": "0",
-        "bornTimestamp": "1700000000000",
-        "flag": "0",
-        "properties": "",
-        "reconsumeTimes": "0",
-    }
-    header = long_names if code == 10 else send_header("T", 0, {})
+async def test_r33_a_send_of_any_kind_is_held(rig, code):
+    header = long_send_header() if code == 10 else send_header("T", 0, {})
     body = encode_batch([BatchItem(b"x", b"")]) if code == 320 else b"x"
-    async with lone_broker(tmp_path) as rig:
-        sent = await rig.send("T")
-        end, path = rig.service.store.max_phy_offset, rig.service.path
-        path.hold.begin()
-        waits = asyncio.ensure_future(rig.ask(code, header | {"m": str(code == 320).lower()}, body))
-        await until(lambda: len(path.hold) == 1)
-        _, offset = decode_offset_msg_id(sent.ext["msgId"])
-        fields = {"offset": str(offset), "group": "g", "delayLevel": "0"}
-        assert (await rig.ask(36, fields)).code == 14, "a retry is refused at once"
-        assert rig.service.store.max_phy_offset == end and not waits.done()
-        path.hold.release()
-        assert (await waits).code == 0 and rig.service.store.max_phy_offset > end
+    sent = await rig.send("T")
+    end, path = rig.service.store.max_phy_offset, rig.service.path
+    path.hold.begin()
+    waits = asyncio.ensure_future(rig.ask(code, header | {"m": str(code == 320).lower()}, body))
+    await until(lambda: len(path.hold) == 1)
+    _, offset = decode_offset_msg_id(sent.ext["msgId"])
+    fields = {"offset": str(offset), "group": "g", "delayLevel": "0"}
+    assert (await rig.ask(36, fields)).code == 14, "a retry is refused at once"
+    assert rig.service.store.max_phy_offset == end and not waits.done()
+    path.hold.release()
+    assert (await waits).code == 0 and rig.service.store.max_phy_offset > end
 
 
-async def test_a_write_is_refused_where_too_few_replicas_are_in_sync(tmp_path: Path) -> None:
+async def test_a_write_is_refused_where_too_few_replicas_are_in_sync(tmp_path):
     async with lone_broker(tmp_path, min_in_sync_replicas=2) as rig:
         refused = await rig.send("T")
         assert refused.code == 1 and "not enough: 1" in (refused.remark or "")
         assert rig.service.store.queries.max_offset_in_queue("T", 0) == 0
 
 
-async def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewhere(
-    tmp_path: Path,
-) -> None:
+async def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewhere(rig):
     """A queue of which one message, or none, is shown, and two more are written."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", queue=0)
-        await rig.send("T", queue=1)
-        with unconfirmed(rig):
-            sends = [asyncio.ensure_future(rig.send("T", queue=q)) for q in (0, 0, 2, 2)]
-            await until(lambda: len(rig.service.path.acks) == 4)
-            for queue, end in ((0, 3), (2, 2)):
-                codes = [(await rig.pull(queue=queue, offset=at)).code for at in range(1, end + 2)]
-                assert codes == [19] * end + [21]
-        for each in sends:
-            assert (await each).code == 0
+    await rig.send("T", queue=0)
+    await rig.send("T", queue=1)
+    with unconfirmed(rig):
+        sends = [asyncio.ensure_future(rig.send("T", queue=q)) for q in (0, 0, 2, 2)]
+        await until(lambda: len(rig.service.path.acks) == 4)
+        for queue, end in ((0, 3), (2, 2)):
+            codes = [(await rig.pull(queue=queue, offset=at)).code for at in range(1, end + 2)]
+            assert codes == [19] * end + [21]
+    for each in sends:
+        assert (await each).code == 0
 
 
-async def test_held_pulls_are_refused_in_slices_when_the_role_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_held_pulls_are_refused_in_slices_when_the_role_changes(rig, monkeypatch):
     """300 pulls wait, every second one of our client: those are refused, the others wait."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send()
-        pulls = rig.service.pull
-        monkeypatch.setattr(pulls, "_relay", SimpleNamespace(enabled=True))
-        waiting = [asyncio.ensure_future(rig.pull(offset=1, suspend_ms=60_000)) for _ in range(300)]
-        await until(lambda: pulls.held == 300)
-        (held_ones,) = pulls._hold._by_owner.values()
-        for number, held in enumerate(held_ones):
-            held.pull = replace(held.pull, ours=number % 2 == 0)
-        pulls.role_changed()
-        assert pulls.held == 64  # of a slice of 128, in this turn
-        await until(lambda: pulls.held == 150)
-        await rig.send()
-        replies = await asyncio.gather(*waiting)
-        codes = [reply.code for reply in replies]
-        assert (codes.count(0), codes.count(ResponseCode.SYSTEM_BUSY)) == (150, 150)
+    await rig.send()
+    pulls = rig.service.pull
+    monkeypatch.setattr(pulls, "_relay", SimpleNamespace(enabled=True))
+    waiting = [asyncio.ensure_future(rig.pull(offset=1, suspend_ms=60_000)) for _ in range(300)]
+    await until(lambda: pulls.held == 300)
+    (held_ones,) = pulls._hold._by_owner.values()
+    for number, held in enumerate(held_ones):
+        held.pull = replace(held.pull, ours=number % 2 == 0)
+    pulls.role_changed()
+    assert pulls.held == 64  # of a slice of 128, in this turn
+    await until(lambda: pulls.held == 150)
+    await rig.send()
+    replies = await asyncio.gather(*waiting)
+    codes = [reply.code for reply in replies]
+    assert (codes.count(0), codes.count(ResponseCode.SYSTEM_BUSY)) == (150, 150)
 
 
 @pytest.mark.parametrize("wish", [{"WAIT": "false"}, {"WAIT": "false", "DELAY": "1"}, {}])
-async def test_r29_a_send_that_asks_for_less_waits_all_the_same(
-    tmp_path: Path, wish: dict[str, str]
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        with unconfirmed(rig):
-            waits = asyncio.ensure_future(rig.send("T", **wish))
-            await until(lambda: rig.service.store.max_phy_offset > 0)
-            await round_trips(rig)
-            assert not waits.done()
-        assert (await waits).code == 0
+async def test_r29_a_send_that_asks_for_less_waits_all_the_same(rig, wish):
+    with unconfirmed(rig):
+        waits = asyncio.ensure_future(rig.send("T", **wish))
+        await until(lambda: rig.service.store.max_phy_offset > 0)
+        await round_trips(rig)
+        assert not waits.done()
+    assert (await waits).code == 0
 
 
 @pytest.mark.parametrize("wish", [{}, {"TRAN_MSG": "true", "PGROUP": "pg"}])
-async def test_a_message_without_a_body_is_refused_as_java_does(
-    tmp_path: Path, wish: dict[str, str]
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        refused = await rig.send("T", b"", **wish)
-        assert refused.code == ResponseCode.MESSAGE_ILLEGAL and "body" in (refused.remark or "")
-        asked = await rig.ask(325, send_header("R", 0, {"REPLY_TO_CLIENT": "nobody"}))
-        assert asked.code == ResponseCode.MESSAGE_ILLEGAL
-        shown = rig.service.store.queries.max_offset_in_queue
-        assert [shown(topic, 0) for topic in ("T", "R", TRANS_HALF_TOPIC)] == [0, 0, 0]
+async def test_a_message_without_a_body_is_refused_as_java_does(rig, wish):
+    refused = await rig.send("T", b"", **wish)
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL and "body" in (refused.remark or "")
+    asked = await rig.ask(325, send_header("R", 0, {"REPLY_TO_CLIENT": "nobody"}))
+    assert asked.code == ResponseCode.MESSAGE_ILLEGAL
+    shown = rig.service.store.queries.max_offset_in_queue
+    assert [shown(topic, 0) for topic in ("T", "R", TRANS_HALF_TOPIC)] == [0, 0, 0]

@@ -25,7 +25,7 @@ def batch(bit_set: bytes, count: int) -> RemotingCommand:
 
 
 @pytest.mark.parametrize("size, count", [(BIT_SET_BYTES_MAX, 100), (BIT_SET_BYTES_MAX, 700)])
-def test_r58_a_batch_of_acks_is_counted_before_it_is_unfolded(size: int, count: int) -> None:
+def test_r58_a_batch_of_acks_is_counted_before_it_is_unfolded(size, count):
     processor = AckProcessor.__new__(AckProcessor)
     processor._service, processor._topics = Mock(), Mock()
     request = batch(b"\xff" * size, count)
@@ -43,7 +43,7 @@ def test_r58_a_batch_of_acks_is_counted_before_it_is_unfolded(size: int, count: 
     assert unfolded == []
 
 
-def test_r58_the_largest_bit_set_is_unfolded_in_a_pass() -> None:
+def test_r58_the_largest_bit_set_is_unfolded_in_a_pass():
     def cost_s(size: int) -> float:
         bits = int.from_bytes(b"\0" * (size - 1) + b"\x81", "little")
         tries = []

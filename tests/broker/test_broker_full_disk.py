@@ -5,6 +5,7 @@ import asyncio
 import errno
 import json
 import os
+from unittest.mock import Mock
 
 from batonmq.broker.replication.controlled import (
     FULL_MS,
@@ -22,9 +23,7 @@ async def test_r45_sends_are_refused_with_the_reason_and_taken_again_by_themselv
 ):
     """1 a send finds no room: it waits. 2 the next one is refused, status tells why. 3 there is
     room: the first is answered with 0, though no other write comes."""
-
-    def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     async def problems(rig):
         reply = await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)

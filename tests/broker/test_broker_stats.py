@@ -1,12 +1,8 @@
 """What came in and went out by minute, hour and day (315), and the totals of a day (28)."""
 
-from __future__ import annotations
-
 from datetime import date
-from pathlib import Path
 
 from heartbeats import heartbeat
-from lone_broker import lone_broker
 
 from batonmq.broker.status import DailyTotals, Totals
 from batonmq.broker.write.broker_stats import SWEEP, StatsTable
@@ -28,7 +24,7 @@ def minute_of(table: StatsTable, key: str, now: int) -> int:
     return shown.stats_minute.sum
 
 
-def test_a_minute_an_hour_and_a_day_reach_back_that_far() -> None:
+def test_a_minute_an_hour_and_a_day_reach_back_that_far():
     table = StatsTable(0)
     assert table.shown("T", 0, sizes=False) is None
     table.add("T", 10, 1000)
@@ -48,7 +44,7 @@ def test_a_minute_an_hour_and_a_day_reach_back_that_far() -> None:
     assert shown is not None and (shown.stats_hour.sum, shown.stats_day.sum) == (0, 13)
 
 
-def test_keys_that_rest_for_a_day_go_and_leave_nothing_to_who_comes_after() -> None:
+def test_keys_that_rest_for_a_day_go_and_leave_nothing_to_who_comes_after():
     table = StatsTable(0)
     for number in range(3 * SWEEP):
         table.add(f"old{number}", 7, 7)
@@ -66,41 +62,40 @@ def test_keys_that_rest_for_a_day_go_and_leave_nothing_to_who_comes_after() -> N
     assert everything is not None and everything.stats_minute.sum == 5 * 2 * SWEEP
 
 
-async def test_a_broker_counts_by_topic_and_group(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
+async def test_a_broker_counts_by_topic_and_group(rig):
 
-        async def of(name: str, key: str) -> BrokerStatsData | None:
-            asked = {"statsName": name, "statsKey": key}
-            reply = await rig.ask(RequestCode.VIEW_BROKER_STATS_DATA, asked)
-            if reply.code == 0:
-                return BrokerStatsData.decode(reply.body)
-            assert reply.code == 1 and f"The stats <{name}> <{key}> not exist" in reply.remark
-            return None
+    async def of(name: str, key: str) -> BrokerStatsData | None:
+        asked = {"statsName": name, "statsKey": key}
+        reply = await rig.ask(RequestCode.VIEW_BROKER_STATS_DATA, asked)
+        if reply.code == 0:
+            return BrokerStatsData.decode(reply.body)
+        assert reply.code == 1 and f"The stats <{name}> <{key}> not exist" in reply.remark
+        return None
 
-        async def sum_of(name: str, key: str) -> int:
-            shown = await of(name, key)
-            assert shown is not None
-            return shown.stats_minute.sum
+    async def sum_of(name: str, key: str) -> int:
+        shown = await of(name, key)
+        assert shown is not None
+        return shown.stats_minute.sum
 
-        assert await of("TOPIC_PUT_NUMS", "T") is None and await of("NONSENSE", "T") is None
-        for _ in range(3):
-            await rig.send()
-        await rig.send("U")
-        end = rig.service.store.max_phy_offset
-        assert await sum_of("TOPIC_PUT_NUMS", "T") == 3
-        assert 3 * 100 < await sum_of("TOPIC_PUT_SIZE", "T") < end
-        assert await sum_of("BROKER_PUT_NUMS", "DefaultCluster") == 4
-        await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T").encode())
-        await rig.pull()
-        assert await sum_of("GROUP_GET_NUMS", "T@g") == await sum_of("BROKER_GET_NUMS", "x") == 3
-        assert await sum_of("GROUP_GET_SIZE", "T@g") > 300
-        back = {"offset": "0", "group": "g", "delayLevel": "1", "originTopic": "T"}
-        offset = rig.service.store.queries.units("T", 0, 0, 1)[0][0]
-        assert (await rig.ask(36, back | {"offset": str(offset)})).code == 0
-        assert await sum_of("SNDBCK_PUT_NUMS", "T@g") == 1
+    assert await of("TOPIC_PUT_NUMS", "T") is None and await of("NONSENSE", "T") is None
+    for _ in range(3):
+        await rig.send()
+    await rig.send("U")
+    end = rig.service.store.max_phy_offset
+    assert await sum_of("TOPIC_PUT_NUMS", "T") == 3
+    assert 3 * 100 < await sum_of("TOPIC_PUT_SIZE", "T") < end
+    assert await sum_of("BROKER_PUT_NUMS", "DefaultCluster") == 4
+    await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T").encode())
+    await rig.pull()
+    assert await sum_of("GROUP_GET_NUMS", "T@g") == await sum_of("BROKER_GET_NUMS", "x") == 3
+    assert await sum_of("GROUP_GET_SIZE", "T@g") > 300
+    back = {"offset": "0", "group": "g", "delayLevel": "1", "originTopic": "T"}
+    offset = rig.service.store.queries.units("T", 0, 0, 1)[0][0]
+    assert (await rig.ask(36, back | {"offset": str(offset)})).code == 0
+    assert await sum_of("SNDBCK_PUT_NUMS", "T@g") == 1
 
 
-def test_the_oldest_keys_come_first() -> None:
+def test_the_oldest_keys_come_first():
     """A page of metrics takes so many series: a new topic must not take the place of another."""
     table = StatsTable(0)
     for number in range(5):
@@ -108,7 +103,7 @@ def test_the_oldest_keys_come_first() -> None:
     assert [key for key, _, _ in table.totals()] == [f"T{number}" for number in range(5)]
 
 
-def test_totals_of_a_day_begin_in_its_morning() -> None:
+def test_totals_of_a_day_begin_in_its_morning():
     steps = ((1, (5, 1)), (1, (9, 2)), (2, (10, 3)), (2, (20, 4)), (3, (21, 5)))
     days = DailyTotals(lambda: Totals(*steps[len(seen)][1]))
     seen: list[tuple[tuple[int, ...], tuple[int, ...]]] = []

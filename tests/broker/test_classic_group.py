@@ -1,8 +1,6 @@
 """Two brokers of one id, and a slave that acts for its master: the core by table, and whole brokers
 with a name server in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path

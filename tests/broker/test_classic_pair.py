@@ -1,7 +1,5 @@
 """A classic master and its slaves, each a whole broker in this process; real sockets and files."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -2,8 +2,6 @@
 in slices, in a large one.
 A good-bye while a heartbeat is taken in slices."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,7 +29,7 @@ class _Channel:
         """It is a client of a group."""
 
 
-def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices() -> None:
+def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices():
     nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=None, groups={}))
     clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, nothing, BrokerConfig())
     small = tuple(_Channel() for _ in range(10))
@@ -50,7 +48,7 @@ def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices() 
     assert [channel.noticed for channel in large] == [1] * 1000 and slices == 8
 
 
-def test_a_new_member_gets_its_notice_after_its_first_heartbeat() -> None:
+def test_a_new_member_gets_its_notice_after_its_first_heartbeat():
     """A stock consumer announces itself to one broker after the other, then rebalances. A notice in
     between makes it pull with a subscription that it cannot announce: it starves for 30 s."""
     now_ms = 0
@@ -70,7 +68,7 @@ def test_a_new_member_gets_its_notice_after_its_first_heartbeat() -> None:
     assert not clients.tick() and (first.noticed, second.noticed) == (3, 1)
 
 
-async def test_a_good_bye_between_the_slices_of_a_heartbeat_counts() -> None:
+async def test_a_good_bye_between_the_slices_of_a_heartbeat_counts():
     """Of many groups: its client leaves one that a later slice names."""
     topics = Mock(groups={})
     path = Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))

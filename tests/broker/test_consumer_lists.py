@@ -1,16 +1,12 @@
 """Lists of consumers (38) from members that were started again: as long as they were before."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-import uvloop
 from heartbeats import heartbeat
 from lone_broker import Rig, lone_broker, until
 
@@ -29,6 +25,8 @@ from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from tests.shared.turns import counted_turns
+
+CLIENTS = 4_000
 
 
 class Members:
@@ -92,83 +90,66 @@ async def members(folder: Path) -> AsyncIterator[Members]:
         yield group
 
 
-def play(
-    folder: Path,
-    test: Callable[[Members], Awaitable[None]],
-    run: Callable[[Coroutine[Any, Any, None]], None] = uvloop.run,
-) -> None:
-    async def script() -> None:
-        async with members(folder) as group:
-            await test(group)
-
-    run(script())
+@pytest.fixture
+def group(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[Members]:
+    return members(tmp_path)
 
 
-def test_a_member_lists_who_has_not_been_heard_since_its_start(tmp_path: Path) -> None:
+async def test_a_member_lists_who_has_not_been_heard_since_its_start(group):
     """1 before any heartbeat. 2 with some. 3 the connections of one client close. 4 one
     leaves."""
-
-    async def script(group: Members) -> None:
-        for client in ("c1", "c2", "c3"):
-            await group.beat(client, "a", "b", "c")
-        await group.restart("a")
-        assert await group.listed("a") == ["c1", "c2", "c3"]
-        await group.beat("c2", "a")
-        assert await group.listed("a") == ["c1", "c2", "c3"]
-        await group.clients["c1"].close()
-        here = [group.rigs[name].service.clients._clients for name in ("b", "c")]
-        await until(lambda: all(len(clients.client_ids("g")) == 2 for clients in here))
-        assert await group.listed("a") == ["c2", "c3"]
-        goodbye = RemotingCommand.request(
-            RequestCode.UNREGISTER_CLIENT, {"clientID": "c3", "consumerGroup": "g"}
-        )
-        # A client says good-bye to one member after the other: the first to hear it is believed.
-        await group.clients["c3"].call(group.rigs["b"].service.address, goodbye)
-        assert await group.listed("a") == ["c2"]
-
-    play(tmp_path, script)
+    for client in ("c1", "c2", "c3"):
+        await group.beat(client, "a", "b", "c")
+    await group.restart("a")
+    assert await group.listed("a") == ["c1", "c2", "c3"]
+    await group.beat("c2", "a")
+    assert await group.listed("a") == ["c1", "c2", "c3"]
+    await group.clients["c1"].close()
+    here = [group.rigs[name].service.clients._clients for name in ("b", "c")]
+    await until(lambda: all(len(clients.client_ids("g")) == 2 for clients in here))
+    assert await group.listed("a") == ["c2", "c3"]
+    goodbye = RemotingCommand.request(
+        RequestCode.UNREGISTER_CLIENT, {"clientID": "c3", "consumerGroup": "g"}
+    )
+    # A client says good-bye to one member after the other: the first to hear it is believed.
+    await group.clients["c3"].call(group.rigs["b"].service.address, goodbye)
+    assert await group.listed("a") == ["c2"]
 
 
-def test_a_rolling_restart_between_two_heartbeats_forgets_no_consumer(tmp_path: Path) -> None:
-    async def script(group: Members) -> None:
-        await group.beat("c1", "a", "b", "c")
-        await group.beat("gone", "a", "b", "c")
-        await group.restart("a")
-        await group.restart("b")
-        goodbye = RemotingCommand.request(
-            RequestCode.UNREGISTER_CLIENT, {"clientID": "gone", "consumerGroup": "g"}
-        )
-        await group.clients["gone"].call(group.rigs["c"].service.address, goodbye)
-        rig = group.rigs["c"]
-        await until(lambda: rig.service.clients._clients.client_ids("g") == ["c1"])
-        # The notice of c makes the others ask, so the master learns of it.
-        assert await group.listed("a") == ["c1"]
-        await group.restart("c")
-        assert [await group.listed(name) for name in "abc"] == [["c1"]] * 3
-
-    play(tmp_path, script)
+async def test_a_rolling_restart_between_two_heartbeats_forgets_no_consumer(group):
+    await group.beat("c1", "a", "b", "c")
+    await group.beat("gone", "a", "b", "c")
+    await group.restart("a")
+    await group.restart("b")
+    goodbye = RemotingCommand.request(
+        RequestCode.UNREGISTER_CLIENT, {"clientID": "gone", "consumerGroup": "g"}
+    )
+    await group.clients["gone"].call(group.rigs["c"].service.address, goodbye)
+    rig = group.rigs["c"]
+    await until(lambda: rig.service.clients._clients.client_ids("g") == ["c1"])
+    # The notice of c makes the others ask, so the master learns of it.
+    assert await group.listed("a") == ["c1"]
+    await group.restart("c")
+    assert [await group.listed(name) for name in "abc"] == [["c1"]] * 3
 
 
-def test_who_does_not_answer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_answer_is_left_out(group, monkeypatch):
     """One is dead, one hangs."""
     monkeypatch.setattr(client_processor, "ASK_MS", 20)
 
-    async def script(group: Members) -> None:
-        async def hang(*_: object) -> None:
-            await asyncio.Event().wait()
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
 
-        await group.beat("c1", "b")
-        await group.restart("a")
-        await group.stop("b")
-        handlers = group.rigs["c"].service.endpoint.processors.handlers
-        handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS] = hang
-        await group.beat("c2", "a")
-        assert await group.listed("a") == ["c1", "c2"]
-
-    play(tmp_path, script)
+    await group.beat("c1", "b")
+    await group.restart("a")
+    await group.stop("b")
+    handlers = group.rigs["c"].service.endpoint.processors.handlers
+    handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS] = hang
+    await group.beat("c2", "a")
+    assert await group.listed("a") == ["c1", "c2"]
 
 
-def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins() -> None:
+def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins():
     clients = ConsumerManager()
     sightings = ConsumerSightings(clients)
     sightings.learn(ConsumerSightingsBody(group="g", seen={"old": 30_000, "new": 0}), 100_000)
@@ -184,43 +165,40 @@ def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins() 
     assert list(sightings.pieces("", 105_000)) == []
 
 
-@pytest.mark.parametrize("groups", [1, 10_000])
-def test_ten_thousand_consumers_cost_one_question_at_a_time_and_no_long_turn(
-    tmp_path: Path, groups: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.counts_turns
+@pytest.mark.parametrize("groups", [1, CLIENTS], ids=["of one group", "each of its own group"])
+async def test_thousands_of_consumers_cost_one_question_at_a_time_and_no_long_turn(
+    group, groups, monkeypatch
+):
     monkeypatch.setattr(client_processor, "ASK_MS", 60_000)
     monkeypatch.setattr(client_processor, "COPY_MS", 60_000)
+    a, b = group.rigs["a"].service, group.rigs["b"].service
+    for number in range(CLIENTS):
+        name = "g" if groups == 1 else f"g{number}"
+        beat = heartbeat(f"c{number}", "T", group=name)
+        b.clients._clients.heartbeat(beat, number, 0, 479, b.path.clock_ms())
+    asked = 0
+    tell = b.endpoint.processors.handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS]
 
-    async def script(group: Members) -> None:
-        a, b = group.rigs["a"].service, group.rigs["b"].service
-        for number in range(10_000):
-            name = "g" if groups == 1 else f"g{number}"
-            beat = heartbeat(f"c{number}", "T", group=name)
-            b.clients._clients.heartbeat(beat, number, 0, 479, b.path.clock_ms())
-        asked = 0
-        tell = b.endpoint.processors.handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS]
+    def counted(request: RemotingCommand, channel: object) -> object:
+        nonlocal asked
+        asked += request.ext["consumerGroup"] == "g"
+        return tell(request, channel)
 
-        def counted(request: RemotingCommand, channel: object) -> object:
-            nonlocal asked
-            asked += request.ext["consumerGroup"] == "g"
-            return tell(request, channel)  # type: ignore[arg-type]
-
-        b.endpoint.processors.handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS] = counted  # type: ignore[assignment]
-        with counted_turns() as turns:
-            await a.consumer_lists._copy(b.address)
-            known = a.consumer_lists._sightings._groups
-            assert sum(len(clients) for clients in known.values()) == 10_000
-            if groups == 1:
-                lists = await asyncio.gather(*(group.listed("a") for _ in range(50)))
-                assert {len(ids) for ids in lists} == {10_000}
-        assert asked == (2 if groups == 1 else 0), "the second answers all who came while one ran"
-        # The list itself, 10,000 ids, is made in one go, once a question.
-        assert turns.lines < (22 if groups == 1 else 8) * PIECE, turns.lines
-
-    play(tmp_path, script, asyncio.run)  # its turns can be counted
+    b.endpoint.processors.handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS] = counted
+    with counted_turns() as turns:
+        await a.consumer_lists._copy(b.address)
+        known = a.consumer_lists._sightings._groups
+        assert sum(len(clients) for clients in known.values()) == CLIENTS
+        if groups == 1:
+            lists = await asyncio.gather(*(group.listed("a") for _ in range(50)))
+            assert {len(ids) for ids in lists} == {CLIENTS}
+    assert asked == (2 if groups == 1 else 0), "the second answers all who came while one ran"
+    # The list itself is made in one go, once a question.
+    assert turns.lines < (10 if groups == 1 else 8) * PIECE, turns.lines
 
 
-async def test_a_java_member_is_asked_for_all_only_once() -> None:
+async def test_a_java_member_is_asked_for_all_only_once():
     """It answers 60003 with 3, and always will."""
     code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     client = Mock(call=AsyncMock(side_effect=ResponseError(code, "no", "java:1")))
@@ -233,27 +211,22 @@ async def test_a_java_member_is_asked_for_all_only_once() -> None:
     assert client.call.await_count == 1
 
 
-def test_who_cannot_be_reached_is_dialled_once_a_second_however_many_groups_ask() -> None:
+async def test_who_cannot_be_reached_is_dialled_once_a_second_however_many_groups_ask():
     client = Mock(call=AsyncMock(side_effect=ConnectError("dead:1", "refused")))
     now_ms = 0
-
-    async def script() -> None:
-        nonlocal now_ms
-        clients = ConsumerManager()
-        lists = ConsumerLists(
-            clients, ConsumerSightings(clients), client, lambda: ["dead:1"], lambda: now_ms
-        )
-        lists.started()
-        for asked, at_ms in ((1, 0), (1, 999), (2, 1_000), (2, 1_050), (3, 2_000)):
-            now_ms = at_ms
-            for number in range(5):
-                assert await lists.client_ids(f"g{number}") == []
-            assert client.call.await_count == asked
-
-    asyncio.run(script())
+    clients = ConsumerManager()
+    lists = ConsumerLists(
+        clients, ConsumerSightings(clients), client, lambda: ["dead:1"], lambda: now_ms
+    )
+    lists.started()
+    for asked, at_ms in ((1, 0), (1, 999), (2, 1_000), (2, 1_050), (3, 2_000)):
+        now_ms = at_ms
+        for number in range(5):
+            assert await lists.client_ids(f"g{number}") == []
+        assert client.call.await_count == asked
 
 
-def test_a_connection_that_closes_is_a_good_bye_to_who_has_not_just_led() -> None:
+def test_a_connection_that_closes_is_a_good_bye_to_who_has_not_just_led():
     """1 a consumer is killed while a member follows or leads. 2 after a switch one closes its
     connection to the former master, and is heard by another later, or not. 3 it counts for as long
     as its heartbeat does. 4 its good-bye counts at once."""
@@ -278,42 +251,34 @@ def test_a_connection_that_closes_is_a_good_bye_to_who_has_not_just_led() -> Non
     assert sightings.client_ids("g", 99_000 + MOVING_MS) == []
 
 
-def test_a_service_tells_its_sightings_of_its_roles(tmp_path: Path) -> None:
-    async def script(group: Members) -> None:
-        service = group.rigs["a"].service
-        sightings = service.consumer_lists._sightings
-        assert sightings._leads  # a master outside controller mode
-        service.role_left()
-        sightings.closed("g", "c", service.path.clock_ms(), service.path.clock_ms())
-        assert sightings.client_ids("g", service.path.clock_ms()) == ["c"]
-
-    play(tmp_path, script)
+async def test_a_service_tells_its_sightings_of_its_roles(group):
+    service = group.rigs["a"].service
+    sightings = service.consumer_lists._sightings
+    assert sightings._leads  # a master outside controller mode
+    service.role_left()
+    sightings.closed("g", "c", service.path.clock_ms(), service.path.clock_ms())
+    assert sightings.client_ids("g", service.path.clock_ms()) == ["c"]
 
 
-def test_a_new_master_asks_the_others_and_a_copy_in_vain_is_asked_for_again() -> None:
+async def test_a_new_master_asks_the_others_and_a_copy_in_vain_is_asked_for_again():
     """Some consumers may have been heard by the master before only."""
     client = Mock(call=AsyncMock(side_effect=ConnectError("dead:1", "refused")))
     now_ms = 0
-
-    async def script() -> None:
-        nonlocal now_ms
-        clients = ConsumerManager()
-        sightings = ConsumerSightings(clients)
-        lists = ConsumerLists(clients, sightings, client, lambda: ["dead:1"], lambda: now_ms)
-        assert await lists.client_ids("g") == [] and not client.call.called
-        lists.became_master()
-        assert await lists.client_ids("g") == [] and client.call.await_count == 1
-        lists.started()
-        for at_ms in (2_000, 2_900, 3_000, 4_000):
-            now_ms = at_ms
-            lists.tick(now_ms)
-            await asyncio.gather(*lists._copies)
-        assert client.call.await_count == 4
-
-    asyncio.run(script())
+    clients = ConsumerManager()
+    sightings = ConsumerSightings(clients)
+    lists = ConsumerLists(clients, sightings, client, lambda: ["dead:1"], lambda: now_ms)
+    assert await lists.client_ids("g") == [] and not client.call.called
+    lists.became_master()
+    assert await lists.client_ids("g") == [] and client.call.await_count == 1
+    lists.started()
+    for at_ms in (2_000, 2_900, 3_000, 4_000):
+        now_ms = at_ms
+        lists.tick(now_ms)
+        await asyncio.gather(*lists._copies)
+    assert client.call.await_count == 4
 
 
-async def test_r58_a_group_that_was_asked_for_leaves_nothing_behind() -> None:
+async def test_r58_a_group_that_was_asked_for_leaves_nothing_behind():
     """Any client may ask, for any name."""
     clients = ConsumerManager()
     lists = ConsumerLists(clients, ConsumerSightings(clients), Mock(), list, lambda: 0)

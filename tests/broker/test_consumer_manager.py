@@ -1,7 +1,5 @@
 """ConsumerManager: membership changes reach every member, silence and closed channels leave."""
 
-from __future__ import annotations
-
 import pytest
 from heartbeats import heartbeat
 
@@ -15,24 +13,26 @@ def beat(manager: ConsumerManager, client: str, channel: str, *topics: str, now:
     return manager.heartbeat(heartbeat(client, *topics), channel, 0, 479, now)
 
 
-def test_only_a_new_member_causes_notices() -> None:
-    manager = ConsumerManager()
+@pytest.fixture
+def manager() -> ConsumerManager:
+    return ConsumerManager()
+
+
+def test_only_a_new_member_causes_notices(manager):
     assert beat(manager, "c1", "ch1", "T") == [GroupChanged("g", ("ch1",))]
     assert beat(manager, "c2", "ch2", "T") == [GroupChanged("g", ("ch1", "ch2"))]
     assert beat(manager, "c1", "ch1", "T") == []
     assert manager.client_ids("g") == ["c1", "c2"]
 
 
-def test_a_changed_subscription_is_a_change_and_a_dropped_topic_too() -> None:
-    manager = ConsumerManager()
+def test_a_changed_subscription_is_a_change_and_a_dropped_topic_too(manager):
     beat(manager, "c1", "ch1", "T")
     assert beat(manager, "c1", "ch1", "T", "U")
     assert beat(manager, "c1", "ch1", "T")
     assert manager.subscription("g", "U") is None
 
 
-def test_a_heartbeat_without_subscriptions_keeps_them() -> None:
-    manager = ConsumerManager()
+def test_a_heartbeat_without_subscriptions_keeps_them(manager):
     beat(manager, "c1", "ch1", "T")
     data = heartbeat("c1")
     data = HeartbeatData(client_id="c1", consumer_data_set=data.consumer_data_set, without_sub=True)
@@ -40,8 +40,7 @@ def test_a_heartbeat_without_subscriptions_keeps_them() -> None:
     assert manager.subscription("g", "T") is not None
 
 
-def test_leaving_closing_and_silence() -> None:
-    manager = ConsumerManager()
+def test_leaving_closing_and_silence(manager):
     for number in (1, 2, 3):
         beat(manager, f"c{number}", f"ch{number}", "T", now=number)
     assert manager.unregister("ch1", "p", "g") == [GroupChanged("g", ("ch2", "ch3"), "c1", 1)]
@@ -52,9 +51,8 @@ def test_leaving_closing_and_silence() -> None:
     assert manager.groups == {} and manager.producers == {}
 
 
-def test_of_many_clients_only_those_that_leave_are_looked_at() -> None:
+def test_of_many_clients_only_those_that_leave_are_looked_at(manager):
     """1,000 groups of ten members. 1 a hundred connections close. 2 all the rest fall silent."""
-    manager = ConsumerManager()
     for number in range(10_000):
         beat = heartbeat(f"c{number}", "T", group=f"g{number % 1000}")
         manager.heartbeat(beat, f"ch{number}", 0, 479, number)
@@ -75,8 +73,7 @@ def test_of_many_clients_only_those_that_leave_are_looked_at() -> None:
     assert not manager.groups and not manager.producers
 
 
-def test_the_members_of_a_group_are_sorted_once_for_all_who_ask() -> None:
-    manager = ConsumerManager()
+def test_the_members_of_a_group_are_sorted_once_for_all_who_ask(manager):
     beat(manager, "c2", "ch2", "T")
     beat(manager, "c1", "ch1", "T")
     asked = manager.client_ids("g")
@@ -87,15 +84,14 @@ def test_the_members_of_a_group_are_sorted_once_for_all_who_ask() -> None:
     assert manager.client_ids("g") == ["c0"]
 
 
-def test_a_late_heartbeat_brings_no_older_subscription_back() -> None:
-    manager = ConsumerManager()
+def test_a_late_heartbeat_brings_no_older_subscription_back(manager):
     for version in (5, 3):
         manager.heartbeat(heartbeat("c1", "T", version=version), "ch1", 0, 479, version)
     known = manager.subscription("g", "T")
     assert known is not None and known.sub_version == 5
 
 
-def test_r58_a_flood_of_groups_displaces_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r58_a_flood_of_groups_displaces_itself(monkeypatch):
     """Any client may name any number of groups, in one heartbeat after the other."""
     monkeypatch.setattr(consumer_manager, "SEATS_MAX", 10)
     manager = ConsumerManager()

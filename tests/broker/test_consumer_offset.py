@@ -32,10 +32,12 @@ def offsets_at(folder: Path) -> ConsumerOffsetManager:
     return manager
 
 
-def test_a_snapshot_holds_what_was_committed_and_shares_what_did_not_change(
-    tmp_path: Path,
-) -> None:
-    manager = offsets_at(tmp_path)
+@pytest.fixture
+def manager(tmp_path: Path) -> ConsumerOffsetManager:
+    return offsets_at(tmp_path)
+
+
+def test_a_snapshot_holds_what_was_committed_and_shares_what_did_not_change(manager):
     for topic in ("changes", "stays", "falls", "goes"):
         manager.commit("g", topic, 0, 5)
     first, second = manager.wrapper().offset_table, manager.wrapper().offset_table
@@ -54,7 +56,7 @@ def test_a_snapshot_holds_what_was_committed_and_shares_what_did_not_change(
     assert first["stays@g"] is third["stays@g"], "it costs no copy"
 
 
-def test_golden_file_loads_and_ours_holds_the_same_in_standard_json(tmp_path: Path) -> None:
+def test_golden_file_loads_and_ours_holds_the_same_in_standard_json(tmp_path):
     shutil.copy(GOLDEN / "b0/config/consumerOffset.json", tmp_path)
     manager = offsets_at(tmp_path)
     assert manager.query("gold_orderly", "GoldTopic", 2) == 4
@@ -70,10 +72,7 @@ def test_golden_file_loads_and_ours_holds_the_same_in_standard_json(tmp_path: Pa
     assert offsets_at(tmp_path).table == before
 
 
-def test_commits_are_kept_and_going_back_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    manager = offsets_at(tmp_path)
+def test_commits_are_kept_and_going_back_is_said(manager, tmp_path, caplog):
     assert manager.query("g", "T", 0) == -1
     manager.commit("g", "T", 0, 10)
     manager.commit("g", "T", 0, 10)
@@ -88,14 +87,13 @@ def test_commits_are_kept_and_going_back_is_said(
     assert offsets_at(tmp_path).query("g", "T", 0) == 4
 
 
-def test_the_version_moves_once_per_five_hundred_commits(tmp_path: Path) -> None:
-    manager = offsets_at(tmp_path)
+def test_the_version_moves_once_per_five_hundred_commits(manager):
     for offset in range(1, 1001):
         manager.commit("g", "T", 0, offset)
     assert manager.data_version.counter == 2
 
 
-def test_r31_offsets_of_a_deposed_master_are_ignored(tmp_path: Path) -> None:
+def test_r31_offsets_of_a_deposed_master_are_ignored(tmp_path):
     """1. The master of epoch 2 sends 100. 2. Epoch 3 is elected and sends 40 (its truth).
     3. A late message of epoch 2 comes: ignored, also after a restart. 4. Epoch 3 goes on."""
     old, new, slave = (offsets_at(tmp_path / name) for name in ("old", "new", "slave"))
@@ -116,7 +114,7 @@ def test_r31_offsets_of_a_deposed_master_are_ignored(tmp_path: Path) -> None:
     assert slave.query("g", "T", 0) == 41
 
 
-def test_r31_an_own_reign_ends_what_earlier_masters_say(tmp_path: Path) -> None:
+def test_r31_an_own_reign_ends_what_earlier_masters_say(tmp_path):
     other, mine = offsets_at(tmp_path / "o"), offsets_at(tmp_path / "m")
     other.commit("g", "T", 0, 1)
     mine.set_state_version(5)
@@ -125,7 +123,7 @@ def test_r31_an_own_reign_ends_what_earlier_masters_say(tmp_path: Path) -> None:
     assert mine.query("g", "T", 0) == 9
 
 
-def test_what_the_master_does_not_mention_stays(tmp_path: Path) -> None:
+def test_what_the_master_does_not_mention_stays(tmp_path):
     master, slave = offsets_at(tmp_path / "m"), offsets_at(tmp_path / "s")
     slave.commit("g", "T", 1, 7)
     slave.commit("h", "T", 0, 8)
@@ -138,7 +136,7 @@ def test_what_the_master_does_not_mention_stays(tmp_path: Path) -> None:
     assert not persist(slave)  # nothing new: nothing to write
 
 
-def test_a_javas_body_is_read_and_nonsense_is_refused(tmp_path: Path) -> None:
+def test_a_javas_body_is_read_and_nonsense_is_refused(tmp_path):
     slave = offsets_at(tmp_path)
     decode = ConsumerOffsetSerializeWrapper.decode
     body = decode(b'{"offsetTable":{"T@g":{0:12,3:4}},"groupTopicMap":{}}')
@@ -148,8 +146,7 @@ def test_a_javas_body_is_read_and_nonsense_is_refused(tmp_path: Path) -> None:
         decode(b"nonsense")
 
 
-def test_r39_a_deletion_takes_the_offsets_of_one_topic(tmp_path: Path) -> None:
-    manager = offsets_at(tmp_path)
+def test_r39_a_deletion_takes_the_offsets_of_one_topic(manager):
     for topic, group in (("T", "g"), ("T", "h"), ("T2", "g"), ("%RETRY%g", "g")):
         manager.commit(group, topic, 0, 5)
     assert manager.groups_of("T") == ["g", "h"]
@@ -160,7 +157,7 @@ def test_r39_a_deletion_takes_the_offsets_of_one_topic(tmp_path: Path) -> None:
     assert manager.deletions_due() and not manager.deletions_due()
 
 
-def test_r39_what_a_java_master_sends_counts_without_a_place_in_the_log(tmp_path: Path) -> None:
+def test_r39_what_a_java_master_sends_counts_without_a_place_in_the_log(tmp_path):
     slave = offsets_at(tmp_path)
     slave.delete_topic("T", 100)
     assert slave.apply_from_master(1, {"T@g": {0: 12}})
@@ -168,9 +165,8 @@ def test_r39_what_a_java_master_sends_counts_without_a_place_in_the_log(tmp_path
     assert slave.query("g", "T", 0) == -1
 
 
-def test_r39_an_emptied_replica_keeps_no_offsets_of_its_own(tmp_path: Path) -> None:
+def test_r39_an_emptied_replica_keeps_no_offsets_of_its_own(manager, tmp_path):
     """The deletion of a topic may have expired with the log before."""
-    manager = offsets_at(tmp_path)
     manager.commit("g", "T", 0, 5)
     manager.delete_topic("another", 100)
     persist(manager)
@@ -196,7 +192,7 @@ def test_r44_what_is_lowered_is_stored(tmp_path):
     assert again.query("g", "T", 0) == 4
 
 
-def test_r27_a_snapshot_that_waited_does_not_replace_a_later_one(tmp_path: Path) -> None:
+def test_r27_a_snapshot_that_waited_does_not_replace_a_later_one(tmp_path):
     """Its write is still a job of another thread when the owner empties the log."""
     offsets = offsets_at(tmp_path)
     offsets.commit("g", "T", 0, 7)
@@ -206,9 +202,7 @@ def test_r27_a_snapshot_that_waited_does_not_replace_a_later_one(tmp_path: Path)
     assert not offsets_at(tmp_path).table
 
 
-def test_a_write_that_a_full_disk_refused_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_a_full_disk_refused_is_repeated(tmp_path, monkeypatch):
     offsets = offsets_at(tmp_path)
     offsets.commit("g", "T", 0, 7)
     (write,) = offsets.writes_due()
@@ -222,8 +216,7 @@ def test_a_write_that_a_full_disk_refused_is_repeated(
     assert offsets_at(tmp_path).query("g", "T", 0) == 7
 
 
-def test_a_commit_behind_the_last_write_is_in_the_next(tmp_path: Path) -> None:
-    manager = offsets_at(tmp_path)
+def test_a_commit_behind_the_last_write_is_in_the_next(manager, tmp_path):
     for offset in (5, 7):
         manager.commit("g", "T", 0, offset)
         assert persist(manager)
@@ -231,7 +224,7 @@ def test_a_commit_behind_the_last_write_is_in_the_next(tmp_path: Path) -> None:
     assert offsets_at(tmp_path).query("g", "T", 0) == 7
 
 
-def test_r39_positions_are_old_again_after_each_deletion() -> None:
+def test_r39_positions_are_old_again_after_each_deletion():
     """A group that began in the topic made again holds positions of that one by then."""
     old = OldPositions(lambda: 0)
     old.deleted("T")
@@ -241,7 +234,7 @@ def test_r39_positions_are_old_again_after_each_deletion() -> None:
     assert old.is_old("g", "T", 0)
 
 
-def test_r39_what_the_master_sent_behind_the_same_deletion_is_kept(tmp_path: Path) -> None:
+def test_r39_what_the_master_sent_behind_the_same_deletion_is_kept(tmp_path):
     for carried_out, kept in ((99, -1), (100, 12)):
         slave = offsets_at(tmp_path)
         slave.apply_from_master(1, {"T@g": {0: 12}}, carried_out)
@@ -250,9 +243,7 @@ def test_r39_what_the_master_sent_behind_the_same_deletion_is_kept(tmp_path: Pat
 
 
 @pytest.mark.parametrize("deletes", ["delete_topic", "delete_group"])
-def test_r39_what_the_master_sent_behind_a_deletion_is_kept_through_a_restart(
-    tmp_path: Path, deletes: str
-) -> None:
+def test_r39_what_the_master_sent_behind_a_deletion_is_kept_through_a_restart(tmp_path, deletes):
     """It restarts before its log shows the deletion. Only what the master sent is of the new topic
     or group: not other queues or keys of the same name."""
     name = {"delete_topic": "T", "delete_group": "g"}[deletes]
@@ -273,9 +264,7 @@ def test_r39_what_the_master_sent_behind_a_deletion_is_kept_through_a_restart(
     assert slave.offsets_of("g", "T") == {}
 
 
-def test_r39_r44_what_an_earlier_master_sent_does_not_outlive_a_deletion_by_a_later_one(
-    tmp_path: Path,
-) -> None:
+def test_r39_r44_what_an_earlier_master_sent_does_not_outlive_a_deletion_by_a_later_one(tmp_path):
     """After an unclean election at 60, another record is where the earlier master's was."""
     slave = offsets_at(tmp_path)
     slave.apply_from_master(3, {"T@g": {0: 12}}, 100)
@@ -286,27 +275,26 @@ def test_r39_r44_what_an_earlier_master_sent_does_not_outlive_a_deletion_by_a_la
         assert each.query("g", "T", 0) == -1
 
 
-def test_r39_what_was_deleted_once_is_not_looked_for_again(tmp_path: Path) -> None:
+def test_r39_what_was_deleted_once_is_not_looked_for_again(manager):
     """A slave that failed over a key that is gone would carry out nothing more of its log."""
-    made = offsets_at(tmp_path)
     for again in range(2):
-        made.commit("g", "T", 0, 5)
-        made.commit("g", "U", 0, 7)
-        made.delete_topic("T", 100 + again)
-        made.delete_group("g", 110 + again)
-        made.delete_topic("U", 120 + again)
-        made.delete_group("g", 130 + again)
-        assert made.table == {}
-    made.commit("g", "T", 0, 5)
-    made.clear_for_new_log()
-    made.delete_topic("T", 200)
-    assert made.table == {} and made.deletions.end == 200
+        manager.commit("g", "T", 0, 5)
+        manager.commit("g", "U", 0, 7)
+        manager.delete_topic("T", 100 + again)
+        manager.delete_group("g", 110 + again)
+        manager.delete_topic("U", 120 + again)
+        manager.delete_group("g", 130 + again)
+        assert manager.table == {}
+    manager.commit("g", "T", 0, 5)
+    manager.clear_for_new_log()
+    manager.delete_topic("T", 200)
+    assert manager.table == {} and manager.deletions.end == 200
 
 
 @pytest.mark.parametrize("deletes", ["delete_topic", "delete_group"])
 def test_r39_a_deletion_that_a_start_reads_again_takes_nothing_of_what_was_made_since(
-    tmp_path: Path, deletes: str
-) -> None:
+    tmp_path, deletes
+):
     """The file is newer than the checkpoint from which the start reads the log."""
     name = {"delete_topic": "T", "delete_group": "g"}[deletes]
     made = offsets_at(tmp_path)
@@ -321,30 +309,24 @@ def test_r39_a_deletion_that_a_start_reads_again_takes_nothing_of_what_was_made_
     assert again.query("g", "T", 0) == -1, "that one was not carried out before"
 
 
-def test_r39_a_deletion_behind_the_log_that_a_power_failure_left_is_carried_out(
-    tmp_path: Path,
-) -> None:
-    made = offsets_at(tmp_path)
-    made.delete_topic("T", 100)
-    made.commit("g", "T", 0, 2)
-    persist(made)
+def test_r39_a_deletion_behind_the_log_that_a_power_failure_left_is_carried_out(manager, tmp_path):
+    manager.delete_topic("T", 100)
+    manager.commit("g", "T", 0, 2)
+    persist(manager)
     again = offsets_at(tmp_path)
     again.deletions.opened(80, 90)
     again.delete_topic("T", 95)
     assert again.query("g", "T", 0) == -1 and again.deletions.end == 95
 
 
-def test_r39_a_deletion_by_a_newer_master_than_the_file_knows_is_carried_out(
-    tmp_path: Path,
-) -> None:
+def test_r39_a_deletion_by_a_newer_master_than_the_file_knows_is_carried_out(manager, tmp_path):
     """The log was cut at 60, another deletion came to the same place, and this process was killed
     before it stored its offsets again."""
-    made = offsets_at(tmp_path)
-    made.set_state_version(3)
-    made.delete_topic("T", 100)
+    manager.set_state_version(3)
+    manager.delete_topic("T", 100)
     for topic in ("T", "U"):
-        made.commit("g", topic, 0, 2)
-    persist(made)
+        manager.commit("g", topic, 0, 2)
+    persist(manager)
     again = offsets_at(tmp_path)
     again.deletions.epochs = lambda: (EpochEntry(3, 0), EpochEntry(4, 60))
     again.delete_topic("U", 60)
@@ -352,10 +334,9 @@ def test_r39_a_deletion_by_a_newer_master_than_the_file_knows_is_carried_out(
     assert again.query("g", "U", 0) == 2 and again.query("g", "T", 0) == -1
 
 
-def test_r39_r44_behind_a_cut_every_deletion_is_a_new_one(tmp_path: Path) -> None:
-    made = offsets_at(tmp_path)
-    made.delete_topic("T", 100)
-    persist(made)
+def test_r39_r44_behind_a_cut_every_deletion_is_a_new_one(manager, tmp_path):
+    manager.delete_topic("T", 100)
+    persist(manager)
     again = offsets_at(tmp_path)
     again.log_ends(90)
     again.commit("g", "T", 0, 2)
@@ -367,37 +348,34 @@ def test_r39_r44_behind_a_cut_every_deletion_is_a_new_one(tmp_path: Path) -> Non
     assert again.query("g", "T", 0) == -1
 
 
-def test_r39_a_deletion_of_offsets_is_due_until_it_is_written(tmp_path: Path) -> None:
-    made = offsets_at(tmp_path)
-    made.commit("g", "T", 0, 5)
-    assert made.deletions_due() == []
-    made.delete_topic("T", 100)
-    for job in made.deletions_due():
+def test_r39_a_deletion_of_offsets_is_due_until_it_is_written(manager, tmp_path):
+    manager.commit("g", "T", 0, 5)
+    assert manager.deletions_due() == []
+    manager.delete_topic("T", 100)
+    for job in manager.deletions_due():
         job()
     assert offsets_at(tmp_path).table == {}
-    made.commit("g", "U", 0, 5)
-    assert made.deletions_due() == []
+    manager.commit("g", "U", 0, 5)
+    assert manager.deletions_due() == []
 
 
-def test_a_master_that_comes_back_takes_progress_as_far_as_its_queues_reach(tmp_path: Path) -> None:
+def test_a_master_that_comes_back_takes_progress_as_far_as_its_queues_reach(manager):
     """What groups committed at the slave meanwhile; behind the end are messages that it lacks."""
-    made = offsets_at(tmp_path)
-    made.commit("g", "T", 0, 5)
-    made.commit("g", "T", 1, 5)
+    manager.commit("g", "T", 0, 5)
+    manager.commit("g", "T", 1, 5)
     elsewhere = {"T@g": {0: 9, 1: 3, 2: 100, 3: 10}, "U@h": {0: 1}}
-    taken = list(made.taken_back(elsewhere, lambda topic, queue_id: 10))
+    taken = list(manager.taken_back(elsewhere, lambda topic, queue_id: 10))
     assert taken == [2, 1]
-    assert made.offsets_of("g", "T") == {0: 9, 1: 5, 3: 10} and made.query("h", "U", 0) == 1
+    assert manager.offsets_of("g", "T") == {0: 9, 1: 5, 3: 10} and manager.query("h", "U", 0) == 1
 
 
-def test_a_table_that_was_moved_on_in_place_of_the_master_is_newer_than_its(tmp_path: Path) -> None:
+def test_a_table_that_was_moved_on_in_place_of_the_master_is_newer_than_its(manager):
     """Also than what the master wrote since it was fetched: Java's slaves compare versions."""
-    made = offsets_at(tmp_path)
     version = DataVersion(counter=40)
-    assert made.apply_from_master(0, {"T@g": {0: 5}}, None, version)
-    assert made.data_version.counter == 40
-    assert made.apply_from_master(0, {"T@g": {0: 6}}, None, DataVersion(counter=30))
-    assert made.data_version.counter >= 40
-    before = made.data_version.counter
-    made.act_for_master()
-    assert made.data_version.counter >= before + 1_000 and persist(made)
+    assert manager.apply_from_master(0, {"T@g": {0: 5}}, None, version)
+    assert manager.data_version.counter == 40
+    assert manager.apply_from_master(0, {"T@g": {0: 6}}, None, DataVersion(counter=30))
+    assert manager.data_version.counter >= 40
+    before = manager.data_version.counter
+    manager.act_for_master()
+    assert manager.data_version.counter >= before + 1_000 and persist(manager)

@@ -13,7 +13,7 @@ def manager(path: Path, next_offset: int, offsets: dict[int, int]) -> DelayOffse
     return made
 
 
-def test_r30_nothing_goes_back_by_what_a_master_sends(tmp_path: Path) -> None:
+def test_r30_nothing_goes_back_by_what_a_master_sends(tmp_path):
     own = manager(tmp_path / "own.json", 5, {1: 7, 2: 3})
     own.apply_from_master(manager(tmp_path / "a.json", 4, {1: 6, 2: 9, 3: 1}).wrapper().encode())
     assert (own.table, own.timer.next_offset) == ({1: 7, 2: 9, 3: 1}, 5)
@@ -21,7 +21,7 @@ def test_r30_nothing_goes_back_by_what_a_master_sends(tmp_path: Path) -> None:
     assert own.timer.next_offset == 6
 
 
-def test_r27_an_emptied_log_knows_of_no_deliveries(tmp_path: Path) -> None:
+def test_r27_an_emptied_log_knows_of_no_deliveries(tmp_path):
     own = manager(tmp_path / "own.json", 5, {1: 7})
     own.clear_for_new_log()
     again = DelayOffsetManager(tmp_path / "own.json")
@@ -30,7 +30,7 @@ def test_r27_an_emptied_log_knows_of_no_deliveries(tmp_path: Path) -> None:
         assert (one.table, one.timer) == ({}, TimerProgress())
 
 
-def test_r27_writes_that_waited_do_not_bring_deliveries_back(tmp_path: Path) -> None:
+def test_r27_writes_that_waited_do_not_bring_deliveries_back(tmp_path):
     own = manager(tmp_path / "own.json", 5, {1: 7})
     waiting = own.writes_due()
     own.clear_for_new_log()
@@ -41,7 +41,7 @@ def test_r27_writes_that_waited_do_not_bring_deliveries_back(tmp_path: Path) -> 
     assert (again.table, again.timer) == ({}, TimerProgress())
 
 
-def test_r44_what_lies_above_the_ends_of_its_queues_goes_back_to_them(tmp_path: Path) -> None:
+def test_r44_what_lies_above_the_ends_of_its_queues_goes_back_to_them(tmp_path):
     own = manager(tmp_path / "own.json", 5, {1: 7, 2: 3})
     own.set_timer(TimerProgress(done_ms=50, next_offset=9, from_offset=8))
     own.clamp(lambda level: 4, 6)
@@ -49,14 +49,14 @@ def test_r44_what_lies_above_the_ends_of_its_queues_goes_back_to_them(tmp_path: 
     assert own.timer == TimerProgress(done_ms=50, next_offset=6, from_offset=6)
 
 
-def test_java_reads_its_timers_from_no_later_than_now(tmp_path: Path) -> None:
+def test_java_reads_its_timers_from_no_later_than_now(tmp_path):
     own = DelayOffsetManager(tmp_path / "own.json", clock_ms=lambda: 100)
     for done_ms, read_ms in ((500, 100), (60, 60)):
         own.set_timer(TimerProgress(done_ms=done_ms, next_offset=3, from_offset=2))
         assert struct.unpack(">7q", own.timer_check())[:4] == (read_ms, 0, 2, 2)
 
 
-def test_a_java_masters_check_point_counts_where_it_is_further(tmp_path: Path) -> None:
+def test_a_java_masters_check_point_counts_where_it_is_further(tmp_path):
     own = manager(tmp_path / "a.json", 1, {})
     own.apply_timer_check(check_point(5_000, 7))
     assert own.timer == TimerProgress(done_ms=5_000, next_offset=7)

@@ -1,7 +1,5 @@
 """Which delayed message is due when: no loop, no log, the clock is a number."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 
@@ -27,7 +25,7 @@ def due_of(
     return core.due_of(queue_id, due, end, Now(wall_ms, steady_ms))
 
 
-def test_a_queue_is_looked_at_when_its_first_message_is_due_and_not_before() -> None:
+def test_a_queue_is_looked_at_when_its_first_message_is_due_and_not_before():
     core = queues(q0=7)
     assert core.wake_ms == NOW and core.next_read(100) == QueueRead(0, 7)
     assert due_of(core, 0, [900, 950], 100) == 0
@@ -40,7 +38,7 @@ def test_a_queue_is_looked_at_when_its_first_message_is_due_and_not_before() -> 
     assert due_of(core, 0, [950], 900) == 0 and core.wake_ms == 950
 
 
-def test_an_empty_queue_waits_for_an_arrival() -> None:
+def test_an_empty_queue_waits_for_an_arrival():
     core = queues(q0=0)
     assert due_of(core, 0, [], 100) == 0
     assert core.wake_ms == NEVER
@@ -48,7 +46,7 @@ def test_an_empty_queue_waits_for_an_arrival() -> None:
     assert not core.arrived(5), "a level that is not there"
 
 
-def test_a_clock_set_back_does_not_keep_a_message_longer_than_its_delay() -> None:
+def test_a_clock_set_back_does_not_keep_a_message_longer_than_its_delay():
     """Stored at 100,000 with a second of delay; then the clock says 50,000."""
     core = queues(q0=0)
     assert due_of(core, 0, [101_000], 100_000) == 0
@@ -62,7 +60,7 @@ def test_a_clock_set_back_does_not_keep_a_message_longer_than_its_delay() -> Non
     assert due_of(core, 0, [], 50_000) == 0 and core.next_read(50_000) is None
 
 
-def test_levels_come_in_turn_so_a_long_backlog_starves_none() -> None:
+def test_levels_come_in_turn_so_a_long_backlog_starves_none():
     core = queues(q0=0, q1=0)
     seen = deque[int]()
     for _ in range(6):
@@ -73,14 +71,14 @@ def test_levels_come_in_turn_so_a_long_backlog_starves_none() -> None:
     assert list(seen) == [0, 1, 0, 1, 0, 1]
 
 
-def test_a_broker_that_is_no_master_looks_at_nothing() -> None:
+def test_a_broker_that_is_no_master_looks_at_nothing():
     core = queues(q0=0)
     core.end()
     assert core.wake_ms == NEVER and core.next_read(1) is None and not core.arrived(0)
 
 
 @given(st.lists(st.integers(0, 400), max_size=30), st.integers(1, 7))
-def test_each_message_once_in_order_never_early_and_on_time(gaps: list[int], slice_: int) -> None:
+def test_each_message_once_in_order_never_early_and_on_time(gaps, slice_):
     """Whatever the gaps between sends: delivered at the very ms at which it is due."""
     stored = [sum(gaps[: index + 1]) for index in range(len(gaps))]
     due = [at + DELAYS_MS[0] for at in stored]
@@ -102,7 +100,7 @@ def test_each_message_once_in_order_never_early_and_on_time(gaps: list[int], sli
     assert delivered == list(enumerate(due))
 
 
-def test_r30_a_queue_continues_at_its_first_message_that_has_not_expired() -> None:
+def test_r30_a_queue_continues_at_its_first_message_that_has_not_expired():
     core = queues(q0=2)
     core.skip_to(0, 7)
     assert core.next_read(0) == QueueRead(0, 7) and core.offset_of(0) == 7

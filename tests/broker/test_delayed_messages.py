@@ -1,13 +1,18 @@
 """Delay levels at a broker: where a delayed message waits, when it comes, and how often."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from lone_broker import Clock, end_of, lone_broker, messages, send_header, spoil, until
+from lone_broker import (
+    crashed,
+    end_of,
+    lone_broker,
+    messages,
+    send_header,
+    spoil,
+    until,
+)
 
 from batonmq.broker.schedule import delivery
 from batonmq.broker.schedule.due_queues import (
@@ -28,40 +33,32 @@ from batonmq.store.config import DelayLevels, StoreConfig
 from batonmq.store.errors import PutRefused
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+async def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(rig, clock):
+    sent = await rig.send("T", b"later", queue=2, DELAY="3", TAGS="A", KEYS="k1")
+    assert (sent.code, sent.ext["queueId"], sent.ext["queueOffset"]) == (0, "2", "0")
+    (waiting,) = await messages(rig, SCHEDULE_TOPIC, 2)
+    assert waiting.properties["REAL_TOPIC"] == "T" and waiting.properties["REAL_QID"] == "2"
+    unit = rig.service.store.queries.units(SCHEDULE_TOPIC, 2, 0, 1)[0]
+    assert unit[2] == waiting.store_timestamp + 10_000, "the unit says when it is due"
+    clock.ahead_ms = 9_000
+    await rig.send("Other")
+    assert end_of(rig, "T", 2) == 0, "not early"
+    clock.ahead_ms = 10_001
+    await until(lambda: end_of(rig, "T", 2) == 1)
+    (came,) = await messages(rig, "T", 2)
+    assert (came.body, came.tags, came.keys) == (b"later", "A", "k1")
+    assert came.born_timestamp == waiting.born_timestamp
+    assert came.born_host == waiting.born_host
+    # As in Java: what it waited for is still to be seen.
+    assert {"DELAY": "3", "REAL_TOPIC": "T"}.items() <= came.properties.items()
+    table = json.loads((await rig.ask(45)).body)["offsetTable"]
+    assert table == {"3": 1}
+    clock.ahead_ms = 100_000
+    await rig.send("Other")
+    assert end_of(rig, "T", 2) == 1, "once"
 
 
-async def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        sent = await rig.send("T", b"later", queue=2, DELAY="3", TAGS="A", KEYS="k1")
-        assert (sent.code, sent.ext["queueId"], sent.ext["queueOffset"]) == (0, "2", "0")
-        (waiting,) = await messages(rig, SCHEDULE_TOPIC, 2)
-        assert waiting.properties["REAL_TOPIC"] == "T" and waiting.properties["REAL_QID"] == "2"
-        unit = rig.service.store.queries.units(SCHEDULE_TOPIC, 2, 0, 1)[0]
-        assert unit[2] == waiting.store_timestamp + 10_000, "the unit says when it is due"
-        clock.ahead_ms = 9_000
-        await rig.send("Other")
-        assert end_of(rig, "T", 2) == 0, "not early"
-        clock.ahead_ms = 10_001
-        await until(lambda: end_of(rig, "T", 2) == 1)
-        (came,) = await messages(rig, "T", 2)
-        assert (came.body, came.tags, came.keys) == (b"later", "A", "k1")
-        assert came.born_timestamp == waiting.born_timestamp
-        assert came.born_host == waiting.born_host
-        # As in Java: what it waited for is still to be seen.
-        assert {"DELAY": "3", "REAL_TOPIC": "T"}.items() <= came.properties.items()
-        table = json.loads((await rig.ask(45)).body)["offsetTable"]
-        assert table == {"3": 1}
-        clock.ahead_ms = 100_000
-        await rig.send("Other")
-        assert end_of(rig, "T", 2) == 1, "once"
-
-
-async def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
+async def test_r30_a_restart_continues_where_the_log_says(tmp_path, clock):
     """Two are delivered before the stop, of which the file knows nothing; one after it."""
 
     async with lone_broker(tmp_path) as rig:
@@ -70,98 +67,84 @@ async def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock:
         await rig.send(DELAY="2")
         clock.ahead_ms = 1_100
         await until(lambda: end_of(rig, "T") == 2)
-    (tmp_path / "config" / "delayOffset.json").unlink()
-    (tmp_path / "config" / "delayOffset.json.bak").unlink(missing_ok=True)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
+    crashed(tmp_path, "delayOffset.json")
     async with lone_broker(tmp_path) as rig:
         clock.ahead_ms = 5_100
         await until(lambda: end_of(rig, "T") == 3)
 
 
-async def test_a_backlog_comes_in_slices_and_whole(tmp_path: Path, clock: Clock) -> None:
+async def test_a_backlog_comes_in_slices_and_whole(rig, clock):
     count = 3 * delivery.SLICE + 5
-    async with lone_broker(tmp_path) as rig:
-        clock.stopped_at_ms = wall_ms()
-        for number in range(count):
-            await rig.send(body=b"%d" % number, DELAY="1")
-        taken = list[int]()
-        core: Any = rig.service.waiting.schedule._queues
-        delivered = core.delivered
-        core.delivered = lambda queue_id, n: (taken.append(n), delivered(queue_id, n))
-        clock.stopped_at_ms = wall_ms() + 1_500
-        await until(lambda: end_of(rig, "T") == count)
-        assert max(taken) <= delivery.SLICE and sum(taken) == count
-        bodies = [one.body for one in await messages(rig, "T")]
-        assert bodies == [b"%d" % number for number in range(len(bodies))]
+    clock.stopped_at_ms = wall_ms()
+    for number in range(count):
+        await rig.send(body=b"%d" % number, DELAY="1")
+    taken = list[int]()
+    core: Any = rig.service.waiting.schedule._queues
+    delivered = core.delivered
+    core.delivered = lambda queue_id, n: (taken.append(n), delivered(queue_id, n))
+    clock.stopped_at_ms = wall_ms() + 1_500
+    await until(lambda: end_of(rig, "T") == count)
+    assert max(taken) <= delivery.SLICE and sum(taken) == count
+    bodies = [one.body for one in await messages(rig, "T")]
+    assert bodies == [b"%d" % number for number in range(len(bodies))]
 
 
-async def test_r30_a_master_that_takes_no_writes_delivers_nothing(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_a_master_that_takes_no_writes_delivers_nothing(rig, clock):
     """Neither without a lease nor within a planned switch; afterwards it does."""
-    async with lone_broker(tmp_path) as rig:
-        path = rig.service.path
-        await rig.send(DELAY="1")
-        path.hold.begin()
-        end = rig.service.store.max_phy_offset
-        clock.ahead_ms = 2_000
-        for _ in range(50):
-            await rig.ask(45)
-        assert rig.service.store.max_phy_offset == end
-        path.hold.release()
-        await until(lambda: end_of(rig, "T") == 1)
-        rig.service.role_left()
-        await rig.send(DELAY="1")
-        clock.ahead_ms = 9_000
-        for _ in range(50):
-            await rig.ask(45)
-        assert end_of(rig, "T") == 1
-        rig.service.master_opened()
-        await until(lambda: end_of(rig, "T") == 2)
+    path = rig.service.path
+    await rig.send(DELAY="1")
+    path.hold.begin()
+    end = rig.service.store.max_phy_offset
+    clock.ahead_ms = 2_000
+    for _ in range(50):
+        await rig.ask(45)
+    assert rig.service.store.max_phy_offset == end
+    path.hold.release()
+    await until(lambda: end_of(rig, "T") == 1)
+    rig.service.role_left()
+    await rig.send(DELAY="1")
+    clock.ahead_ms = 9_000
+    for _ in range(50):
+        await rig.ask(45)
+    assert end_of(rig, "T") == 1
+    rig.service.master_opened()
+    await until(lambda: end_of(rig, "T") == 2)
 
 
-async def test_r39_messages_of_a_deleted_topic_do_not_come_back(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", DELAY="1")
-        await rig.send("U", DELAY="1")
-        assert (await rig.ask(215, {"topic": "T"})).code == 0
-        clock.ahead_ms = 2_000
-        await until(lambda: end_of(rig, "U") == 1)
-        assert rig.service.store.queries.next_offset_in_queue("T", 0) == 0
-        assert rig.service.tables.delays.table == {1: 2}
+async def test_r39_messages_of_a_deleted_topic_do_not_come_back(rig, clock):
+    await rig.send("T", DELAY="1")
+    await rig.send("U", DELAY="1")
+    assert (await rig.ask(215, {"topic": "T"})).code == 0
+    clock.ahead_ms = 2_000
+    await until(lambda: end_of(rig, "U") == 1)
+    assert rig.service.store.queries.next_offset_in_queue("T", 0) == 0
+    assert rig.service.tables.delays.table == {1: 2}
 
 
-async def test_r30_r45_refused_progress_of_a_level_is_written_when_there_is_disk_space(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_r45_refused_progress_of_a_level_is_written_when_there_is_disk_space(rig, clock):
     """What waited was of a topic that is deleted, so nothing else is put."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", DELAY="1")
-        assert (await rig.ask(215, {"topic": "T"})).code == 0
-        schedule, room = rig.service.waiting.schedule, rig.service.store.disk_space
-        room.set_watermark("it is full")
-        clock.ahead_ms = 2_000
-        await until(lambda: schedule._queues.offset_of(0) == 1)
-        assert rig.service.tables.delays.table == {}
-        room.set_watermark("")
-        await until(lambda: rig.service.tables.delays.table == {1: 1})
+    await rig.send("T", DELAY="1")
+    assert (await rig.ask(215, {"topic": "T"})).code == 0
+    schedule, room = rig.service.waiting.schedule, rig.service.store.disk_space
+    room.set_watermark("it is full")
+    clock.ahead_ms = 2_000
+    await until(lambda: schedule._queues.offset_of(0) == 1)
+    assert rig.service.tables.delays.table == {}
+    room.set_watermark("")
+    await until(lambda: rig.service.tables.delays.table == {1: 1})
 
 
 @pytest.mark.parametrize("level", ["x", "1.5", "9" * 12, "\u0663"])
-async def test_an_invalid_delay_is_refused_and_not_stored(tmp_path: Path, level: str) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send()
-        end = rig.service.store.max_phy_offset
-        refused = await rig.send(DELAY=level)
-        assert refused.code == 13 and "delay level" in (refused.remark or "")
-        items = [BatchItem(b"x", encode_properties({"DELAY": "1"}).encode())]
-        header = send_header("T", 0, {}) | {"m": "true"}
-        batch = await rig.ask(320, header, encode_batch(items))
-        assert batch.code == 13 and "batch" in (batch.remark or "")
-        assert rig.service.store.max_phy_offset == end
+async def test_an_invalid_delay_is_refused_and_not_stored(rig, level):
+    await rig.send()
+    end = rig.service.store.max_phy_offset
+    refused = await rig.send(DELAY=level)
+    assert refused.code == 13 and "delay level" in (refused.remark or "")
+    items = [BatchItem(b"x", encode_properties({"DELAY": "1"}).encode())]
+    header = send_header("T", 0, {}) | {"m": "true"}
+    batch = await rig.ask(320, header, encode_batch(items))
+    assert batch.code == 13 and "batch" in (batch.remark or "")
+    assert rig.service.store.max_phy_offset == end
 
 
 def message(topic: str, delay: str) -> NewMessage:
@@ -179,7 +162,7 @@ def message(topic: str, delay: str) -> NewMessage:
         ("%DLQ%g", "3", None),
     ],
 )
-def test_which_messages_wait_and_where(topic: str, delay: str, queue: int | None) -> None:
+def test_which_messages_wait_and_where(topic, delay, queue):
     """A level above the last counts as the last; dead letters do not wait."""
     one = message(topic, delay)
     PutHooks(StoreConfig()).apply(one, 0)
@@ -191,106 +174,93 @@ def test_which_messages_wait_and_where(topic: str, delay: str, queue: int | None
 
 
 @pytest.mark.parametrize("text", ["", "1x", "s", "1s,5s", "10"])
-def test_an_invalid_list_of_levels_stops_the_start(text: str) -> None:
+def test_an_invalid_list_of_levels_stops_the_start(text):
     with pytest.raises(ValueError, match="messageDelayLevel"):
         StoreConfig(message_delay_level=text)
     assert DelayLevels("1s 2m").delay_ms(2) == 120_000
 
 
-async def test_r44_progress_above_the_end_of_a_queue_goes_back_to_it(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r44_progress_above_the_end_of_a_queue_goes_back_to_it(rig, clock):
     """An unclean election cut delayed messages: others get their offsets, and are delivered."""
-    async with lone_broker(tmp_path) as rig:
-        service = rig.service
-        await rig.send(DELAY="1")
-        service.role_left()
-        service.tables.delays.set_all({1: 40, 2: 7})
-        service.master_opened()
-        clock.ahead_ms = 2_000
-        await rig.send(DELAY="1")
-        clock.ahead_ms = 9_000
-        await until(lambda: end_of(rig, "T") == 1)
-        assert service.tables.delays.table[1] == 2
+    service = rig.service
+    await rig.send(DELAY="1")
+    service.role_left()
+    service.tables.delays.set_all({1: 40, 2: 7})
+    service.master_opened()
+    clock.ahead_ms = 2_000
+    await rig.send(DELAY="1")
+    clock.ahead_ms = 9_000
+    await until(lambda: end_of(rig, "T") == 1)
+    assert service.tables.delays.table[1] == 2
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"v":9}', b'{"v":0}', b'{"delays":{"x":1}}', b"\xff"]
 )
-def test_a_progress_record_that_cannot_be_read_is_named(body: bytes) -> None:
+def test_a_progress_record_that_cannot_be_read_is_named(body):
     with pytest.raises(RemoteProtocolError, match="progress record"):
         decode_progress(body)
 
 
-async def test_clients_do_not_write_what_the_broker_writes(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for topic in (PROGRESS_TOPIC, SCHEDULE_TOPIC):
-            assert (await rig.send(topic)).code == 16
+async def test_clients_do_not_write_what_the_broker_writes(rig):
+    for topic in (PROGRESS_TOPIC, SCHEDULE_TOPIC):
+        assert (await rig.send(topic)).code == 16
 
 
-async def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(rig, clock):
     """The deletion may never be confirmed: then the message comes, and it comes once."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"later", DELAY="1")
-        deliverer = rig.service.waiting.schedule._deliverer
-        answers: list[bool] = []
+    await rig.send("T", b"later", DELAY="1")
+    deliverer = rig.service.waiting.schedule._deliverer
+    answers: list[bool] = []
 
-        def deliver(message: NewMessage, stored_at: int) -> bool:
-            answers.append(real(message, stored_at))
-            return answers[-1]
+    def deliver(message: NewMessage, stored_at: int) -> bool:
+        answers.append(real(message, stored_at))
+        return answers[-1]
 
-        real, deliverer.deliver = deliverer.deliver, deliver  # type: ignore[method-assign]
-        deleting = rig.service.store.deleting_topics
-        deleting["T"] = 1
-        clock.ahead_ms = 5_000
-        await until(lambda: len(answers) == 2)
-        assert answers == [False, False] and end_of(rig, "T") == 0
-        del deleting["T"]
-        await until(lambda: end_of(rig, "T") == 1)
+    real, deliverer.deliver = deliverer.deliver, deliver
+    deleting = rig.service.store.deleting_topics
+    deleting["T"] = 1
+    clock.ahead_ms = 5_000
+    await until(lambda: len(answers) == 2)
+    assert answers == [False, False] and end_of(rig, "T") == 0
+    del deleting["T"]
+    await until(lambda: end_of(rig, "T") == 1)
 
 
-async def test_an_inner_batch_is_refused_and_not_stored(tmp_path: Path) -> None:
+async def test_an_inner_batch_is_refused_and_not_stored(rig):
     """Several messages in one record are for topics of another kind (BatchCQ)."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T")
-        flagged = {**send_header("T", 0, {}), "f": str(0x80)}
-        item = BatchItem(b"one", encode_properties({"INNER_NUM": "2"}).encode())
-        for reply in (
-            await rig.send("T", INNER_NUM="2"),
-            await rig.ask(310, flagged, b"x"),
-            await rig.ask(320, {**send_header("T", 0, {}), "m": "true"}, encode_batch([item])),
-        ):
-            assert (reply.code, "BatchCQ" in (reply.remark or "")) == (13, True), reply
-        assert end_of(rig, "T") == 1
-        assert (await rig.send("T", NOT_INNER_NUM="2")).code == 0
+    await rig.send("T")
+    flagged = {**send_header("T", 0, {}), "f": str(0x80)}
+    item = BatchItem(b"one", encode_properties({"INNER_NUM": "2"}).encode())
+    for reply in (
+        await rig.send("T", INNER_NUM="2"),
+        await rig.ask(310, flagged, b"x"),
+        await rig.ask(320, {**send_header("T", 0, {}), "m": "true"}, encode_batch([item])),
+    ):
+        assert (reply.code, "BatchCQ" in (reply.remark or "")) == (13, True), reply
+    assert end_of(rig, "T") == 1
+    assert (await rig.send("T", NOT_INNER_NUM="2")).code == 0
 
 
-async def test_r30_what_was_delivered_before_one_was_refused_comes_once(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for number in range(3):
-            await rig.send("T", b"%d" % number, DELAY="1")
-        appender, refused = rig.service.store.appender, []
-        put_message = appender.put_message
+async def test_r30_what_was_delivered_before_one_was_refused_comes_once(rig, clock, monkeypatch):
+    for number in range(3):
+        await rig.send("T", b"%d" % number, DELAY="1")
+    appender, refused = rig.service.store.appender, []
+    put_message = appender.put_message
 
-        def put(message: NewMessage, *, stored: bool = False) -> PutResult:
-            if message.topic == "T" and message.body == b"1" and not refused:
-                refused.append(message)
-                raise PutRefused("the disk is full")
-            return put_message(message, stored=stored)
+    def put(message: NewMessage, *, stored: bool = False) -> PutResult:
+        if message.topic == "T" and message.body == b"1" and not refused:
+            refused.append(message)
+            raise PutRefused("the disk is full")
+        return put_message(message, stored=stored)
 
-        monkeypatch.setattr(appender, "put_message", put)
-        clock.ahead_ms = 1_100
-        await until(lambda: end_of(rig, "T") >= 3)
-        assert [message.body for message in await messages(rig, "T")] == [b"0", b"1", b"2"]
+    monkeypatch.setattr(appender, "put_message", put)
+    clock.ahead_ms = 1_100
+    await until(lambda: end_of(rig, "T") >= 3)
+    assert [message.body for message in await messages(rig, "T")] == [b"0", b"1", b"2"]
 
 
-async def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(tmp_path, clock):
     """So a replica that has it whole becomes master: no queue waits for it without end."""
 
     async with lone_broker(tmp_path) as rig:
@@ -305,7 +275,7 @@ async def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(
         assert str(log) in trust.reason and end_of(rig, "T") == 1
 
 
-def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path: Path) -> None:
+def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path):
     """It may be cut, and the messages that it speaks of with it."""
     table = DelayOffsetManager(tmp_path / "delayOffset.json")
     progress = DeliveryProgress(table)
@@ -320,7 +290,7 @@ def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path: Path
     assert progress.owed is None
 
 
-def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path: Path) -> None:
+def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path):
     """Two are on their way to the slaves when the first is confirmed; the third found no space."""
     progress = DeliveryProgress(DelayOffsetManager(tmp_path / "delayOffset.json"))
     records = []
@@ -336,16 +306,13 @@ def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path: Path
         assert progress.delays == {1: 3} and progress.timer == TimerProgress(done_ms=3)
 
 
-async def test_r30_r45_refused_progress_ends_with_its_mastership(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_r45_refused_progress_ends_with_its_mastership(rig, clock):
     """What was delivered with it may be cut: the next one would leave messages out."""
-    async with lone_broker(tmp_path) as rig:
-        waiting = rig.service.waiting
-        await rig.send("T", DELAY="1")
-        waiting.progress.delivered({5: 9})
-        waiting.end()
-        waiting.begin()
-        clock.ahead_ms = 1_100
-        await until(lambda: end_of(rig, "T") == 1)
-        assert json.loads((await rig.ask(45)).body)["offsetTable"] == {"1": 1}
+    waiting = rig.service.waiting
+    await rig.send("T", DELAY="1")
+    waiting.progress.delivered({5: 9})
+    waiting.end()
+    waiting.begin()
+    clock.ahead_ms = 1_100
+    await until(lambda: end_of(rig, "T") == 1)
+    assert json.loads((await rig.ask(45)).body)["offsetTable"] == {"1": 1}

@@ -1,14 +1,12 @@
 """A broker whose port listens while its store is still being opened: what it does with requests."""
 
-from __future__ import annotations
-
 import asyncio
+import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from lone_broker import Rig, lone_broker, sections_of, send_header, until
 
 from batonmq.broker.broker_endpoint import STARTING
@@ -35,11 +33,11 @@ class Start:
     """A broker in the middle of its start: `go_on` lets the store be opened. `master` is another
     broker, which a name server knows once `named` is set."""
 
-    def __init__(self, folder: Path, master: Rig, name_server: str) -> None:
+    def __init__(self, folder: Path, master: Rig, name_server: str, named: asyncio.Event) -> None:
         config = sections_of(folder, broker={"namesrv_addr": name_server})
         self.service = BrokerService(config, lambda error: None)
         self.service.relay.enabled = True
-        self.master = master
+        self.master, self.named = master, named
         self.client = RemotingClient()
         self.go_on = threading.Event()
         opens = self.service._open_store
@@ -48,7 +46,7 @@ class Start:
             self.go_on.wait(20)
             opens()
 
-        self.service._open_store = wait_and_open  # type: ignore[method-assign]
+        self.service._open_store = wait_and_open
         self.started = asyncio.ensure_future(self.service.start())
 
     async def listening(self) -> None:
@@ -67,139 +65,114 @@ class Start:
         return asyncio.ensure_future(self.client.invoke(self.service.address, request, 5000))
 
 
-def play(folder: Path, test: Callable[[Start, asyncio.Event], Awaitable[None]]) -> None:
-    """`test` gets the start, and the event that lets the name server name the master."""
-
-    async def run() -> None:
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    async with asyncio.timeout(20), lone_broker(tmp_path / "b") as master:
         named = asyncio.Event()
-        async with asyncio.timeout(20), lone_broker(folder / "b") as master:
 
-            def members(request: RemotingCommand, _: Connection) -> RemotingCommand:
-                known = {0: master.service.address} if named.is_set() else {}
-                group = BrokerMemberGroup(broker_addrs=known, broker_name="broker-a")
-                body = GetBrokerMemberGroupResponseBody(broker_member_group=group).encode()
-                return RemotingCommand.response_to(request, body=body)
+        def members(request: RemotingCommand, _: Connection) -> RemotingCommand:
+            known = {0: master.service.address} if named.is_set() else {}
+            group = BrokerMemberGroup(broker_addrs=known, broker_name="broker-a")
+            body = GetBrokerMemberGroupResponseBody(broker_member_group=group).encode()
+            return RemotingCommand.response_to(request, body=body)
 
-            processors = Processors()
-            processors.register(RequestCode.GET_BROKER_MEMBER_GROUP, members)
-            name_server = RemotingServer(processors)
-            port = await name_server.listen("127.0.0.1", 0)
-            start = Start(folder / "a", master, f"127.0.0.1:{port}")
-            try:
-                await start.listening()
-                await test(start, named)
-            finally:
-                start.go_on.set()
-                (failed,) = await asyncio.gather(start.started, return_exceptions=True)
-                await start.client.close()
-                if failed is None:
-                    await start.service.close()
-                await name_server.close()
-
-    uvloop.run(run())
+        processors = Processors()
+        processors.register(RequestCode.GET_BROKER_MEMBER_GROUP, members)
+        name_server = RemotingServer(processors)
+        port = await name_server.listen("127.0.0.1", 0)
+        start = Start(tmp_path / "a", master, f"127.0.0.1:{port}", named)
+        try:
+            await start.listening()
+            yield start
+        finally:
+            start.go_on.set()
+            (failed,) = await asyncio.gather(start.started, return_exceptions=True)
+            await start.client.close()
+            if failed is None:
+                await start.service.close()
+            await name_server.close()
 
 
-def test_sends_and_pulls_go_to_the_master_before_the_store_is_open(tmp_path: Path) -> None:
-    async def script(start: Start, named: asyncio.Event) -> None:
-        early = start.ask()
-        await until(lambda: len(start.service.relay) == 1)
-        named.set()
-        assert (await early).code == 0
-        assert (await start.ask()).code == 0
-        pull = {
-            "consumerGroup": "g", **OFFSET_OF, "queueOffset": "0", "maxMsgNums": "32",
-            "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0",
-            "subscription": "*", "expressionType": "TAG",
-        }  # fmt: skip
-        pulled = await start.ask(RequestCode.PULL_MESSAGE, pull)
-        assert len(decode_records(pulled.body)) == 2
-        commit = {"consumerGroup": "g", **OFFSET_OF, "commitOffset": "2"}
-        assert (await start.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
-        assert start.master.service.tables.offsets.query("g", "T", 0) == 2
-        assert not start.started.done()
-
-    play(tmp_path, script)
+async def test_sends_and_pulls_go_to_the_master_before_the_store_is_open(start):
+    early = start.ask()
+    await until(lambda: len(start.service.relay) == 1)
+    start.named.set()
+    assert (await early).code == 0
+    assert (await start.ask()).code == 0
+    pull = {
+        "consumerGroup": "g", **OFFSET_OF, "queueOffset": "0", "maxMsgNums": "32",
+        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0",
+        "subscription": "*", "expressionType": "TAG"
+    }  # fmt: skip
+    pulled = await start.ask(RequestCode.PULL_MESSAGE, pull)
+    assert len(decode_records(pulled.body)) == 2
+    commit = {"consumerGroup": "g", **OFFSET_OF, "commitOffset": "2"}
+    assert (await start.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+    assert start.master.service.tables.offsets.query("g", "T", 0) == 2
+    assert not start.started.done()
 
 
-def test_nothing_is_answered_from_a_store_that_is_not_open(tmp_path: Path) -> None:
-    async def script(start: Start, named: asyncio.Event) -> None:
-        asked = [start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF) for _ in range(3)]
-        send = start.ask()
-        await until(lambda: len(start.service.endpoint) == 3 and len(start.service.relay) == 1)
-        start.go_on.set()
-        await start.started
-        assert [(await one).ext["offset"] for one in asked] == ["0", "0", "0"]
-        assert (await send).code == 0, "it is the master itself"
-        assert len(start.service.endpoint) == len(start.service.relay) == 0
-        assert start.service.relay.passed_on == 0
-
-    play(tmp_path, script)
+async def test_nothing_is_answered_from_a_store_that_is_not_open(start):
+    asked = [start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF) for _ in range(3)]
+    send = start.ask()
+    await until(lambda: len(start.service.endpoint) == 3 and len(start.service.relay) == 1)
+    start.go_on.set()
+    await start.started
+    assert [(await one).ext["offset"] for one in asked] == ["0", "0", "0"]
+    assert (await send).code == 0, "it is the master itself"
+    assert len(start.service.endpoint) == len(start.service.relay) == 0
+    assert start.service.relay.passed_on == 0
 
 
-def test_what_waits_too_long_is_14(tmp_path: Path) -> None:
-    async def script(start: Start, named: asyncio.Event) -> None:
-        endpoint = start.service.endpoint
-        asked = [start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF), start.ask()]
-        await until(lambda: len(endpoint) == len(endpoint.relay) == 1)
-        now_ms = endpoint._clock_ms()
-        endpoint.tick(now_ms + WAIT_MS - 100)
-        assert len(endpoint) == len(endpoint.relay) == 1
-        endpoint.tick(now_ms + WAIT_MS)
-        codes = {(await one).code for one in asked}
-        assert codes == {ResponseCode.SERVICE_NOT_AVAILABLE}
-
-    play(tmp_path, script)
+async def test_what_waits_too_long_is_14(start):
+    endpoint = start.service.endpoint
+    asked = [start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF), start.ask()]
+    await until(lambda: len(endpoint) == len(endpoint.relay) == 1)
+    now_ms = endpoint._clock_ms()
+    endpoint.tick(now_ms + WAIT_MS - 100)
+    assert len(endpoint) == len(endpoint.relay) == 1
+    endpoint.tick(now_ms + WAIT_MS)
+    codes = {(await one).code for one in asked}
+    assert codes == {ResponseCode.SERVICE_NOT_AVAILABLE}
 
 
-def test_no_more_waits_than_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def script(start: Start, named: asyncio.Event) -> None:
-        first = start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF)
-        await until(lambda: len(start.service.endpoint) == 1)
-        reply = await start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF)
-        assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, STARTING)
-        start.go_on.set()
-        assert (await first).code == 0
-
+async def test_no_more_waits_than_fits(start, monkeypatch):
     monkeypatch.setattr("batonmq.broker.broker_endpoint.HELD_MAX", 1)
-    play(tmp_path, script)
+    first = start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF)
+    await until(lambda: len(start.service.endpoint) == 1)
+    reply = await start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF)
+    assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, STARTING)
+    start.go_on.set()
+    assert (await first).code == 0
 
 
-def test_our_own_client_is_sent_to_the_master(tmp_path: Path) -> None:
-    async def script(start: Start, named: asyncio.Event) -> None:
-        assert (await start.ask(language=LanguageCode.PYTHON)).ext == {}
-        named.set()
-        assert (await start.ask()).code == 0
-        reply = await start.ask(language=LanguageCode.PYTHON)
-        assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
-        assert reply.ext[MASTER_ADDRESS_HINT] == start.master.service.address
-
-    play(tmp_path, script)
+async def test_our_own_client_is_sent_to_the_master(start):
+    assert (await start.ask(language=LanguageCode.PYTHON)).ext == {}
+    start.named.set()
+    assert (await start.ask()).code == 0
+    reply = await start.ask(language=LanguageCode.PYTHON)
+    assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert reply.ext[MASTER_ADDRESS_HINT] == start.master.service.address
 
 
-def test_a_relaying_member_learns_that_nothing_was_stored(tmp_path: Path) -> None:
+async def test_a_relaying_member_learns_that_nothing_was_stored(start):
     """It took this one for the master, of an earlier life: its client's send waits there."""
-
-    async def script(start: Start, named: asyncio.Event) -> None:
-        reply = await start.ask(**{RELAY_FIELD: "7@127.0.0.1:1"})
-        assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, STARTING)
-        assert reply.ext == NOT_STORED
-
-    play(tmp_path, script)
+    reply = await start.ask(**{RELAY_FIELD: "7@127.0.0.1:1"})
+    assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, STARTING)
+    assert reply.ext == NOT_STORED
 
 
-def test_a_start_that_fails_closes_the_endpoint_and_writes_nothing(tmp_path: Path) -> None:
-    async def script(start: Start, named: asyncio.Event) -> None:
-        def fail() -> None:
-            raise CorruptLogError("commitlog", 0, "no record")
+async def test_a_start_that_fails_closes_the_endpoint_and_writes_nothing(start, tmp_path):
+    def fail() -> None:
+        raise CorruptLogError("commitlog", 0, "no record")
 
-        start.service.store.open = fail  # type: ignore[method-assign]
-        asked = start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF)
-        await until(lambda: len(start.service.endpoint) == 1)
-        start.go_on.set()
-        with pytest.raises(CorruptLogError):
-            await start.started
-        assert (await asked).code == ResponseCode.SERVICE_NOT_AVAILABLE
-        assert not start.service.endpoint.server.connections
-        assert not list((tmp_path / "a").rglob("*.json"))
-
-    play(tmp_path, script)
+    start.service.store.open = fail
+    asked = start.ask(RequestCode.GET_MAX_OFFSET, OFFSET_OF)
+    await until(lambda: len(start.service.endpoint) == 1)
+    start.go_on.set()
+    with pytest.raises(CorruptLogError):
+        await start.started
+    assert (await asked).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert not start.service.endpoint.server.connections
+    assert not list((tmp_path / "a").rglob("*.json"))

@@ -1,11 +1,7 @@
 """The names of rocketmq-exporter on our page, for dashboards that were made for it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from heartbeats import heartbeat
-from lone_broker import Rig, lone_broker
+from lone_broker import Rig
 from prometheus_client.parser import text_string_to_metric_families
 
 from batonmq.broker.metrics import BrokerMetrics
@@ -41,32 +37,31 @@ async def page_of(rig: Rig, *, names: bool) -> dict[str, list[tuple[dict[str, st
     }
 
 
-async def test_what_the_common_dashboard_draws_is_there(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for _ in range(3):
-            await rig.send()
-        await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T").encode())
-        await rig.pull(count=1)
-        await rig.pull(offset=1, commit=1)
-        await rig.pull(offset=1, commit=1, group="offline")
-        page = await page_of(rig, names=True)
-        assert page["batonmq_metrics_failures"][0][1] == 0
-        assert [name for name in DRAWN.split() if not page.get(name)] == []
+async def test_what_the_common_dashboard_draws_is_there(rig):
+    for _ in range(3):
+        await rig.send()
+    await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T").encode())
+    await rig.pull(count=1)
+    await rig.pull(offset=1, commit=1)
+    await rig.pull(offset=1, commit=1, group="offline")
+    page = await page_of(rig, names=True)
+    assert page["batonmq_metrics_failures"][0][1] == 0
+    assert [name for name in DRAWN.split() if not page.get(name)] == []
 
-        def of(name: str, **labels: str) -> float:
-            found = [v for at, v in page[name] if labels.items() <= at.items()]
-            assert len(found) == 1, (name, page[name])
-            return found[0]
+    def of(name: str, **labels: str) -> float:
+        found = [v for at, v in page[name] if labels.items() <= at.items()]
+        assert len(found) == 1, (name, page[name])
+        return found[0]
 
-        assert of("rocketmq_producer_offset", topic="T", broker="broker-a") == 3
-        assert of("rocketmq_consumer_offset", topic="T", group="g") == 1
-        assert of("rocketmq_group_diff", topic="T", group="g", countOfOnlineConsumers="1") == 2
-        assert {at["msgModel"] for at, _ in page["rocketmq_group_diff"]} == {"1"}  # clustering
-        assert of("rocketmq_group_count", group="g") == 1
-        assert of("rocketmq_group_count", group="offline") == 0
-        assert of("rocketmq_producer_count", group="p", broker="broker-a") == 1
-        assert of("rocketmq_brokeruntime_commitlog_maxoffset") == rig.service.store.max_phy_offset
-        assert of("rocketmq_brokeruntime_commitlogdir_capacity_total") > 1 << 20
-        assert {at["cluster"] for at, _ in page["rocketmq_broker_tps"]} == {"DefaultCluster"}
-        shown = await page_of(rig, names=False)
-        assert not any(name.startswith("rocketmq_brokeruntime_") for name in shown)
+    assert of("rocketmq_producer_offset", topic="T", broker="broker-a") == 3
+    assert of("rocketmq_consumer_offset", topic="T", group="g") == 1
+    assert of("rocketmq_group_diff", topic="T", group="g", countOfOnlineConsumers="1") == 2
+    assert {at["msgModel"] for at, _ in page["rocketmq_group_diff"]} == {"1"}  # clustering
+    assert of("rocketmq_group_count", group="g") == 1
+    assert of("rocketmq_group_count", group="offline") == 0
+    assert of("rocketmq_producer_count", group="p", broker="broker-a") == 1
+    assert of("rocketmq_brokeruntime_commitlog_maxoffset") == rig.service.store.max_phy_offset
+    assert of("rocketmq_brokeruntime_commitlogdir_capacity_total") > 1 << 20
+    assert {at["cluster"] for at, _ in page["rocketmq_broker_tps"]} == {"DefaultCluster"}
+    shown = await page_of(rig, names=False)
+    assert not any(name.startswith("rocketmq_brokeruntime_") for name in shown)

@@ -29,7 +29,7 @@ def source_size(expression: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return sizes[-1]
 
 
-def test_r58_between_has_its_operand_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r58_between_has_its_operand_once(monkeypatch):
     sizes = []
     expression = "a"
     for _ in range(12):
@@ -40,7 +40,7 @@ def test_r58_between_has_its_operand_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("how", ["BETWEEN", "NOT BETWEEN"])
-def test_r58_between_of_an_operand_that_is_kept_passes_what_it_passed(how: str) -> None:
+def test_r58_between_of_an_operand_that_is_kept_passes_what_it_passed(how):
     def raw(value: str) -> bytes:
         return b"\x02a\x01%b\x02" % value.encode()
 
@@ -53,7 +53,7 @@ def test_r58_between_of_an_operand_that_is_kept_passes_what_it_passed(how: str) 
     assert function_of(f"(-a) {how} 2 AND 3")(raw("2")) is False
 
 
-def test_r58_the_cost_of_names_grows_with_their_number_only() -> None:
+def test_r58_the_cost_of_names_grows_with_their_number_only():
     def cost_s(count: int) -> float:
         expression = " OR ".join(f"p{i}={i}" for i in range(count))
         tries = []
@@ -67,15 +67,13 @@ def test_r58_the_cost_of_names_grows_with_their_number_only() -> None:
     assert cost_s(240) < 8 * cost_s(60) + 0.02
 
 
-def test_r58_an_expression_that_becomes_too_much_code_is_refused() -> None:
+def test_r58_an_expression_that_becomes_too_much_code_is_refused():
     expression = " OR ".join(f"p{i}={i}" for i in range(1300))
     with pytest.raises(SqlError, match=f"more than {SOURCE_MAX} characters of code"):
         function_of(expression)
 
 
-def test_r58_long_expressions_are_compiled_beside_the_loop_one_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_r58_long_expressions_are_compiled_beside_the_loop_one_at_a_time(monkeypatch):
     monkeypatch.setattr(subscription_filter, "_outcomes", Outcomes())
     running = most = 0
     threads: set[int] = set()
@@ -105,7 +103,7 @@ def test_r58_long_expressions_are_compiled_beside_the_loop_one_at_a_time(
     assert most == 1 and threading.get_ident() not in threads
 
 
-def test_r58_what_is_kept_of_expressions_is_bounded_in_size() -> None:
+def test_r58_what_is_kept_of_expressions_is_bounded_in_size():
     outcomes = Outcomes(count_max=3, size_max=100)
     for name in "abcd":
         outcomes.put(name * 30, "refused")

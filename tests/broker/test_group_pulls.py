@@ -1,8 +1,6 @@
 """Pulls of a group: lite pulls (361), SQL92 filters (46, heartbeats), what its settings forbid, and
 reads from slaves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -68,7 +66,7 @@ def check_body(kind: str, expression: str) -> bytes:
     return CheckClientRequestBody("me@1", "g", None, subscription).encode()
 
 
-async def test_the_golden_lite_pull_is_answered(tmp_path: Path) -> None:
+async def test_the_golden_lite_pull_is_answered(tmp_path):
     """361 as DefaultLitePullConsumer of Java sends it; litePullMessageEnable switches it off."""
     golden = json.loads((GOLDEN / "remoting" / "broker-361.json").read_text())
     header = json.loads(golden["examples"][0]["request"]["header"])
@@ -87,46 +85,42 @@ async def test_the_golden_lite_pull_is_answered(tmp_path: Path) -> None:
         assert reply.code == 16 and "litePullMessageEnable" in (reply.remark or "")
 
 
-async def test_an_sql92_filter_of_a_pull(tmp_path: Path) -> None:
+async def test_an_sql92_filter_of_a_pull(rig):
     """Only what passes comes; a held pull is woken by the first message that passes, not before."""
-    async with lone_broker(tmp_path) as rig:
-        for number in range(6):
-            await rig.send(body=b"%d" % number, a=str(number))
-        reply = await rig.ask(11, pull_header("SQL92", "a BETWEEN 2 AND 3 OR a = '5'"))
-        assert (reply.code, bodies(reply)) == (0, [b"2", b"3", b"5"])
-        held = asyncio.ensure_future(
-            rig.ask(
-                11,
-                pull_header(
-                    "SQL92", "a > 90", queueOffset=6, sysFlag=6, suspendTimeoutMillis=20_000
-                ),
-            )
+    for number in range(6):
+        await rig.send(body=b"%d" % number, a=str(number))
+    reply = await rig.ask(11, pull_header("SQL92", "a BETWEEN 2 AND 3 OR a = '5'"))
+    assert (reply.code, bodies(reply)) == (0, [b"2", b"3", b"5"])
+    held = asyncio.ensure_future(
+        rig.ask(
+            11,
+            pull_header("SQL92", "a > 90", queueOffset=6, sysFlag=6, suspendTimeoutMillis=20_000),
         )
-        await until(lambda: rig.service.pull.held == 1)
-        await rig.send(body=b"7", a="7")
-        assert not held.done() and rig.service.pull.held == 1
-        await rig.send(body=b"91", a="91")
-        assert bodies(await held) == [b"91"]
-        bad = await rig.ask(11, pull_header("SQL92", "a LIKE 'x'"))
-        assert bad.code == 23 and "LIKE" in (bad.remark or "")
+    )
+    await until(lambda: rig.service.pull.held == 1)
+    await rig.send(body=b"7", a="7")
+    assert not held.done() and rig.service.pull.held == 1
+    await rig.send(body=b"91", a="91")
+    assert bodies(await held) == [b"91"]
+    bad = await rig.ask(11, pull_header("SQL92", "a LIKE 'x'"))
+    assert bad.code == 23 and "LIKE" in (bad.remark or "")
 
 
-async def test_the_filter_comes_from_heartbeats(tmp_path: Path) -> None:
+async def test_the_filter_comes_from_heartbeats(rig):
     """24 before the first heartbeat, 25 for an older version, 27 for one that does not compile."""
     silent = pull_header(sysFlag=0, subVersion=5)
-    async with lone_broker(tmp_path) as rig:
-        await rig.send(body=b"no", colour="red")
-        await rig.send(body=b"yes", colour="blue")
-        assert (await rig.ask(11, silent)).code == 24
-        await rig.ask(34, body=heartbeat("colour = 'blue'", 4))
-        assert (await rig.ask(11, silent)).code == 25
-        await rig.ask(34, body=heartbeat("colour = 'blue'", 5))
-        assert bodies(await rig.ask(11, silent)) == [b"yes"]
-        await rig.ask(34, body=heartbeat("colour = ", 6))
-        assert (await rig.ask(11, silent)).code == 27
+    await rig.send(body=b"no", colour="red")
+    await rig.send(body=b"yes", colour="blue")
+    assert (await rig.ask(11, silent)).code == 24
+    await rig.ask(34, body=heartbeat("colour = 'blue'", 4))
+    assert (await rig.ask(11, silent)).code == 25
+    await rig.ask(34, body=heartbeat("colour = 'blue'", 5))
+    assert bodies(await rig.ask(11, silent)) == [b"yes"]
+    await rig.ask(34, body=heartbeat("colour = ", 6))
+    assert (await rig.ask(11, silent)).code == 27
 
 
-async def test_46_tells_at_the_start_what_a_pull_would_refuse(tmp_path: Path) -> None:
+async def test_46_tells_at_the_start_what_a_pull_would_refuse(tmp_path):
     golden = json.loads((GOLDEN / "remoting" / "broker-46.json").read_text())
     asked = bytes.fromhex(golden["examples"][0]["request"]["body_hex"])
 
@@ -145,7 +139,7 @@ async def test_46_tells_at_the_start_what_a_pull_would_refuse(tmp_path: Path) ->
             assert reply.code == 1 and "SQL92" in (reply.remark or "")
 
 
-def test_consumer_filter_json_as_java_has_it(tmp_path: Path) -> None:
+def test_consumer_filter_json_as_java_has_it(tmp_path):
     """A file of Java's is read, all dead; what is written has its members and its Bloom bits."""
     now = [1_800_000_000_000]
     path = tmp_path / "consumerFilter.json"
@@ -181,7 +175,7 @@ def test_consumer_filter_json_as_java_has_it(tmp_path: Path) -> None:
     assert list(json.loads(path.read_bytes())["filterDataByTopic"]) == ["U"], "dead for a day"
 
 
-def test_filters_follow_the_newest_subscription_of_each_topic(tmp_path: Path) -> None:
+def test_filters_follow_the_newest_subscription_of_each_topic(tmp_path):
     """A member with older code heartbeats, too; and what is not subscribed any more is dead."""
 
     def wanted(topic: str, expression: str, version: int) -> SubscriptionData:
@@ -197,25 +191,24 @@ def test_filters_follow_the_newest_subscription_of_each_topic(tmp_path: Path) ->
     assert (kept.expression, kept.dead) == ("a = 2", False) and dropped.dead
 
 
-async def test_what_a_group_may_not(tmp_path: Path) -> None:
+async def test_what_a_group_may_not(rig):
     """consumeEnable, consumeBroadcastEnable and the sysFlags that travel with every answer."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send()
-        group = SubscriptionGroupConfig(group_name="g", consume_broadcast_enable=False)
-        group.group_sys_flag, group.consume_enable = 5, False
-        await rig.ask(200, body=group.encode())
-        refused = await rig.pull()
-        assert (refused.code, refused.ext["forbiddenType"]) == (16, "2")
-        group.consume_enable = True
-        await rig.ask(200, body=group.encode())
-        found = await rig.pull()
-        assert (found.code, found.ext["groupSysFlag"]) == (0, "5")
-        await rig.ask(34, body=heartbeat("a = 1", 1, BROADCASTING))
-        refused = await rig.ask(11, pull_header(sysFlag=0))
-        assert (refused.code, refused.ext["forbiddenType"]) == (16, "4")
+    await rig.send()
+    group = SubscriptionGroupConfig(group_name="g", consume_broadcast_enable=False)
+    group.group_sys_flag, group.consume_enable = 5, False
+    await rig.ask(200, body=group.encode())
+    refused = await rig.pull()
+    assert (refused.code, refused.ext["forbiddenType"]) == (16, "2")
+    group.consume_enable = True
+    await rig.ask(200, body=group.encode())
+    found = await rig.pull()
+    assert (found.code, found.ext["groupSysFlag"]) == (0, "5")
+    await rig.ask(34, body=heartbeat("a = 1", 1, BROADCASTING))
+    refused = await rig.ask(11, pull_header(sysFlag=0))
+    assert (refused.code, refused.ext["forbiddenType"]) == (16, "4")
 
 
-async def test_who_is_far_behind_is_sent_to_a_slave_and_back(tmp_path: Path) -> None:
+async def test_who_is_far_behind_is_sent_to_a_slave_and_back(tmp_path):
     """slaveReadEnable: the master suggests whichBrokerWhenConsumeSlowly; a slave that was asked on
     purpose answers what it shows (R28), then 20 with the master's id."""
     reads = {"slave_read_enable": True}
@@ -235,7 +228,7 @@ async def test_who_is_far_behind_is_sent_to_a_slave_and_back(tmp_path: Path) -> 
         assert (await rig.pull(offset=1)).code == 2, "not on purpose: it looks for the master"
 
 
-async def test_without_slave_read_enable_no_pull_is_sent_to_a_slave(tmp_path: Path) -> None:
+async def test_without_slave_read_enable_no_pull_is_sent_to_a_slave(tmp_path):
     async with lone_broker(tmp_path, access_message_in_memory_max_ratio=0) as rig:
         await rig.send()
         assert (await rig.pull()).ext["suggestWhichBrokerId"] == "0"
@@ -244,7 +237,7 @@ async def test_without_slave_read_enable_no_pull_is_sent_to_a_slave(tmp_path: Pa
         assert (await rig.ask(11, asked)).code == 2
 
 
-async def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path: Path) -> None:
+async def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path):
     """It went bad on the disk between two clean starts; the second one reads no old records."""
 
     async with lone_broker(tmp_path) as rig:
@@ -264,15 +257,12 @@ async def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("queue", [0, 1], ids=["with messages", "without"])
-async def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(
-    queue: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(rig, queue, monkeypatch):
     """A new master has five messages of a queue in its log, and shows two or none of them."""
-    async with lone_broker(tmp_path) as rig:
-        for _ in range(2):
-            await rig.send()
-        await rig.pull()
-        monkeypatch.setattr(StoreQueries, "next_offset_in_queue", lambda *_: 5)
-        found = [(await rig.pull(queue=queue, offset=offset)).code for offset in (4, 5, 6)]
-        not_yet, moved = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
-        assert found == [not_yet, not_yet, moved]
+    for _ in range(2):
+        await rig.send()
+    await rig.pull()
+    monkeypatch.setattr(StoreQueries, "next_offset_in_queue", lambda *_: 5)
+    found = [(await rig.pull(queue=queue, offset=offset)).code for offset in (4, 5, 6)]
+    not_yet, moved = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
+    assert found == [not_yet, not_yet, moved]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from unittest.mock import Mock
 
-from lone_broker import lone_broker, until
+from lone_broker import until
 
 from batonmq.broker.consume.held_requests import PullHold
 from batonmq.broker.consume.pull_processor import _SLICE
@@ -33,9 +33,9 @@ async def held(rig):
     await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def test_a_reset_looks_at_each_pull_of_the_queue_once(tmp_path):
+async def test_a_reset_looks_at_each_pull_of_the_queue_once(rig):
     """Those of the other groups are held again, at an offset that the reset still reaches."""
-    async with lone_broker(tmp_path) as rig, held(rig) as (_, looked):
+    async with held(rig) as (_, looked):
         pull = rig.service.pull
         reset = OffsetReset(group="another", topic="T", offsets={0: 0})
         pull._was_reset(reset)
@@ -45,8 +45,8 @@ async def test_a_reset_looks_at_each_pull_of_the_queue_once(tmp_path):
         assert (looked.call_count, pull.held, pull._waking) == (2 * MANY, MANY, {})
 
 
-async def test_a_pull_that_fails_keeps_no_other_one_waiting(tmp_path):
-    async with lone_broker(tmp_path) as rig, held(rig) as (waits, looked):
+async def test_a_pull_that_fails_keeps_no_other_one_waiting(rig):
+    async with held(rig) as (waits, looked):
         answer = looked.side_effect
 
         def fail(pull, *args):
@@ -61,36 +61,34 @@ async def test_a_pull_that_fails_keeps_no_other_one_waiting(tmp_path):
         assert rig.service.pull._waking == {}
 
 
-async def test_the_sweep_looks_at_every_queue_some_in_a_turn(tmp_path):
+async def test_the_sweep_looks_at_every_queue_some_in_a_turn(rig):
     """It is the second way to a message that came between the look-up and the hold."""
-    async with lone_broker(tmp_path) as rig:
-        pull, looked = rig.service.pull, []
-        many = [("T", number) for number in range(2 * _SLICE + 1)]
-        pull._hold = Mock(queues=lambda: list(many), expired=lambda now_ms, limit: [])
-        pull._hold.is_late.return_value = False
-        pull.arrived = lambda topic, queue_id, end: looked.append((topic, queue_id))
-        tick, pull.tick = pull.tick, lambda now_ms: False
-        calls = 1
-        while tick(1 << 60):
-            calls += 1
-        assert sorted(looked) == many and calls == 3
-        pull._hold = PullHold()
+    pull, looked = rig.service.pull, []
+    many = [("T", number) for number in range(2 * _SLICE + 1)]
+    pull._hold = Mock(queues=lambda: list(many), expired=lambda now_ms, limit: [])
+    pull._hold.is_late.return_value = False
+    pull.arrived = lambda topic, queue_id, end: looked.append((topic, queue_id))
+    tick, pull.tick = pull.tick, lambda now_ms: False
+    calls = 1
+    while tick(1 << 60):
+        calls += 1
+    assert sorted(looked) == many and calls == 3
+    pull._hold = PullHold()
 
 
-async def test_a_pull_that_found_nothing_in_what_it_looked_at_comes_again_for_the_rest(tmp_path):
+async def test_a_pull_that_found_nothing_in_what_it_looked_at_comes_again_for_the_rest(rig):
     """Held, it would get what is there already with the next message only."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send(TAGS="A")
-        store = rig.service.store
-        for number in range(900):
-            tag = b"B" if number == 899 else b"A"
-            message = NewMessage("T", 0, b"x", b"TAGS\x01%b\x02" % tag, tags_code(tag.decode()),
-                                 None, None, 0, bytes(8))  # fmt: skip
-            store.appender.put_message(message)
-        rig.service.path.end_turn()
-        offset, codes = 0, []
-        while not codes or codes[-1] != 0:
-            reply = await rig.pull(offset=offset, tags="B", suspend_ms=15_000)
-            codes.append(reply.code)
-            offset = int(reply.ext["nextBeginOffset"])
-        assert codes == [ResponseCode.PULL_RETRY_IMMEDIATELY, 0] and offset == 901
+    await rig.send(TAGS="A")
+    store = rig.service.store
+    for number in range(900):
+        tag = b"B" if number == 899 else b"A"
+        message = NewMessage("T", 0, b"x", b"TAGS\x01%b\x02" % tag, tags_code(tag.decode()),
+                             None, None, 0, bytes(8))  # fmt: skip
+        store.appender.put_message(message)
+    rig.service.path.end_turn()
+    offset, codes = 0, []
+    while not codes or codes[-1] != 0:
+        reply = await rig.pull(offset=offset, tags="B", suspend_ms=15_000)
+        codes.append(reply.code)
+        offset = int(reply.ext["nextBeginOffset"])
+    assert codes == [ResponseCode.PULL_RETRY_IMMEDIATELY, 0] and offset == 901

@@ -1,14 +1,12 @@
 """41 and 42 at a broker: what is answered, when, and what the log has of it."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
-import pytest
 from lone_broker import lone_broker, until
 
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
@@ -30,58 +28,50 @@ def owned(reply: RemotingCommand) -> list[MessageQueue]:
     return LockBatchResponseBody.decode(reply.body).lock_ok_mq_set
 
 
-async def test_the_golden_lock_and_unlock(tmp_path: Path) -> None:
+async def test_the_golden_lock_and_unlock(rig):
     lock, unlock = (
         json.loads((GOLDEN / f"broker-{code}.json").read_text())["examples"][0] for code in (41, 42)
     )
-    async with lone_broker(tmp_path) as rig:
-        reply = await rig.ask(41, body=bytes.fromhex(lock["request"]["body_hex"]))
-        assert json.loads(reply.body) == json.loads(bytes.fromhex(lock["response"]["body_hex"]))
-        assert (await rig.ask(42, body=bytes.fromhex(unlock["request"]["body_hex"]))).code == 0
+    reply = await rig.ask(41, body=bytes.fromhex(lock["request"]["body_hex"]))
+    assert json.loads(reply.body) == json.loads(bytes.fromhex(lock["response"]["body_hex"]))
+    assert (await rig.ask(42, body=bytes.fromhex(unlock["request"]["body_hex"]))).code == 0
 
 
-async def test_a_second_client_gets_it_when_the_first_gives_it_back(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
-        assert owned(await rig.ask(41, body=lock_body("b"))) == []
-        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
-        await rig.ask(42, body=lock_body("b"))
-        assert owned(await rig.ask(41, body=lock_body("b"))) == []
-        await rig.ask(42, body=lock_body("a"))
-        assert owned(await rig.ask(41, body=lock_body("b"))) == [QUEUE]
+async def test_a_second_client_gets_it_when_the_first_gives_it_back(rig):
+    assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+    assert owned(await rig.ask(41, body=lock_body("b"))) == []
+    assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+    await rig.ask(42, body=lock_body("b"))
+    assert owned(await rig.ask(41, body=lock_body("b"))) == []
+    await rig.ask(42, body=lock_body("a"))
+    assert owned(await rig.ask(41, body=lock_body("b"))) == [QUEUE]
 
 
-async def test_r30_a_lock_is_answered_when_its_record_is_confirmed(tmp_path: Path) -> None:
+async def test_r30_a_lock_is_answered_when_its_record_is_confirmed(rig):
     """The log's record makes every replica know the owner; a renewal writes nothing, but it, too,
     is answered by a master only."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send()
-        path = rig.service.path
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
-        waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
-        await until(lambda: rig.service.tables.locks.change_count > 0)
-        second = await rig.ask(41, body=lock_body("b"))
-        assert owned(second) == [] and not waits.done()
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
-        assert owned(await waits) == [QUEUE]
-        end = rig.service.store.max_phy_offset
-        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
-        assert rig.service.store.max_phy_offset == end
-        path.gate.follow(2, "127.0.0.1:1")
-        for code in (41, 42):
-            refused = await rig.ask(code, body=lock_body("a"))
-            assert refused.code == 2 and "slave" in (refused.remark or "")
+    await rig.send()
+    path = rig.service.path
+    confirmed, path.confirmed = path.confirmed, lambda offset: None
+    waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
+    await until(lambda: rig.service.tables.locks.change_count > 0)
+    second = await rig.ask(41, body=lock_body("b"))
+    assert owned(second) == [] and not waits.done()
+    path.confirmed = confirmed
+    path.end_turn()
+    assert owned(await waits) == [QUEUE]
+    end = rig.service.store.max_phy_offset
+    assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+    assert rig.service.store.max_phy_offset == end
+    path.gate.follow(2, "127.0.0.1:1")
+    for code in (41, 42):
+        refused = await rig.ask(code, body=lock_body("a"))
+        assert refused.code == 2 and "slave" in (refused.remark or "")
 
 
-async def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(tmp_path, monkeypatch):
     """Neither is its renewal, which writes nothing."""
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     async with lone_broker(tmp_path, flush_interval_consume_queue=20, slave_timeout=60_000) as rig:
         await rig.send()
         monkeypatch.setattr(disk, "pwrite", full)
@@ -95,7 +85,7 @@ async def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(
         assert owned(await waits) == owned(await renewal) == [QUEUE]
 
 
-async def test_locks_survive_a_restart_and_run_out(tmp_path: Path) -> None:
+async def test_locks_survive_a_restart_and_run_out(tmp_path):
     async with lone_broker(tmp_path) as rig:
         assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
     async with lone_broker(tmp_path) as rig:
@@ -110,50 +100,47 @@ async def test_locks_survive_a_restart_and_run_out(tmp_path: Path) -> None:
         assert owned(await rig.ask(41, body=lock_body("b"))) == [QUEUE]
 
 
-async def test_bad_requests_are_refused_by_name(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for body, named in (
-            (lock_body(""), "clientId"),
-            (lock_body("a", ""), "consumerGroup"),
-            (b"[", "LockBatchRequestBody"),
-        ):
-            for code in (41, 42):
-                reply = await rig.ask(code, body=body)
-                assert reply.code != 0 and named in (reply.remark or "")
-        assert rig.service.store.max_phy_offset == 0
+async def test_bad_requests_are_refused_by_name(rig):
+    for body, named in (
+        (lock_body(""), "clientId"),
+        (lock_body("a", ""), "consumerGroup"),
+        (b"[", "LockBatchRequestBody"),
+    ):
+        for code in (41, 42):
+            reply = await rig.ask(code, body=body)
+            assert reply.code != 0 and named in (reply.remark or "")
+    assert rig.service.store.max_phy_offset == 0
 
 
-async def test_r30_a_lock_whose_record_is_refused_is_not_held(tmp_path: Path) -> None:
+async def test_r30_a_lock_whose_record_is_refused_is_not_held(rig):
     """Else the next request would renew it, without a record, and no slave would know the owner."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send()
-        store = rig.service.store
-        store.appender.pause("no disk space")
-        refused = await rig.ask(41, body=lock_body("a"))
-        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-        store.appender.pause("")
-        end = store.max_phy_offset
-        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
-        assert store.max_phy_offset > end, "its record"
+    await rig.send()
+    store = rig.service.store
+    store.appender.pause("no disk space")
+    refused = await rig.ask(41, body=lock_body("a"))
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    store.appender.pause("")
+    end = store.max_phy_offset
+    assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+    assert store.max_phy_offset > end, "its record"
 
-        store.appender.pause("no disk space")
-        refused = await rig.ask(42, body=lock_body("a"))
-        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-        store.appender.pause("")
-        assert rig.service.tables.locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
+    store.appender.pause("no disk space")
+    refused = await rig.ask(42, body=lock_body("a"))
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    store.appender.pause("")
+    assert rig.service.tables.locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
 
 
-async def test_r45_locks_that_have_expired_wait_for_disk_space(tmp_path: Path) -> None:
+async def test_r45_locks_that_have_expired_wait_for_disk_space(rig):
     """A tick that raises ends the process."""
-    async with lone_broker(tmp_path) as rig:
-        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
-        locks, now = rig.service.tables.locks, rig.service.path.clock_ms()
-        locks.renew_all(now - 3_600_000)
-        rig.service.store.appender.pause("no disk space")
-        for _ in range(4):
-            rig.service.locks.tick(now + 3_600_000)
-        assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
-        rig.service.store.appender.pause("")
-        for _ in range(4):
-            rig.service.locks.tick(now + 3_600_000)
-        assert locks.wrapper().locks == {}
+    assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+    locks, now = rig.service.tables.locks, rig.service.path.clock_ms()
+    locks.renew_all(now - 3_600_000)
+    rig.service.store.appender.pause("no disk space")
+    for _ in range(4):
+        rig.service.locks.tick(now + 3_600_000)
+    assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
+    rig.service.store.appender.pause("")
+    for _ in range(4):
+        rig.service.locks.tick(now + 3_600_000)
+    assert locks.wrapper().locks == {}

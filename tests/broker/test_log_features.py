@@ -1,7 +1,5 @@
 """The shell of the features that live in the log: when a slice runs, and what an error does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -60,14 +58,14 @@ async def open_feature() -> AsyncIterator[tuple[Feature, WritePath]]:
     feature.end()
 
 
-async def test_r55_a_mastership_that_begins_again_ends_the_one_before() -> None:
+async def test_r55_a_mastership_that_begins_again_ends_the_one_before():
     async with open_feature() as (feature, _):
         feature.begin()
         feature.begin()
         assert feature.calls == ["forget", "continue"] * 2
 
 
-async def test_an_arrival_wakes_a_master_only() -> None:
+async def test_an_arrival_wakes_a_master_only():
     async with open_feature() as (feature, _):
         feature.begin()
         await until(lambda: "slice" in feature.calls)
@@ -84,8 +82,8 @@ async def test_an_arrival_wakes_a_master_only() -> None:
 
 @pytest.mark.parametrize("why", ["gate", "hold", "replicas"])
 async def test_r33_r36_nothing_is_written_while_writes_are_refused_held_or_far_ahead(
-    monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+    monkeypatch, why
+):
     """What is new in the log is read meanwhile."""
     monkeypatch.setattr(log_features, "BLOCKED_MS", 0)
     async with open_feature() as (feature, path):
@@ -105,14 +103,14 @@ async def test_r33_r36_nothing_is_written_while_writes_are_refused_held_or_far_a
         await until(lambda: "slice" in feature.calls)
 
 
-async def test_slices_run_while_there_is_more_to_read() -> None:
+async def test_slices_run_while_there_is_more_to_read():
     async with open_feature() as (feature, _):
         feature.more = True
         feature.begin()
         await until(lambda: feature.calls.count("slice") > 2)
 
 
-async def test_r54_no_exception_ends_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r54_no_exception_ends_the_timer(monkeypatch):
     monkeypatch.setattr(log_features, "FAILED_MS", 0)
     async with open_feature() as (feature, path):
         feature.errors = [KeyError("x"), OSError(5, "Input/output error")]
@@ -123,15 +121,13 @@ async def test_r54_no_exception_ends_the_timer(monkeypatch: pytest.MonkeyPatch) 
         assert path.aside.problem == ""
 
 
-async def test_r24_a_feature_leaves_a_bad_record_to_its_reader_and_tries_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_r24_a_feature_leaves_a_bad_record_to_its_reader_and_tries_again(monkeypatch):
     monkeypatch.setattr(log_features, "DAMAGED_MS", 0)
     async with open_feature() as (feature, path):
         feature.errors = [CorruptLogError("a file", 7, "CRC")]
         feature.begin()
         await until(lambda: feature.calls.count("slice") == 2)
-        assert path.store.trust.mock_calls == []  # type: ignore[attr-defined]
+        assert path.store.trust.mock_calls == []
 
 
 @pytest.mark.parametrize(
@@ -145,9 +141,7 @@ async def test_r24_a_feature_leaves_a_bad_record_to_its_reader_and_tries_again(
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_r54_only_what_can_never_succeed_is_set_aside(
-    error: Exception, is_final: bool
-) -> None:
+async def test_r54_only_what_can_never_succeed_is_set_aside(error, is_final):
     async with open_feature() as (feature, path):
         put = Mock(side_effect=error)
         if is_final:
@@ -166,9 +160,7 @@ async def test_r54_only_what_can_never_succeed_is_set_aside(
         (False, False, "apply_record"),
     ],
 )
-def test_a_record_reaches_its_table_by_the_role(
-    takes_over: bool, is_master: bool, called: str
-) -> None:
+def test_a_record_reaches_its_table_by_the_role(takes_over, is_master, called):
     kind, store, gate = Mock(), Mock(on_system_record={}), Mock(is_master=is_master)
     store.shows_unconfirmed = takes_over
     SystemRecords(store, gate, {"S": kind})
@@ -176,7 +168,7 @@ def test_a_record_reaches_its_table_by_the_role(
     assert [(name, args) for name, args, _ in kind.mock_calls] == [(called, (b"body", 120))]
 
 
-def test_r54_a_record_that_cannot_be_read_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_r54_a_record_that_cannot_be_read_is_skipped(caplog):
     kind, store = Mock(), Mock(on_system_record={}, shows_unconfirmed=True)
     kind.take_over_record.side_effect = RemoteProtocolError("version 9")
     SystemRecords(store, Mock(), {"S": kind})

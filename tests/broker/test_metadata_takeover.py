@@ -1,7 +1,5 @@
 """Topics and groups through the log (R31), at the moment of a take-over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from batonmq.broker.tables.topics import MetadataChange, decode_metadata
@@ -41,7 +39,7 @@ def put(store: MessageStore, topic: str, body: bytes) -> None:
     )
 
 
-def test_r31_a_new_master_knows_the_topics_of_its_unconfirmed_tail(tmp_path: Path) -> None:
+def test_r31_a_new_master_knows_the_topics_of_its_unconfirmed_tail(tmp_path):
     """1. The master creates a topic and takes a message for it; both records reach the slave, and
     the message is acknowledged. 2. The master dies before the slave has the new
     confirmOffset. 3. The slave becomes master: it knows the topic before its first put."""
@@ -65,7 +63,7 @@ def test_r31_a_new_master_knows_the_topics_of_its_unconfirmed_tail(tmp_path: Pat
     slave.close()
 
 
-def test_r31_a_takeover_shows_what_is_unconfirmed_and_again_when_it_is(tmp_path: Path) -> None:
+def test_r31_a_takeover_shows_what_is_unconfirmed_and_again_when_it_is(tmp_path):
     """A deletion must destroy nothing before it is confirmed, so it is shown with that mark."""
     master, _ = opened(tmp_path / "a")
     slave, _ = opened(tmp_path / "b")

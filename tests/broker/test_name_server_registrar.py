@@ -1,14 +1,10 @@
 """A broker registers again, also where the connection leads nowhere any more."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
-
-import pytest
 
 from batonmq.broker import name_server_registrar
 from batonmq.broker.name_server_registrar import (
@@ -36,9 +32,7 @@ class _Registration:
         return RemotingCommand.request(RequestCode.UNREGISTER_BROKER)
 
 
-async def test_a_name_server_that_does_not_answer_is_dialled_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_name_server_that_does_not_answer_is_dialled_again(monkeypatch):
     monkeypatch.setattr(name_server_registrar, "RPC_TIMEOUT_MS", 20)
     monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
     registered: list[Connection] = []
@@ -102,7 +96,7 @@ def _current(topics: Collection[str] | None) -> RouteRegistration:
     return RouteRegistration("c", "b", 0, "a:1", "a:2", named.encode(), topics is not None)
 
 
-async def test_new_topics_travel_alone_and_together() -> None:
+async def test_new_topics_travel_alone_and_together():
     """1 the whole table. 2 a topic: it alone. 3 a thousand more in the same moment: one
     registration. 4 the connection is lost: the whole table. 5 the role changes: the whole table."""
     server = _NameServer()
@@ -127,9 +121,7 @@ async def test_new_topics_travel_alone_and_together() -> None:
     await server.server.close()
 
 
-async def test_a_send_that_made_its_topic_waits_for_name_servers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_send_that_made_its_topic_waits_for_name_servers(monkeypatch):
     """1 nothing is due: at once. 2 a topic: with the answer of the name server, not before. 3 the
     name server does not answer: after KNOWN_S. 4 it does not have this broker: at once.
     5 this broker stops."""
@@ -186,7 +178,7 @@ async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]
         await server.server.close()
 
 
-async def test_r32_the_kernel_asks_a_silent_name_server_whether_it_has_the_connection() -> None:
+async def test_r32_the_kernel_asks_a_silent_name_server_whether_it_has_the_connection():
     """One that lost power comes back without routes, and nothing is sent to it for 30 s."""
     async with _registered() as (_, registrar):
         (address,) = registrar.registered
@@ -197,7 +189,7 @@ async def test_r32_the_kernel_asks_a_silent_name_server_whether_it_has_the_conne
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
 
 
-async def test_after_a_refusal_the_whole_table_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_refusal_the_whole_table_is_sent(monkeypatch):
     """The refused topics would never be sent again, if others came next."""
     monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
     async with _registered() as (server, registrar):
@@ -209,9 +201,7 @@ async def test_after_a_refusal_the_whole_table_is_sent(monkeypatch: pytest.Monke
         assert await server.next_one() == ("all", False)
 
 
-async def test_a_change_under_way_is_not_known_by_the_answer_to_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_change_under_way_is_not_known_by_the_answer_to_the_one_before(monkeypatch):
     monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
     async with _registered() as (server, registrar):
         told: list[tuple[str, bool]] = []
@@ -266,9 +256,7 @@ class _Slave:
         await self.client.close()
 
 
-async def test_r32_a_slave_registers_the_master_that_a_name_server_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_r32_a_slave_registers_the_master_that_a_name_server_does_not_answer(monkeypatch):
     """All topics, then only that the master lives; all again when they changed."""
     monkeypatch.setattr(name_server_registrar, "UNANSWERED_S", 0)
     monkeypatch.setattr(name_server_registrar, "ASKS_APART_S", 0)
@@ -304,9 +292,7 @@ async def test_r32_a_slave_registers_the_master_that_a_name_server_does_not_answ
     await deaf.server.close()
 
 
-async def test_r32_a_slave_registers_only_the_master_that_it_follows_where_it_is_registered() -> (
-    None
-):
+async def test_r32_a_slave_registers_only_the_master_that_it_follows_where_it_is_registered():
     deaf, stranger = _DeafNameServer(), RemotingClient(None)
     name_server = f"127.0.0.1:{await deaf.server.listen('127.0.0.1', 0)}"
     slave = _Slave(name_server)

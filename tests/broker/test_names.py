@@ -18,18 +18,17 @@ def tree(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["../commitlog", "..", ".", "T/", "/etc/x", "a\0b", "n" * 256])
-async def test_r46_215_of_what_is_no_topic_is_refused(tmp_path: Path, name: str) -> None:
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.send("T", b"kept")).code == 0
-        before = rig.service.store.max_phy_offset
-        reply = await rig.ask(215, {"topic": name})
-        assert reply.code == ResponseCode.INVALID_PARAMETER
-        assert rig.service.store.max_phy_offset == before
-        assert (tmp_path / "commitlog").is_dir()
-        assert [m.body for m in await messages(rig, "T")] == [b"kept"]
+async def test_r46_215_of_what_is_no_topic_is_refused(rig, tmp_path, name):
+    assert (await rig.send("T", b"kept")).code == 0
+    before = rig.service.store.max_phy_offset
+    reply = await rig.ask(215, {"topic": name})
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert rig.service.store.max_phy_offset == before
+    assert (tmp_path / "commitlog").is_dir()
+    assert [m.body for m in await messages(rig, "T")] == [b"kept"]
 
 
-async def test_text_that_no_file_could_contain_ends_no_broker(tmp_path: Path) -> None:
+async def test_text_that_no_file_could_contain_ends_no_broker(tmp_path):
     """The tables of filters and locks are files: a write of one that fails ends the process."""
     half, queue = "\ud800", {"topic": "T", "brokerName": "b", "queueId": 0}
     filter_ = {"topic": "T", "subString": f"a = '{half}'", "expressionType": "SQL92"}
@@ -52,43 +51,40 @@ async def test_text_that_no_file_could_contain_ends_no_broker(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("group", BAD)
-async def test_r46_no_request_lets_a_bad_group_in(tmp_path: Path, group: str) -> None:
+async def test_r46_no_request_lets_a_bad_group_in(rig, group):
     queue = {"topic": "T", "brokerName": "b", "queueId": 0}
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"x")
-        before = rig.service.store.max_phy_offset
-        subscription = {"topic": "T", "subString": "*"}
-        consumer = {"groupName": group, "subscriptionDataSet": [subscription]}
-        position = {"topic": "T", "queueId": "0", "commitOffset": "1", "consumerGroup": group}
-        replies = [
-            await rig.ask(
-                34, body=json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()
-            ),
-            await rig.ask(15, position),
-            await rig.ask(36, {"offset": "0", "group": group, "delayLevel": "-1"}),
-            await rig.ask(200, body=json.dumps({"groupName": group}).encode()),
-            await rig.ask(207, {"groupName": group}),
-            await rig.ask(353, {"group": group, "topic": "T", "readable": "false"}),
-            await rig.ask(
-                41,
-                body=json.dumps(
-                    {"consumerGroup": group, "clientId": "c", "mqSet": [queue]}
-                ).encode(),
-            ),
-            await rig.ask(
-                401, body=json.dumps({"consumerGroup": group, "topic": "T", "mode": "POP"}).encode()
-            ),
-            await rig.send(f"%RETRY%{group}", b"x"),
-            await rig.send(f"%DLQ%{group}", b"x"),
-            await rig.pull("T", group=group),
-            await pop(rig, topic="T", consumerGroup=group),
-        ]
-        assert {reply.code for reply in replies[1:]} == {ResponseCode.INVALID_PARAMETER}
-        assert rig.service.store.max_phy_offset == before
-        assert group not in rig.service.topics.groups
+    await rig.send("T", b"x")
+    before = rig.service.store.max_phy_offset
+    subscription = {"topic": "T", "subString": "*"}
+    consumer = {"groupName": group, "subscriptionDataSet": [subscription]}
+    position = {"topic": "T", "queueId": "0", "commitOffset": "1", "consumerGroup": group}
+    replies = [
+        await rig.ask(
+            34, body=json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()
+        ),
+        await rig.ask(15, position),
+        await rig.ask(36, {"offset": "0", "group": group, "delayLevel": "-1"}),
+        await rig.ask(200, body=json.dumps({"groupName": group}).encode()),
+        await rig.ask(207, {"groupName": group}),
+        await rig.ask(353, {"group": group, "topic": "T", "readable": "false"}),
+        await rig.ask(
+            41,
+            body=json.dumps({"consumerGroup": group, "clientId": "c", "mqSet": [queue]}).encode(),
+        ),
+        await rig.ask(
+            401, body=json.dumps({"consumerGroup": group, "topic": "T", "mode": "POP"}).encode()
+        ),
+        await rig.send(f"%RETRY%{group}", b"x"),
+        await rig.send(f"%DLQ%{group}", b"x"),
+        await rig.pull("T", group=group),
+        await pop(rig, topic="T", consumerGroup=group),
+    ]
+    assert {reply.code for reply in replies[1:]} == {ResponseCode.INVALID_PARAMETER}
+    assert rig.service.store.max_phy_offset == before
+    assert group not in rig.service.topics.groups
 
 
-def test_r46_a_group_too_long_for_retries_loses_nothing(tmp_path: Path) -> None:
+def test_r46_a_group_too_long_for_retries_loses_nothing(tmp_path):
     """255 characters are legal. It consumes; what it gives back is refused and stays with it."""
     group = "g" * 251
 
@@ -115,9 +111,7 @@ async def check_dead_letter(rig: Rig, group: str) -> None:
     assert end_of(rig, f"%DLQ%{group}") == 1
 
 
-async def test_r46_retries_of_two_pairs_stay_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r46_retries_of_two_pairs_stay_apart(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     async with lone_broker(tmp_path) as rig:
         pairs = [("pay", "core_orders"), ("pay_core", "orders")]
@@ -133,24 +127,21 @@ async def test_r46_retries_of_two_pairs_stay_apart(
         assert end_of(rig, "%RETRY%pay_core+orders") == 1
 
 
-async def test_r46_a_shared_retry_topic_of_before_stays_while_another_pair_has_it(
-    tmp_path: Path,
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        shared = "%RETRY%pay_core_orders"
-        for group, topic in (("pay", "core_orders"), ("pay_core", "orders")):
-            await rig.send(topic, b"x")
-            await pop(rig, topic=topic, consumerGroup=group)
-            position = {"topic": topic, "queueId": "0", "commitOffset": "1"}
-            assert (await rig.ask(15, {"consumerGroup": group, **position})).code == 0
-        rig.service.topics.of_group(shared, 1)
-        assert (await rig.ask(215, {"topic": "core_orders"})).code == 0
-        assert shared in rig.service.topics.topics
-        assert (await rig.ask(215, {"topic": "orders"})).code == 0
-        await until(lambda: "orders" not in rig.service.topics.topics)
+async def test_r46_a_shared_retry_topic_of_before_stays_while_another_pair_has_it(rig):
+    shared = "%RETRY%pay_core_orders"
+    for group, topic in (("pay", "core_orders"), ("pay_core", "orders")):
+        await rig.send(topic, b"x")
+        await pop(rig, topic=topic, consumerGroup=group)
+        position = {"topic": topic, "queueId": "0", "commitOffset": "1"}
+        assert (await rig.ask(15, {"consumerGroup": group, **position})).code == 0
+    rig.service.topics.of_group(shared, 1)
+    assert (await rig.ask(215, {"topic": "core_orders"})).code == 0
+    assert shared in rig.service.topics.topics
+    assert (await rig.ask(215, {"topic": "orders"})).code == 0
+    await until(lambda: "orders" not in rig.service.topics.topics)
 
 
-async def test_r46_tables_and_records_with_bad_names_open(tmp_path: Path) -> None:
+async def test_r46_tables_and_records_with_bad_names_open(tmp_path):
     config = tmp_path / "config"
     config.mkdir(parents=True)
     topic = {"topicName": "a/b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
@@ -174,7 +165,7 @@ async def test_r46_tables_and_records_with_bad_names_open(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "x\n", "n" * 229, ""])
-def test_r46_names_in_the_configuration(name: str) -> None:
+def test_r46_names_in_the_configuration(name):
     for key in ("broker_name", "broker_cluster_name"):
         with pytest.raises(ValueError, match="is "):
             BrokerConfig(**{key: name})
@@ -182,15 +173,14 @@ def test_r46_names_in_the_configuration(name: str) -> None:
 
 @pytest.mark.parametrize("field", ["commitOffset", "queueId"])
 @pytest.mark.parametrize("number", [str(10**30), "9" * 5000, str(-(10**20))])
-async def test_r46_numbers_have_64_bits(tmp_path: Path, field: str, number: str) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T")
-        fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
-        reply = await rig.ask(15, fields | {field: number})
-        assert reply.code == ResponseCode.INVALID_PARAMETER and len(reply.remark) < 300
+async def test_r46_numbers_have_64_bits(rig, field, number):
+    await rig.send("T")
+    fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
+    reply = await rig.ask(15, fields | {field: number})
+    assert reply.code == ResponseCode.INVALID_PARAMETER and len(reply.remark) < 300
 
 
-async def test_r58_topics_and_groups_have_a_limit(tmp_path: Path) -> None:
+async def test_r58_topics_and_groups_have_a_limit(tmp_path):
     async with lone_broker(
         tmp_path, broker={"topics_max": 40, "subscription_groups_max": 20}
     ) as rig:

@@ -1,14 +1,10 @@
 """Progress of groups where acknowledged messages were cut, and where a commit would not last."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
-import pytest
-from lone_broker import Rig, free_port, lone_broker, until
+from lone_broker import Rig, free_port, until
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.replication.role_actions import RoleActions
@@ -40,45 +36,41 @@ async def five_messages(rig: Rig) -> None:
     offsets.set_state_version(4)
 
 
-async def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await five_messages(rig)
-        offsets = rig.service.tables.offsets
-        clamp = OffsetClamp(rig.service.tables, rig.service.store)
-        before, changes = offsets.table["T@g"], offsets.change_count
-        rig.service.tables.delays.set_all({1: 9})
-        assert before == {0: 1_000, 1: 7}
-        assert await clamp.for_view(RoleView("C", "broker-a", 2, master_epoch=9)) == 0
-        caplog.clear()
-        assert await clamp.for_view(AFTER_UNCLEAN) == clamp.total == 3
-        of_clients = {key: at for key, at in offsets.table.items() if "RMQ_SYS" not in key}
-        assert of_clients == {"T@g": {0: 5, 1: 0}, "T@h": {0: 3}, "Gone@k": {2: 0}}
-        assert offsets.change_count > changes, "slaves fetch it again"
-        assert rig.service.tables.delays.table == {1: 0}, "no delayed message waits there"
-        assert offsets.writes_due(), "it is stored"
-        logged = [record.getMessage() for record in caplog.records]
-        assert "consumer_offsets_clamped group=g topic=T queues=2 messages=1002" in logged
-        # Offsets that the table takes in that epoch are within its queues: none is checked again.
-        offsets.set_state_version(5)
-        offsets.commit("h", "T", 0, 77)
-        assert await clamp.for_view(AFTER_UNCLEAN) == 0
-        assert offsets.query("h", "T", 0) == 77
+async def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(rig, caplog):
+    await five_messages(rig)
+    offsets = rig.service.tables.offsets
+    clamp = OffsetClamp(rig.service.tables, rig.service.store)
+    before, changes = offsets.table["T@g"], offsets.change_count
+    rig.service.tables.delays.set_all({1: 9})
+    assert before == {0: 1_000, 1: 7}
+    assert await clamp.for_view(RoleView("C", "broker-a", 2, master_epoch=9)) == 0
+    caplog.clear()
+    assert await clamp.for_view(AFTER_UNCLEAN) == clamp.total == 3
+    of_clients = {key: at for key, at in offsets.table.items() if "RMQ_SYS" not in key}
+    assert of_clients == {"T@g": {0: 5, 1: 0}, "T@h": {0: 3}, "Gone@k": {2: 0}}
+    assert offsets.change_count > changes, "slaves fetch it again"
+    assert rig.service.tables.delays.table == {1: 0}, "no delayed message waits there"
+    assert offsets.writes_due(), "it is stored"
+    logged = [record.getMessage() for record in caplog.records]
+    assert "consumer_offsets_clamped group=g topic=T queues=2 messages=1002" in logged
+    # Offsets that the table takes in that epoch are within its queues: none is checked again.
+    offsets.set_state_version(5)
+    offsets.commit("h", "T", 0, 77)
+    assert await clamp.for_view(AFTER_UNCLEAN) == 0
+    assert offsets.query("h", "T", 0) == 77
 
 
-async def test_r44_a_large_table_does_not_hold_up_the_loop(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        offsets = rig.service.tables.offsets
-        known = len(offsets.table)  # the broker's own progress comes first
-        for number in range(3 * AT_ONCE):
-            offsets.commit(f"g{number}", "T", 0, 9)
-        clamp = OffsetClamp(rig.service.tables, rig.service.store)
-        task = asyncio.get_running_loop().create_task(clamp.run())
-        await asyncio.sleep(0)
-        lowered = sum(offsets.table[f"T@g{n}"][0] == 0 for n in range(3 * AT_ONCE))
-        assert lowered == AT_ONCE - known
-        assert await task == 3 * AT_ONCE
+async def test_r44_a_large_table_does_not_hold_up_the_loop(rig):
+    offsets = rig.service.tables.offsets
+    known = len(offsets.table)  # the broker's own progress comes first
+    for number in range(3 * AT_ONCE):
+        offsets.commit(f"g{number}", "T", 0, 9)
+    clamp = OffsetClamp(rig.service.tables, rig.service.store)
+    task = asyncio.get_running_loop().create_task(clamp.run())
+    await asyncio.sleep(0)
+    lowered = sum(offsets.table[f"T@g{n}"][0] == 0 for n in range(3 * AT_ONCE))
+    assert lowered == AT_ONCE - known
+    assert await task == 3 * AT_ONCE
 
 
 def actions_of(rig: Rig, report: Any, change_to_master: Any) -> RoleActions:
@@ -88,58 +80,53 @@ def actions_of(rig: Rig, report: Any, change_to_master: Any) -> RoleActions:
     return RoleActions(service.path, ha, service.tables, Mock(), Mock(), report)
 
 
-async def test_r44_a_master_elected_uncleanly_lowers_them_before_it_opens_and_tells_it(
-    tmp_path: Path,
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await five_messages(rig)
-        service = rig.service
-        offsets, gate = service.tables.offsets, service.path.gate
-        reports: list[tuple[str, dict[str, Any]]] = []
+async def test_r44_a_master_elected_uncleanly_lowers_them_before_it_opens_and_tells_it(rig):
+    await five_messages(rig)
+    service = rig.service
+    offsets, gate = service.tables.offsets, service.path.gate
+    reports: list[tuple[str, dict[str, Any]]] = []
 
-        async def change_to_master(view: RoleView) -> int:
-            if view == AFTER_UNCLEAN:  # only after this it is known where the queues end
-                assert offsets.query("g", "T", 0) == 1_000
-            return service.store.max_phy_offset
+    async def change_to_master(view: RoleView) -> int:
+        if view == AFTER_UNCLEAN:  # only after this it is known where the queues end
+            assert offsets.query("g", "T", 0) == 1_000
+        return service.store.max_phy_offset
 
-        async def durable() -> None:
-            assert (offsets.query("g", "T", 0), gate.is_master) == (5, False)
-            assert offsets.master_epoch == 4, "a crash here leaves the rest to the next start"
+    async def durable() -> None:
+        assert (offsets.query("g", "T", 0), gate.is_master) == (5, False)
+        assert offsets.master_epoch == 4, "a crash here leaves the rest to the next start"
 
-        actions = actions_of(rig, lambda kind, **f: reports.append((kind, f)), change_to_master)
-        await actions.become_master(AFTER_UNCLEAN, durable())
-        assert gate.is_master and gate.after_unclean and offsets.master_epoch == 5
-        assert (reports[-1][0], reports[-1][1]["offsetsClamped"]) == ("opened", 3)
-        assert actions.offsets_clamped == 3
-        # A consumer that ran on may commit what it held of then when the next master has opened.
-        later = RoleView("C", "broker-a", 2, master_epoch=6, unclean_epoch=5)
-        await actions.become_master(later, asyncio.sleep(0))
-        assert gate.is_master and gate.after_unclean
-        above, at_the_end = PositionReport("g", "T", 0, 6), PositionReport("g", "T", 0, 5)
-        assert commit_refusal(gate, service.store, offsets, above) is not None
-        assert commit_refusal(gate, service.store, offsets, at_the_end) is None
-        assert "offsetsClamped" not in reports[-1][1]
+    actions = actions_of(rig, lambda kind, **f: reports.append((kind, f)), change_to_master)
+    await actions.become_master(AFTER_UNCLEAN, durable())
+    assert gate.is_master and gate.after_unclean and offsets.master_epoch == 5
+    assert (reports[-1][0], reports[-1][1]["offsetsClamped"]) == ("opened", 3)
+    assert actions.offsets_clamped == 3
+    # A consumer that ran on may commit what it held of then when the next master has opened.
+    later = RoleView("C", "broker-a", 2, master_epoch=6, unclean_epoch=5)
+    await actions.become_master(later, asyncio.sleep(0))
+    assert gate.is_master and gate.after_unclean
+    above, at_the_end = PositionReport("g", "T", 0, 6), PositionReport("g", "T", 0, 5)
+    assert commit_refusal(gate, service.store, offsets, above) is not None
+    assert commit_refusal(gate, service.store, offsets, at_the_end) is None
+    assert "offsetsClamped" not in reports[-1][1]
 
 
-async def test_r44_a_slave_lowers_its_own_before_it_follows_such_a_master(tmp_path: Path) -> None:
+async def test_r44_a_slave_lowers_its_own_before_it_follows_such_a_master(rig):
     """What the new master does not know of stays in its table: it may be elected some day."""
-    async with lone_broker(tmp_path) as rig:
-        await five_messages(rig)
-        actions = actions_of(rig, Mock(), AsyncMock())
-        await actions.become_slave(AFTER_UNCLEAN)
-        assert rig.service.tables.offsets.query("g", "T", 0) == 5
+    await five_messages(rig)
+    actions = actions_of(rig, Mock(), AsyncMock())
+    await actions.become_slave(AFTER_UNCLEAN)
+    assert rig.service.tables.offsets.query("g", "T", 0) == 5
 
 
-async def test_r44_a_replica_that_cuts_its_log_lowers_what_it_had_of_it(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await five_messages(rig)
-        actions = actions_of(rig, Mock(), AsyncMock())
-        await actions.log_truncated()
-        assert rig.service.tables.offsets.query("g", "T", 0) == 5
-        assert actions._slave_sync.fetch_offsets_again.called  # type: ignore[attr-defined]
+async def test_r44_a_replica_that_cuts_its_log_lowers_what_it_had_of_it(rig):
+    await five_messages(rig)
+    actions = actions_of(rig, Mock(), AsyncMock())
+    await actions.log_truncated()
+    assert rig.service.tables.offsets.query("g", "T", 0) == 5
+    assert actions._slave_sync.fetch_offsets_again.called
 
 
-async def test_r44_a_cut_of_the_log_reaches_the_offsets(tmp_path: Path) -> None:
+async def test_r44_a_cut_of_the_log_reaches_the_offsets(tmp_path):
     sections = BrokerSections(
         BrokerConfig(listen_port=free_port()),
         StoreConfig(store_path_root_dir=str(tmp_path)),
@@ -156,48 +143,42 @@ async def test_r44_a_cut_of_the_log_reaches_the_offsets(tmp_path: Path) -> None:
     await service.close()
 
 
-async def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_from(
-    tmp_path: Path,
-) -> None:
+async def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_from(rig):
     """A consumer that lived through the election is at 1,000. 1. Its group is set back to 5. 2. Two
     new messages come. 3. It must not commit 1,000, and goes on at 5, not behind the new ones."""
-    async with lone_broker(tmp_path) as rig:
-        await five_messages(rig)
-        offsets, gate = rig.service.tables.offsets, rig.service.path.gate
-        await OffsetClamp(rig.service.tables, rig.service.store).for_view(AFTER_UNCLEAN)
-        for _ in range(2):
-            assert (await rig.send()).code == 0
-        # In an epoch like any other it is taken as RocketMQ takes it.
-        moved = await rig.pull(offset=1_000)
-        assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, "7")
-        gate.after_unclean = True
-        moved = await rig.pull(offset=1_000)
-        assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, "5")
-        refused = await rig.ask(15, commit(1_000))
-        assert refused.code == Code.INVALID_PARAMETER
-        assert "offset 1000 of T queue 0 is above its end, 7" in (refused.remark or "")
-        await rig.pull(offset=5, commit=1_000)
-        assert offsets.query("g", "T", 0) == 5
-        assert (await rig.ask(15, commit(7))).code == 0
-        assert offsets.query("g", "T", 0) == 7
+    await five_messages(rig)
+    offsets, gate = rig.service.tables.offsets, rig.service.path.gate
+    await OffsetClamp(rig.service.tables, rig.service.store).for_view(AFTER_UNCLEAN)
+    for _ in range(2):
+        assert (await rig.send()).code == 0
+    # In an epoch like any other it is taken as RocketMQ takes it.
+    moved = await rig.pull(offset=1_000)
+    assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, "7")
+    gate.after_unclean = True
+    moved = await rig.pull(offset=1_000)
+    assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, "5")
+    refused = await rig.ask(15, commit(1_000))
+    assert refused.code == Code.INVALID_PARAMETER
+    assert "offset 1000 of T queue 0 is above its end, 7" in (refused.remark or "")
+    await rig.pull(offset=5, commit=1_000)
+    assert offsets.query("g", "T", 0) == 5
+    assert (await rig.ask(15, commit(7))).code == 0
+    assert offsets.query("g", "T", 0) == 7
 
 
-async def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_is_confirmed(
-    tmp_path: Path,
-) -> None:
+async def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_is_confirmed(rig):
     """No slave fetches such a commit, and the offsets of its successor replace it."""
-    async with lone_broker(tmp_path) as rig:
-        await five_messages(rig)
-        offsets, gate = rig.service.tables.offsets, rig.service.path.gate
-        gate.standing(lease=False, required_set_whole=False)
-        refused = await rig.ask(15, commit(4, "h"))
-        assert refused.code == Code.SERVICE_NOT_AVAILABLE
-        assert "holds no lease" in (refused.remark or "")
-        found = await rig.pull(offset=0, commit=4, group="h")
-        assert found.code == 0 and found.body
-        assert offsets.query("h", "T", 0) == 3
-        # Without a lease, but with its whole set, it takes writes (R36).
-        gate.standing(lease=False, required_set_whole=True)
-        assert (await rig.ask(15, commit(4, "h"))).code == 0
-        await rig.pull(offset=0, commit=5, group="h")
-        assert offsets.query("h", "T", 0) == 5
+    await five_messages(rig)
+    offsets, gate = rig.service.tables.offsets, rig.service.path.gate
+    gate.standing(lease=False, required_set_whole=False)
+    refused = await rig.ask(15, commit(4, "h"))
+    assert refused.code == Code.SERVICE_NOT_AVAILABLE
+    assert "holds no lease" in (refused.remark or "")
+    found = await rig.pull(offset=0, commit=4, group="h")
+    assert found.code == 0 and found.body
+    assert offsets.query("h", "T", 0) == 3
+    # Without a lease, but with its whole set, it takes writes (R36).
+    gate.standing(lease=False, required_set_whole=True)
+    assert (await rig.ask(15, commit(4, "h"))).code == 0
+    await rig.pull(offset=0, commit=5, group="h")
+    assert offsets.query("h", "T", 0) == 5

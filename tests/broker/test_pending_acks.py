@@ -1,7 +1,5 @@
 """PendingAcks: code 0 leaves for confirmed bytes of the right epoch, and for nothing else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -28,7 +26,7 @@ def reply(opaque: int) -> bytes:
     return REPLIES.ok(opaque, b"00", 0, opaque, b"KEY")
 
 
-def test_replies_leave_in_order_up_to_confirm_offset() -> None:
+def test_replies_leave_in_order_up_to_confirm_offset():
     acks, sink = PendingAcks(3000), Sink()
     for number, end in enumerate((100, 200, 300)):
         acks.add(end, 0, sink, reply(number))
@@ -38,7 +36,7 @@ def test_replies_leave_in_order_up_to_confirm_offset() -> None:
     assert len(acks) == 1
 
 
-def test_r4_a_role_change_fails_what_waits_before_the_next_epoch_begins() -> None:
+def test_r4_a_role_change_fails_what_waits_before_the_next_epoch_begins():
     """1. Two writes wait in epoch 1. 2. The role changes: both are refused. 3. In epoch 2 the
     same offsets are confirmed, with other bytes: nothing of epoch 1 is released by that."""
     acks, sink = PendingAcks(3000), Sink()
@@ -53,7 +51,7 @@ def test_r4_a_role_change_fails_what_waits_before_the_next_epoch_begins() -> Non
     assert sink.codes == [14, 14]
 
 
-def test_a_late_write_is_answered_with_its_place_in_the_log() -> None:
+def test_a_late_write_is_answered_with_its_place_in_the_log():
     """12 means stored: a Java client reads the extFields of such a reply like those of code 0."""
     acks, sink = PendingAcks(3000), Sink()
     acks.add(100, 0, sink, reply(7))
@@ -64,7 +62,7 @@ def test_a_late_write_is_answered_with_its_place_in_the_log() -> None:
     assert header["extFields"]["queueOffset"] == "7"
 
 
-def test_waiters_get_their_outcome_once() -> None:
+def test_waiters_get_their_outcome_once():
     acks = PendingAcks(3000)
     outcomes: list[int] = []
     acks.add_waiter(100, 0, lambda code, remark: outcomes.append(code))
@@ -76,7 +74,7 @@ def test_waiters_get_their_outcome_once() -> None:
     assert outcomes == [0, 12, 10]
 
 
-def test_r4_a_waiter_for_a_confirmation_fails_with_the_role_change() -> None:
+def test_r4_a_waiter_for_a_confirmation_fails_with_the_role_change():
     """Offsets of retries, locks, topics and ends of transactions wait so."""
     acks, outcomes = PendingAcks(3000), list[tuple[int, str]]()
     acks.add_waiter(100, 0, lambda code, remark: outcomes.append((code, remark)))
@@ -87,7 +85,7 @@ def test_r4_a_waiter_for_a_confirmation_fails_with_the_role_change() -> None:
     assert outcomes == [(14, "role changed")]
 
 
-def test_how_long_the_oldest_write_has_waited() -> None:
+def test_how_long_the_oldest_write_has_waited():
     acks = PendingAcks(3000)
     assert acks.waited_ms(700) == 0
     for at_ms in (100, 400):

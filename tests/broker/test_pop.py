@@ -1,7 +1,5 @@
 """POP at a broker: who gets what, until when, and what a new master makes of it."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import errno
@@ -9,10 +7,18 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import HeldConfirms, Rig, expire_all_but_last, lone_broker, until
+from lone_broker import (
+    HeldConfirms,
+    Rig,
+    crashed,
+    expire_all_but_last,
+    lone_broker,
+    until,
+)
 
 from batonmq.broker.pop import pop_service
 from batonmq.broker.pop.pop_table import CheckPoint, PopTable
@@ -134,216 +140,194 @@ async def slices(count: int = 4) -> None:
         await until(lambda: done[0] > count)
 
 
-async def test_acked_messages_do_not_come_again_and_others_do_with_a_count(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for queue in range(4):
-            await rig.send("T", b"%d" % queue, queue=queue, KEYS=f"k{queue}")
-        first = await pop(rig)
-        got = {message.body: handle for message, handle in messages(first)}
-        assert sorted(got) == [b"0", b"1", b"2", b"3"] and first.ext["restNum"] == "0"
-        assert (await pop(rig)).code == 210, "all of it is in flight"
-        for body in (b"0", b"1", b"2"):
-            assert (await ack(rig, got[body])).code == 0
-        clock.now_ms += 60_200
-        await until(lambda: end_of(rig, RETRY) == 1)
-        ((again, handle),) = messages(await pop(rig))
-        assert (again.body, again.topic, again.reconsume_times) == (b"3", "T", 1)
-        assert again.properties["1ST_POP_TIME"] == first.ext["popTime"] and again.keys == "k3"
-        assert handle.flag == "1" and handle.queue_offset == 0
-        assert (await ack(rig, handle)).code == 0
-        clock.now_ms += 3_600_000
-        assert (await pop(rig)).code == 210 and end_of(rig, RETRY) == 1
-        assert len(rig.service.waiting.pop.table) == 0
+async def test_acked_messages_do_not_come_again_and_others_do_with_a_count(rig, clock):
+    for queue in range(4):
+        await rig.send("T", b"%d" % queue, queue=queue, KEYS=f"k{queue}")
+    first = await pop(rig)
+    got = {message.body: handle for message, handle in messages(first)}
+    assert sorted(got) == [b"0", b"1", b"2", b"3"] and first.ext["restNum"] == "0"
+    assert (await pop(rig)).code == 210, "all of it is in flight"
+    for body in (b"0", b"1", b"2"):
+        assert (await ack(rig, got[body])).code == 0
+    clock.now_ms += 60_200
+    await until(lambda: end_of(rig, RETRY) == 1)
+    ((again, handle),) = messages(await pop(rig))
+    assert (again.body, again.topic, again.reconsume_times) == (b"3", "T", 1)
+    assert again.properties["1ST_POP_TIME"] == first.ext["popTime"] and again.keys == "k3"
+    assert handle.flag == "1" and handle.queue_offset == 0
+    assert (await ack(rig, handle)).code == 0
+    clock.now_ms += 3_600_000
+    assert (await pop(rig)).code == 210 and end_of(rig, RETRY) == 1
+    assert len(rig.service.waiting.pop.table) == 0
 
 
-async def test_the_golden_pop_ack_and_other_time(tmp_path: Path, clock: Clock) -> None:
+async def test_the_golden_pop_ack_and_other_time(rig, clock):
     """The stock client's own requests; the answers have the fields of Java's."""
-    async with lone_broker(tmp_path) as rig:
-        for number in range(6):
-            await rig.send("PopTopic", b"pop %d" % number, queue=number % 4)
-        asked, answered = (json.loads(golden(200050)[side]["header"]) for side in GOLD)
-        reply = await rig.ask(200050, asked["extFields"] | {"bornTime": str(clock.now_ms)})
-        assert reply.code == 0 and reply.remark == answered["remark"]
-        assert reply.ext.keys() == answered["extFields"].keys()
-        assert sorted(reply.ext["startOffsetInfo"].split(";")) == [
-            "0 0 0", "0 1 0", "0 2 0", "0 3 0",
-        ]  # fmt: skip
-        asked, answered = (json.loads(golden(200053)[side]["header"]) for side in GOLD)
-        times = reply.ext["popTime"], reply.ext["invisibleTime"]
-        handle = "0 {} {} 0 0 broker-a 1 0".format(*times)
-        later = await rig.ask(200053, asked["extFields"] | {"extraInfo": handle})
-        assert later.code == 0 and later.ext.keys() == answered["extFields"].keys()
-        asked = json.loads(golden(200051)["request"]["header"])
-        handle = "0 {} {} 0 0 broker-a 3 0".format(*times)
-        fields = asked["extFields"] | {"extraInfo": handle, "offset": "0"}
-        assert (await rig.ask(200051, fields)).code == 0
-        assert len(rig.service.waiting.pop.table) == 5
+    for number in range(6):
+        await rig.send("PopTopic", b"pop %d" % number, queue=number % 4)
+    asked, answered = (json.loads(golden(200050)[side]["header"]) for side in GOLD)
+    reply = await rig.ask(200050, asked["extFields"] | {"bornTime": str(clock.now_ms)})
+    assert reply.code == 0 and reply.remark == answered["remark"]
+    assert reply.ext.keys() == answered["extFields"].keys()
+    assert sorted(reply.ext["startOffsetInfo"].split(";")) == [
+        "0 0 0", "0 1 0", "0 2 0", "0 3 0"
+    ]  # fmt: skip
+    asked, answered = (json.loads(golden(200053)[side]["header"]) for side in GOLD)
+    times = reply.ext["popTime"], reply.ext["invisibleTime"]
+    handle = "0 {} {} 0 0 broker-a 1 0".format(*times)
+    later = await rig.ask(200053, asked["extFields"] | {"extraInfo": handle})
+    assert later.code == 0 and later.ext.keys() == answered["extFields"].keys()
+    asked = json.loads(golden(200051)["request"]["header"])
+    handle = "0 {} {} 0 0 broker-a 3 0".format(*times)
+    fields = asked["extFields"] | {"extraInfo": handle, "offset": "0"}
+    assert (await rig.ask(200051, fields)).code == 0
+    assert len(rig.service.waiting.pop.table) == 5
 
 
 GOLD = ("request", "response")
 
 
-async def test_another_invisible_time_counts_from_now(tmp_path: Path, clock: Clock) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"x")
-        ((_, handle),) = messages(await pop(rig))
-        clock.now_ms += 50_000
-        later = await rig.ask(200053, named(handle, invisibleTime=20_000))
-        assert later.ext == {
-            "popTime": str(clock.now_ms), "invisibleTime": "20000", "reviveQid": "0",
-        }  # fmt: skip
-        new = handle._replace(pop_time=clock.now_ms, invisible_time=20_000)
-        clock.now_ms += 15_000
-        assert (await ack(rig, handle)).code == 0, "an old handle acks nothing"
-        assert (await pop(rig)).code == 210
-        clock.now_ms += 5_200
-        await until(lambda: end_of(rig, RETRY) == 1)
-        gone = await rig.ask(200053, named(new, invisibleTime=20_000))
-        assert gone.code == 13 and "not in flight" in (gone.remark or "")
-        ((again, _),) = messages(await pop(rig))
-        assert again.reconsume_times == 1
+async def test_another_invisible_time_counts_from_now(rig, clock):
+    await rig.send("T", b"x")
+    ((_, handle),) = messages(await pop(rig))
+    clock.now_ms += 50_000
+    later = await rig.ask(200053, named(handle, invisibleTime=20_000))
+    assert later.ext == {
+        "popTime": str(clock.now_ms), "invisibleTime": "20000", "reviveQid": "0"
+    }  # fmt: skip
+    new = handle._replace(pop_time=clock.now_ms, invisible_time=20_000)
+    clock.now_ms += 15_000
+    assert (await ack(rig, handle)).code == 0, "an old handle acks nothing"
+    assert (await pop(rig)).code == 210
+    clock.now_ms += 5_200
+    await until(lambda: end_of(rig, RETRY) == 1)
+    gone = await rig.ask(200053, named(new, invisibleTime=20_000))
+    assert gone.code == 13 and "not in flight" in (gone.remark or "")
+    ((again, _),) = messages(await pop(rig))
+    assert again.reconsume_times == 1
 
 
-async def test_too_many_failures_end_in_the_dead_letters(tmp_path: Path, clock: Clock) -> None:
-    async with lone_broker(tmp_path) as rig:
-        body = b'{"groupName":"g","retryMaxTimes":2,"retryQueueNums":1}'
-        assert (await rig.ask(200, body=body)).code == 0
-        await rig.send("T", b"poison")
-        for count in range(3):
-            ((message, _),) = messages(await pop(rig, invisibleTime=1000))
-            assert message.reconsume_times == count
-            clock.now_ms += 1_200
-            await until(lambda: len(rig.service.waiting.pop.table) == 0)
-        assert (await pop(rig)).code == 210
-        (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
-        assert (dead.body, dead.reconsume_times) == (b"poison", 3)
-
-
-async def test_a_batch_is_acked_by_bits(tmp_path: Path, clock: Clock) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for number in range(10):
-            await rig.send("T", b"%d" % number)
-        reply = await pop(rig)
-        bits = base64.b64encode((0b11_0000_0101).to_bytes(2, "little")).decode()
-        entry = {
-            "b": bits, "c": "g", "it": 60000, "pt": int(reply.ext["popTime"]), "q": 0, "r": "0",
-            "rq": 0, "so": 0, "t": "T",
-        }  # fmt: skip
-        body = json.dumps({"acks": [entry], "brokerName": "broker-a"}).encode()
-        assert (await rig.ask(200151, body=body)).code == 0
-        clock.now_ms += 61_000
-        await until(lambda: end_of(rig, RETRY) == 6)
-        left = [b"%d" % number for number in (1, 3, 4, 5, 6, 7)]
-        assert bodies(await pop(rig)) == left
-        for wrong, what in (
-            ({"b": "*"}, "base64"),
-            ({"r": "3"}, "0, 1 and 2"),
-            ({"t": "No"}, "No"),
-        ):
-            body = json.dumps({"acks": [entry | wrong]}).encode()
-            refused = await rig.ask(200151, body=body)
-            assert refused.code in (17, 29) and what in (refused.remark or "")
-
-
-async def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for number in range(5):
-            await rig.send("T", b"%d" % number)
-        order = {"order": "true", "maxMsgNums": 2, "queueId": 0}
-        first = await pop(rig, **order, attemptId="a")
-        assert first.ext["reviveQid"] == "999" and first.ext["orderCountInfo"] == "0 0 0"
-        (_, one), (_, two) = messages(first)
-        assert (await pop(rig, **order)).code == 210
-        clock.now_ms += 1
-        assert bodies(await pop(rig, **order, attemptId="a")) == [b"0", b"1"], "a lost answer"
-        clock.now_ms += 1
-        reply = await pop(rig, **order, attemptId="a")
-        (_, one), (_, two) = messages(reply)
-        assert reply.ext["orderCountInfo"] == "0 0 0", "as of the same attempt"
-        assert (await ack(rig, two)).code == 0
-        assert (await pop(rig, **order)).code == 210, "the first is not done"
-        waits = asyncio.ensure_future(pop(rig, **order, pollTime=10_000, bornTime=clock.now_ms))
-        await until(lambda: rig.service.pop.held == 1)
-        assert (await ack(rig, one)).code == 0
-        assert bodies(await waits) == [b"2", b"3"]
-        offsets = rig.service.tables.offsets
-        await until(lambda: offsets.query("g", "T", 0) == 2)
-        (_, three), _ = messages(await waits)
-        unknown = await ack(rig, three._replace(queue_offset=1))
-        assert unknown.code == 13
-        put_off = await rig.ask(200053, named(three, invisibleTime=90_000))
-        assert put_off.ext["invisibleTime"] == "90000"
-        clock.now_ms += 89_000
-        assert (await pop(rig, **order)).code == 210
-        clock.now_ms += 1_001
-        assert bodies(await pop(rig, **order)) == [b"2", b"3"], "in its own queue, in its place"
-
-
-async def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"0", TAGS="B")
-        wait = {"pollTime": 10_000, "bornTime": clock.now_ms}
-        tag = asyncio.ensure_future(pop(rig, exp="A || C", **wait))
-        sql = asyncio.ensure_future(
-            pop(rig, consumerGroup="h", expType="SQL92", exp="size > 3", **wait)
-        )
-        fields = {"consumerGroup": "n", "topic": "T", "queueId": "0", "pollTime": "10000"}
-        told = await rig.ask(200054, fields | {"bornTime": str(clock.now_ms)})
-        assert told.ext == {"hasMsg": "true", "pollingFull": "false"}
-        await until(lambda: rig.service.pop.held == 2)
-        info = {"consumerGroup": "g", "topic": "T", "queueId": "-1"}
-        assert (await rig.ask(200055, info)).ext == {"pollingNum": "1"}
-        await rig.send("T", b"1", TAGS="B", size="3")
-        await rig.send("T", b"2", TAGS="C", size="2")
-        assert bodies(await tag) == [b"2"]
-        await rig.send("T", b"3", TAGS="B", size="9")
-        assert bodies(await sql) == [b"3"]
-        peek = {"consumerGroup": "p", "topic": "T", "queueId": "0", "maxMsgNums": "2"}
-        for _ in range(2):
-            assert bodies(await rig.ask(200052, peek)) == [b"0", b"1"], "nothing is taken"
-        waits = asyncio.ensure_future(pop(rig, exp="A", **wait))
-        await until(lambda: rig.service.pop.held == 1)
-        while rig.service.pop.tick(1 << 60):
-            pass
-        assert (await waits).code == 210
-
-
-async def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"x")
-        path, offsets = rig.service.path, rig.service.tables.offsets
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
-        waits = asyncio.ensure_future(pop(rig))
-        await until(lambda: len(rig.service.waiting.pop.table) == 1)
-        assert (await pop(rig)).code == 210, "another does not get it"
-        assert not waits.done() and offsets.query("g", "T", 0) == -1
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
-        ((_, handle),) = messages(await waits)
-        assert offsets.query("g", "T", 0) == 1
-        path.confirmed = lambda offset: None  # type: ignore[method-assign]
-        done = asyncio.ensure_future(ack(rig, handle))
+async def test_too_many_failures_end_in_the_dead_letters(rig, clock):
+    body = b'{"groupName":"g","retryMaxTimes":2,"retryQueueNums":1}'
+    assert (await rig.ask(200, body=body)).code == 0
+    await rig.send("T", b"poison")
+    for count in range(3):
+        ((message, _),) = messages(await pop(rig, invisibleTime=1000))
+        assert message.reconsume_times == count
+        clock.now_ms += 1_200
         await until(lambda: len(rig.service.waiting.pop.table) == 0)
-        again = asyncio.ensure_future(ack(rig, handle))
-        # It was handled once a later request on its connection is answered.
-        assert [(await pop(rig)).code for _ in range(2)] == [210, 210]
-        assert not done.done() and not again.done(), "nor what another try finds done"
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
-        assert (await done).code == (await again).code == 0
+    assert (await pop(rig)).code == 210
+    (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
+    assert (dead.body, dead.reconsume_times) == (b"poison", 3)
 
 
-async def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_batch_is_acked_by_bits(rig, clock):
+    for number in range(10):
+        await rig.send("T", b"%d" % number)
+    reply = await pop(rig)
+    bits = base64.b64encode((0b11_0000_0101).to_bytes(2, "little")).decode()
+    entry = {
+        "b": bits, "c": "g", "it": 60000, "pt": int(reply.ext["popTime"]), "q": 0, "r": "0",
+        "rq": 0, "so": 0, "t": "T"
+    }  # fmt: skip
+    body = json.dumps({"acks": [entry], "brokerName": "broker-a"}).encode()
+    assert (await rig.ask(200151, body=body)).code == 0
+    clock.now_ms += 61_000
+    await until(lambda: end_of(rig, RETRY) == 6)
+    left = [b"%d" % number for number in (1, 3, 4, 5, 6, 7)]
+    assert bodies(await pop(rig)) == left
+    for wrong, what in (({"b": "*"}, "base64"), ({"r": "3"}, "0, 1 and 2"), ({"t": "No"}, "No")):
+        body = json.dumps({"acks": [entry | wrong]}).encode()
+        refused = await rig.ask(200151, body=body)
+        assert refused.code in (17, 29) and what in (refused.remark or "")
+
+
+async def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(rig, clock):
+    for number in range(5):
+        await rig.send("T", b"%d" % number)
+    order = {"order": "true", "maxMsgNums": 2, "queueId": 0}
+    first = await pop(rig, **order, attemptId="a")
+    assert first.ext["reviveQid"] == "999" and first.ext["orderCountInfo"] == "0 0 0"
+    (_, one), (_, two) = messages(first)
+    assert (await pop(rig, **order)).code == 210
+    clock.now_ms += 1
+    assert bodies(await pop(rig, **order, attemptId="a")) == [b"0", b"1"], "a lost answer"
+    clock.now_ms += 1
+    reply = await pop(rig, **order, attemptId="a")
+    (_, one), (_, two) = messages(reply)
+    assert reply.ext["orderCountInfo"] == "0 0 0", "as of the same attempt"
+    assert (await ack(rig, two)).code == 0
+    assert (await pop(rig, **order)).code == 210, "the first is not done"
+    waits = asyncio.ensure_future(pop(rig, **order, pollTime=10_000, bornTime=clock.now_ms))
+    await until(lambda: rig.service.pop.held == 1)
+    assert (await ack(rig, one)).code == 0
+    assert bodies(await waits) == [b"2", b"3"]
+    offsets = rig.service.tables.offsets
+    await until(lambda: offsets.query("g", "T", 0) == 2)
+    (_, three), _ = messages(await waits)
+    unknown = await ack(rig, three._replace(queue_offset=1))
+    assert unknown.code == 13
+    put_off = await rig.ask(200053, named(three, invisibleTime=90_000))
+    assert put_off.ext["invisibleTime"] == "90000"
+    clock.now_ms += 89_000
+    assert (await pop(rig, **order)).code == 210
+    clock.now_ms += 1_001
+    assert bodies(await pop(rig, **order)) == [b"2", b"3"], "in its own queue, in its place"
+
+
+async def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(rig, clock):
+    await rig.send("T", b"0", TAGS="B")
+    wait = {"pollTime": 10_000, "bornTime": clock.now_ms}
+    tag = asyncio.ensure_future(pop(rig, exp="A || C", **wait))
+    sql = asyncio.ensure_future(
+        pop(rig, consumerGroup="h", expType="SQL92", exp="size > 3", **wait)
+    )
+    fields = {"consumerGroup": "n", "topic": "T", "queueId": "0", "pollTime": "10000"}
+    told = await rig.ask(200054, fields | {"bornTime": str(clock.now_ms)})
+    assert told.ext == {"hasMsg": "true", "pollingFull": "false"}
+    await until(lambda: rig.service.pop.held == 2)
+    info = {"consumerGroup": "g", "topic": "T", "queueId": "-1"}
+    assert (await rig.ask(200055, info)).ext == {"pollingNum": "1"}
+    await rig.send("T", b"1", TAGS="B", size="3")
+    await rig.send("T", b"2", TAGS="C", size="2")
+    assert bodies(await tag) == [b"2"]
+    await rig.send("T", b"3", TAGS="B", size="9")
+    assert bodies(await sql) == [b"3"]
+    peek = {"consumerGroup": "p", "topic": "T", "queueId": "0", "maxMsgNums": "2"}
+    for _ in range(2):
+        assert bodies(await rig.ask(200052, peek)) == [b"0", b"1"], "nothing is taken"
+    waits = asyncio.ensure_future(pop(rig, exp="A", **wait))
+    await until(lambda: rig.service.pop.held == 1)
+    while rig.service.pop.tick(1 << 60):
+        pass
+    assert (await waits).code == 210
+
+
+async def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(rig, clock):
+    await rig.send("T", b"x")
+    path, offsets = rig.service.path, rig.service.tables.offsets
+    confirmed, path.confirmed = path.confirmed, lambda offset: None
+    waits = asyncio.ensure_future(pop(rig))
+    await until(lambda: len(rig.service.waiting.pop.table) == 1)
+    assert (await pop(rig)).code == 210, "another does not get it"
+    assert not waits.done() and offsets.query("g", "T", 0) == -1
+    path.confirmed = confirmed
+    path.end_turn()
+    ((_, handle),) = messages(await waits)
+    assert offsets.query("g", "T", 0) == 1
+    path.confirmed = lambda offset: None
+    done = asyncio.ensure_future(ack(rig, handle))
+    await until(lambda: len(rig.service.waiting.pop.table) == 0)
+    again = asyncio.ensure_future(ack(rig, handle))
+    # It was handled once a later request on its connection is answered.
+    assert [(await pop(rig)).code for _ in range(2)] == [210, 210]
+    assert not done.done() and not again.done(), "nor what another try finds done"
+    path.confirmed = confirmed
+    path.end_turn()
+    assert (await done).code == (await again).code == 0
+
+
+async def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(tmp_path, clock):
     """The table of offsets is older than the log, as on a slave that was elected."""
     handles: list[PopHandle] = []
 
@@ -356,10 +340,7 @@ async def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(
         assert (await ack(rig, handles[4])).code == 0
         later = await rig.ask(200053, named(handles[3], invisibleTime=600_000))
         handles[3] = handles[3]._replace(pop_time=int(later.ext["popTime"]))
-    (tmp_path / "config" / "consumerOffset.json").unlink()
-    (tmp_path / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
+    crashed(tmp_path, "consumerOffset.json")
     async with lone_broker(tmp_path) as rig:
         await until(lambda: rig.service.waiting.pop.is_loaded)
         assert rig.service.tables.offsets.query("g", "T", 0) == 6
@@ -374,8 +355,8 @@ async def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(
 
 
 async def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, clock, monkeypatch
+):
     monkeypatch.setattr(pop_service, "SPAN_MIN", 16)
     async with lone_broker(tmp_path) as rig:
         service, offsets = rig.service.waiting.pop, rig.service.tables.offsets
@@ -397,9 +378,7 @@ async def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
         await until(lambda: end_of(rig, RETRY) == 1)
 
 
-async def test_a_new_master_continues_when_records_expire_while_it_reads_them(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_new_master_continues_when_records_expire_while_it_reads_them(tmp_path, clock):
     async with lone_broker(tmp_path, mapped_file_size_consume_queue=2 * UNIT_SIZE) as rig:
         service = rig.service.waiting.pop
         for _ in range(3):
@@ -417,42 +396,38 @@ async def test_a_new_master_continues_when_records_expire_while_it_reads_them(
         assert message.body == b"another"
 
 
-async def test_r39_messages_of_a_deleted_topic_do_not_come_back(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"old")
-        ((_, handle),) = messages(await pop(rig))
-        waits = asyncio.ensure_future(pop(rig, pollTime=10_000, bornTime=clock.now_ms))
-        await until(lambda: rig.service.pop.held == 1)
-        assert (await rig.ask(215, {"topic": "T"})).code == 0
-        assert (await waits).code == 17
-        assert (await ack(rig, handle)).code == 17
-        await until(lambda: "T" not in rig.service.store.deleting_topics)
-        await rig.send("T", b"new")
-        assert bodies(await pop(rig)) == [b"new"], "the group begins anew"
-        rig.service.role_left()
-        rig.service.master_opened()
-        clock.now_ms += 61_000
-        await until(lambda: end_of(rig, RETRY) == 1)
-        assert bodies(await pop(rig)) == [b"new"]
+async def test_r39_messages_of_a_deleted_topic_do_not_come_back(rig, clock):
+    await rig.send("T", b"old")
+    ((_, handle),) = messages(await pop(rig))
+    waits = asyncio.ensure_future(pop(rig, pollTime=10_000, bornTime=clock.now_ms))
+    await until(lambda: rig.service.pop.held == 1)
+    assert (await rig.ask(215, {"topic": "T"})).code == 0
+    assert (await waits).code == 17
+    assert (await ack(rig, handle)).code == 17
+    await until(lambda: "T" not in rig.service.store.deleting_topics)
+    await rig.send("T", b"new")
+    assert bodies(await pop(rig)) == [b"new"], "the group begins anew"
+    rig.service.role_left()
+    rig.service.master_opened()
+    clock.now_ms += 61_000
+    await until(lambda: end_of(rig, RETRY) == 1)
+    assert bodies(await pop(rig)) == [b"new"]
 
 
-async def test_a_reset_is_followed_also_by_the_next_master(tmp_path: Path, clock: Clock) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for number in range(3):
-            await rig.send("T", b"%d" % number, queue=0)
-        assert len(messages(await pop(rig))) == 3
-        fields = {"topic": "T", "group": "g", "timestamp": "0", "queueId": "0", "offset": "1"}
-        assert (await rig.ask(222, fields)).code == 0
-        rig.service.role_left()
-        rig.service.master_opened()
-        await until(lambda: rig.service.waiting.pop.is_loaded)
-        assert bodies(await pop(rig)) == [b"1", b"2"]
-        assert len(rig.service.waiting.pop.table) == 3
+async def test_a_reset_is_followed_also_by_the_next_master(rig, clock):
+    for number in range(3):
+        await rig.send("T", b"%d" % number, queue=0)
+    assert len(messages(await pop(rig))) == 3
+    fields = {"topic": "T", "group": "g", "timestamp": "0", "queueId": "0", "offset": "1"}
+    assert (await rig.ask(222, fields)).code == 0
+    rig.service.role_left()
+    rig.service.master_opened()
+    await until(lambda: rig.service.waiting.pop.is_loaded)
+    assert bodies(await pop(rig)) == [b"1", b"2"]
+    assert len(rig.service.waiting.pop.table) == 3
 
 
-async def test_modes_and_assignments(tmp_path: Path) -> None:
+async def test_modes_and_assignments(tmp_path):
     async with lone_broker(tmp_path) as rig:
         assert (
             await rig.ask(34, body=heartbeat("c1", "PopTopic", group="pop_group").encode())
@@ -492,40 +467,39 @@ async def test_modes_and_assignments(tmp_path: Path) -> None:
         assert known is not None and known.mode == "POP" and known.pop_share_queue_num == 8
 
 
-async def test_what_is_wrong_is_named_and_stores_nothing(tmp_path: Path, clock: Clock) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"x")
-        ((_, handle),) = messages(await pop(rig))
-        end = rig.service.store.max_phy_offset
-        for change, code, what in (
-            ({"pollTime": 100, "bornTime": clock.now_ms - 1000}, 210, "900 ms ago"),
-            ({"maxMsgNums": 33}, 29, "1 to 32"),
-            ({"maxMsgNums": "many"}, 29, "maxMsgNums"),
-            ({"invisibleTime": 0}, 29, "invisibleTime"),
-            ({"topic": "No"}, 17, "No"),
-            ({"queueId": 99}, 29, "queueId 99"),
-            ({"expType": "SQL92", "exp": "size >"}, 23, ""),
-            ({"expType": "XYZ"}, 23, "TAG and SQL92"),
-            ({"consumerGroup": ""}, 29, "consumerGroup"),
-        ):
-            refused = await pop(rig, **change)
-            assert refused.code == code and what in (refused.remark or ""), (change, refused.remark)
-        for wrong, code, what in (
-            ({"extraInfo": "1 2 3"}, 29, "popTime"),
-            ({"extraInfo": "0 1 1 0 7 broker-a 0 0"}, 29, "flag(0|1|2)"),
-            ({"extraInfo": "0 1 1 0 0 broker-a 0 " + "9" * 99}, 29, "extraInfo"),
-            ({"topic": "No"}, 17, "No"),
-            ({"queueId": 99}, 13, "queueId 99"),
-            ({"offset": 5}, 208, "offset 5"),
-        ):
-            for request in (200051, 200053):
-                reply = await rig.ask(request, named(handle, invisibleTime=1000, **wrong))
-                assert reply.code == code and what in (reply.remark or ""), (wrong, reply.remark)
-        assert rig.service.store.max_phy_offset == end
-        assert (await ack(rig, handle)).code == 0 and (await ack(rig, handle)).code == 0
+async def test_what_is_wrong_is_named_and_stores_nothing(rig, clock):
+    await rig.send("T", b"x")
+    ((_, handle),) = messages(await pop(rig))
+    end = rig.service.store.max_phy_offset
+    for change, code, what in (
+        ({"pollTime": 100, "bornTime": clock.now_ms - 1000}, 210, "900 ms ago"),
+        ({"maxMsgNums": 33}, 29, "1 to 32"),
+        ({"maxMsgNums": "many"}, 29, "maxMsgNums"),
+        ({"invisibleTime": 0}, 29, "invisibleTime"),
+        ({"topic": "No"}, 17, "No"),
+        ({"queueId": 99}, 29, "queueId 99"),
+        ({"expType": "SQL92", "exp": "size >"}, 23, ""),
+        ({"expType": "XYZ"}, 23, "TAG and SQL92"),
+        ({"consumerGroup": ""}, 29, "consumerGroup"),
+    ):
+        refused = await pop(rig, **change)
+        assert refused.code == code and what in (refused.remark or ""), (change, refused.remark)
+    for wrong, code, what in (
+        ({"extraInfo": "1 2 3"}, 29, "popTime"),
+        ({"extraInfo": "0 1 1 0 7 broker-a 0 0"}, 29, "flag(0|1|2)"),
+        ({"extraInfo": "0 1 1 0 0 broker-a 0 " + "9" * 99}, 29, "extraInfo"),
+        ({"topic": "No"}, 17, "No"),
+        ({"queueId": 99}, 13, "queueId 99"),
+        ({"offset": 5}, 208, "offset 5"),
+    ):
+        for request in (200051, 200053):
+            reply = await rig.ask(request, named(handle, invisibleTime=1000, **wrong))
+            assert reply.code == code and what in (reply.remark or ""), (wrong, reply.remark)
+    assert rig.service.store.max_phy_offset == end
+    assert (await ack(rig, handle)).code == 0 and (await ack(rig, handle)).code == 0
 
 
-async def test_what_is_in_flight_is_bounded(tmp_path: Path, clock: Clock) -> None:
+async def test_what_is_in_flight_is_bounded(tmp_path, clock):
     async with lone_broker(tmp_path, broker={"pop_in_flight_max": 2}) as rig:
         for number in range(4):
             await rig.send("T", b"%d" % number)
@@ -537,11 +511,9 @@ async def test_what_is_in_flight_is_bounded(tmp_path: Path, clock: Clock) -> Non
 
 
 async def test_r45_an_ack_sent_again_waits_for_the_record_that_a_full_disk_keeps(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    tmp_path, clock, monkeypatch
+):
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     async with lone_broker(tmp_path, flush_interval_consume_queue=20, slave_timeout=60_000) as rig:
         await rig.send("T", b"0")
         ((_, handle),) = messages(await pop(rig))
@@ -556,80 +528,76 @@ async def test_r45_an_ack_sent_again_waits_for_the_record_that_a_full_disk_keeps
         assert [(await one).code for one in acks] == [0, 0]
 
 
-async def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(rig, clock):
     """Its offset is what a new master goes by: it would leave out what is not known to be done."""
-    async with lone_broker(tmp_path) as rig:
-        for number in range(2):
-            await rig.send("T", b"%d" % number)
-        order = {"order": "true", "maxMsgNums": 1, "queueId": 0}
-        ((_, one),) = messages(await pop(rig, **order))
-        offsets, held = rig.service.tables.offsets, HeldConfirms(rig.service.path)
-        done = asyncio.ensure_future(ack(rig, one))
-        await until(lambda: rig.service.waiting.pop.table.next_record == 2)
-        await rig.ask(45)
-        assert offsets.query("g", "T", 0) <= 0 and not done.done()
-        held.release()
-        assert (await done).code == 0
-        await until(lambda: offsets.query("g", "T", 0) == 1)
+    for number in range(2):
+        await rig.send("T", b"%d" % number)
+    order = {"order": "true", "maxMsgNums": 1, "queueId": 0}
+    ((_, one),) = messages(await pop(rig, **order))
+    offsets, held = rig.service.tables.offsets, HeldConfirms(rig.service.path)
+    done = asyncio.ensure_future(ack(rig, one))
+    await until(lambda: rig.service.waiting.pop.table.next_record == 2)
+    await rig.ask(45)
+    assert offsets.query("g", "T", 0) <= 0 and not done.done()
+    held.release()
+    assert (await done).code == 0
+    await until(lambda: offsets.query("g", "T", 0) == 1)
 
 
 async def test_r30_what_a_new_master_reads_from_waits_for_the_groups_offsets(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    rig, clock, monkeypatch
+):
     """1. All that was popped is acked. 2. A record is confirmed, its waiter was not called yet:
     the offset stays. 3. A mastership ends and its last record is cut: what it was about to note is
     not noted by the next."""
-    async with lone_broker(tmp_path) as rig:
-        store, path, offsets = rig.service.store, rig.service.path, rig.service.tables.offsets
-        orderly = {"consumerGroup": "o"}
-        await rig.send("T")
-        ((_, handle),) = messages(await pop(rig))
-        assert (await ack(rig, handle)).code == 0
-        await until(lambda: progress_of(rig) == 2)
-        ((_, handle),) = messages(await pop(rig, **orderly, queueId=0, order="true"))
-        noted, commit = [], offsets.commit
+    store, path, offsets = rig.service.store, rig.service.path, rig.service.tables.offsets
+    orderly = {"consumerGroup": "o"}
+    await rig.send("T")
+    ((_, handle),) = messages(await pop(rig))
+    assert (await ack(rig, handle)).code == 0
+    await until(lambda: progress_of(rig) == 2)
+    ((_, handle),) = messages(await pop(rig, **orderly, queueId=0, order="true"))
+    noted, commit = [], offsets.commit
 
-        def commits(group: str, topic: str, queue_id: int, offset: int) -> None:
-            if group == pop_service.PROGRESS_GROUP:
-                noted.append(offset)
-            commit(group, topic, queue_id, offset)
+    def commits(group: str, topic: str, queue_id: int, offset: int) -> None:
+        if group == pop_service.PROGRESS_GROUP:
+            noted.append(offset)
+        commit(group, topic, queue_id, offset)
 
-        monkeypatch.setattr(offsets, "commit", commits)
-        held, end = HeldConfirms(path), store.max_phy_offset
-        done = asyncio.ensure_future(ack(rig, handle, **orderly))
-        await until(lambda: store.max_phy_offset > end)
-        store.advance_confirm_offset(store.max_phy_offset)
-        await slices()
-        assert not done.done()
-        assert set(noted) == {2}
-        held.release()
-        assert (await done).code == 0
-        await until(lambda: progress_of(rig) == 4)
+    monkeypatch.setattr(offsets, "commit", commits)
+    held, end = HeldConfirms(path), store.max_phy_offset
+    done = asyncio.ensure_future(ack(rig, handle, **orderly))
+    await until(lambda: store.max_phy_offset > end)
+    store.advance_confirm_offset(store.max_phy_offset)
+    await slices()
+    assert not done.done()
+    assert set(noted) == {2}
+    held.release()
+    assert (await done).code == 0
+    await until(lambda: progress_of(rig) == 4)
 
-        await rig.send("T")
-        ((_, handle),) = messages(await pop(rig))
-        await slices()
-        held, end = HeldConfirms(path), store.max_phy_offset
-        cut = asyncio.ensure_future(ack(rig, handle))
-        await until(lambda: store.max_phy_offset > end)
-        await slices()
-        rig.service.role_left()
-        path.acks.fail_all(14, "the role changed")
-        assert (await cut).code == 14
-        store.slave_log.truncate_to(end)
-        store.prepare_master()
-        held.release()
-        rig.service.master_opened()
-        await rig.send("T", bytes(1000))
-        await slices()
-        assert set(noted) == {2, 4}, "the pop is still in flight"
+    await rig.send("T")
+    ((_, handle),) = messages(await pop(rig))
+    await slices()
+    held, end = HeldConfirms(path), store.max_phy_offset
+    cut = asyncio.ensure_future(ack(rig, handle))
+    await until(lambda: store.max_phy_offset > end)
+    await slices()
+    rig.service.role_left()
+    path.acks.fail_all(14, "the role changed")
+    assert (await cut).code == 14
+    store.slave_log.truncate_to(end)
+    store.prepare_master()
+    held.release()
+    rig.service.master_opened()
+    await rig.send("T", bytes(1000))
+    await slices()
+    assert set(noted) == {2, 4}, "the pop is still in flight"
 
 
 async def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, clock, monkeypatch
+):
     """A new master reads the copy alone."""
     monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
     async with lone_broker(tmp_path) as rig:
@@ -656,59 +624,52 @@ async def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
 
 
 async def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twice(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for number in range(3):
-            await rig.send("T", b"%d" % number)
-        assert len(messages(await pop(rig, queueId=0))) == 3
-        appender, refused = rig.service.store.appender, []
-        put_message = appender.put_message
+    rig, clock, monkeypatch
+):
+    for number in range(3):
+        await rig.send("T", b"%d" % number)
+    assert len(messages(await pop(rig, queueId=0))) == 3
+    appender, refused = rig.service.store.appender, []
+    put_message = appender.put_message
 
-        def put(message: NewMessage, *, stored: bool = False) -> PutResult:
-            if message.topic == RETRY and message.body == b"1" and not refused:
-                refused.append(message)
-                raise PutRefused("the disk is full")
-            return put_message(message, stored=stored)
+    def put(message: NewMessage, *, stored: bool = False) -> PutResult:
+        if message.topic == RETRY and message.body == b"1" and not refused:
+            refused.append(message)
+            raise PutRefused("the disk is full")
+        return put_message(message, stored=stored)
 
-        monkeypatch.setattr(appender, "put_message", put)
-        clock.now_ms += 60_200
-        await until(lambda: refused)
-        clock.now_ms += 2_000
-        await until(lambda: end_of(rig, RETRY) >= 3)
-        assert bodies(await pop(rig)) == [b"0", b"1", b"2"]
-        assert end_of(rig, RETRY) == 3
+    monkeypatch.setattr(appender, "put_message", put)
+    clock.now_ms += 60_200
+    await until(lambda: refused)
+    clock.now_ms += 2_000
+    await until(lambda: end_of(rig, RETRY) >= 3)
+    assert bodies(await pop(rig)) == [b"0", b"1", b"2"]
+    assert end_of(rig, RETRY) == 3
 
 
 async def test_r39_a_new_master_counts_nothing_that_was_popped_before_the_topic_was_made_again(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"old")
-        assert len(messages(await pop(rig))) == 1
-        assert (await rig.ask(215, {"topic": "T"})).code == 0
-        await until(lambda: "T" not in rig.service.store.deleting_topics)
-        await rig.send("T", b"new")
-        rig.service.role_left()
-        rig.service.master_opened()
-        await until(lambda: rig.service.waiting.pop.is_loaded)
-        assert bodies(await pop(rig)) == [b"new"]
+    rig, clock
+):
+    await rig.send("T", b"old")
+    assert len(messages(await pop(rig))) == 1
+    assert (await rig.ask(215, {"topic": "T"})).code == 0
+    await until(lambda: "T" not in rig.service.store.deleting_topics)
+    await rig.send("T", b"new")
+    rig.service.role_left()
+    rig.service.master_opened()
+    await until(lambda: rig.service.waiting.pop.is_loaded)
+    assert bodies(await pop(rig)) == [b"new"]
 
 
-async def test_an_ack_of_the_next_offset_is_answered_as_java_does(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T")
-        ((_, handle),) = messages(await pop(rig))
-        assert (await ack(rig, handle._replace(queue_offset=1))).code == 0
-        assert (await ack(rig, handle._replace(queue_offset=2))).code == 208
-        assert len(rig.service.waiting.pop.table) == 1
+async def test_an_ack_of_the_next_offset_is_answered_as_java_does(rig, clock):
+    await rig.send("T")
+    ((_, handle),) = messages(await pop(rig))
+    assert (await ack(rig, handle._replace(queue_offset=1))).code == 0
+    assert (await ack(rig, handle._replace(queue_offset=2))).code == 208
+    assert len(rig.service.waiting.pop.table) == 1
 
 
-async def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(tmp_path, clock):
     """It went on by pulls since then."""
 
     async with lone_broker(tmp_path) as rig:
@@ -722,102 +683,87 @@ async def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(
         assert rig.service.tables.offsets.query("g", "T", 0) == 7
 
 
-async def test_r30_progress_also_waits_for_records_without_a_pending_reply(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_progress_also_waits_for_records_without_a_pending_reply(rig, clock, monkeypatch):
     """What is in flight is written again further on, and not confirmed there: a replica that lacks
     it reads from the first record on."""
-    async with lone_broker(tmp_path) as rig:
+    await rig.send("T")
+    await pop(rig, invisibleTime=3_600_000)
+    for _ in range(2):
         await rig.send("T")
-        await pop(rig, invisibleTime=3_600_000)
-        for _ in range(2):
-            await rig.send("T")
-            ((_, handle),) = messages(await pop(rig))
-            assert (await ack(rig, handle)).code == 0
-        await until(lambda: progress_of(rig) == 0)
-        held, table = HeldConfirms(rig.service.path), rig.service.waiting.pop.table
-        monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
-        await until(lambda: table.oldest_record == 5)
-        await slices()
-        assert progress_of(rig) == 0
-        held.release()
-        await until(lambda: progress_of(rig) == 5)
-
-
-async def test_r30_r33_nothing_is_popped_or_acked_while_a_planned_switch_drains_the_log(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for _ in range(2):
-            await rig.send("T")
-        ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
-        end = rig.service.store.appender.end
-        rig.service.path.hold.begin()
-        assert (await pop(rig)).code == 210
-        later = await rig.ask(200053, named(handle, invisibleTime=600_000))
-        for refused in (await ack(rig, handle), later):
-            assert refused.code == 14 and "changing" in (refused.remark or "")
-        assert rig.service.store.appender.end == end
-        rig.service.path.hold.release()
+        ((_, handle),) = messages(await pop(rig))
         assert (await ack(rig, handle)).code == 0
-        assert len(messages(await pop(rig))) == 1
+    await until(lambda: progress_of(rig) == 0)
+    held, table = HeldConfirms(rig.service.path), rig.service.waiting.pop.table
+    monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
+    await until(lambda: table.oldest_record == 5)
+    await slices()
+    assert progress_of(rig) == 0
+    held.release()
+    await until(lambda: progress_of(rig) == 5)
 
 
-async def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(
-    tmp_path: Path, clock: Clock
-) -> None:
-    """The record of the pop may be cut: the group continues at its offset."""
-    async with lone_broker(tmp_path) as rig:
-        service = rig.service.waiting.pop
+async def test_r30_r33_nothing_is_popped_or_acked_while_a_planned_switch_drains_the_log(rig, clock):
+    for _ in range(2):
         await rig.send("T")
-        await until(lambda: service.is_loaded)
-        service.positions.take(("g", "T", 0), 1)
-        rig.service.role_left()
-        rig.service.master_opened()
-        await until(lambda: service.is_loaded)
-        assert len(messages(await pop(rig))) == 1
+    ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
+    end = rig.service.store.appender.end
+    rig.service.path.hold.begin()
+    assert (await pop(rig)).code == 210
+    later = await rig.ask(200053, named(handle, invisibleTime=600_000))
+    for refused in (await ack(rig, handle), later):
+        assert refused.code == 14 and "changing" in (refused.remark or "")
+    assert rig.service.store.appender.end == end
+    rig.service.path.hold.release()
+    assert (await ack(rig, handle)).code == 0
+    assert len(messages(await pop(rig))) == 1
 
 
-async def test_r30_a_change_of_the_time_is_answered_when_it_is_confirmed(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(rig, clock):
+    """The record of the pop may be cut: the group continues at its offset."""
+    service = rig.service.waiting.pop
+    await rig.send("T")
+    await until(lambda: service.is_loaded)
+    service.positions.take(("g", "T", 0), 1)
+    rig.service.role_left()
+    rig.service.master_opened()
+    await until(lambda: service.is_loaded)
+    assert len(messages(await pop(rig))) == 1
+
+
+async def test_r30_a_change_of_the_time_is_answered_when_it_is_confirmed(rig, clock):
     """And what was popped, or acked in order, and is not confirmed moves no offset of the group."""
-    async with lone_broker(tmp_path) as rig:
-        for _ in range(2):
-            await rig.send("T")
-        order = {"order": "true", "maxMsgNums": 1, "queueId": 0, "consumerGroup": "o"}
-        ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
-        ((_, one),) = messages(await pop(rig, **order))
-        path, offsets = rig.service.path, rig.service.tables.offsets
-        held, records = HeldConfirms(path), rig.service.waiting.pop.table.next_record
-        later = asyncio.ensure_future(rig.ask(200053, named(handle, invisibleTime=600_000)))
-        acked = asyncio.ensure_future(ack(rig, one, consumerGroup="o"))
-        popped = asyncio.ensure_future(pop(rig))
-        await until(lambda: rig.service.waiting.pop.table.next_record == records + 3)
-        await rig.ask(45)
-        assert not later.done() and not acked.done() and not popped.done()
-        before = offsets.query("g", "T", 0), offsets.query("o", "T", 0)
-        path.acks.fail_all(14, "the role changed")
-        assert [(await each).code for each in (later, acked, popped)] == [14, 14, 14]
-        assert (offsets.query("g", "T", 0), offsets.query("o", "T", 0)) == before
-        held.release()
+    for _ in range(2):
+        await rig.send("T")
+    order = {"order": "true", "maxMsgNums": 1, "queueId": 0, "consumerGroup": "o"}
+    ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
+    ((_, one),) = messages(await pop(rig, **order))
+    path, offsets = rig.service.path, rig.service.tables.offsets
+    held, records = HeldConfirms(path), rig.service.waiting.pop.table.next_record
+    later = asyncio.ensure_future(rig.ask(200053, named(handle, invisibleTime=600_000)))
+    acked = asyncio.ensure_future(ack(rig, one, consumerGroup="o"))
+    popped = asyncio.ensure_future(pop(rig))
+    await until(lambda: rig.service.waiting.pop.table.next_record == records + 3)
+    await rig.ask(45)
+    assert not later.done() and not acked.done() and not popped.done()
+    before = offsets.query("g", "T", 0), offsets.query("o", "T", 0)
+    path.acks.fail_all(14, "the role changed")
+    assert [(await each).code for each in (later, acked, popped)] == [14, 14, 14]
+    assert (offsets.query("g", "T", 0), offsets.query("o", "T", 0)) == before
+    held.release()
 
 
-async def test_r30_nothing_is_popped_before_a_new_master_knows_what_is_in_flight(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_nothing_is_popped_before_a_new_master_knows_what_is_in_flight(rig, clock):
     """Its log ends with a pop that is not confirmed yet."""
-    async with lone_broker(tmp_path) as rig:
-        for number in range(2):
-            await rig.send("T", b"%d" % number)
-        service, held = rig.service.waiting.pop, HeldConfirms(rig.service.path)
-        lost = asyncio.ensure_future(pop(rig, maxMsgNums=1))
-        await until(lambda: len(service.table) == 1)
-        rig.service.role_left()
-        rig.service.path.acks.fail_all(14, "the role changed")
-        await lost
-        rig.service.master_opened()
-        assert (await pop(rig)).code == 210 and len(service.table) == 0
-        held.release()
-        await until(lambda: service.is_loaded)
-        assert bodies(await pop(rig)) == [b"1"]
+    for number in range(2):
+        await rig.send("T", b"%d" % number)
+    service, held = rig.service.waiting.pop, HeldConfirms(rig.service.path)
+    lost = asyncio.ensure_future(pop(rig, maxMsgNums=1))
+    await until(lambda: len(service.table) == 1)
+    rig.service.role_left()
+    rig.service.path.acks.fail_all(14, "the role changed")
+    await lost
+    rig.service.master_opened()
+    assert (await pop(rig)).code == 210 and len(service.table) == 0
+    held.release()
+    await until(lambda: service.is_loaded)
+    assert bodies(await pop(rig)) == [b"1"]

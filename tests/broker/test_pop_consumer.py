@@ -1,15 +1,12 @@
 """This project's own POP consumer at a real broker, also while the master changes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from lone_broker import Rig, lone_broker, run_with_broker, until
+from lone_broker import Rig, run_with_broker, until
 
 from batonmq import ClientOptions, Hook, MessageExt, PopConsumer
 from batonmq.broker.write import log_features
@@ -49,8 +46,8 @@ async def consumer_of(rig: Rig, hook: Hook | None = None) -> AsyncIterator[PopCo
 
 
 def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     now_ms = 1_800_000_000_000
     monkeypatch.setattr(log_features, "wall_ms", lambda: now_ms)
     monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 1)
@@ -92,15 +89,14 @@ def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
     run_with_broker(tmp_path, play)
 
 
-async def test_a_hook_sees_what_is_received_and_what_is_done_with_it(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        hook = Mock(consuming=Mock(side_effect=lambda call: nullcontext(call)))
-        await rig.send("T", b"0")
-        async with consumer_of(rig, hook) as consumer:
-            (message,) = await consumer.receive("T")
-            with consumer.processing(message):
-                await consumer.ack(message)
-        ((reception,),) = [each.args for each in hook.received.call_args_list]
-        assert (reception.group, reception.topic, reception.messages) == ("g", "T", [message])
-        ((call,),) = [each.args for each in hook.consuming.call_args_list]
-        assert (str(call.queue), call.succeeded) == (f"T@broker-a:{message.queue_id}", True)
+async def test_a_hook_sees_what_is_received_and_what_is_done_with_it(rig):
+    hook = Mock(consuming=Mock(side_effect=lambda call: nullcontext(call)))
+    await rig.send("T", b"0")
+    async with consumer_of(rig, hook) as consumer:
+        (message,) = await consumer.receive("T")
+        with consumer.processing(message):
+            await consumer.ack(message)
+    ((reception,),) = [each.args for each in hook.received.call_args_list]
+    assert (reception.group, reception.topic, reception.messages) == ("g", "T", [message])
+    ((call,),) = [each.args for each in hook.consuming.call_args_list]
+    assert (str(call.queue), call.succeeded) == (f"T@broker-a:{message.queue_id}", True)

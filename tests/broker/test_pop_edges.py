@@ -1,14 +1,12 @@
 """POP at its limits, as stock clients use it; and what its consumers ask beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 import test_pop as pops
 from lone_broker import Rig, end_of, expire_all_but_last, lone_broker, send_header, until
+from test_pop import clock as clock
 
 from batonmq.broker.pop.pop_table import Acked, Popped, PopRecord, PopTable, PutOff
 from batonmq.protocol.bodies import SetMessageRequestModeRequestBody
@@ -20,15 +18,10 @@ from batonmq.protocol.records.codec import NewMessage, decode_records
 KEY = ("g", "T", 0)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> pops.Clock:
-    return pops.Clock(monkeypatch)
-
-
 @pytest.mark.parametrize("is_v2", [False, True])
 async def test_r30_a_failed_message_is_acked_under_the_name_of_its_retry_topic(
-    tmp_path: Path, clock: pops.Clock, is_v2: bool
-) -> None:
+    tmp_path, clock, is_v2
+):
     """The stock client names the real topic, and the handle still has the flag."""
     retry = "%RETRY%g+T" if is_v2 else "%RETRY%g_T"
     async with lone_broker(tmp_path, broker={"enable_retry_topic_v2": is_v2}) as rig:
@@ -59,8 +52,8 @@ async def sets_mode(rig: Rig, topic: str, mode: str) -> None:
 
 @pytest.mark.parametrize("by_new_master", [False, True])
 async def test_r46_a_group_that_pulls_again_gets_what_pop_left_under_the_second_name(
-    tmp_path: Path, clock: pops.Clock, by_new_master: bool
-) -> None:
+    rig, clock, by_new_master
+):
     """A stock consumer that pulls reads `%RETRY%g` and `%RETRY%g_my_topic`."""
     topic, left = "my_topic", "%RETRY%g+my_topic"
 
@@ -68,36 +61,35 @@ async def test_r46_a_group_that_pulls_again_gets_what_pop_left_under_the_second_
         await rig.send(topic, b"failed")
         await sets_mode(rig, topic, "POP")
 
-    async with lone_broker(tmp_path) as rig:
-        await sets_mode_of_new_topic(rig)
-        await pops.pop(rig, topic=topic)
-        clock.now_ms += 61_000
-        await until(lambda: end_of(rig, left) == 1)
-        await rig.send(topic, b"open")
-        await until(lambda: end_of(rig, topic) == 2)
-        if by_new_master:
-            pulls = SetMessageRequestModeRequestBody(consumer_group="g", mode="PULL", topic=topic)
-            rig.service.topics.put_request_mode(pulls)
-            rig.service.role_left()
-            rig.service.master_opened()
-        else:
-            await sets_mode(rig, topic, "PULL")
-        await until(lambda: end_of(rig, "%RETRY%g") == 1)
-        (failed,) = decode_records((await rig.pull("%RETRY%g")).body)
-        assert (failed.body, failed.reconsume_times) == (b"failed", 1)
-        assert failed.properties["RETRY_TOPIC"] == topic
-        await pops.pop(rig, topic=topic)  # by a member that has not heard of it
-        clock.now_ms += 61_000
-        await until(lambda: end_of(rig, "%RETRY%g") == 2)
-        assert end_of(rig, left) == 1
-        await until(lambda: len(rig.service.waiting.pop.table) == 0)
+    await sets_mode_of_new_topic(rig)
+    await pops.pop(rig, topic=topic)
+    clock.now_ms += 61_000
+    await until(lambda: end_of(rig, left) == 1)
+    await rig.send(topic, b"open")
+    await until(lambda: end_of(rig, topic) == 2)
+    if by_new_master:
+        pulls = SetMessageRequestModeRequestBody(consumer_group="g", mode="PULL", topic=topic)
+        rig.service.topics.put_request_mode(pulls)
         rig.service.role_left()
         rig.service.master_opened()
-        await until(lambda: rig.service.waiting.pop.is_loaded)
-        assert end_of(rig, "%RETRY%g") == 2
+    else:
+        await sets_mode(rig, topic, "PULL")
+    await until(lambda: end_of(rig, "%RETRY%g") == 1)
+    (failed,) = decode_records((await rig.pull("%RETRY%g")).body)
+    assert (failed.body, failed.reconsume_times) == (b"failed", 1)
+    assert failed.properties["RETRY_TOPIC"] == topic
+    await pops.pop(rig, topic=topic)  # by a member that has not heard of it
+    clock.now_ms += 61_000
+    await until(lambda: end_of(rig, "%RETRY%g") == 2)
+    assert end_of(rig, left) == 1
+    await until(lambda: len(rig.service.waiting.pop.table) == 0)
+    rig.service.role_left()
+    rig.service.master_opened()
+    await until(lambda: rig.service.waiting.pop.is_loaded)
+    assert end_of(rig, "%RETRY%g") == 2
 
 
-async def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path: Path, clock: pops.Clock) -> None:
+async def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path, clock):
     async with lone_broker(tmp_path, mapped_file_size_commit_log=64 << 20) as rig:
         for queue in range(4):
             sent = await rig.send("T", bytes([queue]) * (4 << 20), queue=queue)
@@ -109,61 +101,54 @@ async def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path: Path, clock: p
         assert len({body[:1] for body in pops.bodies(first) + pops.bodies(second)}) == 4
 
 
-async def test_r54_a_count_at_its_limit_ends_no_revive(tmp_path: Path, clock: pops.Clock) -> None:
-    async with lone_broker(tmp_path) as rig:
-        header = send_header("T", 0, {}) | {"j": str(INT_MAX)}
-        assert (await rig.ask(310, header, b"counted")).code == 0
-        await rig.send("U", b"other")
-        await pops.pop(rig)
-        await pops.pop(rig, topic="U", consumerGroup="h")
-        clock.now_ms += 61_000
-        await until(lambda: end_of(rig, "%RETRY%h_U") == 1 and end_of(rig, "%DLQ%g") == 1)
-        (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
-        assert dead.reconsume_times == INT_MAX
+async def test_r54_a_count_at_its_limit_ends_no_revive(rig, clock):
+    header = send_header("T", 0, {}) | {"j": str(INT_MAX)}
+    assert (await rig.ask(310, header, b"counted")).code == 0
+    await rig.send("U", b"other")
+    await pops.pop(rig)
+    await pops.pop(rig, topic="U", consumerGroup="h")
+    clock.now_ms += 61_000
+    await until(lambda: end_of(rig, "%RETRY%h_U") == 1 and end_of(rig, "%DLQ%g") == 1)
+    (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
+    assert dead.reconsume_times == INT_MAX
 
 
 @pytest.mark.parametrize("left", [0, 20, 40, 120, 2000])
-async def test_r54_properties_without_space_for_a_handle_stop_no_group(
-    tmp_path: Path, clock: pops.Clock, left: int
-) -> None:
+async def test_r54_properties_without_space_for_a_handle_stop_no_group(rig, clock, left):
     """As logs of earlier brokers, and of Java's, have them: all of it comes to the group, or is a
     dead letter."""
-    async with lone_broker(tmp_path) as rig:
-        pad = b"pad\x01" + b"x" * (PROPERTIES_SIZE_MAX - 26 - left) + b"\x02"
-        for topic in ("T", "%RETRY%g_T"):
-            await rig.send("T", b"small")
-            rig.service.topics.of_group("%RETRY%g_T", 1)
-            message = NewMessage(topic, 0, b"padded", pad, 0, None, None, 0, bytes(8))
-            rig.service.store.appender.put_stored(message)
-            rig.service.path.schedule_flush()
-        await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
-        first = await pops.pop(rig)
-        assert sorted(pops.bodies(first)) == [b"padded", b"padded", b"small", b"small"]
-        table = rig.service.waiting.pop.table
-        clock.now_ms += 61_000
-        await until(lambda: len(table) == 0)
-        again = pops.bodies(await pops.pop(rig))
-        assert len(again) + end_of(rig, "%DLQ%g") == 4 and again.count(b"small") == 2
+    pad = b"pad\x01" + b"x" * (PROPERTIES_SIZE_MAX - 26 - left) + b"\x02"
+    for topic in ("T", "%RETRY%g_T"):
+        await rig.send("T", b"small")
+        rig.service.topics.of_group("%RETRY%g_T", 1)
+        message = NewMessage(topic, 0, b"padded", pad, 0, None, None, 0, bytes(8))
+        rig.service.store.appender.put_stored(message)
+        rig.service.path.schedule_flush()
+    await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
+    first = await pops.pop(rig)
+    assert sorted(pops.bodies(first)) == [b"padded", b"padded", b"small", b"small"]
+    table = rig.service.waiting.pop.table
+    clock.now_ms += 61_000
+    await until(lambda: len(table) == 0)
+    again = pops.bodies(await pops.pop(rig))
+    assert len(again) + end_of(rig, "%DLQ%g") == 4 and again.count(b"small") == 2
 
 
-async def test_r55_a_mastership_that_begins_again_knows_what_is_in_flight(
-    tmp_path: Path, clock: pops.Clock
-) -> None:
+async def test_r55_a_mastership_that_begins_again_knows_what_is_in_flight(rig, clock):
     """A higher epoch of the same master, which did not stand down in between."""
-    async with lone_broker(tmp_path) as rig:
-        for number in range(3):
-            await rig.send("T", b"%d" % number)
-        handles = [handle for _, handle in pops.messages(await pops.pop(rig))]
-        await pops.ack(rig, handles[0])
-        rig.service.path.acks.fail_all(14, "role changed")
-        rig.service.store.prepare_master()
-        rig.service.master_opened()
-        popped = rig.service.waiting.pop
-        await until(lambda: popped.is_loaded)
-        assert len(popped.table) == 2
-        clock.now_ms += 61_000
-        await until(lambda: end_of(rig, "%RETRY%g_T") == 2)
-        assert pops.bodies(await pops.pop(rig)) == [b"1", b"2"]
+    for number in range(3):
+        await rig.send("T", b"%d" % number)
+    handles = [handle for _, handle in pops.messages(await pops.pop(rig))]
+    await pops.ack(rig, handles[0])
+    rig.service.path.acks.fail_all(14, "role changed")
+    rig.service.store.prepare_master()
+    rig.service.master_opened()
+    popped = rig.service.waiting.pop
+    await until(lambda: popped.is_loaded)
+    assert len(popped.table) == 2
+    clock.now_ms += 61_000
+    await until(lambda: end_of(rig, "%RETRY%g_T") == 2)
+    assert pops.bodies(await pops.pop(rig)) == [b"1", b"2"]
 
 
 def in_order(*offsets: int, at: int, attempt: str = "") -> Popped:
@@ -173,7 +158,7 @@ def in_order(*offsets: int, at: int, attempt: str = "") -> Popped:
     )  # fmt: skip
 
 
-def test_the_same_attempt_keeps_the_counts_of_an_orderly_pop() -> None:
+def test_the_same_attempt_keeps_the_counts_of_an_orderly_pop():
     table = PopTable()
     counts = []
     for at, attempt in enumerate(("a", "a", "b", "b", "", "")):
@@ -184,7 +169,7 @@ def test_the_same_attempt_keeps_the_counts_of_an_orderly_pop() -> None:
     assert counts == [0, 0, 1, 1, 2, 3]
 
 
-def test_an_orderly_pop_wakes_when_a_postponed_message_becomes_the_first() -> None:
+def test_an_orderly_pop_wakes_when_a_postponed_message_becomes_the_first():
     table = PopTable()
     table.apply(PopRecord(popped=[in_order(0, 1, 2, at=0)]), 0)
     later = PutOff(key=KEY, pop_time=0, offset=1, visible=10_000)
@@ -194,36 +179,30 @@ def test_an_orderly_pop_wakes_when_a_postponed_message_becomes_the_first() -> No
     assert table.wake_ms <= 10_128 and not table.is_blocked(KEY, "", 10_000)
 
 
-async def test_a_held_orderly_pop_gets_a_postponed_message_in_its_time(
-    tmp_path: Path, clock: pops.Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for number in range(3):
-            await rig.send("T", b"%d" % number)
-        order = {"order": "true", "queueId": 0}
-        handles = [handle for _, handle in pops.messages(await pops.pop(rig, **order))]
-        assert (await rig.ask(200053, pops.named(handles[1], invisibleTime=10_000))).code == 0
-        wait = {"pollTime": 30_000, "bornTime": clock.now_ms}
-        waits = asyncio.ensure_future(pops.pop(rig, **order, **wait))
-        await until(lambda: rig.service.pop.held == 1)
-        for at in (0, 2):
-            assert (await pops.ack(rig, handles[at])).code == 0
-        clock.now_ms += 10_200
-        assert pops.bodies(await waits)[0] == b"1"
+async def test_a_held_orderly_pop_gets_a_postponed_message_in_its_time(rig, clock):
+    for number in range(3):
+        await rig.send("T", b"%d" % number)
+    order = {"order": "true", "queueId": 0}
+    handles = [handle for _, handle in pops.messages(await pops.pop(rig, **order))]
+    assert (await rig.ask(200053, pops.named(handles[1], invisibleTime=10_000))).code == 0
+    wait = {"pollTime": 30_000, "bornTime": clock.now_ms}
+    waits = asyncio.ensure_future(pops.pop(rig, **order, **wait))
+    await until(lambda: rig.service.pop.held == 1)
+    for at in (0, 2):
+        assert (await pops.ack(rig, handles[at])).code == 0
+    clock.now_ms += 10_200
+    assert pops.bodies(await waits)[0] == b"1"
 
 
-async def test_a_reset_clears_the_block_of_an_orderly_pop(
-    tmp_path: Path, clock: pops.Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for number in range(3):
-            await rig.send("T", b"%d" % number)
-        order = {"order": "true", "queueId": 0}
-        assert pops.bodies(await pops.pop(rig, **order)) == [b"0", b"1", b"2"]
-        assert (await pops.pop(rig, **order)).code == 210
-        reset = {"topic": "T", "group": "g", "timestamp": "0", "queueId": "0", "offset": "1"}
-        assert (await rig.ask(222, reset)).code == 0
-        assert pops.bodies(await pops.pop(rig, **order)) == [b"1", b"2"]
+async def test_a_reset_clears_the_block_of_an_orderly_pop(rig, clock):
+    for number in range(3):
+        await rig.send("T", b"%d" % number)
+    order = {"order": "true", "queueId": 0}
+    assert pops.bodies(await pops.pop(rig, **order)) == [b"0", b"1", b"2"]
+    assert (await pops.pop(rig, **order)).code == 210
+    reset = {"topic": "T", "group": "g", "timestamp": "0", "queueId": "0", "offset": "1"}
+    assert (await rig.ask(222, reset)).code == 0
+    assert pops.bodies(await pops.pop(rig, **order)) == [b"1", b"2"]
 
 
 def consumer(group: str) -> dict[str, object]:
@@ -235,9 +214,7 @@ def consumer(group: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("others", [1, 40])
-async def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(
-    tmp_path: Path, others: int
-) -> None:
+async def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(tmp_path, others):
     async with lone_broker(tmp_path, broker={"auto_create_subscription_group": False}) as rig:
         await rig.send("T")
         known = [f"known{number}" for number in range(others)]
@@ -256,7 +233,7 @@ async def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(
         assert (await rig.ask(38, {"consumerGroup": "not_there"})).code == 1
 
 
-async def test_r45_a_master_with_a_full_disk_still_answers_pulls_as_master(tmp_path: Path) -> None:
+async def test_r45_a_master_with_a_full_disk_still_answers_pulls_as_master(tmp_path):
     async with lone_broker(tmp_path, mapped_file_size_consume_queue=2 * UNIT_SIZE) as rig:
         for number in range(9):
             await rig.send("T", b"%d" % number)
@@ -272,9 +249,7 @@ async def test_r45_a_master_with_a_full_disk_still_answers_pulls_as_master(tmp_p
 
 
 @pytest.mark.parametrize("ratio", [0, 40])
-async def test_a_new_group_begins_at_0_only_while_that_is_in_memory(
-    tmp_path: Path, ratio: int
-) -> None:
+async def test_a_new_group_begins_at_0_only_while_that_is_in_memory(tmp_path, ratio):
     async with lone_broker(tmp_path, access_message_in_memory_max_ratio=ratio) as rig:
         for _ in range(20):
             await rig.send("T", b"x" * 1000)
@@ -282,46 +257,39 @@ async def test_a_new_group_begins_at_0_only_while_that_is_in_memory(
         assert reply.code == (0 if ratio else 22)
 
 
-async def test_statistics_show_what_a_group_pulled_and_has_not_committed(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        for number in range(9):
-            await rig.send("T", b"%d" % number)
-        await rig.pull("T", offset=0, count=6)
-        commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "2"}
-        assert (await rig.ask(15, commit)).code == 0
-        stats = await rig.ask(208, {"consumerGroup": "g", "topic": "T"})
-        assert b'"pullOffset":6' in stats.body and b'"consumerOffset":2' in stats.body
+async def test_statistics_show_what_a_group_pulled_and_has_not_committed(rig):
+    for number in range(9):
+        await rig.send("T", b"%d" % number)
+    await rig.pull("T", offset=0, count=6)
+    commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "2"}
+    assert (await rig.ask(15, commit)).code == 0
+    stats = await rig.ask(208, {"consumerGroup": "g", "topic": "T"})
+    assert b'"pullOffset":6' in stats.body and b'"consumerOffset":2' in stats.body
 
 
-async def test_r54_a_popped_message_without_a_dead_letter_topic_is_set_aside(
-    tmp_path: Path, clock: pops.Clock
-) -> None:
+async def test_r54_a_popped_message_without_a_dead_letter_topic_is_set_aside(rig, clock):
     """`%DLQ%` and the group are too long for a name. What came behind it is given back."""
     group, topic = "g" * 252, "%RETRY%any"
-    async with lone_broker(tmp_path) as rig:
-        await rig.send(topic, b"poison")
-        config = {"groupName": group, "retryMaxTimes": 0}
-        assert (await rig.ask(200, {}, json.dumps(config).encode())).code == 0
-        assert pops.bodies(await pops.pop(rig, topic=topic, consumerGroup=group)) == [b"poison"]
-        await rig.send("T", b"good")
-        assert pops.bodies(await pops.pop(rig)) == [b"good"]
-        clock.now_ms += 61_000
-        await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
-        await until(lambda: not len(rig.service.waiting.pop.table))
-        assert "message 0 of %RETRY%any" in rig.service.path.aside.problem
+    await rig.send(topic, b"poison")
+    config = {"groupName": group, "retryMaxTimes": 0}
+    assert (await rig.ask(200, {}, json.dumps(config).encode())).code == 0
+    assert pops.bodies(await pops.pop(rig, topic=topic, consumerGroup=group)) == [b"poison"]
+    await rig.send("T", b"good")
+    assert pops.bodies(await pops.pop(rig)) == [b"good"]
+    clock.now_ms += 61_000
+    await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
+    await until(lambda: not len(rig.service.waiting.pop.table))
+    assert "message 0 of %RETRY%any" in rig.service.path.aside.problem
 
 
 @pytest.mark.parametrize("limit", [16, 0])
-async def test_r54_what_was_popped_comes_back_whatever_clients_may_send_by_now(
-    tmp_path: Path, clock: pops.Clock, limit: int
-) -> None:
+async def test_r54_what_was_popped_comes_back_whatever_clients_may_send_by_now(rig, clock, limit):
     """As a retry, and as a dead letter."""
-    async with lone_broker(tmp_path) as rig:
-        config = {"groupName": "g", "retryMaxTimes": limit}
-        assert (await rig.ask(200, {}, json.dumps(config).encode())).code == 0
-        await rig.send("T", b"x" * 200_000)
-        assert len(pops.messages(await pops.pop(rig))) == 1
-        assert (await rig.ask(25, {}, b"maxMessageSize=100000\n")).code == 0
-        clock.now_ms += 61_000
-        await until(lambda: end_of(rig, "%RETRY%g_T" if limit else "%DLQ%g") == 1)
-        await until(lambda: not len(rig.service.waiting.pop.table))
+    config = {"groupName": "g", "retryMaxTimes": limit}
+    assert (await rig.ask(200, {}, json.dumps(config).encode())).code == 0
+    await rig.send("T", b"x" * 200_000)
+    assert len(pops.messages(await pops.pop(rig))) == 1
+    assert (await rig.ask(25, {}, b"maxMessageSize=100000\n")).code == 0
+    clock.now_ms += 61_000
+    await until(lambda: end_of(rig, "%RETRY%g_T" if limit else "%DLQ%g") == 1)
+    await until(lambda: not len(rig.service.waiting.pop.table))

@@ -1,7 +1,5 @@
 """Where a group continues to pop: nothing is committed before the pop is confirmed (R30)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,7 +16,7 @@ def positions(folder: Path) -> tuple[PopPositions, ConsumerOffsetManager]:
     return PopPositions(offsets), offsets
 
 
-def test_r30_each_write_commits_what_it_took_and_no_more(tmp_path: Path) -> None:
+def test_r30_each_write_commits_what_it_took_and_no_more(tmp_path):
     made, offsets = positions(tmp_path)
     first, second = made.take(KEY, 3), made.take(KEY, 5)
     assert made.next_of(KEY) == 5 and offsets.query(*KEY) == -1
@@ -28,13 +26,13 @@ def test_r30_each_write_commits_what_it_took_and_no_more(tmp_path: Path) -> None
     assert made.next_of(KEY) == offsets.query(*KEY) == 5
 
 
-def test_r30_a_write_that_is_not_confirmed_commits_nothing(tmp_path: Path) -> None:
+def test_r30_a_write_that_is_not_confirmed_commits_nothing(tmp_path):
     made, offsets = positions(tmp_path)
     made.confirmed(KEY, made.take(KEY, 3), 3, ok=False)
     assert made.next_of(KEY) == 3 and offsets.query(*KEY) == -1
 
 
-def test_r30_what_is_skipped_behind_a_write_waits_for_it(tmp_path: Path) -> None:
+def test_r30_what_is_skipped_behind_a_write_waits_for_it(tmp_path):
     made, offsets = positions(tmp_path)
     taken = made.take(KEY, 3)
     made.skip(KEY, 9)
@@ -45,7 +43,7 @@ def test_r30_what_is_skipped_behind_a_write_waits_for_it(tmp_path: Path) -> None
     assert offsets.query(*KEY) == 12
 
 
-def test_who_else_sets_the_offset_is_followed(tmp_path: Path) -> None:
+def test_who_else_sets_the_offset_is_followed(tmp_path):
     made, offsets = positions(tmp_path)
     taken = made.take(KEY, 3)
     offsets.commit("g", "T", 0, 1)
@@ -54,7 +52,7 @@ def test_who_else_sets_the_offset_is_followed(tmp_path: Path) -> None:
     assert offsets.query(*KEY) == 1
 
 
-def test_r39_another_message_in_the_place_of_the_popped_one_is_not_given_again() -> None:
+def test_r39_another_message_in_the_place_of_the_popped_one_is_not_given_again():
     """The topic was deleted and made again: these very messages are gone."""
     path, topics = Mock(), Mock(topics={"T"})
     path.store.deleting_topics = ()

@@ -1,7 +1,5 @@
 """What is in flight, by the records alone: time is a number, a new master is a second table."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +25,7 @@ def popped(*offsets: int, at: int = 1000, invisible: int = 60_000, **more: objec
         due=at + invisible,
         offsets=list(offsets),
         last_phy=offsets[-1] * 100,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -45,7 +43,7 @@ def due(table: PopTable, now_ms: int) -> list[tuple[int, list[int]]]:
     return found
 
 
-def test_what_is_not_acked_is_due_at_its_time_and_once() -> None:
+def test_what_is_not_acked_is_due_at_its_time_and_once():
     table = PopTable()
     table.apply(PopRecord(popped=[popped(0, 1, 2, next=3)]), 0)
     table.apply(PopRecord(acked=[acked(1)]), 1)
@@ -56,7 +54,7 @@ def test_what_is_not_acked_is_due_at_its_time_and_once() -> None:
     assert table.oldest_record == table.next_record == 3
 
 
-def test_an_old_handle_acks_nothing_of_a_newer_pop() -> None:
+def test_an_old_handle_acks_nothing_of_a_newer_pop():
     """Popped again after a reset, or given another time: the newer one counts."""
     table = PopTable()
     table.apply(PopRecord(popped=[popped(0, 1)]), 0)
@@ -69,7 +67,7 @@ def test_an_old_handle_acks_nothing_of_a_newer_pop() -> None:
     assert due(table, 1 << 40) == [(2000, [1])]
 
 
-def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible() -> None:
+def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible():
     table = PopTable()
     table.apply(PopRecord(popped=[popped(4, 5, 6, order=True, attempt="a")]), 0)
     assert table.is_blocked(KEY, "", 2000) and not table.is_blocked(KEY, "a", 2000)
@@ -86,7 +84,7 @@ def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible() -> None:
     assert table.order_of(KEY) is None and not table.is_blocked(KEY, "", 0)
 
 
-def test_r30_a_new_master_continues_in_order_at_the_first_unacked_message() -> None:
+def test_r30_a_new_master_continues_in_order_at_the_first_unacked_message():
     table = PopTable()
     table.collects = True
     table.apply(PopRecord(popped=[popped(4, 5, 6, order=True, next=7)]), 0)
@@ -105,9 +103,7 @@ _STEP = st.one_of(
 
 @settings(deadline=None)
 @given(st.lists(_STEP, max_size=40), st.integers(0, 40))
-def test_r30_a_new_master_knows_what_the_old_one_knew(
-    steps: list[tuple[str, int, int]], read_from: int
-) -> None:
+def test_r30_a_new_master_knows_what_the_old_one_knew(steps, read_from):
     """It reads from any progress on that the old one may have committed: the same is in flight, and
     the group continues at the same place."""
     records: list[PopRecord] = []
@@ -149,7 +145,7 @@ def waiting(group: str = "g", queue: int = -1, deadline: int = 100, owner: str =
     return HeldPop("T", queue, deadline, owner, group)
 
 
-def test_an_arrival_wakes_one_of_each_group() -> None:
+def test_an_arrival_wakes_one_of_each_group():
     hold = PopHold()
     first, second, other, elsewhere = waiting(), waiting(), waiting("h"), waiting("h", 3)
     for one in (first, second, other, elsewhere):
@@ -163,7 +159,7 @@ def test_an_arrival_wakes_one_of_each_group() -> None:
     assert len(hold) == 0 and not hold.arrived("%RETRY%h+T", 0)
 
 
-def test_a_hold_is_bounded_ends_and_forgets_who_left() -> None:
+def test_a_hold_is_bounded_ends_and_forgets_who_left():
     hold = PopHold()
     late, early = waiting(deadline=200, owner="a"), waiting(deadline=100, owner="b")
     hold.hold(late)

@@ -1,7 +1,5 @@
 """PullHold: held pulls wake for their message, at their deadline, or never."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +16,12 @@ def names(items: list[HeldPull[str]]) -> list[str]:
     return [item.pull for item in items]
 
 
-def test_an_arrival_wakes_those_it_reaches() -> None:
-    hold: PullHold[str] = PullHold()
+@pytest.fixture
+def hold() -> PullHold[str]:
+    return PullHold()
+
+
+def test_an_arrival_wakes_those_it_reaches(hold):
     for item in (held("a", offset=5), held("b", offset=6), held("c", queue=1, offset=0)):
         hold.hold(item)
     assert names(hold.arrived("T", 0, 5)) == []
@@ -28,8 +30,7 @@ def test_an_arrival_wakes_those_it_reaches() -> None:
     assert len(hold) == 2
 
 
-def test_deadlines_in_order_and_each_pull_answered_once() -> None:
-    hold: PullHold[str] = PullHold()
+def test_deadlines_in_order_and_each_pull_answered_once(hold):
     for item in (held("late", deadline=30), held("soon", deadline=10), held("next", deadline=20)):
         hold.hold(item)
     assert names(hold.expired(20, 9)) == ["soon", "next"]
@@ -37,10 +38,7 @@ def test_deadlines_in_order_and_each_pull_answered_once() -> None:
     assert hold.expired(1000, 9) == [] and len(hold) == 0
 
 
-def test_r58_pulls_that_wait_are_bounded_in_number_and_tags(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hold: PullHold[str] = PullHold()
+def test_r58_pulls_that_wait_are_bounded_in_number_and_tags(hold, monkeypatch):
     assert hold.has_place(TAGS_MAX) and not hold.has_place(TAGS_MAX + 1)
     many = held("a")
     many.tags = TAGS_MAX
@@ -52,8 +50,7 @@ def test_r58_pulls_that_wait_are_bounded_in_number_and_tags(
     assert hold.has_place(TAGS_MAX)
 
 
-def test_a_closed_connection_is_forgotten() -> None:
-    hold: PullHold[str] = PullHold()
+def test_a_closed_connection_is_forgotten(hold):
     hold.hold(held("a", owner="x"))
     hold.hold(held("b", owner="y"))
     hold.hold(held("c", owner="x", queue=1))
@@ -64,7 +61,7 @@ def test_a_closed_connection_is_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 50)), max_size=30))
-def test_each_held_pull_is_woken_once(pulls: list[tuple[int, int, int]]) -> None:
+def test_each_held_pull_is_woken_once(pulls):
     hold: PullHold[str] = PullHold()
     for number, (queue, offset, deadline) in enumerate(pulls):
         hold.hold(held(str(number), queue=queue, offset=offset, deadline=deadline))
@@ -78,9 +75,8 @@ def test_each_held_pull_is_woken_once(pulls: list[tuple[int, int, int]]) -> None
     assert sorted(woken, key=int) == [str(number) for number in range(len(pulls))]
 
 
-def test_pulls_expire_in_slices_and_leave_with_their_owner_at_any_number() -> None:
+def test_pulls_expire_in_slices_and_leave_with_their_owner_at_any_number(hold):
     """With 10,000 on one queue, each of its own client: none is looked at for another one."""
-    hold: PullHold[str] = PullHold()
     for number in range(10_000):
         hold.hold(held(str(number), owner=number, deadline=number))
     with counted_turns() as turns:
@@ -94,8 +90,7 @@ def test_pulls_expire_in_slices_and_leave_with_their_owner_at_any_number() -> No
         assert hold.expired(0, 128) == []
 
 
-def test_pulls_that_were_woken_leave_no_deadline_behind() -> None:
-    hold: PullHold[str] = PullHold()
+def test_pulls_that_were_woken_leave_no_deadline_behind(hold):
     for number in range(20):
         hold.hold(held(f"{number}", deadline=60_000))
     assert len(hold.arrived("T", 0, 1)) == 20

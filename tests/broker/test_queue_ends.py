@@ -1,7 +1,5 @@
 """Where a queue ends (request 30): what is confirmed, or what a master's log holds."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +10,7 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
 
 
-def test_r28_the_end_of_a_queue_is_what_is_confirmed_unless_the_whole_log_is_asked_for() -> None:
+def test_r28_the_end_of_a_queue_is_what_is_confirmed_unless_the_whole_log_is_asked_for():
     """`committed` false is what a master's log holds, of which nothing is shown yet."""
     queries = Mock()
     queries.max_offset_in_queue.return_value = 5

@@ -1,7 +1,5 @@
 """Queue locks as a table: one owner, leases, the change that others must know of, the file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from batonmq.broker.tables.queue_locks import LEASE_MS, LockChange, QueueLockManager
@@ -13,7 +11,7 @@ def manager(folder: Path, name: str = "queueLocks") -> QueueLockManager:
     return QueueLockManager(folder / f"{name}.json")
 
 
-def test_a_queue_has_one_owner_until_its_lease_is_over(tmp_path: Path) -> None:
+def test_a_queue_has_one_owner_until_its_lease_is_over(tmp_path):
     locks = manager(tmp_path)
     granted, change = locks.grant("g", "a", [Q0, Q1], 1000)
     assert granted == [Q0, Q1]
@@ -27,7 +25,7 @@ def test_a_queue_has_one_owner_until_its_lease_is_over(tmp_path: Path) -> None:
     assert locks.has_locks("g", later) and not locks.has_locks("g", later + LEASE_MS + 1)
 
 
-def test_only_the_owner_gives_back(tmp_path: Path) -> None:
+def test_only_the_owner_gives_back(tmp_path):
     locks = manager(tmp_path)
     locks.grant("g", "a", [Q0, Q1], 0)
     assert locks.release("g", "b", [Q0]) is None
@@ -38,7 +36,7 @@ def test_only_the_owner_gives_back(tmp_path: Path) -> None:
     assert locks.grant("g", "a", [Q0], 0)[0] == []
 
 
-def test_a_new_master_takes_every_lock_for_renewed(tmp_path: Path) -> None:
+def test_a_new_master_takes_every_lock_for_renewed(tmp_path):
     """R30: a slave that saw the record honours the lock for a whole lease after its election."""
     master, slave = manager(tmp_path, "a"), manager(tmp_path, "b")
     _, change = master.grant("g", "a", [Q0], 1000)
@@ -50,7 +48,7 @@ def test_a_new_master_takes_every_lock_for_renewed(tmp_path: Path) -> None:
     assert slave.grant("g", "b", [Q0], 900_001 + 2 * LEASE_MS)[0] == [Q0]
 
 
-def test_the_file_and_the_answer_for_slaves_bring_the_owners_back(tmp_path: Path) -> None:
+def test_the_file_and_the_answer_for_slaves_bring_the_owners_back(tmp_path):
     locks = manager(tmp_path)
     locks.grant("g", "a", [Q0, ("T%", 3)], 0)
     locks.grant("h", "b", [Q1], 0)
@@ -66,7 +64,7 @@ def test_the_file_and_the_answer_for_slaves_bring_the_owners_back(tmp_path: Path
         assert other.grant("h", "b", [Q1], 1) == ([Q1], None)
 
 
-def test_what_ran_out_is_found_a_part_at_a_time(tmp_path: Path) -> None:
+def test_what_ran_out_is_found_a_part_at_a_time(tmp_path):
     locks = manager(tmp_path)
     queues = [("T", number) for number in range(2500)]
     locks.grant("g", "a", queues, 0)

@@ -1,17 +1,11 @@
 """An operator trusts a suspect log again (R17), by our own request 60001."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from lone_broker import lone_broker
 
 from batonmq.protocol.codes import RequestCode, ResponseCode
 
 
-async def test_r17_r24_an_operator_repairs_a_damaged_log_without_a_master(
-    tmp_path: Path,
-) -> None:
+async def test_r17_r24_an_operator_repairs_a_damaged_log_without_a_master(tmp_path):
     """1 a byte flips in the log of a broker that stands alone. 2 it serves what lies before it and
     takes nothing. 3 the operator names what he saw: the tail goes aside, and writes are taken."""
     async with lone_broker(tmp_path) as rig:

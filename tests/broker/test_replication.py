@@ -1,13 +1,10 @@
 """Replication between its parts: when it hands over, what it tells, what it leaves at the end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -66,169 +63,147 @@ async def handed(rig: Rig, replication: ControllerReplication, now_ms: int) -> i
     replication.tick(now_ms)
     await until(lambda: not replication._tasks)
     path.clock_ms = clock_ms
-    return replication.manager.hand_over.await_count  # type: ignore[attr-defined,no-any-return]
+    return replication.manager.hand_over.await_count
 
 
-async def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is_not(
-    tmp_path: Path,
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        with managed(rig) as (manager, replication):
-            rig.service.store.disk_space.set_watermark(FULL)
-            manager.hand_over.side_effect = [False, True, True]
-            assert await handed(rig, replication, NOW_MS) == 0
-            first = NOW_MS + FULL_MS
-            assert await handed(rig, replication, first) == 1
-            again = first + FULL_MS
-            assert await handed(rig, replication, again - 1) == 1
-            assert await handed(rig, replication, again) == 2
-            assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS - 1) == 2, (
-                "it was handed"
-            )
-            assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS) == 3
-            rig.service.store.disk_space.set_watermark("")
+async def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is_not(rig):
+    with managed(rig) as (manager, replication):
+        rig.service.store.disk_space.set_watermark(FULL)
+        manager.hand_over.side_effect = [False, True, True]
+        assert await handed(rig, replication, NOW_MS) == 0
+        first = NOW_MS + FULL_MS
+        assert await handed(rig, replication, first) == 1
+        again = first + FULL_MS
+        assert await handed(rig, replication, again - 1) == 1
+        assert await handed(rig, replication, again) == 2
+        assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS - 1) == 2, "it was handed"
+        assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS) == 3
+        rig.service.store.disk_space.set_watermark("")
 
 
-async def test_a_replica_outside_of_the_set_is_not_ready(tmp_path: Path) -> None:
+async def test_a_replica_outside_of_the_set_is_not_ready(rig):
     """Who stops the next replica waits for that: this one may lack what is acknowledged."""
-    async with lone_broker(tmp_path) as rig:
-        with managed(rig) as (manager, replication):
-            own, rig.service.replication = rig.service.replication, replication
-            manager.broker_id, metrics = 2, BrokerMetrics(rig.service)
-            rig.service.replication = own
-            manager.view = RoleView("C", "broker-a", 1, sync_state_set=(1,))
-            assert metrics.why_not_ready() == ["it is not in the SyncStateSet: it catches up"]
-            manager.view = RoleView("C", "broker-a", 1, sync_state_set=(1, 2))
-            assert metrics.why_not_ready() == []
+    with managed(rig) as (manager, replication):
+        own, rig.service.replication = rig.service.replication, replication
+        manager.broker_id, metrics = 2, BrokerMetrics(rig.service)
+        rig.service.replication = own
+        manager.view = RoleView("C", "broker-a", 1, sync_state_set=(1,))
+        assert metrics.why_not_ready() == ["it is not in the SyncStateSet: it catches up"]
+        manager.view = RoleView("C", "broker-a", 1, sync_state_set=(1, 2))
+        assert metrics.why_not_ready() == []
 
 
-async def test_r24_a_master_with_a_damaged_log_hands_over_before_it_is_suspect(
-    tmp_path: Path,
-) -> None:
+async def test_r24_a_master_with_a_damaged_log_hands_over_before_it_is_suspect(rig):
     """Without another member it stays the master, nothing is cut, and it tries again."""
-    async with lone_broker(tmp_path) as rig:
-        store, seen = rig.service.store, []
-        trust = store.trust
-        with managed(rig) as (manager, replication):
-            manager.report_event = Mock()
-            manager.hand_over.side_effect = lambda reason: seen.append(trust.reason)
-            error = CorruptLogError("a file", 0, "property CRC is wrong")
-            end = store.max_phy_offset
-            replication.on_damage_found(error)
-            await until(lambda: not replication._tasks)
-            assert seen == [""] and trust.must_refetch and str(error) in trust.reason
-            manager.report_event.assert_called_once()
-            assert await handed(rig, replication, NOW_MS) == 1
-            assert await handed(rig, replication, NOW_MS + FULL_MS) == 2
-            assert rig.service.path.gate.is_master and store.max_phy_offset == end
-            rig.service.path.gate.follow(1, "127.0.0.1:1")
-            later = NOW_MS + FULL_MS + HAND_OVER_AGAIN_MS
-            assert await handed(rig, replication, later) == 2, "a slave hands nothing over"
+    store, seen = rig.service.store, []
+    trust = store.trust
+    with managed(rig) as (manager, replication):
+        manager.report_event = Mock()
+        manager.hand_over.side_effect = lambda reason: seen.append(trust.reason)
+        error = CorruptLogError("a file", 0, "property CRC is wrong")
+        end = store.max_phy_offset
+        replication.on_damage_found(error)
+        await until(lambda: not replication._tasks)
+        assert seen == [""] and trust.must_refetch and str(error) in trust.reason
+        manager.report_event.assert_called_once()
+        assert await handed(rig, replication, NOW_MS) == 1
+        assert await handed(rig, replication, NOW_MS + FULL_MS) == 2
+        assert rig.service.path.gate.is_master and store.max_phy_offset == end
+        rig.service.path.gate.follow(1, "127.0.0.1:1")
+        later = NOW_MS + FULL_MS + HAND_OVER_AGAIN_MS
+        assert await handed(rig, replication, later) == 2, "a slave hands nothing over"
 
 
-async def test_only_a_master_hands_over(tmp_path: Path) -> None:
+async def test_only_a_master_hands_over(rig):
     """A slave does not, neither with a full disk (R45) nor when it stops (R33)."""
-    async with lone_broker(tmp_path) as rig:
-        with managed(rig) as (manager, replication):
-            rig.service.path.gate.follow(1, "127.0.0.1:1")
-            rig.service.store.disk_space.set_watermark(FULL)
-            for now_ms in (NOW_MS, NOW_MS + FULL_MS, NOW_MS + 2 * FULL_MS):
-                assert await handed(rig, replication, now_ms) == 0
-            await replication.hand_over()
-            assert manager.hand_over.await_count == 0
-            rig.service.path.gate.open()
-            await replication.hand_over()
-            assert manager.hand_over.await_count == 1
-            rig.service.store.disk_space.set_watermark("")
+    with managed(rig) as (manager, replication):
+        rig.service.path.gate.follow(1, "127.0.0.1:1")
+        rig.service.store.disk_space.set_watermark(FULL)
+        for now_ms in (NOW_MS, NOW_MS + FULL_MS, NOW_MS + 2 * FULL_MS):
+            assert await handed(rig, replication, now_ms) == 0
+        await replication.hand_over()
+        assert manager.hand_over.await_count == 0
+        rig.service.path.gate.open()
+        await replication.hand_over()
+        assert manager.hand_over.await_count == 1
+        rig.service.store.disk_space.set_watermark("")
 
 
-async def test_r36_a_master_that_lost_lease_and_slaves_refuses_writes_by_the_next_tick(
-    tmp_path: Path,
-) -> None:
+async def test_r36_a_master_that_lost_lease_and_slaves_refuses_writes_by_the_next_tick(rig):
     """Nothing comes that would say so: time passes."""
-    async with lone_broker(tmp_path) as rig:
-        with managed(rig) as (manager, replication):
-            ha = Mock(required_set_whole=False)
-            replication.ha = ha
-            replication.tick(NOW_MS)
-            assert (await rig.send()).code == ResponseCode.SUCCESS
-            manager.lease_valid = lambda now_ms: False
-            replication.tick(NOW_MS)
-            assert (await rig.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
-            ha.required_set_whole = True
-            replication.tick(NOW_MS)
-            assert (await rig.send()).code == ResponseCode.SUCCESS
+    with managed(rig) as (manager, replication):
+        ha = Mock(required_set_whole=False)
+        replication.ha = ha
+        replication.tick(NOW_MS)
+        assert (await rig.send()).code == ResponseCode.SUCCESS
+        manager.lease_valid = lambda now_ms: False
+        replication.tick(NOW_MS)
+        assert (await rig.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        ha.required_set_whole = True
+        replication.tick(NOW_MS)
+        assert (await rig.send()).code == ResponseCode.SUCCESS
 
 
-async def test_r33_a_draining_switch_learns_of_each_confirmation(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        with managed(rig) as (manager, replication):
-            replication.on_confirm_offset(0)
-            assert not manager.acks_changed.called
-            rig.service.path.hold.begin()
-            replication.on_confirm_offset(0)
-            manager.acks_changed.assert_called_once_with()
-            rig.service.path.hold.release()
+async def test_r33_a_draining_switch_learns_of_each_confirmation(rig):
+    with managed(rig) as (manager, replication):
+        replication.on_confirm_offset(0)
+        assert not manager.acks_changed.called
+        rig.service.path.hold.begin()
+        replication.on_confirm_offset(0)
+        manager.acks_changed.assert_called_once_with()
+        rig.service.path.hold.release()
 
 
-async def test_a_broker_that_stops_answers_all_that_waits_and_all_that_is_held(
-    tmp_path: Path,
-) -> None:
+async def test_a_broker_that_stops_answers_all_that_waits_and_all_that_is_held(rig):
     """More than a turn answers; what was held has not been stored, or waits like the others."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send()
-        path, heard = rig.service.path, []
-        path.hold.begin()
-        held = asyncio.ensure_future(rig.send())
-        await until(lambda: len(path.hold) == 1)
-        frame, sink = SendReplies("r").ok(1, b"00", 0, 1, b"K"), Mock(write=heard.append)
-        for _ in range(2 * SLICE + 1):
-            path.acks.add(1 << 60, path.clock_ms(), sink, frame)
-        await rig.service.replication.close("test")
-        assert len(heard) == 2 * SLICE + 1 and len(path.hold) == 0
-        await held
+    await rig.send()
+    path, heard = rig.service.path, []
+    path.hold.begin()
+    held = asyncio.ensure_future(rig.send())
+    await until(lambda: len(path.hold) == 1)
+    frame, sink = (SendReplies("r").ok(1, b"00", 0, 1, b"K"), Mock(write=heard.append))
+    for _ in range(2 * SLICE + 1):
+        path.acks.add(1 << 60, path.clock_ms(), sink, frame)
+    await rig.service.replication.close("test")
+    assert len(heard) == 2 * SLICE + 1 and len(path.hold) == 0
+    await held
 
 
-async def test_r41_1007_tells_which_process_this_is_and_where_its_ha_listens(
-    tmp_path: Path,
-) -> None:
+async def test_r41_1007_tells_which_process_this_is_and_where_its_ha_listens(rig):
     """A slave whose controllers do not know the HA address finds it here."""
-    async with lone_broker(tmp_path) as rig:
-        with managed(rig) as (manager, replication):
-            manager.broker_id, manager.incarnation = 3, "i3"
-            cache, fields = replication.epoch_cache()
-            assert cache.broker_id == 3
-            assert fields == {
-                INCARNATION_FIELD: "i3",
-                LOG_ID_FIELD: rig.service.store.log.log_id,
-                HA_ADDRESS_FIELD: rig.service.config.ha_address,
-            }
+    with managed(rig) as (manager, replication):
+        manager.broker_id, manager.incarnation = 3, "i3"
+        cache, fields = replication.epoch_cache()
+        assert cache.broker_id == 3
+        assert fields == {
+            INCARNATION_FIELD: "i3",
+            LOG_ID_FIELD: rig.service.store.log.log_id,
+            HA_ADDRESS_FIELD: rig.service.config.ha_address,
+        }
 
 
-async def test_the_other_members_are_those_with_an_address_and_another_id(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        with managed(rig) as (manager, replication):
-            own, other = Replica(3, address="h3:1"), Replica(1, address="h1:1")
-            manager.broker_id = 3
-            manager.view = Mock(replicas=(own, other, Replica(2)))
-            assert replication.other_members() == ["h1:1"]
+async def test_the_other_members_are_those_with_an_address_and_another_id(rig):
+    with managed(rig) as (manager, replication):
+        own, other = Replica(3, address="h3:1"), Replica(1, address="h1:1")
+        manager.broker_id = 3
+        manager.view = Mock(replicas=(own, other, Replica(2)))
+        assert replication.other_members() == ["h1:1"]
 
 
-async def test_r44_a_good_bye_comes_after_the_end_of_what_replicates(tmp_path: Path) -> None:
+async def test_r44_a_good_bye_comes_after_the_end_of_what_replicates(rig):
     """Controllers judge by what a process reported before it said that it ends."""
-    async with lone_broker(tmp_path) as rig:
-        calls = Mock()
-        with managed(rig) as (manager, replication):
-            replication.ha = ha = AsyncMock()
-            calls.attach_mock(ha.close, "ha_closed")
-            calls.attach_mock(manager.end, "takes_no_view")
-            calls.attach_mock(manager.close, "good_bye")
-            await replication.close("planned stop")
-        names = [name for name, _, _ in calls.mock_calls]
-        assert names == ["takes_no_view", "ha_closed", "good_bye"]
+    calls = Mock()
+    with managed(rig) as (manager, replication):
+        replication.ha = ha = AsyncMock()
+        calls.attach_mock(ha.close, "ha_closed")
+        calls.attach_mock(manager.end, "takes_no_view")
+        calls.attach_mock(manager.close, "good_bye")
+        await replication.close("planned stop")
+    names = [name for name, _, _ in calls.mock_calls]
+    assert names == ["takes_no_view", "ha_closed", "good_bye"]
 
 
-async def test_r46_a_role_notice_with_what_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+async def test_r46_a_role_notice_with_what_is_no_number_is_refused_by_name(tmp_path):
     async with lone_broker(tmp_path) as rig:
         with managed(rig) as (_, replication):
             replication.register(processors := Processors())
@@ -238,9 +213,7 @@ async def test_r46_a_role_notice_with_what_is_no_number_is_refused_by_name(tmp_p
                 handler(notice, Mock())
 
 
-async def test_an_ha_peer_without_a_proof_is_in_the_audit_log_and_in_the_status(
-    tmp_path: Path,
-) -> None:
+async def test_an_ha_peer_without_a_proof_is_in_the_audit_log_and_in_the_status(tmp_path):
     async with lone_broker(tmp_path) as rig:
         service = rig.service
         sections = dataclasses.replace(

@@ -1,10 +1,6 @@
 """Request-reply at the broker: 324 and 325, pushed by 326 to the producer that waits; the trace
 topic."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from lone_broker import Rig, lone_broker, send_header
 from test_group_admin import Member, answer
@@ -38,43 +34,41 @@ async def reply_to(rig: Rig, client_id: str, code: int = 325) -> RemotingCommand
 
 
 @pytest.mark.parametrize("code", [324, 325])
-async def test_the_answer_reaches_who_asked_and_is_stored(tmp_path: Path, code: int) -> None:
-    async with lone_broker(tmp_path) as rig:
-        asker = Member("asker@1", answer(b""))
-        await asker.join(rig)
-        reply = await reply_to(rig, "asker@1", code)
-        assert (reply.code, reply.ext["queueId"], reply.ext["queueOffset"]) == (0, "0", "0")
-        assert int(reply.ext["msgId"][16:], 16) >= 0
-        pushed = asker.asked[-1]
-        assert (pushed.code, pushed.body, pushed.ext["topic"]) == (326, b"answer", REPLIES)
-        properties = decode_properties(pushed.ext["properties"])
-        assert properties["CORRELATION_ID"] == "c-1" and int(properties["PUSH_REPLY_TIME"])
-        assert pushed.ext["bornHost"] and int(pushed.ext["storeTimestamp"])
-        stored = decode_records((await rig.pull(REPLIES)).body)
-        assert [record.body for record in stored] == [b"answer"]
-        await asker.client.close()
+async def test_the_answer_reaches_who_asked_and_is_stored(rig, code):
+    asker = Member("asker@1", answer(b""))
+    await asker.join(rig)
+    reply = await reply_to(rig, "asker@1", code)
+    assert (reply.code, reply.ext["queueId"], reply.ext["queueOffset"]) == (0, "0", "0")
+    assert int(reply.ext["msgId"][16:], 16) >= 0
+    pushed = asker.asked[-1]
+    assert (pushed.code, pushed.body, pushed.ext["topic"]) == (326, b"answer", REPLIES)
+    properties = decode_properties(pushed.ext["properties"])
+    assert properties["CORRELATION_ID"] == "c-1" and int(properties["PUSH_REPLY_TIME"])
+    assert pushed.ext["bornHost"] and int(pushed.ext["storeTimestamp"])
+    stored = decode_records((await rig.pull(REPLIES)).body)
+    assert [record.body for record in stored] == [b"answer"]
+    await asker.client.close()
 
 
-async def test_who_does_not_wait_any_more(tmp_path: Path) -> None:
+async def test_who_does_not_wait_any_more(rig):
     """Nobody is named, the named one is gone, or refuses: code 1 with the reason, and stored."""
-    async with lone_broker(tmp_path) as rig:
-        nobody = await rig.ask(325, send_header(REPLIES, 0, ASKED), b"answer")
-        assert nobody.code == 1 and "REPLY_TO_CLIENT" in (nobody.remark or "")
-        gone = Member("gone@1")
-        await gone.join(rig)
-        await gone.client.close()
-        while rig.service.clients._clients.producers:
-            await rig.ask(28)
-        reply = await reply_to(rig, "gone@1")
-        assert reply.code == 1 and "<gone@1> not found" in (reply.remark or "")
-        unwilling = Member("unwilling@1", answer(b"", code=1))
-        await unwilling.join(rig)
-        assert (await reply_to(rig, "unwilling@1")).code == 1
-        await unwilling.client.close()
-        assert len(decode_records((await rig.pull(REPLIES)).body)) == 3
+    nobody = await rig.ask(325, send_header(REPLIES, 0, ASKED), b"answer")
+    assert nobody.code == 1 and "REPLY_TO_CLIENT" in (nobody.remark or "")
+    gone = Member("gone@1")
+    await gone.join(rig)
+    await gone.client.close()
+    while rig.service.clients._clients.producers:
+        await rig.ask(28)
+    reply = await reply_to(rig, "gone@1")
+    assert reply.code == 1 and "<gone@1> not found" in (reply.remark or "")
+    unwilling = Member("unwilling@1", answer(b"", code=1))
+    await unwilling.join(rig)
+    assert (await reply_to(rig, "unwilling@1")).code == 1
+    await unwilling.client.close()
+    assert len(decode_records((await rig.pull(REPLIES)).body)) == 3
 
 
-async def test_the_trace_topic_takes_what_clients_trace(tmp_path: Path) -> None:
+async def test_the_trace_topic_takes_what_clients_trace(tmp_path):
     """traceTopicEnable: a topic of the broker with one queue; its messages are found by the ids
     that they tell of."""
 
@@ -94,7 +88,7 @@ async def test_the_trace_topic_takes_what_clients_trace(tmp_path: Path) -> None:
         assert rig.service.topics.get("RMQ_SYS_TRACE_TOPIC") is None
 
 
-async def test_without_storing_only_the_push_counts(tmp_path: Path) -> None:
+async def test_without_storing_only_the_push_counts(tmp_path):
     async with lone_broker(tmp_path, broker={"store_reply_message_enable": False}) as rig:
         asker = Member("asker@1", answer(b""))
         await asker.join(rig)

@@ -1,15 +1,18 @@
 """No request ends the broker or a feature of it, whatever is in its fields (R46, R54)."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 
 import pytest
-from lone_broker import Rig, end_of, run_with_broker, until
+from lone_broker import (
+    Rig,
+    end_header,
+    end_of,
+    run_with_broker,
+    until,
+)
 from odd_requests import SEEDS, OddRequests
 from test_pop import pop
-from test_transactions import COMMIT, ROLLBACK, UNKNOWN, Asked, end_fields, half
+from test_transactions import COMMIT, ROLLBACK, UNKNOWN, Asked, half
 
 from batonmq.protocol.codes import RequestCode
 
@@ -29,10 +32,10 @@ QUICK = {"transaction_time_out": 100, "transaction_check_interval": 100}
 
 @pytest.mark.request_fuzz
 @pytest.mark.parametrize("seed", SEEDS)
-def test_r46_r54_after_odd_requests_of_every_code_all_works(tmp_path: Path, seed: int) -> None:
+def test_r46_r54_after_odd_requests_of_every_code_all_works(tmp_path, seed):
     async def play(rig: Rig) -> None:
         await rig.send("T", b"x")
-        halves = [end_fields(await half(rig, f"K{number}"), UNKNOWN) for number in range(8)]
+        halves = [end_header(await half(rig, f"K{number}"), UNKNOWN) for number in range(8)]
         known = KNOWN | {key: [one[key] for one in halves] for key in halves[0]}
         known["commitOrRollback"] = [COMMIT, ROLLBACK, UNKNOWN, "4"]
         processors = rig.service.endpoint.processors
@@ -64,7 +67,7 @@ async def check_features(rig: Rig) -> None:
     assert (await rig.send(topic, b"delayed", DELAY="1")).code == 0
     committed = end_of(rig, topic, 1)
     sent = await half(rig, "behind", topic=topic)
-    assert (await rig.ask(RequestCode.END_TRANSACTION, end_fields(sent, COMMIT))).code == 0
+    assert (await rig.ask(RequestCode.END_TRANSACTION, end_header(sent, COMMIT))).code == 0
     assert end_of(rig, topic, 1) > committed
     producer, committed = Asked(rig, COMMIT), end_of(rig, topic, 1)
     await producer.beat()

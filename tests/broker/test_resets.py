@@ -1,13 +1,11 @@
 """An operator's reset (222) outlives its master: the next one sends the group where it was set."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
 import pytest
 import test_pop as pops
-from lone_broker import Rig, lone_broker, run_with_broker
+from lone_broker import Rig, run_with_broker
 from test_answers_wait import unconfirmed
 from test_pop import clock as clock
 from test_table_safety import Tables, Wire, following
@@ -54,7 +52,7 @@ async def takes_it_up(rig: Rig) -> None:
     assert (await rig.ask(14, COMMIT)).ext["offset"] == "3"
 
 
-def test_r56_a_reset_outlives_the_role_and_the_process(tmp_path: Path) -> None:
+def test_r56_a_reset_outlives_the_role_and_the_process(tmp_path):
     async def first(rig: Rig) -> None:
         await four_consumed(rig)
         assert await reset_to_one(rig) == 0
@@ -76,16 +74,15 @@ def test_r56_a_reset_outlives_the_role_and_the_process(tmp_path: Path) -> None:
         run_with_broker(tmp_path, play)
 
 
-async def test_r56_a_reset_is_answered_when_every_member_has_it(tmp_path: Path) -> None:
+async def test_r56_a_reset_is_answered_when_every_member_has_it(rig):
     """Before, nothing has changed: what is not confirmed may be cut."""
-    async with lone_broker(tmp_path) as rig:
-        await four_consumed(rig)
-        with unconfirmed(rig):
-            asked = asyncio.ensure_future(reset_to_one(rig))
-            for _ in range(3):
-                assert (await rig.ask(14, COMMIT)).ext["offset"] == "4"
-            assert not asked.done()
-        assert await asked == 0 and await is_reset(rig)
+    await four_consumed(rig)
+    with unconfirmed(rig):
+        asked = asyncio.ensure_future(reset_to_one(rig))
+        for _ in range(3):
+            assert (await rig.ask(14, COMMIT)).ext["offset"] == "4"
+        assert not asked.done()
+    assert await asked == 0 and await is_reset(rig)
 
 
 class Pair:
@@ -122,14 +119,14 @@ def place(tables: Tables) -> tuple[int, bool]:
     return tables.offsets.query("g", "T", 0), tables.offsets.resets.runs("g", "T", 0)
 
 
-def test_r56_the_heir_has_a_reset_before_it_has_fetched_an_offset(pair: Pair) -> None:
+def test_r56_the_heir_has_a_reset_before_it_has_fetched_an_offset(pair):
     pair.reset(pair.master, pair.slave)
     assert place(pair.slave) == (1, True)
     pair.fetch()
     assert place(pair.slave) == (1, True)
 
 
-def test_r56_offsets_from_before_a_reset_do_not_undo_it(pair: Pair) -> None:
+def test_r56_offsets_from_before_a_reset_do_not_undo_it(pair):
     """They are under way to the slave while the log shows it the reset."""
     pair.master.offsets.commit("g", "T", 0, 5)
     pair.wire.before_reply[RequestCode.GET_ALL_CONSUMER_OFFSET] = lambda: pair.reset(
@@ -141,7 +138,7 @@ def test_r56_offsets_from_before_a_reset_do_not_undo_it(pair: Pair) -> None:
     assert place(pair.slave) == (1, True)
 
 
-def test_r56_a_new_master_finds_a_reset_that_is_not_confirmed_there(pair: Pair) -> None:
+def test_r56_a_new_master_finds_a_reset_that_is_not_confirmed_there(pair):
     """It was answered, so it is in the log; the heir's confirmOffset lags. Being confirmed, it does
     not begin again."""
     end, heir = pair.reset(pair.master), pair.slave
@@ -153,7 +150,7 @@ def test_r56_a_new_master_finds_a_reset_that_is_not_confirmed_there(pair: Pair) 
     assert place(heir) == (3, False)
 
 
-def test_r56_a_reset_that_was_taken_over_and_cut_is_not_missed_later(pair: Pair) -> None:
+def test_r56_a_reset_that_was_taken_over_and_cut_is_not_missed_later(pair):
     heir, end = pair.slave, pair.reset(pair.master)
     heir.service.take_over_record(pair.master.log[-1], end + 50)
     heir.service.role_left()
@@ -162,7 +159,7 @@ def test_r56_a_reset_that_was_taken_over_and_cut_is_not_missed_later(pair: Pair)
     assert place(heir) == (1, True)
 
 
-def test_r56_the_end_of_a_reset_reaches_the_slave_with_the_progress_behind_it(pair: Pair) -> None:
+def test_r56_the_end_of_a_reset_reaches_the_slave_with_the_progress_behind_it(pair):
     pair.reset(pair.master, pair.slave)
     pair.fetch()
     pair.master.offsets.resets.finish("T@g", 0)
@@ -173,9 +170,7 @@ def test_r56_the_end_of_a_reset_reaches_the_slave_with_the_progress_behind_it(pa
     assert place(pair.slave) == (3, False)
 
 
-def test_r56_a_slave_that_finds_the_record_late_does_not_begin_a_reset_that_ended(
-    pair: Pair,
-) -> None:
+def test_r56_a_slave_that_finds_the_record_late_does_not_begin_a_reset_that_ended(pair):
     """It was away: it has the master's offsets at once, and the record only later."""
     end = pair.reset(pair.master)
     pair.master.service.apply_record(pair.master.log[-1], end)
@@ -186,9 +181,7 @@ def test_r56_a_slave_that_finds_the_record_late_does_not_begin_a_reset_that_ende
     assert place(pair.slave) == (3, False)
 
 
-def test_r56_a_reset_is_on_the_disk_before_a_checkpoint_and_begins_once(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_r56_a_reset_is_on_the_disk_before_a_checkpoint_and_begins_once(pair, tmp_path):
     end = pair.reset(pair.slave)
     for write in pair.slave.tables.shown_by_the_log():
         write()
@@ -200,7 +193,7 @@ def test_r56_a_reset_is_on_the_disk_before_a_checkpoint_and_begins_once(
     assert again.query("g", "T", 0) == 3 and not again.resets.runs("g", "T", 0)
 
 
-def test_r56_what_deletes_or_cuts_a_queues_offsets_ends_its_reset(pair: Pair) -> None:
+def test_r56_what_deletes_or_cuts_a_queues_offsets_ends_its_reset(pair):
     end = pair.reset(pair.slave)
     pair.slave.offsets.log_ends(end)
     assert place(pair.slave) == (1, True)
@@ -214,7 +207,7 @@ def test_r56_what_deletes_or_cuts_a_queues_offsets_ends_its_reset(pair: Pair) ->
     assert place(pair.slave) == (-1, False)
 
 
-def test_r56_earlier_versions_read_the_record_and_theirs_is_read(pair: Pair) -> None:
+def test_r56_earlier_versions_read_the_record_and_theirs_is_read(pair):
     """They skip what they do not know; a master that knows no resets ends none for good."""
     pair.reset(pair.slave)
     assert decode_metadata(pair.master.log[-1]).v == 1
@@ -224,22 +217,19 @@ def test_r56_earlier_versions_read_the_record_and_theirs_is_read(pair: Pair) -> 
     assert place(pair.slave) == (3, False)
 
 
-async def test_r56_a_reset_of_a_popping_group_outlives_its_master(
-    tmp_path: Path, clock: pops.Clock
-) -> None:
+async def test_r56_a_reset_of_a_popping_group_outlives_its_master(rig, clock):
     """Popped before it, and again after it: each master gives what comes next for the group."""
 
     async def loaded(rig: Rig) -> None:
         fails_over(rig)
         await pops.until(lambda: rig.service.waiting.pop.is_loaded)
 
-    async with lone_broker(tmp_path) as rig:
-        for number in range(4):
-            await rig.send("T", b"%d" % number)
-        assert pops.bodies(await pops.pop(rig)) == [b"0", b"1", b"2", b"3"]
-        assert await reset_to_one(rig) == 0
-        await loaded(rig)
-        assert pops.bodies(await pops.pop(rig, maxMsgNums=1)) == [b"1"]
-        assert not rig.service.tables.offsets.resets.running, "it is taken up"
-        await loaded(rig)
-        assert pops.bodies(await pops.pop(rig)) == [b"2", b"3"]
+    for number in range(4):
+        await rig.send("T", b"%d" % number)
+    assert pops.bodies(await pops.pop(rig)) == [b"0", b"1", b"2", b"3"]
+    assert await reset_to_one(rig) == 0
+    await loaded(rig)
+    assert pops.bodies(await pops.pop(rig, maxMsgNums=1)) == [b"1"]
+    assert not rig.service.tables.offsets.resets.running, "it is taken up"
+    await loaded(rig)
+    assert pops.bodies(await pops.pop(rig)) == [b"2", b"3"]

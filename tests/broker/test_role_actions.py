@@ -3,12 +3,9 @@
 `Rig` has a real WritePath, gate, hold and RoleActions; HA, tables and store only note calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -82,10 +79,14 @@ class Rig:
         )
 
 
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
 @pytest.mark.parametrize("change", ["become_slave", "become_master", "stand_down"])
-def test_r4_pending_writes_fail_before_truncation(change: str) -> None:
+def test_r4_pending_writes_fail_before_truncation(rig, change):
     """And what was put in this turn is written before: the log must not grow behind HA's back."""
-    rig = Rig()
     rig.wait_for(700)
 
     async def play() -> None:
@@ -103,31 +104,27 @@ def test_r4_pending_writes_fail_before_truncation(change: str) -> None:
     assert len(rig.heard) == 1
 
 
-def test_r27_a_master_expires_nothing_by_itself_once_it_knows_of_the_next_one() -> None:
+def test_r27_a_master_expires_nothing_by_itself_once_it_knows_of_the_next_one(rig):
     """Its own role change waits for the disk, or does not come at all where it is stopping."""
-    rig = Rig()
     rig.actions.role_will_change(OTHER, master=False)
     rig.path.store.positions.end_mastership.assert_called_once_with()
 
 
-def test_r4_an_ack_of_another_epoch_is_never_released() -> None:
-    rig = Rig()
+def test_r4_an_ack_of_another_epoch_is_never_released(rig):
     rig.wait_for(700)
     rig.path.gate.master_epoch = 4
     rig.path.confirmed(900)
     assert rig.heard == []
 
 
-def test_r4_a_broker_that_is_no_master_any_more_acknowledges_nothing() -> None:
-    rig = Rig()
+def test_r4_a_broker_that_is_no_master_any_more_acknowledges_nothing(rig):
     rig.wait_for(700)
     rig.path.gate.leave(3, "other:1")
     rig.path.confirmed(900)
     assert rig.heard == []
 
 
-async def test_r2_a_master_opens_after_its_role_is_durable() -> None:
-    rig = Rig()
+async def test_r2_a_master_opens_after_its_role_is_durable(rig):
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     opening = asyncio.ensure_future(rig.actions.become_master(OTHER, durable))
     for _ in range(5):
@@ -141,10 +138,9 @@ async def test_r2_a_master_opens_after_its_role_is_durable() -> None:
     rig.sync.follow.assert_called_once_with(None)
 
 
-def test_r8_after_a_stall_of_its_own_a_master_without_a_lease_writes_no_ack() -> None:
+def test_r8_after_a_stall_of_its_own_a_master_without_a_lease_writes_no_ack(rig):
     """1. The process stands still for 700 ms. 2. It finds its slaves' acks in its sockets, but
     another one may be master by now. 3. The lease is renewed: the reply leaves."""
-    rig = Rig()
     rig.path.confirmed(640)
     rig.wait_for(700)
     rig.now_ms += 700
@@ -158,8 +154,7 @@ def test_r8_after_a_stall_of_its_own_a_master_without_a_lease_writes_no_ack() ->
     assert rig.heard == [(0, "")]
 
 
-def test_r36_without_a_stall_no_lease_is_needed() -> None:
-    rig = Rig()
+def test_r36_without_a_stall_no_lease_is_needed(rig):
     rig.path.confirmed(640)
     rig.wait_for(700)
     rig.now_ms += 300
@@ -167,8 +162,7 @@ def test_r36_without_a_stall_no_lease_is_needed() -> None:
     assert rig.heard == [(0, "")]
 
 
-def test_a_write_that_waited_too_long_says_where_it_is_missing() -> None:
-    rig = Rig()
+def test_a_write_that_waited_too_long_says_where_it_is_missing(rig):
     rig.wait_for(700)
     rig.now_ms += 2_999
     rig.path.store.confirm_offset = 640
@@ -182,20 +176,18 @@ def test_a_write_that_waited_too_long_says_where_it_is_missing() -> None:
 
 
 @pytest.mark.parametrize("change", ["become_slave", "become_master", "stand_down"])
-async def test_r33_a_role_that_is_taken_releases_the_held_sends(change: str) -> None:
+async def test_r33_a_role_that_is_taken_releases_the_held_sends(rig, change):
     """Else they wait for the limit of the hold, and their clients with them."""
-    rig = Rig()
-    rig.path.hold.release = Mock()  # type: ignore[method-assign]
+    rig.path.hold.release = Mock()
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     durable.set_result(None)
     extra = (durable,) if change == "become_master" else ()
     rig.path.hold.begin()
     await getattr(rig.actions, change)(OTHER, *extra)
-    rig.path.hold.release.assert_called_once_with()  # type: ignore[attr-defined]
+    rig.path.hold.release.assert_called_once_with()
 
 
-def test_becoming_slave_the_old_masters_address_is_not_given_any_more() -> None:
-    rig = Rig()
+def test_becoming_slave_the_old_masters_address_is_not_given_any_more(rig):
     asyncio.run(rig.actions.become_slave(OTHER))
     gate = rig.path.gate
     assert (gate.role, gate.master_epoch) == (Role.SLAVE, 4)
@@ -206,9 +198,8 @@ def test_becoming_slave_the_old_masters_address_is_not_given_any_more() -> None:
 
 
 @pytest.mark.parametrize("change", ["become_slave", "stand_down"])
-def test_who_is_no_master_any_more_takes_no_puts_and_holds_no_pulls(change: str) -> None:
+def test_who_is_no_master_any_more_takes_no_puts_and_holds_no_pulls(rig, change):
     """Before HA begins: `role_left` answers the pulls that wait."""
-    rig = Rig()
     rig.hooks.role_left.side_effect = lambda: rig.note("role_left")
     asyncio.run(getattr(rig.actions, change)(OTHER))
     ha_step = next(step for step in rig.steps if isinstance(step, tuple))
@@ -216,10 +207,9 @@ def test_who_is_no_master_any_more_takes_no_puts_and_holds_no_pulls(change: str)
     assert {"stop_writes", "role_left"} <= set(before)
 
 
-async def test_a_role_that_will_change_refers_clients_at_once() -> None:
+async def test_a_role_that_will_change_refers_clients_at_once(rig):
     """1. The view of another master comes. 2. Its own change waits for the disk; who waits here
     is refused at once, with the address of the new master."""
-    rig = Rig()
     rig.wait_for(700)
     rig.actions.role_will_change(OTHER, master=False)
     assert [code for code, _ in rig.heard] == [14]
@@ -230,9 +220,8 @@ async def test_a_role_that_will_change_refers_clients_at_once() -> None:
     rig.path.hold.release()
 
 
-def test_r44_a_new_slave_takes_no_offsets_while_its_own_are_set_back() -> None:
+def test_r44_a_new_slave_takes_no_offsets_while_its_own_are_set_back(rig):
     """What it fetches from the new master meanwhile would be set back with them."""
-    rig = Rig()
 
     async def for_view(view: RoleView) -> int:
         rig.note("clamped")
@@ -246,8 +235,7 @@ def test_r44_a_new_slave_takes_no_offsets_while_its_own_are_set_back() -> None:
     assert followed == [None] and isinstance(rig.steps[at + 1], Followed)
 
 
-async def test_r33_the_end_that_a_switch_drains_to_has_what_this_turn_put() -> None:
-    rig = Rig()
+async def test_r33_the_end_that_a_switch_drains_to_has_what_this_turn_put(rig):
     store: Any = rig.path.store
 
     def end_turn(*, whole: bool = True) -> int:
@@ -259,26 +247,23 @@ async def test_r33_the_end_that_a_switch_drains_to_has_what_this_turn_put() -> N
     rig.path.hold.release()
 
 
-def test_r33_who_is_only_about_to_be_added_is_no_member_to_switch_to() -> None:
+def test_r33_who_is_only_about_to_be_added_is_no_member_to_switch_to(rig):
     """Required already, recorded not yet: the controllers would refuse to elect it."""
-    rig = Rig()
     rig.ha.sync_state = Mock(recorded=frozenset({1}), required_set=frozenset({1, 2}))
     assert not rig.actions.switch_progress(2).member
     rig.ha.sync_state.recorded = frozenset({1, 2})
     assert rig.actions.switch_progress(2).member
 
 
-def test_r36_a_broker_that_takes_no_writes_appends_no_record_of_its_own() -> None:
+def test_r36_a_broker_that_takes_no_writes_appends_no_record_of_its_own(rig):
     """Progress of delays, queue positions: the log decides what holds."""
-    rig = Rig()
     rig.path.gate.standing(lease=False, required_set_whole=False)
     assert rig.path.put_system_record("progress", b"{}") == 900
-    rig.path.store.appender.put_message.assert_not_called()  # type: ignore[attr-defined]
+    rig.path.store.appender.put_message.assert_not_called()
 
 
-async def test_a_master_is_shown_to_be_one_when_all_of_its_log_is_confirmed() -> None:
+async def test_a_master_is_shown_to_be_one_when_all_of_its_log_is_confirmed(rig):
     """The store's log ends at 900 and is confirmed up to 640."""
-    rig = Rig()
     shown = asyncio.ensure_future(rig.path.still_master("locks"))
     await asyncio.sleep(0)
     rig.path.confirmed(899)
@@ -288,8 +273,7 @@ async def test_a_master_is_shown_to_be_one_when_all_of_its_log_is_confirmed() ->
     await shown
 
 
-def test_r30_locks_count_from_the_moment_of_the_election() -> None:
-    rig = Rig()
+def test_r30_locks_count_from_the_moment_of_the_election(rig):
 
     async def play() -> None:
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -315,7 +299,7 @@ def sync_flush_path() -> tuple[WritePath, list[int]]:
 
 
 @pytest.mark.parametrize("first", ["flushed", "held_by_slaves"])
-def test_a_sync_master_acknowledges_what_is_on_its_own_disk_and_on_its_slaves(first: str) -> None:
+def test_a_sync_master_acknowledges_what_is_on_its_own_disk_and_on_its_slaves(first):
     path, heard = sync_flush_path()
     path.rule = rule = OwnDiskConfirms(path, Mock(), waits=True)
     second = {"flushed": "held_by_slaves", "held_by_slaves": "flushed"}[first]
@@ -328,16 +312,15 @@ def test_a_sync_master_acknowledges_what_is_on_its_own_disk_and_on_its_slaves(fi
 
 
 @pytest.mark.parametrize("flushed, code", [(99, 10), (100, 12)])
-def test_a_late_write_is_answered_with_what_it_waits_for(flushed: int, code: int) -> None:
+def test_a_late_write_is_answered_with_what_it_waits_for(flushed, code):
     path, heard = sync_flush_path()
     path.store.log.flushed_offset = flushed
     path.fail_late(13_000)
     assert heard == [code]
 
 
-def test_r8_what_a_pause_kept_leaves_with_the_next_tick() -> None:
+def test_r8_what_a_pause_kept_leaves_with_the_next_tick(rig):
     """Nothing else may come: no write, no ack of a slave."""
-    rig = Rig()
     rig.path.confirmed(0)
     rig.now_ms += 700
     rig.wait_for(600)
@@ -348,8 +331,7 @@ def test_r8_what_a_pause_kept_leaves_with_the_next_tick() -> None:
     assert [code for code, _ in rig.heard] == [0]
 
 
-def test_r4_all_that_failed_is_answered_by_the_ticks_that_follow() -> None:
-    rig = Rig()
+def test_r4_all_that_failed_is_answered_by_the_ticks_that_follow(rig):
     frame, sink = SendReplies("r").ok(1, b"00", 0, 1, b"K"), Mock()
     for _ in range(3 * SLICE):
         rig.path.acks.add(700, rig.now_ms, sink, frame)
@@ -359,18 +341,17 @@ def test_r4_all_that_failed_is_answered_by_the_ticks_that_follow() -> None:
     assert sink.write.call_count == 3 * SLICE
 
 
-def test_a_classic_slave_shows_what_is_whole_and_not_what_is_flushed() -> None:
+def test_a_classic_slave_shows_what_is_whole_and_not_what_is_flushed():
     path, heard = sync_flush_path()
     path.gate.follow(0, "master:1")
     path.flushed(100)
-    path.store.advance_confirm_offset.assert_not_called()  # type: ignore[attr-defined]
+    path.store.advance_confirm_offset.assert_not_called()
     assert heard == []
 
 
-def test_r42_tables_and_requests_follow_a_master_to_another_address() -> None:
+def test_r42_tables_and_requests_follow_a_master_to_another_address(rig):
     """A replica of another history held the master's id for a while. The slaves followed the log of
     the master that came back, and asked the other replica for tables without end."""
-    rig = Rig()
     asyncio.run(rig.actions.become_slave(OTHER))
     rig.sync.followed = Followed("other:10911", 4)
     rig.sync.follow.reset_mock()
@@ -387,8 +368,8 @@ def test_r42_tables_and_requests_follow_a_master_to_another_address() -> None:
 
 @pytest.mark.parametrize("named_first", [True, False])
 async def test_r38_a_master_that_is_elected_again_states_positions_and_lets_segments_expire(
-    tmp_path: Path, named_first: bool
-) -> None:
+    tmp_path, named_first
+):
     """HA changes nothing of its store then. Not `named_first`: another one was named in between."""
     async with lone_broker(tmp_path, mapped_file_size_commit_log=8192) as rig:
         store = rig.service.store

@@ -1,7 +1,5 @@
 """RoleGate: who may take writes, and what the others answer."""
 
-from __future__ import annotations
-
 from batonmq.broker.role_gate import RoleGate
 from batonmq.protocol.role_view import Role
 
@@ -17,7 +15,7 @@ def code(gate: RoleGate) -> int | None:
     return gate.refusal.code if gate.refusal else None
 
 
-def test_only_an_opened_master_takes_writes() -> None:
+def test_only_an_opened_master_takes_writes():
     gate = RoleGate()
     assert code(gate) == 14
     gate.opening(3)
@@ -30,7 +28,7 @@ def test_only_an_opened_master_takes_writes() -> None:
     assert code(gate) == 14
 
 
-def test_r36_a_master_without_lease_takes_writes_while_its_whole_set_follows() -> None:
+def test_r36_a_master_without_lease_takes_writes_while_its_whole_set_follows():
     """1. The lease lapses (no controller majority), all followers are there: writes go on.
     2. A follower is gone too: 14 at once. 3. Either comes back: open again."""
     gate = opened()
@@ -45,14 +43,14 @@ def test_r36_a_master_without_lease_takes_writes_while_its_whole_set_follows() -
     assert code(gate) is None
 
 
-def test_a_lapsed_lease_means_nothing_to_a_slave() -> None:
+def test_a_lapsed_lease_means_nothing_to_a_slave():
     gate = opened()
     gate.follow(2)
     gate.standing(lease=False, required_set_whole=True)
     assert code(gate) == 2
 
 
-def test_nothing_opens_a_stopping_broker_again() -> None:
+def test_nothing_opens_a_stopping_broker_again():
     gate = opened()
     gate.close("stopping")
     gate.opening(9)
@@ -60,7 +58,7 @@ def test_nothing_opens_a_stopping_broker_again() -> None:
     assert gate.refusal is not None and gate.refusal.remark == "stopping"
 
 
-def test_r36_a_mastership_that_opens_again_is_judged_by_what_stands_now() -> None:
+def test_r36_a_mastership_that_opens_again_is_judged_by_what_stands_now():
     """1. Lease and set are lost. 2. Another mastership opens, with a lease. 3. Both are lost again:
     14 again, though nothing differs from the last time."""
     gate = opened()
@@ -77,14 +75,14 @@ def test_r36_a_mastership_that_opens_again_is_judged_by_what_stands_now() -> Non
     assert code(gate) == 14
 
 
-def test_r4_a_gate_that_is_left_is_of_the_next_epoch() -> None:
+def test_r4_a_gate_that_is_left_is_of_the_next_epoch():
     gate = opened(3)
     gate.leave(4, "other:1")
     assert (gate.role, gate.master_epoch) == (Role.FENCED, 4)
     assert gate.refusal is not None and gate.refusal.master_epoch == 4
 
 
-def test_r36_that_writes_were_refused_for_want_of_lease_and_set_is_remembered() -> None:
+def test_r36_that_writes_were_refused_for_want_of_lease_and_set_is_remembered():
     """For the history, which tells how a mastership went on after its lease."""
     gate = opened()
     gate.standing(lease=False, required_set_whole=True)

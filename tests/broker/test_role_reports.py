@@ -1,7 +1,5 @@
 """What a master reports to the history: how long its first write waited, how its lease went."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock
 

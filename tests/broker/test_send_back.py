@@ -1,7 +1,5 @@
 """Retries and dead letters: 36 step by step, its fallback 310, the settings of groups that act."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -37,7 +35,7 @@ async def stored_offset(rig: Rig, topic: str = "T") -> int:
     return (await records(rig, topic))[-1].physical_offset
 
 
-async def test_the_golden_send_back_is_stored_as_java_stores_it(tmp_path: Path) -> None:
+async def test_the_golden_send_back_is_stored_as_java_stores_it(rig):
     """The request as the Java client wrote it, and the delayed record that its broker made of it:
     the same place, counts and properties."""
     golden = json.loads((GOLDEN / "remoting" / "broker-36.json").read_text())
@@ -53,36 +51,34 @@ async def test_the_golden_send_back_is_stored_as_java_stores_it(tmp_path: Path) 
         for name, value in wanted["properties"].items()
         if name in ("TAGS", "KEYS", "UNIQ_KEY")
     }
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("GoldTopic", b"hello 0", **given)
-        first = (await records(rig, "GoldTopic"))[0]
-        reply = await rig.ask(36, fields | {"offset": str(first.physical_offset)})
-        assert (reply.code, reply.body) == (0, b"")
-        (again,) = await records(rig, wanted["topic"], wanted["queueId"])
-        assert again.reconsume_times == wanted["reconsumeTimes"]
-        assert (again.topic, again.queue_id) == (wanted["topic"], wanted["queueId"])
-        assert (again.body, again.born_host) == (first.body, first.born_host)
-        assert again.born_timestamp == first.born_timestamp
-        ours = dict(again.properties)
-        for name in ("DELAY", "REAL_TOPIC", "REAL_QID", "RETRY_TOPIC", "WAIT", *given):
-            assert ours[name] == wanted["properties"][name], name
-        assert ours["ORIGIN_MESSAGE_ID"] == first.msg_id
-        assert set(wanted["properties"]) - set(ours) <= {"WAIT"}
+    await rig.send("GoldTopic", b"hello 0", **given)
+    first = (await records(rig, "GoldTopic"))[0]
+    reply = await rig.ask(36, fields | {"offset": str(first.physical_offset)})
+    assert (reply.code, reply.body) == (0, b"")
+    (again,) = await records(rig, wanted["topic"], wanted["queueId"])
+    assert again.reconsume_times == wanted["reconsumeTimes"]
+    assert (again.topic, again.queue_id) == (wanted["topic"], wanted["queueId"])
+    assert (again.body, again.born_host) == (first.body, first.born_host)
+    assert again.born_timestamp == first.born_timestamp
+    ours = dict(again.properties)
+    for name in ("DELAY", "REAL_TOPIC", "REAL_QID", "RETRY_TOPIC", "WAIT", *given):
+        assert ours[name] == wanted["properties"][name], name
+    assert ours["ORIGIN_MESSAGE_ID"] == first.msg_id
+    assert set(wanted["properties"]) - set(ours) <= {"WAIT"}
 
 
-async def test_r30_the_answer_waits_until_the_retry_is_confirmed(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send()
-        offset, path = await stored_offset(rig), rig.service.path
-        await rig.pull(group="g")
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
-        end = rig.service.store.max_phy_offset
-        waits = asyncio.ensure_future(give_back(rig, offset, 1))
-        await until(lambda: rig.service.store.max_phy_offset > end)
-        assert not waits.done()
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
-        assert (await waits).code == 0
+async def test_r30_the_answer_waits_until_the_retry_is_confirmed(rig):
+    await rig.send()
+    offset, path = await stored_offset(rig), rig.service.path
+    await rig.pull(group="g")
+    confirmed, path.confirmed = path.confirmed, lambda offset: None
+    end = rig.service.store.max_phy_offset
+    waits = asyncio.ensure_future(give_back(rig, offset, 1))
+    await until(lambda: rig.service.store.max_phy_offset > end)
+    assert not waits.done()
+    path.confirmed = confirmed
+    path.end_turn()
+    assert (await waits).code == 0
 
 
 @pytest.mark.parametrize(
@@ -98,37 +94,33 @@ async def test_r30_the_answer_waits_until_the_retry_is_confirmed(tmp_path: Path)
         (16, 0, {"maxReconsumeTimes": "20"}, False, "18"),
     ],
 )
-async def test_the_level_and_the_end_of_retries(
-    tmp_path: Path, times: int, level: int, ext: dict[str, str], dead: bool, delay: str
-) -> None:
+async def test_the_level_and_the_end_of_retries(rig, times, level, ext, dead, delay):
     """Level 3 and one more each time, or what the consumer names; at the limit, or with a negative
     level, the dead letters."""
-    async with lone_broker(tmp_path) as rig:
-        header = send_header("T", 0, {"TAGS": "a", "KEYS": "k"}) | {"j": str(times)}
-        assert (await rig.ask(310, header, b"body")).code == 0
-        first = (await records(rig, "T"))[0]
-        assert (await give_back(rig, first.physical_offset, level, **ext)).code == 0
-        queue = 0 if dead else int(delay) - 1
-        (again,) = await records(rig, "%DLQ%g" if dead else "SCHEDULE_TOPIC_XXXX", queue)
-        assert (again.reconsume_times, again.properties["DELAY"]) == (times + 1, delay)
-        assert (again.body, again.tags, again.properties["RETRY_TOPIC"]) == (b"body", "a", "T")
-        config = rig.service.topics.get("%DLQ%g" if dead else "%RETRY%g")
-        assert config is not None and (config.perm, config.read_queue_nums) == (6, 1)
+    header = send_header("T", 0, {"TAGS": "a", "KEYS": "k"}) | {"j": str(times)}
+    assert (await rig.ask(310, header, b"body")).code == 0
+    first = (await records(rig, "T"))[0]
+    assert (await give_back(rig, first.physical_offset, level, **ext)).code == 0
+    queue = 0 if dead else int(delay) - 1
+    (again,) = await records(rig, "%DLQ%g" if dead else "SCHEDULE_TOPIC_XXXX", queue)
+    assert (again.reconsume_times, again.properties["DELAY"]) == (times + 1, delay)
+    assert (again.body, again.tags, again.properties["RETRY_TOPIC"]) == (b"body", "a", "T")
+    config = rig.service.topics.get("%DLQ%g" if dead else "%RETRY%g")
+    assert config is not None and (config.perm, config.read_queue_nums) == (6, 1)
 
 
-async def test_a_retry_comes_back_to_its_group_and_remembers_where_it_began(tmp_path: Path) -> None:
+async def test_a_retry_comes_back_to_its_group_and_remembers_where_it_began(rig):
     """The second retry keeps the first topic and the first id."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send(body=b"again")
-        first = (await records(rig, "T"))[0]
-        await give_back(rig, first.physical_offset, 1)
-        pulled = await rig.pull("%RETRY%g", suspend_ms=5_000)
-        (once,) = decode_records(pulled.body)
-        await give_back(rig, once.physical_offset, -1)
-        (dead,) = await records(rig, "%DLQ%g")
-        assert (dead.body, dead.reconsume_times) == (b"again", 2)
-        assert dead.properties["RETRY_TOPIC"] == "T"
-        assert dead.properties["ORIGIN_MESSAGE_ID"] == first.msg_id
+    await rig.send(body=b"again")
+    first = (await records(rig, "T"))[0]
+    await give_back(rig, first.physical_offset, 1)
+    pulled = await rig.pull("%RETRY%g", suspend_ms=5_000)
+    (once,) = decode_records(pulled.body)
+    await give_back(rig, once.physical_offset, -1)
+    (dead,) = await records(rig, "%DLQ%g")
+    assert (dead.body, dead.reconsume_times) == (b"again", 2)
+    assert dead.properties["RETRY_TOPIC"] == "T"
+    assert dead.properties["ORIGIN_MESSAGE_ID"] == first.msg_id
 
 
 @pytest.mark.parametrize(
@@ -144,9 +136,7 @@ async def test_a_retry_comes_back_to_its_group_and_remembers_where_it_began(tmp_
         ({"maxReconsumeTimes": "many"}, 29, "maxReconsumeTimes"),
     ],
 )
-async def test_what_cannot_be_given_back_is_refused_and_not_stored(
-    tmp_path: Path, ext: dict[str, str], code: int, named: str
-) -> None:
+async def test_what_cannot_be_given_back_is_refused_and_not_stored(tmp_path, ext, code, named):
     async with lone_broker(tmp_path, broker={"auto_create_subscription_group": False}) as rig:
         for group in ("g", "reader", "readonly"):
             await rig.ask(200, body=SubscriptionGroupConfig(group_name=group).encode())
@@ -162,81 +152,77 @@ async def test_what_cannot_be_given_back_is_refused_and_not_stored(
         assert rig.service.store.appender.messages_total == before
 
 
-async def test_a_group_without_retry_queues_drops_and_says_so_by_success(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        group = SubscriptionGroupConfig(group_name="g", retry_queue_nums=0)
-        await rig.ask(200, body=group.encode())
-        await rig.send()
-        before = rig.service.store.max_phy_offset
-        assert (await give_back(rig, await stored_offset(rig))).code == 0
-        assert rig.service.topics.get("%RETRY%g") is None
-        assert rig.service.tables.groups.get("reader") is not None
-        assert not await records(rig, "SCHEDULE_TOPIC_XXXX", 2)
-        assert rig.service.store.max_phy_offset >= before
+async def test_a_group_without_retry_queues_drops_and_says_so_by_success(rig):
+    group = SubscriptionGroupConfig(group_name="g", retry_queue_nums=0)
+    await rig.ask(200, body=group.encode())
+    await rig.send()
+    before = rig.service.store.max_phy_offset
+    assert (await give_back(rig, await stored_offset(rig))).code == 0
+    assert rig.service.topics.get("%RETRY%g") is None
+    assert rig.service.tables.groups.get("reader") is not None
+    assert not await records(rig, "SCHEDULE_TOPIC_XXXX", 2)
+    assert rig.service.store.max_phy_offset >= before
 
 
-async def test_the_settings_of_a_group_count(tmp_path: Path) -> None:
+async def test_the_settings_of_a_group_count(rig):
     """225 makes several; retryQueueNums spreads the retries, retryMaxTimes ends them; 352 shows."""
-    async with lone_broker(tmp_path) as rig:
-        groups = [
-            SubscriptionGroupConfig(group_name="g", retry_queue_nums=3, retry_max_times=1),
-            SubscriptionGroupConfig(group_name="h"),
-        ]
-        body = SubscriptionGroupList(group_config_list=groups).encode()
-        assert (await rig.ask(225, body=body)).code == 0
-        shown = await rig.ask(352, {"group": "g"})
-        assert SubscriptionGroupConfig.decode(shown.body) == groups[0]
-        assert (await rig.ask(352, {"group": "nobody"})).code == 26
-        bad = SubscriptionGroupList(
-            group_config_list=[SubscriptionGroupConfig(group_name="i"), SubscriptionGroupConfig()]
-        )
-        assert (await rig.ask(225, body=bad.encode())).code == 29
-        assert rig.service.tables.groups.get("i") is None
-        await rig.send()
-        offset = await stored_offset(rig)
-        for _ in range(12):
-            assert (await give_back(rig, offset, 1)).code == 0
-        waiting = await records(rig, "SCHEDULE_TOPIC_XXXX", 0)
-        assert {record.properties["REAL_QID"] for record in waiting} <= {"0", "1", "2"}
-        assert len({record.properties["REAL_QID"] for record in waiting}) > 1
-        config = rig.service.topics.get("%RETRY%g")
-        assert config is not None and config.read_queue_nums == 3
-        assert (await give_back(rig, waiting[0].physical_offset)).code == 0
-        (dead,) = await records(rig, "%DLQ%g")
-        assert dead.reconsume_times == 2
+    groups = [
+        SubscriptionGroupConfig(group_name="g", retry_queue_nums=3, retry_max_times=1),
+        SubscriptionGroupConfig(group_name="h"),
+    ]
+    body = SubscriptionGroupList(group_config_list=groups).encode()
+    assert (await rig.ask(225, body=body)).code == 0
+    shown = await rig.ask(352, {"group": "g"})
+    assert SubscriptionGroupConfig.decode(shown.body) == groups[0]
+    assert (await rig.ask(352, {"group": "nobody"})).code == 26
+    bad = SubscriptionGroupList(
+        group_config_list=[SubscriptionGroupConfig(group_name="i"), SubscriptionGroupConfig()]
+    )
+    assert (await rig.ask(225, body=bad.encode())).code == 29
+    assert rig.service.tables.groups.get("i") is None
+    await rig.send()
+    offset = await stored_offset(rig)
+    for _ in range(12):
+        assert (await give_back(rig, offset, 1)).code == 0
+    waiting = await records(rig, "SCHEDULE_TOPIC_XXXX", 0)
+    assert {record.properties["REAL_QID"] for record in waiting} <= {"0", "1", "2"}
+    assert len({record.properties["REAL_QID"] for record in waiting}) > 1
+    config = rig.service.topics.get("%RETRY%g")
+    assert config is not None and config.read_queue_nums == 3
+    assert (await give_back(rig, waiting[0].physical_offset)).code == 0
+    (dead,) = await records(rig, "%DLQ%g")
+    assert dead.reconsume_times == 2
 
 
-async def test_the_fallback_310_into_the_retry_topic(tmp_path: Path) -> None:
+async def test_the_fallback_310_into_the_retry_topic(rig):
     """A client whose 36 failed sends by itself: a retry up to the limit (greater, not equal), then,
     or from a group that consumes in order, a dead letter that waits no more."""
-    async with lone_broker(tmp_path) as rig:
 
-        def fallback(times: int, **more: str) -> dict[str, str]:
-            properties = {"DELAY": "3", "RETRY_TOPIC": "T"}
-            return send_header("%RETRY%g", 0, properties) | {"j": str(times), "l": "2"} | more
+    def fallback(times: int, **more: str) -> dict[str, str]:
+        properties = {"DELAY": "3", "RETRY_TOPIC": "T"}
+        return send_header("%RETRY%g", 0, properties) | {"j": str(times), "l": "2"} | more
 
-        assert (await rig.ask(310, fallback(2), b"retry")).code == 0
-        assert [m.body for m in await records(rig, "SCHEDULE_TOPIC_XXXX", 2)] == [b"retry"]
-        assert (await rig.ask(310, fallback(3), b"dead")).code == 0
-        lock = LockBatchRequestBody(
-            client_id="c", consumer_group="g", mq_set=[MessageQueue("T", "broker-a", 0)]
-        )
-        assert (await rig.ask(41, body=lock.encode())).code == 0
-        assert (await rig.ask(310, fallback(1), b"in order")).code == 0
-        dead = await records(rig, "%DLQ%g")
-        assert [m.body for m in dead] == [b"dead", b"in order"]
-        assert {m.properties["DELAY"] for m in dead} == {"-1"}
-        batch = fallback(1) | {"m": "true"}
-        assert (await rig.ask(320, batch, b"")).code == 13
+    assert (await rig.ask(310, fallback(2), b"retry")).code == 0
+    assert [m.body for m in await records(rig, "SCHEDULE_TOPIC_XXXX", 2)] == [b"retry"]
+    assert (await rig.ask(310, fallback(3), b"dead")).code == 0
+    lock = LockBatchRequestBody(
+        client_id="c", consumer_group="g", mq_set=[MessageQueue("T", "broker-a", 0)]
+    )
+    assert (await rig.ask(41, body=lock.encode())).code == 0
+    assert (await rig.ask(310, fallback(1), b"in order")).code == 0
+    dead = await records(rig, "%DLQ%g")
+    assert [m.body for m in dead] == [b"dead", b"in order"]
+    assert {m.properties["DELAY"] for m in dead} == {"-1"}
+    batch = fallback(1) | {"m": "true"}
+    assert (await rig.ask(320, batch, b"")).code == 13
 
 
-async def test_what_is_given_back_has_the_crc_of_its_own_record_only(tmp_path: Path) -> None:
+async def test_what_is_given_back_has_the_crc_of_its_own_record_only(rig):
     """That of the record that failed would be read in its place, and the retry pass for damage."""
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T", b"failed")
-        assert (await give_back(rig, await stored_offset(rig))).code == 0
-        store = rig.service.store
-        begin = await stored_offset(rig)
-        raw = bytes(store.log.view(begin, store.max_phy_offset - begin))
-        records_behind = decode_records(raw)[1:]
-        assert records_behind and raw.count(b"__CRC32#") == 1 + len(records_behind)
+    await rig.send("T", b"failed")
+    assert (await give_back(rig, await stored_offset(rig))).code == 0
+    store = rig.service.store
+    begin = await stored_offset(rig)
+    raw = bytes(store.log.view(begin, store.max_phy_offset - begin))
+    records_behind = decode_records(raw)[1:]
+    assert records_behind and raw.count(b"__CRC32#") == 1 + len(records_behind)

@@ -1,12 +1,16 @@
 """One message stops no feature (R54): what can never be carried out is set aside, and named."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
-from lone_broker import Clock, Rig, end_of, lone_broker, messages, until
+from lone_broker import (
+    Rig,
+    end_header,
+    end_of,
+    lone_broker,
+    messages,
+    until,
+)
 
 from batonmq.broker.schedule.delivery import Delivery
 from batonmq.broker.send import send_processor
@@ -15,11 +19,6 @@ from batonmq.protocol.numbers import whole_number
 from batonmq.protocol.properties import PROPERTIES_ROOM, PROPERTIES_SIZE_MAX
 
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
 
 
 async def longest(rig: Rig, **properties: str) -> int:
@@ -34,8 +33,8 @@ async def longest(rig: Rig, **properties: str) -> int:
 
 @pytest.mark.parametrize("keeps_room", [True, False])
 async def test_r54_properties_of_any_accepted_length_stop_no_timer(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, keeps_room: bool
-) -> None:
+    tmp_path, clock, monkeypatch, keeps_room
+):
     """Without the room: as logs of older brokers, and of Java's, have them."""
     if not keeps_room:
         monkeypatch.setattr(send_processor, "require_space", lambda properties: None)
@@ -50,50 +49,39 @@ async def test_r54_properties_of_any_accepted_length_stop_no_timer(
         assert message.properties["pad"] == pad
 
 
-async def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        waits = {"DELAY": "3"}
-        half = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K2"}
-        assert (await rig.send("T", b"x" * 200_000, **waits)).code == 0
-        held = await rig.send("V", b"x" * 200_000, **half)
-        assert (await rig.send("U", b"later", UNIQ_KEY="K3", **waits)).code == 0
-        timed = await rig.send("W", b"x" * 200_000, UNIQ_KEY="K4", TIMER_DELAY_SEC="60")
-        failed = await rig.send("F", b"x" * 200_000, UNIQ_KEY="K5")
-        assert timed.code == failed.code == 0
-        assert (
-            await rig.ask(25, {}, b"maxMessageSize=100000\ntransactionCheckMax=100000\n")
-        ).code == 0
-        clock.ahead_ms = HOUR_MS
-        await until(lambda: end_of(rig, "T") == end_of(rig, "U") == 1)
-        end = {
-            "producerGroup": "pg",
-            "tranStateTableOffset": held.ext["queueOffset"],
-            "commitLogOffset": str(int(held.ext["msgId"][16:], 16)),
-            "commitOrRollback": "8",
-        }
-        assert (await rig.ask(37, end)).code == 0
-        await until(lambda: end_of(rig, "V") == 1)
-        await until(lambda: end_of(rig, "W") == 1)
-        back = {"group": "g", "offset": str(int(failed.ext["msgId"][16:], 16))}
-        assert (await rig.ask(36, back | {"delayLevel": "0"})).code == 0
-        assert (await rig.ask(36, back | {"delayLevel": "-1"})).code == 0
-        await until(lambda: end_of(rig, "%DLQ%g") == 1)
-        clock.ahead_ms = 2 * HOUR_MS
-        await until(lambda: end_of(rig, "%RETRY%g") == 1)
+async def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(rig, clock):
+    waits = {"DELAY": "3"}
+    half = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K2"}
+    assert (await rig.send("T", b"x" * 200_000, **waits)).code == 0
+    held = await rig.send("V", b"x" * 200_000, **half)
+    assert (await rig.send("U", b"later", UNIQ_KEY="K3", **waits)).code == 0
+    timed = await rig.send("W", b"x" * 200_000, UNIQ_KEY="K4", TIMER_DELAY_SEC="60")
+    failed = await rig.send("F", b"x" * 200_000, UNIQ_KEY="K5")
+    assert timed.code == failed.code == 0
+    assert (await rig.ask(25, {}, b"maxMessageSize=100000\ntransactionCheckMax=100000\n")).code == 0
+    clock.ahead_ms = HOUR_MS
+    await until(lambda: end_of(rig, "T") == end_of(rig, "U") == 1)
+    assert (await rig.ask(37, end_header(held, "8"))).code == 0
+    await until(lambda: end_of(rig, "V") == 1)
+    await until(lambda: end_of(rig, "W") == 1)
+    back = {"group": "g", "offset": str(int(failed.ext["msgId"][16:], 16))}
+    assert (await rig.ask(36, back | {"delayLevel": "0"})).code == 0
+    assert (await rig.ask(36, back | {"delayLevel": "-1"})).code == 0
+    await until(lambda: end_of(rig, "%DLQ%g") == 1)
+    clock.ahead_ms = 2 * HOUR_MS
+    await until(lambda: end_of(rig, "%RETRY%g") == 1)
 
 
 @pytest.mark.parametrize("wish", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
 async def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, wish: dict[str, str]
-) -> None:
+    tmp_path, clock, monkeypatch, wish
+):
     deliver = Delivery.deliver
 
     def poisoned(self: Delivery, message: object, stored_at: int) -> bool:
-        if message.body == b"poison":  # type: ignore[attr-defined]
+        if message.body == b"poison":
             raise IndexError("of this message")
-        return deliver(self, message, stored_at)  # type: ignore[arg-type]
+        return deliver(self, message, stored_at)
 
     monkeypatch.setattr(Delivery, "deliver", poisoned)
     async with lone_broker(tmp_path) as rig:
@@ -107,22 +95,13 @@ async def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
 
 
 @pytest.mark.parametrize("immunity", ["9" * 5000, "9" * 19, "-1", "٣", "1_0"])
-async def test_r54_no_number_of_a_half_message_stops_transactions(
-    tmp_path: Path, immunity: str
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        fields = {"TRAN_MSG": "true", "PGROUP": "pg"}
-        odd = {"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity}
-        assert (await rig.send("T", b"odd", UNIQ_KEY="K1", **fields, **odd)).code == 0
-        later = await rig.send("T", b"later", UNIQ_KEY="K2", **fields)
-        end = {
-            "producerGroup": "pg",
-            "tranStateTableOffset": later.ext["queueOffset"],
-            "commitLogOffset": str(int(later.ext["msgId"][16:], 16)),
-            "commitOrRollback": "8",
-        }
-        assert (await rig.ask(37, end)).code == 0
-        await until(lambda: end_of(rig, "T") == 1)
+async def test_r54_no_number_of_a_half_message_stops_transactions(rig, immunity):
+    fields = {"TRAN_MSG": "true", "PGROUP": "pg"}
+    odd = {"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity}
+    assert (await rig.send("T", b"odd", UNIQ_KEY="K1", **fields, **odd)).code == 0
+    later = await rig.send("T", b"later", UNIQ_KEY="K2", **fields)
+    assert (await rig.ask(37, end_header(later, "8"))).code == 0
+    await until(lambda: end_of(rig, "T") == 1)
 
 
 @pytest.mark.parametrize(
@@ -144,16 +123,13 @@ async def test_r54_no_number_of_a_half_message_stops_transactions(
         (" 1", None),
     ],
 )
-def test_r54_numbers_of_clients_are_those_of_java(text: str | bytes, number: int | None) -> None:
+def test_r54_numbers_of_clients_are_those_of_java(text, number):
     assert whole_number(text) == number
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, str(10**30), "1_0"])
-async def test_r54_a_request_with_a_number_beyond_64_bits_is_refused(
-    tmp_path: Path, number: str
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T")
-        commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": number}
-        reply = await rig.ask(15, commit)
-        assert reply.code == 29 and "64 bits" in (reply.remark or "")
+async def test_r54_a_request_with_a_number_beyond_64_bits_is_refused(rig, number):
+    await rig.send("T")
+    commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": number}
+    reply = await rig.ask(15, commit)
+    assert reply.code == 29 and "64 bits" in (reply.remark or "")

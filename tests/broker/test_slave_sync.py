@@ -8,27 +8,18 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from lone_broker import Rig, lone_broker, until
+from lone_broker import Rig, lone_broker, tables_in, until
 
 from batonmq.broker.tables import slave_sync
-from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.broker.tables.queue_locks import QueueLockManager
 from batonmq.broker.tables.slave_sync import (
     EXT_BODY_SIZE,
     EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
     EXT_OFFSET_VERSION,
     EXT_TABLE_VERSION,
-    BrokerTables,
     Followed,
     SlaveSynchronize,
 )
-from batonmq.broker.tables.subscription_group import (
-    MessageRequestModeManager,
-    SubscriptionGroupManager,
-)
-from batonmq.broker.tables.topic_config import TopicConfigManager
-from batonmq.broker.tables.users import UserTable
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.records.codec import decode_records
@@ -37,20 +28,8 @@ from batonmq.remoting.command import RemotingCommand
 MASTER = Followed("h:10911", 4)
 
 
-def tables(folder: Path) -> BrokerTables:
-    return BrokerTables(
-        TopicConfigManager(folder / "topics.json"),
-        SubscriptionGroupManager(folder / "groups.json"),
-        ConsumerOffsetManager(folder / "offsets.json"),
-        DelayOffsetManager(folder / "delays.json"),
-        QueueLockManager(folder / "locks.json"),
-        MessageRequestModeManager(folder / "modes.json"),
-        UserTable(folder / "users.json"),
-    )
-
-
 def offsets_of_master(folder: Path, epoch: int) -> bytes:
-    other = tables(folder).offsets
+    other = tables_in(folder).offsets
     other.set_state_version(epoch)
     other.commit("g", "T", 0, 70)
     return other.wrapper().encode()
@@ -60,7 +39,7 @@ class MasterTables:
     """A client that reaches a master with these tables; `ext` goes with each answer."""
 
     def __init__(self, folder: Path, offsets: bytes = b"", **ext: str) -> None:
-        self.tables = tables(folder)
+        self.tables = tables_in(folder)
         self.offsets = offsets
         self.ext = ext
         self.asked: list[RemotingCommand] = []
@@ -96,15 +75,13 @@ class MasterTables:
 
 
 @pytest.mark.parametrize("epoch, taken", [(3, False), (-1, False), (4, True), (5, True)])
-def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
-    tmp_path: Path, epoch: int, taken: bool
-) -> None:
+def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(tmp_path, epoch, taken):
     """Who answers at the master's address may be a deposed one, or none any more (-1)."""
-    own = tables(tmp_path / "own")
+    own = tables_in(tmp_path / "own")
     body = offsets_of_master(tmp_path / "master", max(epoch, 0))
     ext = {EXT_MASTER_EPOCH: str(epoch), EXT_OFFSET_VERSION: "v1"}
     master = MasterTables(tmp_path / "other", body, **ext)
-    sync = SlaveSynchronize(master, own, 1_000, lambda: None, Mock(max_phy_offset=0))  # type: ignore[arg-type]
+    sync = SlaveSynchronize(master, own, 1_000, lambda: None, Mock(max_phy_offset=0))
     sync.followed = MASTER
     for _ in range(2):
         asyncio.run(sync.synchronize(MASTER))
@@ -113,8 +90,8 @@ def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
     assert master.versions == ["", "v1" if taken else ""]
 
 
-def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Path) -> None:
-    own = tables(tmp_path / "own")
+def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path):
+    own = tables_in(tmp_path / "own")
     body = offsets_of_master(tmp_path / "master", 4)
 
     async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
@@ -129,14 +106,14 @@ def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Pa
 
 
 async def test_r31_an_answer_that_makes_no_sense_is_reported_and_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """It says that it is the first page of a table, and not of which. Without the fetches a slave
     would keep old offsets for good, and nothing would show that."""
     monkeypatch.setattr(slave_sync, "RETRY_FIRST_MS", 1)
     master = MasterTables(tmp_path / "master", **{EXT_MASTER_EPOCH: "4", EXT_BODY_SIZE: "1000"})
     log_end = Mock(max_phy_offset=0)
-    sync = SlaveSynchronize(master, tables(tmp_path / "own"), 1, lambda: None, log_end)  # type: ignore[arg-type]
+    sync = SlaveSynchronize(master, tables_in(tmp_path / "own"), 1, lambda: None, log_end)
     sync.follow(MASTER)
     sync.start()
     await until(lambda: "batonBodyId" in sync.failure)
@@ -145,12 +122,10 @@ async def test_r31_an_answer_that_makes_no_sense_is_reported_and_asked_for_again
     await sync.close()
 
 
-async def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(
-    tmp_path: Path,
-) -> None:
+async def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_path):
     """1 topics change while they are fetched: again. 2 they are here. 3 another master: of it
     nothing is here, whatever its versions are."""
-    own = tables(tmp_path / "own")
+    own = tables_in(tmp_path / "own")
     ext = {EXT_MASTER_EPOCH: "5", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
     master = MasterTables(tmp_path / "master", **ext)
     held: list[int] = []
@@ -186,8 +161,8 @@ async def _popped(rig: Rig) -> list[int]:
 
 
 async def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """1. A slave has eight messages, and no more of the log. 2. A group pops four of them; the
     record that says so is not at the slave, but its port for tables answers. 3. The slave is
     elected uncleanly: by its log nobody has these four, so they are given."""
@@ -211,12 +186,10 @@ async def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its
 
 
 @pytest.mark.parametrize("progress", ["offsets", "delays"])
-async def test_r30_progress_waits_for_the_log_that_it_rests_on(
-    tmp_path: Path, progress: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_progress_waits_for_the_log_that_it_rests_on(tmp_path, progress, monkeypatch):
     """Groups have popped, and delays are delivered, by records up to 100. The log here ends at 99,
     then it holds them."""
-    own = tables(tmp_path / "own")
+    own = tables_in(tmp_path / "own")
     ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
     master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
     master.tables.delays.set_all({1: 7})
@@ -249,10 +222,10 @@ async def test_r30_progress_waits_for_the_log_that_it_rests_on(
 
 
 async def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 3_600.0)
-    own = tables(tmp_path / "own")
+    own = tables_in(tmp_path / "own")
     body = offsets_of_master(tmp_path / "master", 4)
     waits = asyncio.Event()
 
@@ -276,26 +249,24 @@ async def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothi
     assert own.offsets.query("g", "T", 0) == -1
 
 
-async def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(tmp_path: Path) -> None:
+async def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(tmp_path):
     """Its confirmed end: what lies above may be cut."""
     async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T")).code == 0
         path, store = rig.service.path, rig.service.store
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        confirmed, path.confirmed = path.confirmed, lambda offset: None
         waits = asyncio.ensure_future(rig.send("T"))
         await until(lambda: store.max_phy_offset > store.confirm_offset)
         for code in (RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET):
             reply = await rig.ask(code)
             assert reply.ext[EXT_CARRIED_OUT] == str(store.confirm_offset)
-        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.confirmed = confirmed
         path.end_turn()
         assert (await waits).code == 0
 
 
 @pytest.mark.parametrize("error", [None, "no such code"])
-def test_r42_tables_that_are_no_longer_followed_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str | None
-) -> None:
+def test_r42_tables_that_are_no_longer_followed_are_reported(tmp_path, monkeypatch, error):
     """By an answer that is never taken (another epoch) as by one that refuses."""
     monkeypatch.setattr(slave_sync, "STALE_AFTER_S", 0.0)
     body = offsets_of_master(tmp_path / "other", 4)
@@ -312,7 +283,7 @@ def test_r42_tables_that_are_no_longer_followed_are_reported(
 
     async def follow() -> None:
         nonlocal stale
-        own = tables(tmp_path / "own")
+        own = tables_in(tmp_path / "own")
         sync = SlaveSynchronize(Mock(invoke=answer), own, 1, lambda: None, Mock(max_phy_offset=0))
         sync.on_tables = told.append
         sync.follow(MASTER)

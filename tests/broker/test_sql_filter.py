@@ -1,7 +1,5 @@
 """SQL92 filters: Java's own outcomes as the oracle, and what is refused, by name."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -22,7 +20,7 @@ def passes(expression: str, **properties: str) -> bool:
     return compiled(expression)(f"\x02{raw}\x02".encode())
 
 
-def test_every_outcome_is_that_of_the_java_evaluator() -> None:
+def test_every_outcome_is_that_of_the_java_evaluator():
     golden = json.loads(GOLDEN.read_text("utf-8"))
     messages = [f"\x02{text}\x02".encode() for text in golden["properties"]]
     wrong = []
@@ -58,11 +56,11 @@ def test_every_outcome_is_that_of_the_java_evaluator() -> None:
         ("ANDROID = 'x'", {"ANDROID": "x"}, True),
     ],
 )
-def test_an_expression(expression: str, properties: dict[str, str], wanted: bool) -> None:
+def test_an_expression(expression, properties, wanted):
     assert passes(expression, **properties) is wanted
 
 
-def test_an_expression_may_be_as_long_as_the_limit_says() -> None:
+def test_an_expression_may_be_as_long_as_the_limit_says():
     assert passes("a = 1".ljust(EXPRESSION_MAX), a="1")
     with pytest.raises(SqlError, match="16385 characters"):
         compiled("a = 1".ljust(EXPRESSION_MAX + 1))
@@ -72,12 +70,12 @@ def test_an_expression_may_be_as_long_as_the_limit_says() -> None:
     ("expression", "tags"),
     [("A", "A"), (" A ||B || ", "AB"), ("A || *", None), ("", None), (" * ", None)],
 )
-def test_which_tags_a_subscription_wants(expression: str, tags: str | None) -> None:
+def test_which_tags_a_subscription_wants(expression, tags):
     wanted = filter_of("TAG", expression, sql92=False).wanted
     assert wanted == (None if tags is None else frozenset(map(tags_code, tags)))
 
 
-def test_of_a_repeated_name_the_last_value_counts_and_empty_ones_do_not() -> None:
+def test_of_a_repeated_name_the_last_value_counts_and_empty_ones_do_not():
     matches = compiled("a = '2'")
     assert matches(b"\x02a\x011\x02a\x012\x02\x02")
     assert matches(b"\x02a\x012\x02a\x01\x02\x02")
@@ -102,12 +100,12 @@ def test_of_a_repeated_name_the_last_value_counts_and_empty_ones_do_not() -> Non
         ("", "refused"),
     ],
 )
-def test_what_is_no_expression_is_refused_by_name(expression: str, named: str) -> None:
+def test_what_is_no_expression_is_refused_by_name(expression, named):
     for _ in range(2):  # a refusal is kept, too
         with pytest.raises(SqlError) as caught:
             compiled(expression)
         assert named in str(caught.value)
 
 
-def test_a_long_chain_is_no_deep_one() -> None:
+def test_a_long_chain_is_no_deep_one():
     assert passes(" OR ".join(f"a = '{number}'" for number in range(1000)), a="999")

@@ -4,7 +4,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from test_slave_sync import tables
+from lone_broker import tables_in
 
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.tables import slave_sync
@@ -27,18 +27,18 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
 def source(path: Path) -> tuple[slave_sync.BrokerTables, Processors]:
     gate = Mock(spec=RoleGate, is_master=True, master_epoch=5)
-    own = tables(path)
+    own = tables_in(path)
     processors = Processors()
     SlaveSourceProcessor(own, gate, lambda: 0, lambda: 0, lambda: 0).register(processors)
     return own, processors
 
 
-async def test_r58_offsets_of_18_mb_reach_a_slave(tmp_path: Path) -> None:
+async def test_r58_offsets_of_18_mb_reach_a_slave(tmp_path):
     master, processors = source(tmp_path / "master")
     for number in range(72_000):
         master.offsets.commit(f"g{number}".ljust(240, "x"), "T", 0, number)
     assert len(master.offsets.wrapper().encode()) > FRAME_SIZE_MAX
-    own = tables(tmp_path / "own")
+    own = tables_in(tmp_path / "own")
 
     server, client = RemotingServer(processors), RemotingClient()
     address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
@@ -51,9 +51,7 @@ async def test_r58_offsets_of_18_mb_reach_a_slave(tmp_path: Path) -> None:
     assert own.offsets.query("g71999".ljust(240, "x"), "T", 0) == 71_999
 
 
-async def test_r58_what_is_kept_for_pages_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r58_what_is_kept_for_pages_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(slave_sync, "PAGE_SIZE", 100)
     master, processors = source(tmp_path / "master")
     for number in range(20):
@@ -63,7 +61,7 @@ async def test_r58_what_is_kept_for_pages_is_bounded(
 
     async def ask(ext: dict[str, str]) -> RemotingCommand:
         request = RemotingCommand.request(RequestCode.GET_ALL_CONSUMER_OFFSET, ext)
-        reply = await handler(request, Mock())  # type: ignore[misc]
+        reply = await handler(request, Mock())
         assert isinstance(reply, RemotingCommand)
         return reply
 

@@ -1,7 +1,5 @@
 """Topics and groups are on every set member before they are answered, and stay there (R31)."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections import Counter
@@ -10,25 +8,19 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from lone_broker import tables_in
 
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.role_gate import RoleGate
-from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.broker.tables.queue_locks import LockChange, QueueLockManager
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.queue_locks import LockChange
 from batonmq.broker.tables.slave_sync import (
-    BrokerTables,
     Followed,
     SlaveSourceProcessor,
     SlaveSynchronize,
 )
-from batonmq.broker.tables.subscription_group import (
-    MessageRequestModeManager,
-    SubscriptionGroupManager,
-)
-from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.broker.tables.topics import MetadataChange, TopicService
-from batonmq.broker.tables.users import UserTable
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import RequestCode
@@ -41,23 +33,9 @@ class Tables:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.topics = TopicConfigManager(
-            folder / "topics.json", cluster_name="C", broker_name="broker-a"
-        )
-        self.groups = SubscriptionGroupManager(folder / "subscriptionGroup.json")
-        self.offsets = ConsumerOffsetManager(folder / "consumerOffset.json")
-        self.delays = DelayOffsetManager(folder / "delayOffset.json")
-        locks = QueueLockManager(folder / "queueLocks.json")
-        modes = MessageRequestModeManager(folder / "messageRequestMode.json")
-        self.tables = BrokerTables(
-            self.topics,
-            self.groups,
-            self.offsets,
-            self.delays,
-            locks,
-            modes,
-            UserTable(folder / "users.json"),
-        )
+        self.tables = tables_in(folder)
+        self.topics, self.groups = self.tables.topics, self.tables.groups
+        self.offsets, self.delays = self.tables.offsets, self.tables.delays
         self.log: list[bytes] = []
         self.dropped: list[str] = []
         self.carried_out = 0
@@ -75,6 +53,16 @@ class Tables:
     def _append(self, body: bytes) -> int:
         self.log.append(body)
         return 100 * len(self.log)
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Tables:
+    return Tables(tmp_path / "master")
+
+
+@pytest.fixture
+def slave(tmp_path: Path) -> Tables:
+    return Tables(tmp_path / "slave")
 
 
 class Wire:
@@ -113,7 +101,7 @@ class Wire:
 
 def following(slave: Tables, wire: Wire, master_epoch: int) -> tuple[SlaveSynchronize, Followed]:
     sync = SlaveSynchronize(
-        wire,  # type: ignore[arg-type]
+        wire,
         slave.tables,
         1,
         lambda: None,
@@ -128,11 +116,10 @@ def topic(name: str) -> TopicConfig:
     return TopicConfig(topic_name=name, read_queue_nums=2, write_queue_nums=2, perm=6)
 
 
-def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(tmp_path: Path) -> None:
+def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(master, slave):
     """1. A slave asks for the topic table. 2. The answer is under way when a topic is created,
     confirmed and answered; the log shows it to the slave. 3. The answer, which lacks the topic,
     arrives. Were it taken, the slave could be elected right now, without the topic."""
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     master.topics.put(topic("Old"))
     wire = Wire(master, 3)
     sync, followed = following(slave, wire, 3)
@@ -149,11 +136,10 @@ def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(tmp_pat
     assert slave.topics.get("Old") == topic("Old")
 
 
-def test_r30_fetched_locks_do_not_undo_what_the_log_showed_meanwhile(tmp_path: Path) -> None:
+def test_r30_fetched_locks_do_not_undo_what_the_log_showed_meanwhile(master, slave):
     """1. The answer with the queue locks is under way. 2. A lock is granted, confirmed and
     answered; the log shows it to the slave. Were the answer taken, the slave as the next master
     would give the queue to a second owner."""
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     wire = Wire(master, 3)
     sync, followed = following(slave, wire, 3)
     change = LockChange(group="g", client_id="a", queues=[("T", 0)])
@@ -168,9 +154,8 @@ def test_r30_fetched_locks_do_not_undo_what_the_log_showed_meanwhile(tmp_path: P
         assert slave.tables.locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
 
 
-def test_r27_a_slave_learns_where_the_log_of_its_master_begins(tmp_path: Path) -> None:
+def test_r27_a_slave_learns_where_the_log_of_its_master_begins(master, slave):
     """From a master only; a Java master does not say."""
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     wire = Wire(master, 3)
     sync, followed = following(slave, wire, 3)
     heard: list[int | None] = []
@@ -182,16 +167,15 @@ def test_r27_a_slave_learns_where_the_log_of_its_master_begins(tmp_path: Path) -
     asyncio.run(sync.synchronize(followed))
     assert heard == [0, 4096]
     java = Mock(return_value=RemotingCommand.response_to(RemotingCommand.request(43)))
-    sync._ask = AsyncMock(side_effect=java)  # type: ignore[method-assign]
-    sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
+    sync._ask = AsyncMock(side_effect=java)
+    sync._fetch_tables = AsyncMock(return_value=True)
     asyncio.run(sync.synchronize(followed))
     assert heard == [0, 4096, None]
 
 
-def test_r31_tables_of_a_former_master_are_not_taken(tmp_path: Path) -> None:
+def test_r31_tables_of_a_former_master_are_not_taken(master, slave):
     """1. The master dies, and starts again at the same address while no controller is there: its
     tables are those of its last checkpoint. 2. Its slave knows no newer view and asks it."""
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     slave.service.apply_record(MetadataChange(topics={"T": topic("T")}).encode(), 100)
     slave.offsets.commit("g", "T", 0, 7)
     master.offsets.commit("g", "T", 0, 5)
@@ -207,7 +191,7 @@ def test_r31_tables_of_a_former_master_are_not_taken(tmp_path: Path) -> None:
     assert slave.offsets.offsets_of("g", "T") == {0: 5}
 
 
-def test_r31_a_master_deletes_a_topic_when_that_is_confirmed(tmp_path: Path) -> None:
+def test_r31_a_master_deletes_a_topic_when_that_is_confirmed(tmp_path):
     """1. The record is in the log only: table and queues stand, writes are refused with 2.
 
     2. It is confirmed: the topic goes, and may be made anew.
@@ -232,7 +216,7 @@ def test_r31_a_master_deletes_a_topic_when_that_is_confirmed(tmp_path: Path) -> 
     assert tables.topics.get("T") == topic("T")
 
 
-def test_r31_a_deletion_that_was_never_confirmed_costs_nothing(tmp_path: Path) -> None:
+def test_r31_a_deletion_that_was_never_confirmed_costs_nothing(tmp_path):
     """The master is deposed, and its record is cut: the topic was never deleted."""
     tables = Tables(tmp_path / "master")
     tables.service.put_topic(topic("T"))
@@ -242,7 +226,7 @@ def test_r31_a_deletion_that_was_never_confirmed_costs_nothing(tmp_path: Path) -
     assert tables.dropped == []
 
 
-def test_r31_a_new_master_deletes_what_it_took_over_when_it_is_confirmed(tmp_path: Path) -> None:
+def test_r31_a_new_master_deletes_what_it_took_over_when_it_is_confirmed(tmp_path):
     """The tail that it takes over deletes a topic and creates it again."""
     tables = Tables(tmp_path / "slave")
     records = [
@@ -261,10 +245,9 @@ def test_r31_a_new_master_deletes_what_it_took_over_when_it_is_confirmed(tmp_pat
     assert tables.dropped == ["T"]
 
 
-def test_r31_a_group_goes_with_its_offsets_when_that_is_confirmed(tmp_path: Path) -> None:
+def test_r31_a_group_goes_with_its_offsets_when_that_is_confirmed(master, slave):
     """1. The record is in the log only: the group and its offsets stand. 2. It is confirmed, while
     offsets from before are under way to the slave: they bring nothing back."""
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     for tables in (master, slave):
         tables.groups.put(SubscriptionGroupConfig(group_name="g"))
         tables.offsets.commit("g", "T", 0, 5)
@@ -287,8 +270,7 @@ def test_r31_a_group_goes_with_its_offsets_when_that_is_confirmed(tmp_path: Path
             assert tables.offsets.query("h", "T", 0) == 6
 
 
-def test_r31_what_a_group_may_not_read_is_a_record_too(tmp_path: Path) -> None:
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+def test_r31_what_a_group_may_not_read_is_a_record_too(master, slave):
     for reading in (True, False):
         master.service.forbid("g", "T", reading=reading)
         slave.service.apply_record(master.log[-1], 100)
@@ -297,7 +279,7 @@ def test_r31_what_a_group_may_not_read_is_a_record_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["update_topic", "delete_topic"])
-async def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) -> None:
+async def test_r31_asking_again_waits_for_the_record_too(tmp_path, method):
     """1. A topic is changed; the request ends with 12, since a slave does not follow. 2. The same
     is asked again: the table has it, the slave has not. It is not answered before it has."""
     tables = Tables(tmp_path / "master")
@@ -326,10 +308,9 @@ async def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method:
             assert (await asked).code == 0
 
 
-def test_r39_offsets_under_way_do_not_outlive_the_deletion_of_their_topic(tmp_path: Path) -> None:
+def test_r39_offsets_under_way_do_not_outlive_the_deletion_of_their_topic(master, slave):
     """1. A slave asks for offsets. 2. The answer is under way when a topic is deleted, confirmed,
     and the log shows it to the slave. 3. The answer, which has offsets of it, arrives."""
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     master.topics.put(topic("T"))
     master.offsets.commit("g", "T", 0, 5)
     master.offsets.commit("g", "Other", 0, 7)
@@ -351,9 +332,8 @@ def test_r39_offsets_under_way_do_not_outlive_the_deletion_of_their_topic(tmp_pa
     assert slave.dropped == master.dropped == ["T"]
 
 
-def test_r39_a_new_master_that_has_not_deleted_yet_brings_no_offset_back(tmp_path: Path) -> None:
+def test_r39_a_new_master_that_has_not_deleted_yet_brings_no_offset_back(master, slave):
     """Its confirmOffset lags behind what the old master had confirmed at this slave."""
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     for tables in (master, slave):
         tables.offsets.commit("g", "T", 0, 5)
     deletion = MetadataChange(deleted_topics=["T"]).encode()
@@ -368,11 +348,8 @@ def test_r39_a_new_master_that_has_not_deleted_yet_brings_no_offset_back(tmp_pat
     assert slave.offsets.query("g", "T", 0) == 2
 
 
-def test_r39_a_replica_that_was_away_keeps_the_offsets_of_a_topic_made_again(
-    tmp_path: Path,
-) -> None:
+def test_r39_a_replica_that_was_away_keeps_the_offsets_of_a_topic_made_again(master, slave):
     """It gets the master's offsets at once, and finds the deletion in the log only later."""
-    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     slave.offsets.commit("g", "T", 0, 5)
     slave.offsets.commit("g", "T", 1, 9)
     slave.offsets.commit("h", "T", 0, 5)
@@ -385,7 +362,7 @@ def test_r39_a_replica_that_was_away_keeps_the_offsets_of_a_topic_made_again(
     assert slave.offsets.query("h", "T", 0) == -1
 
 
-def test_r39_deleted_offsets_are_on_the_disk_before_a_checkpoint(tmp_path: Path) -> None:
+def test_r39_deleted_offsets_are_on_the_disk_before_a_checkpoint(tmp_path):
     """Below it the log does not show the deletion again."""
     tables = Tables(tmp_path / "a")
     tables.offsets.commit("g", "T", 0, 5)

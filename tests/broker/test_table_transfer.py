@@ -1,27 +1,20 @@
 """R42: a slave fetches the tables of its master by either port, retries, and tells how it goes."""
 
 import asyncio
+import contextlib
 from unittest.mock import Mock
 
 import pytest
+from lone_broker import tables_in
 
-from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.broker.tables.queue_locks import QueueLockManager
 from batonmq.broker.tables.slave_sync import (
     EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
     EXT_OFFSET_VERSION,
     EXT_TABLE_VERSION,
-    BrokerTables,
     Followed,
     SlaveSynchronize,
 )
-from batonmq.broker.tables.subscription_group import (
-    MessageRequestModeManager,
-    SubscriptionGroupManager,
-)
-from batonmq.broker.tables.topic_config import TopicConfigManager
-from batonmq.broker.tables.users import UserTable
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import ConnectError
@@ -70,153 +63,116 @@ class Master:
 
 
 @pytest.fixture
-def play(tmp_path):
-    """Runs a scenario with a master and a slave that follows it in epoch 3."""
-
-    def run(scenario):
-        async def main():
-            tables = BrokerTables(
-                TopicConfigManager(
-                    tmp_path / "topics.json",
-                    cluster_name="C",
-                    broker_name="b",
-                    auto_create_topic=True,
-                    default_queue_nums=4,
-                ),
-                SubscriptionGroupManager(tmp_path / "groups.json"),
-                ConsumerOffsetManager(tmp_path / "offsets.json"),
-                DelayOffsetManager(tmp_path / "delays.json"),
-                QueueLockManager(tmp_path / "locks.json"),
-                MessageRequestModeManager(tmp_path / "modes.json"),
-                UserTable(tmp_path / "users.json"),
-            )
-            master, told = Master(), []
-            sync = SlaveSynchronize(master, tables, 40, lambda: None, Mock(max_phy_offset=1000))
-            sync.on_tables = told.append
-            sync.start()
-            try:
-                await scenario(master, sync, told, tables)
-            finally:
-                await sync.close()
-
-        asyncio.run(main())
-
-    return run
+@contextlib.asynccontextmanager
+async def scene(tmp_path):
+    """A master, a slave that follows it in epoch 3, the epochs that it reported, its tables."""
+    master, told, tables = Master(), [], tables_in(tmp_path)
+    sync = SlaveSynchronize(master, tables, 40, lambda: None, Mock(max_phy_offset=1000))
+    sync.on_tables = told.append
+    sync.start()
+    try:
+        yield master, sync, told, tables
+    finally:
+        await sync.close()
 
 
-def test_r42_complete_tables_are_reported_once(play):
-    async def scenario(master, sync, told, tables):
-        sync.follow(Followed(MAIN, 3))
-        await until(lambda: told)
-        assert told == [3] and sync.held_epoch == 3 and not sync.failure
-        assert tables.offsets.query("G", "T", 0) == 5
-        assert tables.delays.table == {1: 7, 3: 2}
-        assert set(master.asked) == {VIP}
-        asked = len(master.asked)
-        await until(lambda: len(master.asked) >= asked + 3)
-        assert told == [3], "once for each epoch"
-        sync.follow(Followed(MAIN, 4))
-        assert sync.held_epoch == -1
-        master.epoch = 4
-        await until(lambda: told == [3, 4])
-
-    play(scenario)
-
-
-def test_r42_with_one_port_blocked_the_other_serves(play):
-    async def scenario(master, sync, told, tables):
-        master.blocked = {VIP}
-        sync.follow(Followed(MAIN, 3))
-        await until(lambda: told)
-        assert not sync.failure, "one way is enough"
-        asked = len(master.asked)
-        await until(lambda: len(master.asked) >= asked + 4)
-        assert set(master.asked[asked:]) == {MAIN}, "it stays with the port that answers"
-
-    play(scenario)
+async def test_r42_complete_tables_are_reported_once(scene):
+    master, sync, told, tables = scene
+    master.versioned = True
+    sync.follow(Followed(MAIN, 3))
+    await until(lambda: told)
+    assert told == [3] and sync.held_epoch == 3 and not sync.failure
+    assert tables.offsets.query("G", "T", 0) == 5
+    assert tables.delays.table == {1: 7, 3: 2}
+    assert set(master.asked) == {VIP}
+    asked = len(master.asked)
+    await until(lambda: len(master.asked) >= asked + 3)
+    assert told == [3], "once for each epoch"
+    sync.follow(Followed(MAIN, 4))
+    assert sync.held_epoch == -1
+    master.epoch = 4
+    await until(lambda: told == [3, 4])
 
 
-def test_r42_with_both_ports_blocked_it_is_reported_and_retried(play):
-    async def scenario(master, sync, told, tables):
-        master.blocked = {VIP, MAIN}
-        sync.follow(Followed(MAIN, 3))
-        await until(lambda: "4 times" in sync.failure)
-        assert not told and MAIN in sync.failure and "no answer" in sync.failure
-        assert master.asked[:4] == [VIP, MAIN, VIP, MAIN]
-        assert master.limits[:4] == [1000, 1000, 2000, 2000], "big tables need longer"
-        master.blocked = set()
-        await until(lambda: told)
-        assert not sync.failure
-
-    play(scenario)
+async def test_r42_with_one_port_blocked_the_other_serves(scene):
+    master, sync, told, _tables = scene
+    master.blocked, master.versioned = {VIP}, True
+    sync.follow(Followed(MAIN, 3))
+    await until(lambda: told)
+    assert not sync.failure, "one way is enough"
+    asked = len(master.asked)
+    await until(lambda: len(master.asked) >= asked + 4)
+    assert set(master.asked[asked:]) == {MAIN}, "it stays with the port that answers"
 
 
-def test_r44_offsets_that_were_set_back_here_are_fetched_again(play):
+async def test_r42_with_both_ports_blocked_it_is_reported_and_retried(scene):
+    master, sync, told, _tables = scene
+    master.blocked = {VIP, MAIN}
+    sync.follow(Followed(MAIN, 3))
+    await until(lambda: "4 times" in sync.failure)
+    assert not told and MAIN in sync.failure and "no answer" in sync.failure
+    assert master.asked[:4] == [VIP, MAIN, VIP, MAIN]
+    assert master.limits[:4] == [1000, 1000, 2000, 2000], "big tables need longer"
+    master.blocked = set()
+    await until(lambda: told)
+    assert not sync.failure
+
+
+async def test_r44_offsets_that_were_set_back_here_are_fetched_again(scene):
     """The master has not changed its own: by their version it would send none."""
-
-    async def scenario(master, sync, told, tables):
-        master.versioned = True
-        sync.follow(Followed(MAIN, 3))
-        await until(lambda: told)
-        tables.offsets.commit("G", "T", 0, 2)
-        sync.fetch_offsets_again()
-        await until(lambda: tables.offsets.query("G", "T", 0) == 5)
-
-    play(scenario)
+    master, sync, told, tables = scene
+    master.versioned = True
+    sync.follow(Followed(MAIN, 3))
+    await until(lambda: told)
+    tables.offsets.commit("G", "T", 0, 2)
+    sync.fetch_offsets_again()
+    await until(lambda: tables.offsets.query("G", "T", 0) == 5)
 
 
-def test_r42_a_failure_at_the_master_before_says_nothing_of_this_one(play):
-    async def scenario(master, sync, told, tables):
-        master.blocked = {VIP, MAIN}
-        sync.follow(Followed(MAIN, 3))
-        await until(lambda: sync.failure)
-        asked = asyncio.Event()
+async def test_r42_a_failure_at_the_master_before_says_nothing_of_this_one(scene):
+    master, sync, _told, _tables = scene
+    master.blocked = {VIP, MAIN}
+    sync.follow(Followed(MAIN, 3))
+    await until(lambda: sync.failure)
+    asked = asyncio.Event()
 
-        async def hangs(address, request, timeout_ms):
-            asked.set()
-            await gone.wait()
-            raise ConnectError(address, "no answer")
+    async def hangs(address, request, timeout_ms):
+        asked.set()
+        await gone.wait()
+        raise ConnectError(address, "no answer")
 
-        gone, answers = asyncio.Event(), master.invoke
-        master.invoke = hangs
-        await asked.wait()
-        master.invoke, master.blocked = answers, {"10.0.0.2:10909"}
-        sync.follow(Followed("10.0.0.2:10911", 4))
-        gone.set()
-        await until(lambda: master.asked[-1].startswith("10.0.0.2"))
-        first = next(at for at, address in enumerate(master.asked) if address[7] == "2")
-        assert master.asked[first] == "10.0.0.2:10909", "the port that is asked first"
-
-    play(scenario)
+    gone, answers = asyncio.Event(), master.invoke
+    master.invoke = hangs
+    await asked.wait()
+    master.invoke, master.blocked = answers, {"10.0.0.2:10909"}
+    sync.follow(Followed("10.0.0.2:10911", 4))
+    gone.set()
+    await until(lambda: master.asked[-1].startswith("10.0.0.2"))
+    first = next(at for at, address in enumerate(master.asked) if address[7] == "2")
+    assert master.asked[first] == "10.0.0.2:10909", "the port that is asked first"
 
 
-def test_r42_a_master_that_has_not_opened_yet_is_asked_again_soon(play):
+async def test_r42_a_master_that_has_not_opened_yet_is_asked_again_soon(scene):
     """It says -1: a slave learns of an election before the winner has opened."""
-
-    async def scenario(master, sync, told, tables):
-        master.epoch = -1
-        sync.follow(Followed(MAIN, 3))
-        await until(lambda: len(master.asked) >= 3)
-        assert not told and sync.held_epoch == -1 and not sync.failure
-        master.epoch = 3
-        await until(lambda: told)
-
-    play(scenario)
+    master, sync, told, _tables = scene
+    master.epoch = -1
+    sync.follow(Followed(MAIN, 3))
+    await until(lambda: len(master.asked) >= 3)
+    assert not told and sync.held_epoch == -1 and not sync.failure
+    master.epoch = 3
+    await until(lambda: told)
 
 
-def test_r39_r42_a_master_that_waits_for_this_replica_to_carry_out_deletions(play):
+async def test_r39_r42_a_master_that_waits_for_this_replica_to_carry_out_deletions(scene):
     """After a failover the new master's confirmOffset lags, and with minInSyncReplicas 2 it needs a
     second member before it rises. So the slave's join cannot wait for it: what the slave has is
     newer. Its own offsets stay, and it asks on."""
-
-    async def scenario(master, sync, told, tables):
-        tables.offsets.deletions.end = 500
-        master.carried_out = 400
-        sync.follow(Followed(MAIN, 3))
-        await until(lambda: told)
-        assert tables.offsets.query("G", "T", 0) == -1
-        master.carried_out = 500
-        await until(lambda: tables.offsets.query("G", "T", 0) == 5)
-        assert told == [3]
-
-    play(scenario)
+    master, sync, told, tables = scene
+    tables.offsets.deletions.end = 500
+    master.carried_out = 400
+    sync.follow(Followed(MAIN, 3))
+    await until(lambda: told)
+    assert tables.offsets.query("G", "T", 0) == -1
+    master.carried_out = 500
+    await until(lambda: tables.offsets.query("G", "T", 0) == 5)
+    assert told == [3]

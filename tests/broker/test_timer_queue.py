@@ -1,7 +1,6 @@
 """When which timed message is due: no loop, no log, the clock is a number."""
 
-from __future__ import annotations
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +16,12 @@ def fresh(progress: TimerProgress | None = None, least: int = 0) -> TimerQueue:
     return queue
 
 
-def test_messages_come_in_the_order_of_their_times() -> None:
-    queue = fresh()
+@pytest.fixture
+def queue() -> TimerQueue:
+    return fresh()
+
+
+def test_messages_come_in_the_order_of_their_times(queue):
     for due_ms in (300, 100, 200, 100):
         assert queue.seen(due_ms)
     assert queue.wake_ms == 100 and queue.next_due(99) is None
@@ -29,9 +32,8 @@ def test_messages_come_in_the_order_of_their_times() -> None:
     assert seen == [1, 3, 2] and queue.wake_ms == 300 and len(queue) == 1
 
 
-def test_a_clock_that_was_set_back_delivers_nothing_early() -> None:
+def test_a_clock_that_was_set_back_delivers_nothing_early(queue):
     """A message that is due before what was delivered last waits for its time all the same."""
-    queue = fresh()
     queue.seen(1000)
     assert queue.next_due(1000) == 0
     queue.done()
@@ -42,13 +44,11 @@ def test_a_clock_that_was_set_back_delivers_nothing_early() -> None:
     assert len(queue) == 0
 
 
-def test_an_empty_queue_waits_for_nothing() -> None:
-    queue = fresh()
+def test_an_empty_queue_waits_for_nothing(queue):
     assert queue.wake_ms == NEVER and queue.next_due(NEVER) is None
 
 
-def test_a_recall_counts_until_it_is_due() -> None:
-    queue = fresh()
+def test_a_recall_counts_until_it_is_due(queue):
     queue.recalled(b"T+K")
     queue.recalled(b"T+K")
     queue.recall_over(b"T+K")
@@ -57,10 +57,9 @@ def test_a_recall_counts_until_it_is_due() -> None:
     assert not queue.is_recalled(b"T+K")
 
 
-def test_it_reads_from_the_block_of_the_first_that_waits() -> None:
+def test_it_reads_from_the_block_of_the_first_that_waits(queue):
     """So a message that waits for days does not make a new master read all that came meanwhile
     again and again, but for its own block."""
-    queue = fresh()
     for number in range(3 * 4096):
         queue.seen(100 if number < 4100 else 900)
     for _ in range(4100):
@@ -80,7 +79,7 @@ def read(due: list[int], progress: TimerProgress) -> TimerQueue:
 
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.lists(st.integers(0, 8), max_size=30))
-def test_r30_a_new_master_delivers_exactly_the_rest(due: list[int], steps: list[int]) -> None:
+def test_r30_a_new_master_delivers_exactly_the_rest(due, steps):
     """Units become visible and messages due in any order; at any moment another master begins from
     the last progress. Each message is delivered once."""
     queue, visible, now, delivered = fresh(), 0, 0, list[int]()
@@ -106,16 +105,15 @@ def test_r30_a_new_master_delivers_exactly_the_rest(due: list[int], steps: list[
     assert sorted(delivered) == list(range(len(due)))
 
 
-def test_a_million_waiting_ones_fit() -> None:
+def test_a_million_waiting_ones_fit(queue):
     """Counted, not measured: one integer each, and a block for every 4,096."""
-    queue = fresh()
     for number in range(20_000):
         queue.seen(1_700_000_000_000 + number * 7 % 1000)
     assert max(map(int.__sizeof__, queue._heap)) <= 40
     assert len(queue._blocks) == 5
 
 
-def test_r30_nothing_is_delivered_before_all_that_the_log_had_at_the_start_was_seen() -> None:
+def test_r30_nothing_is_delivered_before_all_that_the_log_had_at_the_start_was_seen():
     """The last of it may recall what is due, and is visible only when it is confirmed again."""
     queue = TimerQueue()
     queue.begin(TimerProgress(next_offset=1), 0, 3)
@@ -125,7 +123,7 @@ def test_r30_nothing_is_delivered_before_all_that_the_log_had_at_the_start_was_s
     assert queue.is_caught_up
 
 
-def test_r44_what_comes_in_place_of_cut_messages_is_not_taken_for_delivered() -> None:
+def test_r44_what_comes_in_place_of_cut_messages_is_not_taken_for_delivered():
     """The last progress knew of 9 messages; the log has 3 of them after an unclean election."""
     queue = TimerQueue()
     queue.begin(TimerProgress(done_ms=100, next_offset=9), 0, 3)
@@ -133,24 +131,22 @@ def test_r44_what_comes_in_place_of_cut_messages_is_not_taken_for_delivered() ->
     assert queue.next_due(50) == 3
 
 
-def test_a_late_message_takes_no_delivery_back() -> None:
+def test_a_late_message_takes_no_delivery_back():
     queue = TimerQueue()
     queue.begin(TimerProgress(done_ms=100), 0, ANY)
     assert queue.seen(50) and not queue.done()
     assert queue.progress().done_ms == 100
 
 
-def test_a_new_mastership_knows_of_no_recall() -> None:
-    queue = fresh()
+def test_a_new_mastership_knows_of_no_recall(queue):
     queue.recalled(b"K")
     queue.begin(TimerProgress(), 0, 0)
     assert not queue.is_recalled(b"K")
 
 
-def test_r30_a_mastership_begins_with_nothing_of_an_earlier_one() -> None:
+def test_r30_a_mastership_begins_with_nothing_of_an_earlier_one(queue):
     """Whose messages and recalls may have been cut. The log that it begins with ends at 8, whatever
     the progress of a longer one was."""
-    queue = fresh()
     for due_ms in (1000, 300, 900):
         queue.seen(due_ms)
     assert queue.next_due(1000) == 1

@@ -1,16 +1,14 @@
 """Timed messages at a broker: to the millisecond, once, recalled, and again after a restart."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import struct
-from pathlib import Path
 
 import pytest
 from lone_broker import (
     Clock,
     Rig,
+    crashed,
     end_of,
     expire_all_but_last,
     lone_broker,
@@ -35,11 +33,6 @@ from batonmq.store.errors import PutRefused
 RECALLS: dict[str, object] = {"recall_message_enable": True}
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("wish", "value", "ahead_ms"),
     [
@@ -48,35 +41,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         ("TIMER_DELIVER_MS", "", 60_003),
     ],
 )
-async def test_a_timed_message_comes_at_its_millisecond(
-    tmp_path: Path, clock: Clock, wish: str, value: str, ahead_ms: int
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        first = wall_ms()
-        sent = await rig.send("T", b"timed", queue=3, **{wish: value or str(first + ahead_ms)})
-        last = wall_ms()
-        assert sent.code == 0 and sent.ext["queueId"] == "3"
-        (waiting,) = await messages(rig, TIMER_TOPIC)
-        out_ms = int(waiting.properties["TIMER_OUT_MS"])
-        assert first + ahead_ms <= out_ms <= last + ahead_ms, "not rounded"
-        assert rig.service.store.queries.units(TIMER_TOPIC, 0, 0, 1)[0][2] == out_ms
-        handle = decode_handle(sent.ext["recallHandle"])
-        assert handle == RecallHandle("T", "broker-a", out_ms + 1, "KEY1")
-        await until(lambda: len(rig.service.waiting.timers) == 1)
-        clock.stopped_at_ms = out_ms - 1
-        await rig.send("T", b"earlier", queue=3, TIMER_DELIVER_MS=str(out_ms - 1))
-        await until(lambda: end_of(rig, "T", 3) > 0)
-        assert [one.body for one in await messages(rig, "T", 3)] == [b"earlier"]
-        clock.stopped_at_ms = out_ms
-        await until(lambda: end_of(rig, "T", 3) == 2)
-        _, came = await messages(rig, "T", 3)
-        assert came.body == b"timed" and came.properties["REAL_TOPIC"] == "T"
-        assert int(came.properties["TIMER_DEQUEUE_MS"]) == out_ms
+async def test_a_timed_message_comes_at_its_millisecond(rig, clock, wish, value, ahead_ms):
+    first = wall_ms()
+    sent = await rig.send("T", b"timed", queue=3, **{wish: value or str(first + ahead_ms)})
+    last = wall_ms()
+    assert sent.code == 0 and sent.ext["queueId"] == "3"
+    (waiting,) = await messages(rig, TIMER_TOPIC)
+    out_ms = int(waiting.properties["TIMER_OUT_MS"])
+    assert first + ahead_ms <= out_ms <= last + ahead_ms, "not rounded"
+    assert rig.service.store.queries.units(TIMER_TOPIC, 0, 0, 1)[0][2] == out_ms
+    handle = decode_handle(sent.ext["recallHandle"])
+    assert handle == RecallHandle("T", "broker-a", out_ms + 1, "KEY1")
+    await until(lambda: len(rig.service.waiting.timers) == 1)
+    clock.stopped_at_ms = out_ms - 1
+    await rig.send("T", b"earlier", queue=3, TIMER_DELIVER_MS=str(out_ms - 1))
+    await until(lambda: end_of(rig, "T", 3) > 0)
+    assert [one.body for one in await messages(rig, "T", 3)] == [b"earlier"]
+    clock.stopped_at_ms = out_ms
+    await until(lambda: end_of(rig, "T", 3) == 2)
+    _, came = await messages(rig, "T", 3)
+    assert came.body == b"timed" and came.properties["REAL_TOPIC"] == "T"
+    assert int(came.properties["TIMER_DEQUEUE_MS"]) == out_ms
 
 
-async def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(tmp_path, monkeypatch):
     """Else the service sleeps until its first message is due, not until it would look again."""
     clock = Clock(monkeypatch)
     monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 3_600_000)
@@ -108,21 +96,18 @@ async def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(
         ({"TIMER_DELIVER_MS": "5", "TIMER_DEL_UNIQKEY": "T+K"}, 13, "due already"),
     ],
 )
-async def test_an_invalid_delivery_time_is_refused_and_not_stored(
-    tmp_path: Path, wish: dict[str, str], code: int, named: str
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        await rig.send("T")
-        end = rig.service.store.max_phy_offset
-        refused = await rig.send("T", **wish)
-        assert refused.code == code and named in (refused.remark or "")
-        items = [BatchItem(b"x", encode_properties({"TIMER_DELAY_SEC": "1"}).encode())]
-        batch = await rig.ask(320, send_header("T", 0, {}) | {"m": "true"}, encode_batch(items))
-        assert batch.code == 13
-        assert rig.service.store.max_phy_offset == end
+async def test_an_invalid_delivery_time_is_refused_and_not_stored(rig, wish, code, named):
+    await rig.send("T")
+    end = rig.service.store.max_phy_offset
+    refused = await rig.send("T", **wish)
+    assert refused.code == code and named in (refused.remark or "")
+    items = [BatchItem(b"x", encode_properties({"TIMER_DELAY_SEC": "1"}).encode())]
+    batch = await rig.ask(320, send_header("T", 0, {}) | {"m": "true"}, encode_batch(items))
+    assert batch.code == 13
+    assert rig.service.store.max_phy_offset == end
 
 
-async def test_timers_can_be_switched_off_and_never_outlive_the_log(tmp_path: Path) -> None:
+async def test_timers_can_be_switched_off_and_never_outlive_the_log(tmp_path):
     async with lone_broker(tmp_path / "off", timer_wheel_enable=False) as rig:
         refused = await rig.send("T", TIMER_DELAY_SEC="5")
         assert refused.code == 1 and "timerWheelEnable" in (refused.remark or "")
@@ -149,9 +134,7 @@ async def comes_again(rig: Rig, clock: Clock, key: str) -> None:
     assert (await messages(rig, "T"))[-1].body == key.encode()
 
 
-async def test_a_recalled_message_never_comes_also_after_a_restart(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path, clock):
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
         first = await rig.send("T", b"recalled", TIMER_DELAY_SEC="60", UNIQ_KEY="K1")
         second = await rig.send("T", b"recalled too", TIMER_DELAY_SEC="60", UNIQ_KEY="K2")
@@ -168,9 +151,7 @@ async def test_a_recalled_message_never_comes_also_after_a_restart(
             await comes_again(rig, clock, key)
 
 
-async def test_a_recall_that_is_over_takes_back_nothing_after_a_restart(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_recall_that_is_over_takes_back_nothing_after_a_restart(tmp_path, clock):
     """A new master reads it again beside what waits still."""
 
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
@@ -189,9 +170,7 @@ async def test_a_recall_that_is_over_takes_back_nothing_after_a_restart(
         assert [one.body for one in await messages(rig, "T")] == [b"again", b"last"]
 
 
-async def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(tmp_path, clock):
     """A failover may leave a message in the queue twice: the answer named the second one only, and
     the first one used the recall up."""
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
@@ -224,9 +203,7 @@ async def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(
         ({"recallHandle": ""}, 29, "recallHandle"),
     ],
 )
-async def test_a_bad_recall_is_refused_by_name(
-    tmp_path: Path, changed: dict[str, str], code: int, named: str
-) -> None:
+async def test_a_bad_recall_is_refused_by_name(tmp_path, changed, code, named):
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
         await rig.send("V")
         sent = await rig.send("T", TIMER_DELAY_SEC="60")
@@ -236,14 +213,13 @@ async def test_a_bad_recall_is_refused_by_name(
         assert rig.service.store.max_phy_offset == end
 
 
-async def test_recall_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        sent = await rig.send("T", TIMER_DELAY_SEC="60")
-        refused = await recall(rig, sent)
-        assert refused.code == 16 and "recallMessageEnable" in (refused.remark or "")
+async def test_recall_is_off_unless_it_is_switched_on(rig):
+    sent = await rig.send("T", TIMER_DELAY_SEC="60")
+    refused = await recall(rig, sent)
+    assert refused.code == 16 and "recallMessageEnable" in (refused.remark or "")
 
 
-async def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
+async def test_r30_a_restart_continues_where_the_log_says(tmp_path, clock):
     """Two are delivered before the crash, of which the files know nothing; the rest after it."""
 
     async with lone_broker(tmp_path) as rig:
@@ -251,10 +227,7 @@ async def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock:
             await rig.send("T", b"%d" % second, TIMER_DELAY_SEC=str(second))
         clock.ahead_ms = 25_000
         await until(lambda: end_of(rig, "T") == 2)
-    for name in ("delayOffset.json", "delayOffset.json.bak", "timercheck"):
-        (tmp_path / "config" / name).unlink(missing_ok=True)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
+    crashed(tmp_path, "delayOffset.json", "timercheck")
     async with lone_broker(tmp_path) as rig:
         await until(lambda: len(rig.service.waiting.timers) == 2)
         clock.ahead_ms = 100_000
@@ -263,9 +236,7 @@ async def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock:
         assert bodies == [b"10", b"20", b"30", b"90"]
 
 
-async def test_a_backlog_is_read_and_delivered_in_slices(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_backlog_is_read_and_delivered_in_slices(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(delivery, "READ_UNITS", 7)
     monkeypatch.setattr(delivery, "SLICE", 5)
 
@@ -277,7 +248,7 @@ async def test_a_backlog_is_read_and_delivered_in_slices(
         await until(lambda: end_of(rig, "T") == 40)
 
 
-async def test_r45_refused_progress_stops_no_timer(tmp_path: Path, clock: Clock) -> None:
+async def test_r45_refused_progress_stops_no_timer(tmp_path, clock):
     """What is due was recalled, so nothing is to be put but how far the timer is, and the disk is
     full. What is due later comes when there is room."""
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
@@ -294,9 +265,7 @@ async def test_r45_refused_progress_stops_no_timer(tmp_path: Path, clock: Clock)
         await until(lambda: end_of(rig, "T") == 1)
 
 
-async def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(tmp_path, clock):
     """Also when nothing becomes due any more: what is done would count as waiting for good."""
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
         store, timers = rig.service.store, rig.service.waiting.timers
@@ -312,9 +281,7 @@ async def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(
         assert rig.service.tables.delays.timer.next_offset == 2
 
 
-async def test_a_new_master_continues_when_messages_expire_while_it_reads_them(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_new_master_continues_when_messages_expire_while_it_reads_them(tmp_path, clock):
     async with lone_broker(tmp_path, mapped_file_size_consume_queue=2 * UNIT_SIZE) as rig:
         timers = rig.service.waiting.timers
         for number in range(6):
@@ -327,9 +294,7 @@ async def test_a_new_master_continues_when_messages_expire_while_it_reads_them(
         assert [one.body for one in await messages(rig, "T")] == [b"5"]
 
 
-async def test_java_finds_its_check_point_and_ours_is_its_answer(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_java_finds_its_check_point_and_ours_is_its_answer(tmp_path, clock):
     """60, and config/timercheck: the time, and the first offset that may still wait."""
 
     async with lone_broker(tmp_path) as rig:
@@ -352,49 +317,43 @@ def knows(timers: delivery.TimerService) -> bool:
     return timers.delivered_until_ms() > wall_ms() - delivery.DAY_MS // 2
 
 
-async def test_60_says_up_to_when_all_is_delivered(tmp_path: Path, clock: Clock) -> None:
+async def test_60_says_up_to_when_all_is_delivered(rig, clock):
     """A Java slave that takes over begins there; from 0 on it would walk for half an hour. Never
     beyond a message that waits, and never so near to now that one could have been missed."""
-    async with lone_broker(tmp_path) as rig:
 
-        async def read_ms() -> int:
-            return int(struct.unpack(">7q", (await rig.ask(60)).body)[0])
+    async def read_ms() -> int:
+        return int(struct.unpack(">7q", (await rig.ask(60)).body)[0])
 
-        timers = rig.service.waiting.timers
-        await until(lambda: knows(timers))
-        assert wall_ms() - 60_000 < await read_ms() <= wall_ms() - delivery.LATE_MS
-        before_ms = wall_ms()
-        await rig.send("T", TIMER_DELAY_SEC="2")
-        await until(lambda: len(timers) == 1)
-        timers.end()
-        # It does not know: but nothing that waits was stored a day ago.
-        assert before_ms - 60_000 < await read_ms() + delivery.DAY_MS <= wall_ms()
-        timers.begin()
-        clock.ahead_ms = delivery.LATE_MS + 1000
-        await until(lambda: knows(timers))
-        assert await read_ms() < before_ms + 2000, "it waits still"
+    timers = rig.service.waiting.timers
+    await until(lambda: knows(timers))
+    assert wall_ms() - 60_000 < await read_ms() <= wall_ms() - delivery.LATE_MS
+    before_ms = wall_ms()
+    await rig.send("T", TIMER_DELAY_SEC="2")
+    await until(lambda: len(timers) == 1)
+    timers.end()
+    # It does not know: but nothing that waits was stored a day ago.
+    assert before_ms - 60_000 < await read_ms() + delivery.DAY_MS <= wall_ms()
+    timers.begin()
+    clock.ahead_ms = delivery.LATE_MS + 1000
+    await until(lambda: knows(timers))
+    assert await read_ms() < before_ms + 2000, "it waits still"
 
 
-async def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(rig, clock):
     """That may be cut: a Java slave that took over would begin behind it."""
-    async with lone_broker(tmp_path) as rig:
-        timers, path = rig.service.waiting.timers, rig.service.path
-        await rig.send("T", TIMER_DELAY_SEC="20")
-        await until(lambda: len(timers) == 1)
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
-        clock.ahead_ms = 60_000
-        await until(lambda: len(timers) == 0)
-        assert not knows(timers)
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
-        await until(lambda: knows(timers))
+    timers, path = rig.service.waiting.timers, rig.service.path
+    await rig.send("T", TIMER_DELAY_SEC="20")
+    await until(lambda: len(timers) == 1)
+    confirmed, path.confirmed = path.confirmed, lambda offset: None
+    clock.ahead_ms = 60_000
+    await until(lambda: len(timers) == 0)
+    assert not knows(timers)
+    path.confirmed = confirmed
+    path.end_turn()
+    await until(lambda: knows(timers))
 
 
-async def test_how_many_wait_for_which_topic(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_how_many_wait_for_which_topic(tmp_path, clock, monkeypatch):
     """GET_TIMER_METRICS (61). Kept from the first request on, counted in slices, and from zero by a
     new master."""
     monkeypatch.setattr(delivery, "COUNTED_UNITS", 2)
@@ -430,23 +389,23 @@ async def test_how_many_wait_for_which_topic(
         assert await counts(rig) == {}
 
 
-async def test_r30_a_recall_is_answered_when_it_is_confirmed(tmp_path: Path, clock: Clock) -> None:
+async def test_r30_a_recall_is_answered_when_it_is_confirmed(tmp_path, clock):
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
         sent = await rig.send("T", TIMER_DELAY_SEC="60")
         path, end = rig.service.path, rig.service.store.max_phy_offset
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        confirmed, path.confirmed = path.confirmed, lambda offset: None
         waits = asyncio.ensure_future(recall(rig, sent))
         await until(lambda: rig.service.store.max_phy_offset > end)
         await rig.ask(45)
         assert not waits.done()
-        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.confirmed = confirmed
         path.end_turn()
         assert (await waits).code == 0
 
 
 async def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, clock, monkeypatch
+):
     """What was recalled is due by the time of the next mastership, and is read first."""
 
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
@@ -465,8 +424,8 @@ async def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
 
 
 async def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, clock, monkeypatch
+):
     monkeypatch.setattr(delivery, "REFUSED_MS", 1)
     async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T", b"timed", TIMER_DELAY_SEC="60")).code == 0

@@ -1,9 +1,6 @@
 """What code 17 changes of a topic, and what 351 shows of it."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from lone_broker import Rig, lone_broker, send_header
@@ -30,7 +27,7 @@ async def settings(rig: Rig) -> TopicConfig:
     return TopicConfig.decode(reply.body)
 
 
-async def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path: Path) -> None:
+async def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path):
     """Controllers used to send their history to a topic that brokers treated specially. One that is
     not upgraded yet still does; its requests are these."""
     topic = {"topic": "BATON_SYS_HISTORY"}
@@ -56,20 +53,19 @@ async def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path:
         assert (await rig.ask(215, topic)).code == ResponseCode.SUCCESS
 
 
-async def test_r31_only_what_is_given_changes(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.ask(17, MAKE | ODD)).code == ResponseCode.SUCCESS
-        assert (await rig.ask(17, {"topic": "T", "perm": "4"})).code == ResponseCode.SUCCESS
-        changed = await settings(rig)
-        assert (changed.read_queue_nums, changed.write_queue_nums) == (16, 16)
-        assert (changed.perm, changed.order) == (4, True)
-        assert (changed.topic_filter_type, changed.topic_sys_flag) == ("MULTI_TAG", 2)
-        assert (await rig.ask(17, {"topic": "T", "writeQueueNums": "4"})).code == 0
-        changed = await settings(rig)
-        assert (changed.read_queue_nums, changed.write_queue_nums, changed.perm) == (16, 4, 4)
+async def test_r31_only_what_is_given_changes(rig):
+    assert (await rig.ask(17, MAKE | ODD)).code == ResponseCode.SUCCESS
+    assert (await rig.ask(17, {"topic": "T", "perm": "4"})).code == ResponseCode.SUCCESS
+    changed = await settings(rig)
+    assert (changed.read_queue_nums, changed.write_queue_nums) == (16, 16)
+    assert (changed.perm, changed.order) == (4, True)
+    assert (changed.topic_filter_type, changed.topic_sys_flag) == ("MULTI_TAG", 2)
+    assert (await rig.ask(17, {"topic": "T", "writeQueueNums": "4"})).code == 0
+    changed = await settings(rig)
+    assert (changed.read_queue_nums, changed.write_queue_nums, changed.perm) == (16, 4, 4)
 
 
-async def test_attributes_are_checked_kept_and_shown(tmp_path: Path) -> None:
+async def test_attributes_are_checked_kept_and_shown(tmp_path):
     """The broker compares no message with them, as in Java."""
 
     async def change(rig: Rig, attributes: str) -> tuple[int, str]:
@@ -114,72 +110,62 @@ async def test_attributes_are_checked_kept_and_shown(tmp_path: Path) -> None:
         assert (await settings(rig)).attributes["message.type"] == "MIXED"
 
 
-async def test_a_new_topic_needs_its_numbers(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path) as rig:
-        reply = await rig.ask(17, {"topic": "T", "perm": "6"})
-        assert reply.code == ResponseCode.INVALID_PARAMETER
-        assert "readQueueNums" in (reply.remark or "")
-        assert (await rig.ask(351, {"topic": "T"})).code == ResponseCode.TOPIC_NOT_EXIST
+async def test_a_new_topic_needs_its_numbers(rig):
+    reply = await rig.ask(17, {"topic": "T", "perm": "6"})
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert "readQueueNums" in (reply.remark or "")
+    assert (await rig.ask(351, {"topic": "T"})).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_r31_queues_that_hold_messages_stay_readable_unless_it_is_forced(
-    tmp_path: Path,
-) -> None:
+async def test_r31_queues_that_hold_messages_stay_readable_unless_it_is_forced(rig):
     """`updateTopic -p 6` of a tool that sends its defaults: 8 queues where there are 16."""
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
-        for queue in (2, 9, 11):
-            assert (await rig.send(queue=queue)).code == ResponseCode.SUCCESS
-        fewer = MAKE | {"readQueueNums": "8", "writeQueueNums": "8"}
-        refused = await rig.ask(17, fewer)
-        assert refused.code == ResponseCode.INVALID_PARAMETER
-        for word in ("2 of its queues", "queue 11", "12 and more", "--force"):
-            assert word in (refused.remark or "")
-        assert (await settings(rig)).read_queue_nums == 16
-        assert (await rig.pull(queue=11)).code == ResponseCode.SUCCESS
+    assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+    for queue in (2, 9, 11):
+        assert (await rig.send(queue=queue)).code == ResponseCode.SUCCESS
+    fewer = MAKE | {"readQueueNums": "8", "writeQueueNums": "8"}
+    refused = await rig.ask(17, fewer)
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    for word in ("2 of its queues", "queue 11", "12 and more", "--force"):
+        assert word in (refused.remark or "")
+    assert (await settings(rig)).read_queue_nums == 16
+    assert (await rig.pull(queue=11)).code == ResponseCode.SUCCESS
 
-        assert (await rig.ask(17, fewer | {"readQueueNums": "12"})).code == ResponseCode.SUCCESS
-        assert (await settings(rig)).read_queue_nums == 12
-        assert (await rig.ask(17, fewer | {"force": "true"})).code == ResponseCode.SUCCESS
-        assert (await settings(rig)).read_queue_nums == 8
+    assert (await rig.ask(17, fewer | {"readQueueNums": "12"})).code == ResponseCode.SUCCESS
+    assert (await settings(rig)).read_queue_nums == 12
+    assert (await rig.ask(17, fewer | {"force": "true"})).code == ResponseCode.SUCCESS
+    assert (await settings(rig)).read_queue_nums == 8
 
 
-async def test_what_cannot_be_written_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_written_changes_nothing(rig, monkeypatch):
     """R31: a topic or group whose record does not fit into the log is not in the master's table
     either: no slave would ever have it, and the next send would take it for made."""
-    async with lone_broker(tmp_path) as rig:
 
-        def refuse(body: bytes) -> int:
-            raise PutUnavailable("no room")
+    def refuse(body: bytes) -> int:
+        raise PutUnavailable("no room")
 
-        topics = rig.service.topics
-        with monkeypatch.context() as patch:
-            patch.setattr(topics, "_append", refuse)
-            with pytest.raises(PutUnavailable):
-                topics.put_topic(TopicConfig(topic_name="N"))
-            with pytest.raises(PutUnavailable):
-                topics.put_group(SubscriptionGroupConfig(group_name="n"))
-            with pytest.raises(PutUnavailable):
-                topics.forbid("n", "N", reading=True)
-            with pytest.raises(PutUnavailable):
-                topics.put_request_mode(
-                    SetMessageRequestModeRequestBody(topic="N", consumer_group="n", mode="POP")
-                )
-        assert topics.get("N") is None and topics.groups.get("n") is None
-        assert not topics.groups.is_forbidden("n", "N")
-        assert topics.request_modes.get("N", "n") is None
+    topics = rig.service.topics
+    with monkeypatch.context() as patch:
+        patch.setattr(topics, "_append", refuse)
+        with pytest.raises(PutUnavailable):
+            topics.put_topic(TopicConfig(topic_name="N"))
+        with pytest.raises(PutUnavailable):
+            topics.put_group(SubscriptionGroupConfig(group_name="n"))
+        with pytest.raises(PutUnavailable):
+            topics.forbid("n", "N", reading=True)
+        with pytest.raises(PutUnavailable):
+            topics.put_request_mode(
+                SetMessageRequestModeRequestBody(topic="N", consumer_group="n", mode="POP")
+            )
+    assert topics.get("N") is None and topics.groups.get("n") is None
+    assert not topics.groups.is_forbidden("n", "N")
+    assert topics.request_modes.get("N", "n") is None
 
 
-async def test_r31_queues_whose_messages_are_not_confirmed_yet_stay_readable(
-    tmp_path: Path,
-) -> None:
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
-        store = rig.service.store
-        store.appender.put_message(NewMessage("T", 11, b"x", b"", 0, None, None, 0, bytes(8)))
-        assert store.queries.max_offset_in_queue("T", 11) == 0
-        refused = await rig.ask(17, MAKE | {"readQueueNums": "8"})
-        assert refused.code == ResponseCode.INVALID_PARAMETER
-        assert "queue 11" in (refused.remark or "")
+async def test_r31_queues_whose_messages_are_not_confirmed_yet_stay_readable(rig):
+    assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+    store = rig.service.store
+    store.appender.put_message(NewMessage("T", 11, b"x", b"", 0, None, None, 0, bytes(8)))
+    assert store.queries.max_offset_in_queue("T", 11) == 0
+    refused = await rig.ask(17, MAKE | {"readQueueNums": "8"})
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert "queue 11" in (refused.remark or "")

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -68,7 +69,7 @@ def golden(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN / "b1" / "config", tmp_path / "config"))
 
 
-def test_golden_topics_load_and_are_written_with_the_same_content(golden: Path) -> None:
+def test_golden_topics_load_and_are_written_with_the_same_content(golden):
     java = json.loads((golden / "topics.json").read_text())
     manager = topics_at(golden)
     assert persist(manager)  # with the topics that only our brokers own
@@ -86,7 +87,7 @@ def test_golden_topics_load_and_are_written_with_the_same_content(golden: Path) 
     assert ours == java
 
 
-def test_golden_groups_load_and_are_written_with_the_same_content(golden: Path) -> None:
+def test_golden_groups_load_and_are_written_with_the_same_content(golden):
     java = json.loads((golden / "subscriptionGroup.json").read_text())
     manager = groups_at(golden)
     assert not persist(manager)
@@ -98,7 +99,7 @@ def test_golden_groups_load_and_are_written_with_the_same_content(golden: Path) 
     assert json.loads((golden / "subscriptionGroup.json").read_text()) == java
 
 
-def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker_and_ours(tmp_path: Path) -> None:
+def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker_and_ours(tmp_path):
     java = TopicConfigSerializeWrapper.decode((GOLDEN / "b0/config/topics.json").read_bytes())
     manager = topics_at(tmp_path)
     users = {"GoldTopic"} | {name for name in java.topic_config_table if name.startswith("%")}
@@ -112,7 +113,7 @@ def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker_and_ours(tmp_pat
     assert again.data_version == manager.data_version
 
 
-def test_an_empty_folder_gets_the_groups_of_a_fresh_java_broker(tmp_path: Path) -> None:
+def test_an_empty_folder_gets_the_groups_of_a_fresh_java_broker(tmp_path):
     manager = groups_at(tmp_path)
     java = SubscriptionGroupWrapper.decode(
         (GOLDEN / "b0/config/subscriptionGroup.json").read_bytes()
@@ -121,7 +122,7 @@ def test_an_empty_folder_gets_the_groups_of_a_fresh_java_broker(tmp_path: Path) 
     assert all(manager.get(group) == java[group] for group in SYSTEM_GROUPS)
 
 
-def test_changes_move_the_version_once(tmp_path: Path) -> None:
+def test_changes_move_the_version_once(tmp_path):
     manager = topics_at(tmp_path)
     assert manager.put(topic_config("A", 8))
     assert not manager.put(topic_config("A", 8))
@@ -140,7 +141,7 @@ def test_changes_move_the_version_once(tmp_path: Path) -> None:
     assert again.data_version == manager.data_version
 
 
-def test_r31_a_slave_creates_what_its_log_shows(tmp_path: Path) -> None:
+def test_r31_a_slave_creates_what_its_log_shows(tmp_path):
     """An unknown topic appears; a known one becomes readable further, not writable: it may have
     been made smaller on purpose, and this is one of its old messages."""
     manager = topics_at(tmp_path)
@@ -154,7 +155,7 @@ def test_r31_a_slave_creates_what_its_log_shows(tmp_path: Path) -> None:
     assert (small.read_queue_nums, small.write_queue_nums) == (5, 2)
 
 
-def test_an_unknown_topic_is_derived_from_the_default_one(tmp_path: Path) -> None:
+def test_an_unknown_topic_is_derived_from_the_default_one(tmp_path):
     manager = topics_at(tmp_path)
     derived = manager.derived("New", "TBW102", 16, topic_sys_flag=2)
     assert derived == TopicConfig(
@@ -169,7 +170,7 @@ def test_an_unknown_topic_is_derived_from_the_default_one(tmp_path: Path) -> Non
     assert manager.derived("New", "unknown", 4) is None
 
 
-def test_a_slave_becomes_what_its_master_has(tmp_path: Path) -> None:
+def test_a_slave_becomes_what_its_master_has(tmp_path):
     master, slave = topics_at(tmp_path / "m"), topics_at(tmp_path / "s")
     master.put(topic_config("A", 8))
     slave.put(topic_config("Old", 1))
@@ -181,7 +182,7 @@ def test_a_slave_becomes_what_its_master_has(tmp_path: Path) -> None:
     assert persist(slave)
 
 
-def test_groups_change_and_follow_the_master(tmp_path: Path) -> None:
+def test_groups_change_and_follow_the_master(tmp_path):
     master, slave = groups_at(tmp_path / "m"), groups_at(tmp_path / "s")
     config = SubscriptionGroupConfig(group_name="g", retry_max_times=3)
     assert master.put(config)
@@ -206,9 +207,7 @@ def test_groups_change_and_follow_the_master(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b'{"topicConfigTable":5}', b"\x00" * 300])
-def test_a_bad_file_falls_back_to_bak_and_both_bad_stop_the_start(
-    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_file_falls_back_to_bak_and_both_bad_stop_the_start(tmp_path, content, caplog):
     path = tmp_path / "topics.json"
     manager = topics_at(tmp_path)
     manager.put(topic_config("A", 8))
@@ -241,14 +240,9 @@ def spoil(path: Path, content: bytes | None) -> None:
         path.write_bytes(content)
 
 
-def test_a_write_that_failed_can_be_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_failed_can_be_done_again(tmp_path, monkeypatch):
     (job,) = topics_at(tmp_path).writes_due()
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patched:
         patched.setattr("batonmq.broker.tables.config_file.replace_file", full)
         with pytest.raises(OSError, match="No space"):
@@ -257,7 +251,7 @@ def test_a_write_that_failed_can_be_done_again(
     assert "TBW102" in topics_at(tmp_path)
 
 
-def test_system_topics_are_named_after_cluster_and_broker() -> None:
+def test_system_topics_are_named_after_cluster_and_broker():
     topics = system_topics("C", "b", auto_create_topic=False, default_queue_nums=8)
     assert {"C", "b", "C_REPLY_TOPIC", "rmq_sys_REVIVE_LOG_C", "rmq_sys_SYNC_BROKER_MEMBER_b"} <= {
         topic.topic_name for topic in topics

@@ -1,26 +1,16 @@
 """TopicService and the log (R31): each change is a record, and a record makes the change again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from lone_broker import lone_broker, until
+from lone_broker import tables_in, until
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.broker.tables.queue_locks import LockChange, QueueLockManager
-from batonmq.broker.tables.slave_sync import BrokerTables
-from batonmq.broker.tables.subscription_group import (
-    MessageRequestModeManager,
-    SubscriptionGroupManager,
-)
-from batonmq.broker.tables.topic_config import TopicConfigManager
+from batonmq.broker.tables.queue_locks import LockChange
 from batonmq.broker.tables.topics import MetadataChange, TopicService, decode_metadata
-from batonmq.broker.tables.users import UserTable
 from batonmq.protocol.bodies import (
     SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
@@ -37,15 +27,7 @@ class Service(TopicService):
         self.dropped_topics: list[str] = []
         self.changes = 0
         super().__init__(
-            BrokerTables(
-                TopicConfigManager(folder / "topics.json"),
-                SubscriptionGroupManager(folder / "groups.json"),
-                ConsumerOffsetManager(folder / "offsets.json"),
-                DelayOffsetManager(folder / "delays.json"),
-                QueueLockManager(folder / "locks.json"),
-                MessageRequestModeManager(folder / "modes.json"),
-                UserTable(folder / "users.json"),
-            ),
+            tables_in(folder),
             Counter(),
             settings=BrokerConfig(),
             append=self._append_record,
@@ -62,26 +44,27 @@ class Service(TopicService):
         self.changes += 1
 
 
-async def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path)
+
+
+async def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(rig):
     """Without the record a slave makes it out of the message: with queueId + 1 queues, not with
     those that the client was told of."""
-    async with lone_broker(tmp_path) as rig:
-        service = rig.service
-        seen: list[MetadataChange] = []
-        put = service.path.put_system_record
-        service.topics._append = lambda body: (
-            seen.append(decode_metadata(body)) or put("rmq_sys_BATON_METADATA", body)
-        )
-        assert (await rig.send(topic="Made", queue=0)).code == 0
-        config = service.tables.topics.get("Made")
-        assert config is not None and config.write_queue_nums == 4
-        assert [dict(change.topics) for change in seen] == [{"Made": config}]
+    service = rig.service
+    seen: list[MetadataChange] = []
+    put = service.path.put_system_record
+    service.topics._append = lambda body: (
+        seen.append(decode_metadata(body)) or put("rmq_sys_BATON_METADATA", body)
+    )
+    assert (await rig.send(topic="Made", queue=0)).code == 0
+    config = service.tables.topics.get("Made")
+    assert config is not None and config.write_queue_nums == 4
+    assert [dict(change.topics) for change in seen] == [{"Made": config}]
 
 
-def test_r31_each_change_is_a_record_with_its_whole_content(tmp_path: Path) -> None:
-    service = Service(tmp_path)
+def test_r31_each_change_is_a_record_with_its_whole_content(service):
     topic = TopicConfig(topic_name="T", read_queue_nums=3, write_queue_nums=2, perm=4)
     group = SubscriptionGroupConfig(group_name="g", consume_enable=False)
     assert service.put_topic(topic) == 100
@@ -94,19 +77,15 @@ def test_r31_each_change_is_a_record_with_its_whole_content(tmp_path: Path) -> N
     ]
 
 
-def test_r31_a_group_made_by_its_first_pull_is_logged_where_writes_are_taken(
-    tmp_path: Path,
-) -> None:
-    service = Service(tmp_path)
+def test_r31_a_group_made_by_its_first_pull_is_logged_where_writes_are_taken(service):
     made = service.group("g", writable=True)
     assert service.records == [MetadataChange(groups={"g": made})]
     service.group("h", writable=False)
     assert len(service.records) == 1 and service.groups.get("h") is None
 
 
-def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(tmp_path: Path) -> None:
+def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(service):
     """Topics and groups count at once; a deletion closes its topic and destroys nothing."""
-    service = Service(tmp_path)
     service.put_topic(TopicConfig(topic_name="Old"))
     topic = TopicConfig(topic_name="New", write_queue_nums=3)
     group = SubscriptionGroupConfig(group_name="g")
@@ -131,8 +110,7 @@ def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(tmp_path: Path) -
     assert service.get("New") == topic
 
 
-def test_r31_a_confirmed_record_makes_the_change_on_a_replica(tmp_path: Path) -> None:
-    service = Service(tmp_path)
+def test_r31_a_confirmed_record_makes_the_change_on_a_replica(service):
     topic = TopicConfig(topic_name="T", write_queue_nums=3)
     service.apply_record(MetadataChange(topics={"T": topic}).encode(), 900)
     service.apply_record(MetadataChange(topics={"T": topic}).encode(), 900)
@@ -141,18 +119,16 @@ def test_r31_a_confirmed_record_makes_the_change_on_a_replica(tmp_path: Path) ->
     assert service.get("T") is None and service.dropped_topics == ["T"]
 
 
-def test_r31_a_role_that_is_left_forgets_its_unconfirmed_deletions(tmp_path: Path) -> None:
-    service = Service(tmp_path)
+def test_r31_a_role_that_is_left_forgets_its_unconfirmed_deletions(service):
     service.put_topic(TopicConfig(topic_name="T"))
     service.delete_topic("T")
     service.role_left()
     assert service.for_send("T", "TBW102", 4).topic_name == "T"
 
 
-def test_r39_a_topic_that_is_deleted_twice_opens_when_both_are_confirmed(tmp_path: Path) -> None:
+def test_r39_a_topic_that_is_deleted_twice_opens_when_both_are_confirmed(service):
     """A client asks again before the first is confirmed; or a new master has two in its tail, and
     the topic made again between them. Else what is sent between the two goes with the second."""
-    service = Service(tmp_path)
     topic = TopicConfig(topic_name="T")
     service.put_topic(topic)
     service.delete_topic("T")
@@ -165,8 +141,7 @@ def test_r39_a_topic_that_is_deleted_twice_opens_when_both_are_confirmed(tmp_pat
     assert service.for_send("T", "TBW102", 4) == topic
 
 
-def test_r31_a_queue_that_the_log_shows_exists_on_the_slave(tmp_path: Path) -> None:
-    service = Service(tmp_path)
+def test_r31_a_queue_that_the_log_shows_exists_on_the_slave(service):
     service.seen_in_log("T", 2)
     seen = service.get("T")
     assert seen is not None and (seen.read_queue_nums, seen.write_queue_nums) == (3, 3)
@@ -179,8 +154,7 @@ def test_r31_a_queue_that_the_log_shows_exists_on_the_slave(tmp_path: Path) -> N
     assert service.get("rmq_sys_BATON_METADATA") is None
 
 
-def test_r31_a_record_of_a_newer_version_is_passed_over(tmp_path: Path) -> None:
-    service = Service(tmp_path)
+def test_r31_a_record_of_a_newer_version_is_passed_over(service):
     for body in (b'{"v": 99, "topics": {}}', b"\xff"):
         service.apply_record(body, 900)
         service.take_over_record(body, 900)
@@ -188,21 +162,19 @@ def test_r31_a_record_of_a_newer_version_is_passed_over(tmp_path: Path) -> None:
     assert service.records == [] and service.dropped_topics == []
 
 
-async def test_a_role_change_answers_the_pulls_that_wait(tmp_path: Path) -> None:
+async def test_a_role_change_answers_the_pulls_that_wait(rig):
     """Else a consumer learns of it when its pull's time is over, 20 s later."""
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.send(topic="T")).code == 0
-        pull = asyncio.ensure_future(rig.pull("T", offset=1, suspend_ms=20_000))
-        pulls = rig.service.pull
-        await until(lambda: pulls.held == 1)
-        rig.service.role_left()
-        reply = await pull
-        assert reply.code == 2 and "role of this broker changed" in (reply.remark or "")
-        assert pulls.held == 0
+    assert (await rig.send(topic="T")).code == 0
+    pull = asyncio.ensure_future(rig.pull("T", offset=1, suspend_ms=20_000))
+    pulls = rig.service.pull
+    await until(lambda: pulls.held == 1)
+    rig.service.role_left()
+    reply = await pull
+    assert reply.code == 2 and "role of this broker changed" in (reply.remark or "")
+    assert pulls.held == 0
 
 
-def test_r31_locks_and_request_modes_of_the_log_are_those_of_a_replica(tmp_path: Path) -> None:
-    service = Service(tmp_path)
+def test_r31_locks_and_request_modes_of_the_log_are_those_of_a_replica(service):
     lock = LockChange(group="g", client_id="a", queues=[("T", 0)])
     mode = SetMessageRequestModeRequestBody(consumer_group="g", topic="T", mode="POP")
     service.apply_record(MetadataChange(locks=[lock], request_modes=[mode]).encode(), 900)
@@ -218,20 +190,18 @@ def test_r31_locks_and_request_modes_of_the_log_are_those_of_a_replica(tmp_path:
     ("template", "wanted", "queues"), [("TBW102", 4, 4), ("TBW102", 99, 8), ("", 4, 1)]
 )
 def test_a_retry_topic_is_made_with_as_many_queues_as_its_first_send_allows(
-    tmp_path: Path, template: str, wanted: int, queues: int
-) -> None:
+    service, template, wanted, queues
+):
     """A pull consumer that gives a message back without a route sends it to a queue of the
     template (AbstractSendMessageProcessor.msgCheck)."""
-    service = Service(tmp_path)
     made = service.for_send("%RETRY%g", template, wanted)
     assert (made.read_queue_nums, made.write_queue_nums) == (queues, queues)
     assert service.get("%RETRY%g") == made
 
 
-def test_r39_a_deletion_that_is_taken_over_twice_ends_with_its_record(tmp_path: Path) -> None:
+def test_r39_a_deletion_that_is_taken_over_twice_ends_with_its_record(service):
     """1 elected with an unconfirmed deletion in the log. 2 elected again before it is confirmed. 3
     it is confirmed: the topic can be made again, which was refused until the next master."""
-    service = Service(tmp_path)
     topic = TopicConfig(topic_name="T")
     body = MetadataChange(deleted_topics=["T"]).encode()
     for _ in range(2):

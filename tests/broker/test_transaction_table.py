@@ -1,7 +1,5 @@
 """Which transactions are open and due for a check: events in, the clock is a number."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +28,7 @@ def table(*halves: Half) -> TransactionTable:
     return made
 
 
-def test_a_half_is_checked_after_the_timeout_then_each_interval() -> None:
+def test_a_half_is_checked_after_the_timeout_then_each_interval():
     core = table(half(0))
     assert core.wake_ms == 6_000 and core.next_due(5_999, 5_999) is None
     assert core.next_due(6_000, 6_000) == Due(half(0), "check")
@@ -41,7 +39,7 @@ def test_a_half_is_checked_after_the_timeout_then_each_interval() -> None:
     assert core.wake_ms == 36_000 and core.next_due(36_000, 36_000) == Due(copy, "check")
 
 
-def test_an_ended_one_is_not_checked() -> None:
+def test_an_ended_one_is_not_checked():
     core = table(half(0), half(1))
     assert core.to_end(0, b"K0") == [0]
     assert core.to_end(0, b"K0") == [], "it is being ended"
@@ -52,35 +50,35 @@ def test_an_ended_one_is_not_checked() -> None:
     )
 
 
-def test_an_end_that_names_the_first_copy_ends_the_last_too() -> None:
+def test_an_end_that_names_the_first_copy_ends_the_last_too():
     core = table(half(0), half(3, checks=1, key="K0"))
     assert core.to_end(0, b"K0") == [0, 3]
     core.op_seen(0, [0, 3])
     assert len(core) == 0
 
 
-def test_half_messages_without_a_key_are_apart() -> None:
+def test_half_messages_without_a_key_are_apart():
     core = table(*(half(offset)._replace(key=b"") for offset in (0, 1)))
     assert core.to_end(0, b"") == [0] and not core.is_waiting(b"")
     core.op_seen(0, [0])
     assert core.is_open(1)
 
 
-def test_one_that_could_not_be_ended_is_open_again() -> None:
+def test_one_that_could_not_be_ended_is_open_again():
     core = table(half(0))
     assert core.to_end(0, b"K0") == [0]
     core.not_ended([0], 0)
     assert core.to_end(0, b"K0") == [0]
 
 
-def test_one_that_could_not_be_ended_when_it_was_due_is_looked_at_after_the_interval() -> None:
+def test_one_that_could_not_be_ended_when_it_was_due_is_looked_at_after_the_interval():
     core = table(half(0))
     assert core.to_end(0, b"K0") == [0] and core.next_due(6_000, 6_000) is None
     core.not_ended([0], 6_000)
     assert core.wake_ms == 36_000 and core.next_due(36_000, 36_000) == Due(half(0), "check")
 
 
-def test_r30_one_that_another_replaced_is_ended_and_not_checked_back() -> None:
+def test_r30_one_that_another_replaced_is_ended_and_not_checked_back():
     """A new master's op for the first copy may wait long for its confirmation: the transaction has
     ended by then, and a third copy would be committed once more."""
     core = table(half(0), half(1, stored_ms=50, key="K0"))
@@ -89,25 +87,25 @@ def test_r30_one_that_another_replaced_is_ended_and_not_checked_back() -> None:
     assert core.next_due(6_050, 6_050) == Due(half(1, stored_ms=50, key="K0"), "check")
 
 
-def test_limits_count_or_age() -> None:
+def test_limits_count_or_age():
     assert table(half(0, checks=15)).next_due(30_000, 30_000) == Due(half(0, checks=15), "give up")
     assert table(half(0, checks=14)).next_due(30_000, 30_000) == Due(half(0, checks=14), "check")
     assert table(half(0)).next_due(3_600_000, 3_600_000) == Due(half(0), "give up")
 
 
-def test_a_clock_that_leaps_gives_nothing_up_unchecked() -> None:
+def test_a_clock_that_leaps_gives_nothing_up_unchecked():
     """It is 30 s after the start, and the wall clock says that an hour has passed."""
     core = table(half(0))
     assert core.next_due(3_600_000, 30_000) == Due(half(0), "check")
 
 
-def test_immunity_moves_the_first_check_only() -> None:
+def test_immunity_moves_the_first_check_only():
     core = table(half(0, immunity_ms=60_000))
     assert core.wake_ms == 60_000
     assert table(half(0, checks=1, immunity_ms=60_000)).wake_ms == 30_000
 
 
-def test_a_half_without_a_producer_waits() -> None:
+def test_a_half_without_a_producer_waits():
     core = table(half(0))
     due = core.next_due(6_000, 6_000)
     assert due is not None
@@ -115,7 +113,7 @@ def test_a_half_without_a_producer_waits() -> None:
     assert core.wake_ms == 36_000 and core.next_due(36_000, 36_000) == due
 
 
-def test_progress_stops_at_the_first_open_half_and_at_the_first_op_that_it_may_need() -> None:
+def test_progress_stops_at_the_first_open_half_and_at_the_first_op_that_it_may_need():
     core = table(half(0), half(1), half(2))
     core.op_seen(0, [1])
     assert core.progress() == (0, 0)
@@ -128,9 +126,7 @@ def test_progress_stops_at_the_first_open_half_and_at_the_first_op_that_it_may_n
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 40))
-def test_r30_reading_again_from_the_progress_finds_the_same_open_ones(
-    ends: list[bool], when: int
-) -> None:
+def test_r30_reading_again_from_the_progress_finds_the_same_open_ones(ends, when):
     """Progress is noted at any moment; a new master that reads from there knows the same."""
     halves = [half(number) for number in range(len(ends))]
     ops = [number for number, is_ended in enumerate(ends) if is_ended][::-1]
@@ -152,12 +148,12 @@ def test_r30_reading_again_from_the_progress_finds_the_same_open_ones(
     assert is_open == [number for number, is_ended in enumerate(ends) if not is_ended]
 
 
-def test_the_body_of_an_op_is_javas() -> None:
+def test_the_body_of_an_op_is_javas():
     assert op_body([7, 12]) == b"7,12," and parse_op(b"7,12,") == [7, 12]
     assert parse_op(b"") == [] and parse_op(b"x,3,\xff") == [3]
 
 
-def test_r30_an_op_is_kept_as_long_as_one_that_it_names_may_be_read_again() -> None:
+def test_r30_an_op_is_kept_as_long_as_one_that_it_names_may_be_read_again():
     core = table(half(0), half(1), half(2))
     core.op_seen(0, [0, 2])
     assert core.progress() == (1, 0), "2 is read again, and has ended"
@@ -167,13 +163,13 @@ def test_r30_an_op_is_kept_as_long_as_one_that_it_names_may_be_read_again() -> N
     assert core.progress() == (3, 2), "3 is read later than its end"
 
 
-def test_an_op_of_the_first_copy_leaves_the_last_one_under_its_key() -> None:
+def test_an_op_of_the_first_copy_leaves_the_last_one_under_its_key():
     core = table(half(0), half(1, checks=1, key="K0"))
     core.op_seen(0, [0])
     assert core.is_waiting(b"K0") and core.to_end(0, b"K0") == [1]
 
 
-def test_a_new_mastership_knows_of_no_end_under_way() -> None:
+def test_a_new_mastership_knows_of_no_end_under_way():
     core = table(half(0))
     assert core.to_end(0, b"K0") == [0]
     core.begin(0, 0)
@@ -181,7 +177,7 @@ def test_a_new_mastership_knows_of_no_end_under_way() -> None:
     assert core.next_due(6_000, 6_000) == Due(half(0), "check")
 
 
-def test_producers_that_come_and_are_not_asked_do_not_multiply_the_checks() -> None:
+def test_producers_that_come_and_are_not_asked_do_not_multiply_the_checks():
     """A producer that may not see the half comes again and again: each time it is checked once."""
     core, checks = table(half(0)), 0
     for second in range(6, 306, 3):

@@ -1,16 +1,16 @@
 """Transactions at a broker: half, end, check, and what a new master makes of an unfinished end."""
 
-from __future__ import annotations
-
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lone_broker import (
-    Clock,
     HeldConfirms,
     Rig,
+    crashed,
+    end_header,
     end_of,
     expire_all_but_last,
     lone_broker,
@@ -55,32 +55,29 @@ NO_CHECKS = {"transaction_time_out": HOUR_MS}
 ONE_CHECK = {"transaction_check_interval": 3 * HOUR_MS}  # where the clock is 2 hours ahead
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> AbstractAsyncContextManager[Rig]:
+    return lone_broker(tmp_path, broker=NO_CHECKS)
 
 
 async def half(
     rig: Rig, key: str = "K1", *, topic: str = "T", **properties: str
 ) -> RemotingCommand:
     sent = await rig.send(
-        topic, b"body", queue=1, TRAN_MSG="true", PGROUP="pg", UNIQ_KEY=key, TAGS="A", **properties
+        topic,
+        b"body",
+        queue=1,
+        TRAN_MSG="true",
+        PGROUP="pg",
+        UNIQ_KEY=key,
+        TAGS="A",
+        **properties,
     )
     assert sent.code == 0, sent.remark
     return sent
-
-
-def end_fields(sent: RemotingCommand, outcome: str, **changed: str) -> dict[str, str]:
-    _, offset = decode_offset_msg_id(sent.ext["msgId"])
-    fields = {
-        "producerGroup": "pg",
-        "tranStateTableOffset": sent.ext["queueOffset"],
-        "commitLogOffset": str(offset),
-        "commitOrRollback": outcome,
-        "fromTransactionCheck": "false",
-        "msgId": "K1",
-    }
-    return fields | changed
 
 
 def refuse(rig: Rig, monkeypatch: pytest.MonkeyPatch, *topics: str) -> None:
@@ -96,62 +93,57 @@ def refuse(rig: Rig, monkeypatch: pytest.MonkeyPatch, *topics: str) -> None:
     monkeypatch.setattr(appender, "put_message", put_message)
 
 
-async def test_a_half_is_invisible_until_it_is_committed(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent = await half(rig)
-        assert sent.ext["transactionId"] == "K1" and sent.ext["queueId"] == "1"
-        assert end_of(rig, "T", 1) == 0
-        (waiting,) = await messages(rig, TRANS_HALF_TOPIC)
-        assert waiting.properties["REAL_TOPIC"] == "T" and waiting.properties["REAL_QID"] == "1"
-        assert waiting.properties["__transactionId__"] == "K1" and waiting.sys_flag & 0xC == 0
-        assert (await rig.ask(37, end_fields(sent, UNKNOWN))).code == 0
-        assert end_of(rig, "T", 1) == 0 and end_of(rig, TRANS_OP_HALF_TOPIC) == 0
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
-        (came,) = await messages(rig, "T", 1)
-        assert (came.body, came.tags, came.sys_flag & 0xC) == (b"body", "A", 8)
-        assert came.prepared_transaction_offset == waiting.physical_offset
-        (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
-        assert (op.body, op.tags) == (b"0,", "d")
+async def test_a_half_is_invisible_until_it_is_committed(rig):
+    sent = await half(rig)
+    assert sent.ext["transactionId"] == "K1" and sent.ext["queueId"] == "1"
+    assert end_of(rig, "T", 1) == 0
+    (waiting,) = await messages(rig, TRANS_HALF_TOPIC)
+    assert waiting.properties["REAL_TOPIC"] == "T" and waiting.properties["REAL_QID"] == "1"
+    assert waiting.properties["__transactionId__"] == "K1" and waiting.sys_flag & 0xC == 0
+    assert (await rig.ask(37, end_header(sent, UNKNOWN))).code == 0
+    assert end_of(rig, "T", 1) == 0 and end_of(rig, TRANS_OP_HALF_TOPIC) == 0
+    assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
+    (came,) = await messages(rig, "T", 1)
+    assert (came.body, came.tags, came.sys_flag & 0xC) == (b"body", "A", 8)
+    assert came.prepared_transaction_offset == waiting.physical_offset
+    (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
+    assert (op.body, op.tags) == (b"0,", "d")
 
 
-async def test_r30_a_second_commit_is_refused_and_a_rollback_leaves_nothing(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        first, second = await half(rig, "K1"), await half(rig, "K2")
-        answers = await asyncio.gather(*(rig.ask(37, end_fields(first, COMMIT)) for _ in range(4)))
-        assert sorted(answer.code for answer in answers) == [0, 1, 1, 1]
-        assert (await rig.ask(37, end_fields(second, ROLLBACK))).code == 0
-        again = await rig.ask(37, end_fields(second, COMMIT))
-        assert again.code == 1 and "ended" in (again.remark or "")
-        assert end_of(rig, "T", 1) == 1
-        await until(lambda: len(rig.service.waiting.transactions) == 0)
+async def test_r30_a_second_commit_is_refused_and_a_rollback_leaves_nothing(rig):
+    first, second = await half(rig, "K1"), await half(rig, "K2")
+    answers = await asyncio.gather(*(rig.ask(37, end_header(first, COMMIT)) for _ in range(4)))
+    assert sorted(answer.code for answer in answers) == [0, 1, 1, 1]
+    assert (await rig.ask(37, end_header(second, ROLLBACK))).code == 0
+    again = await rig.ask(37, end_header(second, COMMIT))
+    assert again.code == 1 and "ended" in (again.remark or "")
+    assert end_of(rig, "T", 1) == 1
+    await until(lambda: len(rig.service.waiting.transactions) == 0)
 
 
-async def test_r30_an_answered_end_outlives_a_crash(tmp_path: Path) -> None:
+async def test_r30_an_answered_end_outlives_a_crash(tmp_path):
     """And one that was not given does not: it is open again. What was ended stands in the second
     file of the queue of half messages, its op in the first one of the queue of ops."""
-    sends: list[RemotingCommand] = []
     files = 2 * UNIT_SIZE
 
     async with lone_broker(tmp_path, broker=NO_CHECKS, mapped_file_size_consume_queue=files) as rig:
-        sends.extend([await half(rig, key) for key in ("K1", "K2", "K3")])
-        assert (await rig.ask(37, end_fields(sends[2], COMMIT))).code == 0
+        _, open_one, ended = [await half(rig, key) for key in ("K1", "K2", "K3")]
+        assert (await rig.ask(37, end_header(ended, COMMIT))).code == 0
     for name in ("consumerOffset.json", "consumerOffset.json.bak"):
         (tmp_path / "config" / name).unlink(missing_ok=True)
     (tmp_path / "abort").touch()
     async with lone_broker(tmp_path, broker=NO_CHECKS, mapped_file_size_consume_queue=files) as rig:
-        assert (await rig.ask(37, end_fields(sends[2], COMMIT))).code == 1
-        assert (await rig.ask(37, end_fields(sends[1], COMMIT))).code == 0
+        assert (await rig.ask(37, end_header(ended, COMMIT))).code == 1
+        assert (await rig.ask(37, end_header(open_one, COMMIT))).code == 0
         assert end_of(rig, "T", 1) == 2
 
 
-async def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_path: Path) -> None:
+async def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_path):
     """The new master finds the commit without an op: it writes the op, and refuses a second end."""
-    sends: list[RemotingCommand] = []
-
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sends.append(await half(rig))
+        sent = await half(rig)
         store, path = rig.service.store, rig.service.path
-        _, offset = decode_offset_msg_id(sends[0].ext["msgId"])
+        _, offset = decode_offset_msg_id(sent.ext["msgId"])
         record = store.queries.look_message_by_offset(offset)
         assert record is not None
         place = real_place(message_to_store(record).properties)
@@ -159,36 +151,30 @@ async def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_
         path.put_message(committed(record, offset, place))
         path.schedule_flush()
         await until(lambda: end_of(rig, "T", 1) == 1)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
+    crashed(tmp_path)
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
-        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 1
         assert end_of(rig, "T", 1) == 1
 
 
-async def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(tmp_path, monkeypatch):
     """1 a half is checked, so it is in the log twice. 2 its producer ends it by the first copy, and
     the log ends behind the commit. 3 the new master writes the op, and commits nothing again."""
-    sends: list[RemotingCommand] = []
-
     checked_once = {"transaction_time_out": 0, "transaction_check_interval": 3_600_000}
     async with lone_broker(tmp_path, broker=checked_once) as rig:
         producer = Asked(rig, UNKNOWN)
         await producer.beat()
-        sends.append(await half(rig))
+        sent = await half(rig)
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
         refuse(rig, monkeypatch, TRANS_OP_HALF_TOPIC)
-        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
         await until(lambda: end_of(rig, "T", 1) == 1)
         await producer.client.close()
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
+    crashed(tmp_path)
     async with lone_broker(tmp_path, broker=checked_once) as rig:
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 2)
-        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 1
         assert end_of(rig, "T", 1) == 1
 
 
@@ -202,17 +188,14 @@ async def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
         ({"producerGroup": ""}, 29, "producerGroup"),
     ],
 )
-async def test_an_end_of_something_else_is_refused_by_name(
-    tmp_path: Path, changed: dict[str, str], code: int, named: str
-) -> None:
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent = await half(rig)
-        refused = await rig.ask(37, end_fields(sent, COMMIT, **changed))
-        assert refused.code == code and named in (refused.remark or "")
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0, "it is still open"
+async def test_an_end_of_something_else_is_refused_by_name(rig, changed, code, named):
+    sent = await half(rig)
+    refused = await rig.ask(37, end_header(sent, COMMIT, **changed))
+    assert refused.code == code and named in (refused.remark or "")
+    assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0, "it is still open"
 
 
-async def test_what_a_transaction_may_not_be(tmp_path: Path) -> None:
+async def test_what_a_transaction_may_not_be(tmp_path):
     """Delayed, timed or part of a batch (MESSAGE_ILLEGAL), or sent where transactions are off."""
 
     async with lone_broker(tmp_path / "on") as rig:
@@ -243,13 +226,9 @@ class Asked:
     def _check(self, request: RemotingCommand, _: Connection) -> None:
         self.requests.append(request)
         ext = request.ext
-        fields = {
-            "producerGroup": "pg",
-            "tranStateTableOffset": ext["tranStateTableOffset"],
-            "commitLogOffset": ext["commitLogOffset"],
-            "commitOrRollback": self.outcome,
-            "fromTransactionCheck": "true",
-        }
+        fields = {name: ext[name] for name in ("tranStateTableOffset", "commitLogOffset")}
+        fields |= {"producerGroup": "pg", "fromTransactionCheck": "true"}
+        fields["commitOrRollback"] = self.outcome
         end = RemotingCommand.request(37, fields)
         task = asyncio.ensure_future(self.client.invoke(self.rig.service.address, end, 5000))
         self.answers.add(task)
@@ -261,9 +240,7 @@ class Asked:
         assert reply.code == 0
 
 
-async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path, clock):
     """The copy for the check and its op are not confirmed yet when the producer ends the first
     half: the end waits, and ends the copy. A second end is refused."""
     async with lone_broker(tmp_path, broker=NO_CHECKS | ONE_CHECK) as rig:
@@ -273,7 +250,7 @@ async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(
         held, end = HeldConfirms(rig.service.path), rig.service.store.max_phy_offset
         clock.ahead_ms = 2 * HOUR_MS
         await until(lambda: rig.service.store.max_phy_offset > end)
-        ends = [asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT))) for _ in range(2)]
+        ends = [asyncio.ensure_future(rig.ask(37, end_header(sent, COMMIT))) for _ in range(2)]
         await rig.ask(45)
         assert not any(each.done() for each in ends)
         held.release()
@@ -285,7 +262,7 @@ async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(
         await producer.client.close()
 
 
-async def test_an_open_half_is_checked_back_and_committed_once(tmp_path: Path) -> None:
+async def test_an_open_half_is_checked_back_and_committed_once(tmp_path):
     async with lone_broker(tmp_path, broker={"transaction_time_out": 0}) as rig:
         producer = Asked(rig, COMMIT)
         await producer.beat()
@@ -302,7 +279,7 @@ async def test_an_open_half_is_checked_back_and_committed_once(tmp_path: Path) -
         await producer.client.close()
 
 
-async def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> None:
+async def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path):
     async with lone_broker(
         tmp_path,
         broker={
@@ -332,9 +309,7 @@ async def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path
         await producer.client.close()
 
 
-async def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(tmp_path, clock):
     """Its producer committed: the check learns it, and no end is refused."""
     once = NO_CHECKS | {"transaction_check_interval": 50 * HOUR_MS}
     async with lone_broker(tmp_path, broker=once) as rig:
@@ -347,34 +322,32 @@ async def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(
         await producer.client.close()
 
 
-async def test_only_a_half_that_waits_or_was_given_up_is_checked_again(tmp_path: Path) -> None:
+async def test_only_a_half_that_waits_or_was_given_up_is_checked_again(rig):
     """RESUME_CHECK_HALF_MESSAGE (323)."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent, plain = await half(rig), await rig.send("T")
-        transactions = rig.service.waiting.transactions
-        again = {"topic": "T", "msgId": sent.ext["msgId"]}
-        assert (await rig.ask(323, again)).code == 0
-        await until(lambda: len(transactions) == 1 and end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
-        assert end_of(rig, TRANS_HALF_TOPIC) == 2
-        for message_id, code, why in (
-            (sent.ext["msgId"], 1, "no half message that waits"),
-            (plain.ext["msgId"], 1, "no half message"),
-            (sent.ext["msgId"][:16] + "00000000000FFFFF", 1, "no half message"),
-            ("nonsense", 29, "nonsense"),
-        ):
-            refused = await rig.ask(323, {"topic": "T", "msgId": message_id})
-            assert refused.code == code and why in (refused.remark or "")
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
-        assert len(await messages(rig, "T", 1)) == 1 and not len(transactions)
+    sent, plain = await half(rig), await rig.send("T")
+    transactions = rig.service.waiting.transactions
+    again = {"topic": "T", "msgId": sent.ext["msgId"]}
+    assert (await rig.ask(323, again)).code == 0
+    await until(lambda: len(transactions) == 1 and end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
+    assert end_of(rig, TRANS_HALF_TOPIC) == 2
+    for message_id, code, why in (
+        (sent.ext["msgId"], 1, "no half message that waits"),
+        (plain.ext["msgId"], 1, "no half message"),
+        (sent.ext["msgId"][:16] + "00000000000FFFFF", 1, "no half message"),
+        ("nonsense", 29, "nonsense"),
+    ):
+        refused = await rig.ask(323, {"topic": "T", "msgId": message_id})
+        assert refused.code == code and why in (refused.remark or "")
+    assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
+    assert len(await messages(rig, "T", 1)) == 1 and not len(transactions)
 
 
-async def test_without_a_producer_no_check_is_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_without_a_producer_no_check_is_counted(tmp_path, caplog):
     """The sender of the half has disconnected: the half waits unchanged."""
     caplog.set_level("INFO")
     async with lone_broker(
-        tmp_path, broker={"transaction_time_out": 300, "transaction_check_interval": 100}
+        tmp_path,
+        broker={"transaction_time_out": 300, "transaction_check_interval": 100},
     ) as rig:
         other = RemotingClient()
         header = send_header("T", 0, {"TRAN_MSG": "true", "PGROUP": "pg"})
@@ -389,19 +362,16 @@ async def test_without_a_producer_no_check_is_counted(
         await producer.client.close()
 
 
-async def test_an_end_later_than_the_immunity_is_left_to_the_check(tmp_path: Path) -> None:
+async def test_an_end_later_than_the_immunity_is_left_to_the_check(rig):
     """604. The message's birth is years ago."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent = await half(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="10")
-        late = await rig.ask(37, end_fields(sent, COMMIT))
-        assert late.code == 604
-        checked = await rig.ask(37, end_fields(sent, COMMIT, fromTransactionCheck="true"))
-        assert checked.code == 0
+    sent = await half(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="10")
+    late = await rig.ask(37, end_header(sent, COMMIT))
+    assert late.code == 604
+    checked = await rig.ask(37, end_header(sent, COMMIT, fromTransactionCheck="true"))
+    assert checked.code == 0
 
 
-async def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(tmp_path, monkeypatch):
     """1. The commit is in the log, its op is refused, and so is the end. 2. There is disk space
     again: the master writes the op, and the message is there once."""
     broker = {"transaction_time_out": 300, "transaction_check_interval": 100}
@@ -411,7 +381,7 @@ async def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(
         sent = await half(rig)
         with monkeypatch.context() as full:
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
-            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
+            assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
         await until(lambda: len(rig.service.waiting.transactions) == 0)
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
         assert not asked
@@ -419,48 +389,40 @@ async def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(
 
 @pytest.mark.parametrize(("again", "code"), [(COMMIT, 0), (ROLLBACK, 1)])
 async def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str, code: int
-) -> None:
+    rig, monkeypatch, again, code
+):
     """The commit is in the log, its op was refused. What comes again writes the op alone."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent, transactions = await half(rig), rig.service.waiting.transactions
-        rig.service.path.hold.begin()  # else the master writes the op by itself
-        with monkeypatch.context() as full:
-            refuse(rig, full, TRANS_OP_HALF_TOPIC)
-            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
-        assert (await rig.ask(37, end_fields(sent, again))).code == code
-        rig.service.path.hold.release()
-        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1 and len(transactions) == 0)
-        assert end_of(rig, "T", 1) == 1
+    sent, transactions = await half(rig), rig.service.waiting.transactions
+    rig.service.path.hold.begin()  # else the master writes the op by itself
+    with monkeypatch.context() as full:
+        refuse(rig, full, TRANS_OP_HALF_TOPIC)
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
+    assert (await rig.ask(37, end_header(sent, again))).code == code
+    rig.service.path.hold.release()
+    await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1 and len(transactions) == 0)
+    assert end_of(rig, "T", 1) == 1
 
 
-async def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(tmp_path, monkeypatch):
     """It has read the half message and knows its commit; a full disk refuses the op, and the
     producer ends the transaction once more."""
-    sends: list[RemotingCommand] = []
-
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sends.append(await half(rig))
+        sent = await half(rig)
         refuse(rig, monkeypatch, TRANS_OP_HALF_TOPIC)
-        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
         await until(lambda: end_of(rig, "T", 1) == 1)
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
+    crashed(tmp_path)
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         rig.service.path.hold.begin()  # else the master writes the op by itself
         with monkeypatch.context() as full:
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
-            assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
+            assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
         assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0
-        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 0
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_OP_HALF_TOPIC)) == (1, 1)
 
 
-async def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_place(
-    tmp_path: Path,
-) -> None:
+async def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_place(tmp_path):
     """The log of a new master ends between the two."""
 
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
@@ -477,82 +439,74 @@ async def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_plac
         assert op.body == b"0,"
 
 
-async def test_an_end_that_could_not_be_carried_out_can_be_asked_for_again(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent, topics = await half(rig), rig.service.topics.topics
-        config = topics.get("T")
-        assert config is not None and topics.delete("T")
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 17
-        topics.put(config)
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+async def test_an_end_that_could_not_be_carried_out_can_be_asked_for_again(rig):
+    sent, topics = await half(rig), rig.service.topics.topics
+    config = topics.get("T")
+    assert config is not None and topics.delete("T")
+    assert (await rig.ask(37, end_header(sent, COMMIT))).code == 17
+    topics.put(config)
+    assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
 
 
-async def test_r30_a_commit_that_was_cut_is_no_commit(tmp_path: Path) -> None:
+async def test_r30_a_commit_that_was_cut_is_no_commit(rig):
     """1. A master writes the commit and the op, and is deposed; both are cut. 2. It is elected
     again: the transaction is open, and its commit puts the message where it belongs."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent = await half(rig)
-        store, transactions = rig.service.store, rig.service.waiting.transactions
-        held, end = HeldConfirms(rig.service.path), store.max_phy_offset
-        cut = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
-        await until(lambda: store.max_phy_offset > end)
-        transactions.end()
-        rig.service.path.acks.fail_all(14, "the role changed")
-        assert (await cut).code == 14
-        store.slave_log.truncate_to(end)
-        store.prepare_master()
-        held.release()
-        transactions.begin()
-        await until(lambda: len(transactions) == 1)
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
-        (came,) = await messages(rig, "T", 1)
-        assert came.body == b"body" and len(transactions) == 0
+    sent = await half(rig)
+    store, transactions = rig.service.store, rig.service.waiting.transactions
+    held, end = HeldConfirms(rig.service.path), store.max_phy_offset
+    cut = asyncio.ensure_future(rig.ask(37, end_header(sent, COMMIT)))
+    await until(lambda: store.max_phy_offset > end)
+    transactions.end()
+    rig.service.path.acks.fail_all(14, "the role changed")
+    assert (await cut).code == 14
+    store.slave_log.truncate_to(end)
+    store.prepare_master()
+    held.release()
+    transactions.begin()
+    await until(lambda: len(transactions) == 1)
+    assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
+    (came,) = await messages(rig, "T", 1)
+    assert came.body == b"body" and len(transactions) == 0
 
 
-async def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(
-    tmp_path: Path,
-) -> None:
+async def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(rig):
     """The group's progress is beyond it by then: read from there, it would never be checked."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent, other = await half(rig), await half(rig, "K2")
-        service, offsets = rig.service, rig.service.tables.offsets
-        store, transactions = service.store, service.waiting.transactions
-        assert (await rig.ask(37, end_fields(other, ROLLBACK, msgId="K2"))).code == 0
-        end = store.max_phy_offset
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
-        await until(lambda: offsets.query(TRANS_GROUP, TRANS_HALF_TOPIC, 0) == 2)
-        transactions.end()
-        store.slave_log.truncate_to(end, unclean_epoch=True)
-        store.prepare_master()
-        view = RoleView("C", "broker-a", 0, master_epoch=5, unclean_epoch=5)
-        await OffsetClamp(service.tables, store).for_view(view)
-        transactions.begin()
-        assert (await rig.ask(37, end_fields(other, ROLLBACK, msgId="K2"))).code == 1, "it ended"
-        assert len(transactions) == 1
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
-        assert [came.body for came in await messages(rig, "T", 1)] == [b"body"]
+    sent, other = await half(rig), await half(rig, "K2")
+    service, offsets = rig.service, rig.service.tables.offsets
+    store, transactions = service.store, service.waiting.transactions
+    assert (await rig.ask(37, end_header(other, ROLLBACK, msgId="K2"))).code == 0
+    end = store.max_phy_offset
+    assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
+    await until(lambda: offsets.query(TRANS_GROUP, TRANS_HALF_TOPIC, 0) == 2)
+    transactions.end()
+    store.slave_log.truncate_to(end, unclean_epoch=True)
+    store.prepare_master()
+    view = RoleView("C", "broker-a", 0, master_epoch=5, unclean_epoch=5)
+    await OffsetClamp(service.tables, store).for_view(view)
+    transactions.begin()
+    assert (await rig.ask(37, end_header(other, ROLLBACK, msgId="K2"))).code == 1, "it ended"
+    assert len(transactions) == 1
+    assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
+    assert [came.body for came in await messages(rig, "T", 1)] == [b"body"]
 
 
-async def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        first, second = await half(rig), await half(rig, "K2")
-        transactions = rig.service.waiting.transactions
-        channel = next(iter(rig.service.endpoint.server.connections))
-        request = RemotingCommand.request(37, end_fields(first, ROLLBACK))
-        ended = asyncio.ensure_future(transactions.end_transaction(request, channel))
-        await asyncio.sleep(0)
-        transactions.end()
-        transactions.begin()
-        with pytest.raises(BrokerRefusal, match="the role of this broker changed"):
-            await ended
-        assert (await rig.ask(37, end_fields(second, ROLLBACK, msgId="K2"))).code == 0
-        (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
-        assert op.body == b"1,"
+async def test_r4_ends_of_one_mastership_are_not_written_in_the_next(rig):
+    first, second = await half(rig), await half(rig, "K2")
+    transactions = rig.service.waiting.transactions
+    channel = next(iter(rig.service.endpoint.server.connections))
+    request = RemotingCommand.request(37, end_header(first, ROLLBACK))
+    ended = asyncio.ensure_future(transactions.end_transaction(request, channel))
+    await asyncio.sleep(0)
+    transactions.end()
+    transactions.begin()
+    with pytest.raises(BrokerRefusal, match="the role of this broker changed"):
+        await ended
+    assert (await rig.ask(37, end_header(second, ROLLBACK, msgId="K2"))).code == 0
+    (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
+    assert op.body == b"1,"
 
 
-async def test_a_new_master_continues_when_half_messages_expire_while_it_reads_them(
-    tmp_path: Path,
-) -> None:
+async def test_a_new_master_continues_when_half_messages_expire_while_it_reads_them(tmp_path):
     async with lone_broker(
         tmp_path, broker=NO_CHECKS, mapped_file_size_consume_queue=2 * UNIT_SIZE
     ) as rig:
@@ -565,12 +519,10 @@ async def test_a_new_master_continues_when_half_messages_expire_while_it_reads_t
         transactions.begin()
         expire_all_but_last(rig, TRANS_HALF_TOPIC)
         sent = await half(rig, "last")
-        assert (await rig.ask(37, end_fields(sent, COMMIT, msgId="last"))).code == 0
+        assert (await rig.ask(37, end_header(sent, COMMIT, msgId="last"))).code == 0
 
 
-async def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path, clock):
     """Also for a half that a Java producer marks as prepared (sysFlag 4). A master whose role ends
     meanwhile asks no producer."""
     async with lone_broker(tmp_path, broker=NO_CHECKS | ONE_CHECK) as rig:
@@ -599,48 +551,45 @@ async def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
         await producer.client.close()
 
 
-async def test_r30_ops_are_read_though_half_messages_keep_coming(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_ops_are_read_though_half_messages_keep_coming(rig, monkeypatch):
     """Else what has ended stays open for as long as a steady load lasts."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        first, service = await half(rig), rig.service.waiting.transactions
-        await until(lambda: len(service) == 1)
-        queries, appender = rig.service.store.queries, rig.service.store.appender
-        _, offset = decode_offset_msg_id(first.ext["msgId"])
-        record, read = queries.look_message_by_offset(offset), queries.units
-        assert record is not None
+    first, service = await half(rig), rig.service.waiting.transactions
+    await until(lambda: len(service) == 1)
+    queries, appender = rig.service.store.queries, rig.service.store.appender
+    _, offset = decode_offset_msg_id(first.ext["msgId"])
+    record, read = queries.look_message_by_offset(offset), queries.units
+    assert record is not None
 
-        def units(topic: str, *place: int) -> list[tuple[int, int, int]]:
-            """Each time that the half messages are read another one is on its way."""
-            if topic == TRANS_HALF_TOPIC:
-                another = message_to_store(record)
-                key = b"K%d" % (appender.end + 2)
-                another.properties = another.properties.replace(b"K1", key)
-                appender.put_message(another)
-                rig.service.path.schedule_flush()
-            return read(topic, *place)
+    def units(topic: str, *place: int) -> list[tuple[int, int, int]]:
+        """Each time that the half messages are read another one is on its way."""
+        if topic == TRANS_HALF_TOPIC:
+            another = message_to_store(record)
+            key = b"K%d" % (appender.end + 2)
+            another.properties = another.properties.replace(b"K1", key)
+            appender.put_message(another)
+            rig.service.path.schedule_flush()
+        return read(topic, *place)
 
-        monkeypatch.setattr(queries, "units", units)
-        assert (await rig.ask(37, end_fields(first, COMMIT))).code == 0
-        offsets = rig.service.tables.offsets
-        await until(lambda: offsets.query(TRANS_GROUP, TRANS_HALF_TOPIC, 0) == 1)
-        monkeypatch.undo()
+    monkeypatch.setattr(queries, "units", units)
+    assert (await rig.ask(37, end_header(first, COMMIT))).code == 0
+    offsets = rig.service.tables.offsets
+    await until(lambda: offsets.query(TRANS_GROUP, TRANS_HALF_TOPIC, 0) == 1)
+    monkeypatch.undo()
 
 
-async def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(tmp_path: Path) -> None:
+async def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(rig):
     """37 and 323 in one turn: the second of them is refused."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent = await half(rig)
-        ended, resumed = await asyncio.gather(
-            rig.ask(37, end_fields(sent, COMMIT)), rig.ask(323, {"msgId": sent.ext["msgId"]})
-        )
-        assert (ended.code, resumed.code) == (0, 1) and "being ended" in (resumed.remark or "")
-        await until(lambda: len(rig.service.waiting.transactions) == 0)
-        assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
+    sent = await half(rig)
+    ended, resumed = await asyncio.gather(
+        rig.ask(37, end_header(sent, COMMIT)),
+        rig.ask(323, {"msgId": sent.ext["msgId"]}),
+    )
+    assert (ended.code, resumed.code) == (0, 1) and "being ended" in (resumed.remark or "")
+    await until(lambda: len(rig.service.waiting.transactions) == 0)
+    assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
 
 
-async def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
+async def test_r30_what_was_given_up_is_taken_back_once(tmp_path):
     """Requests 323: two in one turn, one while the copy waits, one when that is committed, and one
     for a message without a key."""
     async with lone_broker(tmp_path, broker=NO_CHECKS | {"transaction_check_interval": 100}) as rig:
@@ -665,19 +614,20 @@ async def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
         assert (await rig.ask(37, fields)).code == 0
         rig.service.role_left()
         rig.service.master_opened()
-        late, nameless = await rig.ask(323, again), await rig.ask(323, {"msgId": unnamed.msg_id})
+        late, nameless = (
+            await rig.ask(323, again),
+            await rig.ask(323, {"msgId": unnamed.msg_id}),
+        )
         assert late.code == 1 and "taken back or ended" in (late.remark or "")
         assert nameless.code == 1 and "no UNIQ_KEY" in (nameless.remark or "")
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 2)
 
 
-async def test_r30_many_ends_of_one_turn_are_all_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_many_ends_of_one_turn_are_all_written(tmp_path, monkeypatch):
     monkeypatch.setattr(transaction_service, "OP_OFFSETS_MAX", 2)
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sends = [await half(rig, f"K{number}") for number in range(5)]
-        ends = [rig.ask(37, end_fields(sent, ROLLBACK)) for sent in sends]
+        ends = [rig.ask(37, end_header(sent, ROLLBACK)) for sent in sends]
         assert [each.code for each in await asyncio.gather(*ends)] == [0] * 5
         ops = await messages(rig, TRANS_OP_HALF_TOPIC)
         assert sorted(end for op in ops for end in parse_op(op.body)) == [0, 1, 2, 3, 4]
@@ -685,12 +635,8 @@ async def test_r30_many_ends_of_one_turn_are_all_written(
 
 @pytest.mark.parametrize("checks", ["0", "99"], ids=["check", "give up"])
 async def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried_again(
-    tmp_path: Path,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    checks: str,
-) -> None:
+    tmp_path, clock, monkeypatch, caplog, checks
+):
     """A half that is checked, or given up, is copied before its op: the op alone would lose an
     acknowledged message. While a switch drains the log nothing is copied (R33)."""
     monkeypatch.setattr(log_features, "REFUSED_MS", 1)
@@ -715,7 +661,7 @@ async def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried
         assert sum(end_of(rig, place) for place in places) == 2
 
 
-async def test_r17_g8_a_half_message_that_went_bad_makes_the_log_suspect(tmp_path: Path) -> None:
+async def test_r17_g8_a_half_message_that_went_bad_makes_the_log_suspect(tmp_path):
     """So a replica that has it whole becomes master: no transaction waits for it without end."""
 
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
@@ -729,26 +675,21 @@ async def test_r17_g8_a_half_message_that_went_bad_makes_the_log_suspect(tmp_pat
         assert str(log) in trust.reason
 
 
-async def test_r44_progress_beyond_the_queues_leaves_nothing_out(tmp_path: Path) -> None:
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
-            rig.service.tables.offsets.commit(TRANS_GROUP, topic, 0, 99)
-        rig.service.role_left()
-        rig.service.master_opened()
-        await half(rig)
-        await until(lambda: len(rig.service.waiting.transactions) == 1)
+async def test_r44_progress_beyond_the_queues_leaves_nothing_out(rig):
+    for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+        rig.service.tables.offsets.commit(TRANS_GROUP, topic, 0, 99)
+    rig.service.role_left()
+    rig.service.master_opened()
+    await half(rig)
+    await until(lambda: len(rig.service.waiting.transactions) == 1)
 
 
-async def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(tmp_path, monkeypatch):
     """1. A half is written again for its check; the op of the first copy is refused, and that of
     the commit that comes then. 2. A new master ends both copies, and commits none."""
-    sends: list[RemotingCommand] = []
-
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sends.append(await half(rig))
-        _, offset = decode_offset_msg_id(sends[0].ext["msgId"])
+        sent = await half(rig)
+        _, offset = decode_offset_msg_id(sent.ext["msgId"])
         record = rig.service.store.queries.look_message_by_offset(offset)
         assert record is not None
         with monkeypatch.context() as full:
@@ -756,21 +697,20 @@ async def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
             rig.service.store.appender.put_message(checked_once_more(record, 1))
             rig.service.path.schedule_flush()
             await until(lambda: len(rig.service.waiting.transactions) == 2)
-            assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
+            assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
             await until(lambda: end_of(rig, "T", 1) == 1)
             rig.service.waiting.transactions.end()
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "abort").touch()
+    crashed(tmp_path)
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) > 0)
         await until(lambda: len(rig.service.waiting.transactions) == 0)
-        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 1
         assert end_of(rig, "T", 1) == 1
 
 
 async def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """The op of the first was refused when its copy was read, so the check finds it open."""
     broker = NO_CHECKS | {"transaction_check_interval": 100}
     async with lone_broker(tmp_path, broker=broker) as rig:
@@ -790,89 +730,80 @@ async def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
 
 
 @pytest.mark.parametrize("unread", ["half", "op"])
-async def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(
-    tmp_path: Path, clock: Clock, unread: str
-) -> None:
+async def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(rig, clock, unread):
     """A new master finds a half, or an op, that is not confirmed yet: what seems to be open may
     have ended."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        await Asked(rig, UNKNOWN).beat()
-        sent, other, store = await half(rig), await half(rig, "K2"), rig.service.store
-        held, end = HeldConfirms(rig.service.path), store.max_phy_offset
-        if unread == "half":
-            late = asyncio.ensure_future(half(rig, "K3"))
-        else:
-            late = asyncio.ensure_future(rig.ask(37, end_fields(other, ROLLBACK, msgId="K2")))
-        await until(lambda: store.max_phy_offset > end)
-        rig.service.role_left()
-        rig.service.master_opened()
-        clock.ahead_ms, end = 2 * HOUR_MS, store.max_phy_offset
-        ended = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
-        await rig.ask(45)
-        await rig.ask(45)
-        assert not ended.done() and store.max_phy_offset == end
-        clock.ahead_ms = 0
-        held.release()
-        assert (await ended).code == 0 and end_of(rig, "T", 1) == 1
-        await asyncio.gather(late, return_exceptions=True)
+    await Asked(rig, UNKNOWN).beat()
+    sent, other, store = await half(rig), await half(rig, "K2"), rig.service.store
+    held, end = HeldConfirms(rig.service.path), store.max_phy_offset
+    if unread == "half":
+        late = asyncio.ensure_future(half(rig, "K3"))
+    else:
+        late = asyncio.ensure_future(rig.ask(37, end_header(other, ROLLBACK, msgId="K2")))
+    await until(lambda: store.max_phy_offset > end)
+    rig.service.role_left()
+    rig.service.master_opened()
+    clock.ahead_ms, end = 2 * HOUR_MS, store.max_phy_offset
+    ended = asyncio.ensure_future(rig.ask(37, end_header(sent, COMMIT)))
+    await rig.ask(45)
+    await rig.ask(45)
+    assert not ended.done() and store.max_phy_offset == end
+    clock.ahead_ms = 0
+    held.release()
+    assert (await ended).code == 0 and end_of(rig, "T", 1) == 1
+    await asyncio.gather(late, return_exceptions=True)
 
 
-async def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(rig, monkeypatch):
     """Its unit is there still: only whole files of a queue go."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sends = [await half(rig, f"K{number}") for number in range(3)]
-        transactions, queries = rig.service.waiting.transactions, rig.service.store.queries
-        (gone, _, _), *_ = queries.units(TRANS_HALF_TOPIC, 0, 0, 1)
-        real = queries.record_at
+    sends = [await half(rig, f"K{number}") for number in range(3)]
+    transactions, queries = (
+        rig.service.waiting.transactions,
+        rig.service.store.queries,
+    )
+    (gone, _, _), *_ = queries.units(TRANS_HALF_TOPIC, 0, 0, 1)
+    real = queries.record_at
 
-        def record_at(phy_offset: int, size: int) -> memoryview | None:
-            return None if phy_offset == gone else real(phy_offset, size)
+    def record_at(phy_offset: int, size: int) -> memoryview | None:
+        return None if phy_offset == gone else real(phy_offset, size)
 
-        monkeypatch.setattr(queries, "record_at", record_at)
-        transactions.begin()
-        for sent in sends[1:]:
-            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
-        assert len(transactions) == 0
-
-
-async def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_again(
-    tmp_path: Path,
-) -> None:
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
-        record, gate = (
-            rig.service.store.queries.look_message_by_offset(offset),
-            rig.service.path.gate,
-        )
-        assert record is not None
-        gate.standing(lease=False, required_set_whole=False)
-        rig.service.store.appender.put_message(checked_once_more(record, 1))
-        rig.service.path.schedule_flush()
-        await until(lambda: len(rig.service.waiting.transactions) == 2)
-        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0
-        gate.standing(lease=True, required_set_whole=False)
-        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
+    monkeypatch.setattr(queries, "record_at", record_at)
+    transactions.begin()
+    for sent in sends[1:]:
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
+    assert len(transactions) == 0
 
 
-async def test_r30_an_end_that_names_a_message_which_is_no_half_ends_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_again(rig):
+    _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
+    record, gate = (
+        rig.service.store.queries.look_message_by_offset(offset),
+        rig.service.path.gate,
+    )
+    assert record is not None
+    gate.standing(lease=False, required_set_whole=False)
+    rig.service.store.appender.put_message(checked_once_more(record, 1))
+    rig.service.path.schedule_flush()
+    await until(lambda: len(rig.service.waiting.transactions) == 2)
+    assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0
+    gate.standing(lease=True, required_set_whole=False)
+    await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
+
+
+async def test_r30_an_end_that_names_a_message_which_is_no_half_ends_nothing(rig):
     """The committed message has the producer's group, and the queue offset of another half that is
     open: that one would be ended, and its message never be seen."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        assert (await rig.send("T", queue=1)).code == 0
-        assert (await rig.ask(37, end_fields(await half(rig, "K1"), COMMIT))).code == 0
-        came = (await messages(rig, "T", 1))[-1]
-        waiting = await half(rig, "K2")
-        assert (came.queue_offset, came.properties["PGROUP"]) == (1, "pg")
-        assert waiting.ext["queueOffset"] == "1"
-        wrong = end_fields(waiting, COMMIT, commitLogOffset=str(came.physical_offset))
-        assert (await rig.ask(37, wrong)).code == 1
-        assert (await rig.ask(37, end_fields(waiting, COMMIT))).code == 0
-        assert [each.properties["UNIQ_KEY"] for each in await messages(rig, "T", 1)] == [
-            "KEY1",
-            "K1",
-            "K2",
-        ]
+    assert (await rig.send("T", queue=1)).code == 0
+    assert (await rig.ask(37, end_header(await half(rig, "K1"), COMMIT))).code == 0
+    came = (await messages(rig, "T", 1))[-1]
+    waiting = await half(rig, "K2")
+    assert (came.queue_offset, came.properties["PGROUP"]) == (1, "pg")
+    assert waiting.ext["queueOffset"] == "1"
+    wrong = end_header(waiting, COMMIT, commitLogOffset=str(came.physical_offset))
+    assert (await rig.ask(37, wrong)).code == 1
+    assert (await rig.ask(37, end_header(waiting, COMMIT))).code == 0
+    assert [each.properties["UNIQ_KEY"] for each in await messages(rig, "T", 1)] == [
+        "KEY1",
+        "K1",
+        "K2",
+    ]

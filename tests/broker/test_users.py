@@ -1,25 +1,27 @@
 """Users at the ports of a broker and a name server: who is refused, who may, and what follows a
 change. Signatures and policies by themselves: tests/auth."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import grpc.aio
 import pytest
-import uvloop
 from click.testing import CliRunner
 from heartbeats import heartbeat
 from local_log import LocalLog
-from lone_broker import sections_of, send_header, until
+from lone_broker import (
+    end_header,
+    sections_of,
+    send_header,
+    until,
+)
 from msgspec import structs
 
 from batonmq import (
@@ -98,7 +100,7 @@ class Server:
     """A broker, a name server or a controller that checks users."""
 
     address: str
-    service: BrokerService | NamesrvService | ControllerService
+    service: Any
     guard: Guard
 
     async def ask(
@@ -141,6 +143,12 @@ class Server:
         return await self.ask(ADMIN, RequestCode.AUTH_CREATE_ACL, {"subject": subject}, body)
 
 
+async def all_servers_know(names: Server) -> None:
+    """Waits until the name server has the broker and its users."""
+    routes = names.service.routes
+    await until(lambda: bool(routes.members("broker-a")) and names.guard.user("admin") is not None)
+
+
 def with_users(folder: Path, **broker: object) -> BrokerSections:
     return replace(sections_of(folder, broker=broker), auth=AUTH)
 
@@ -169,6 +177,28 @@ async def name_server_with_users(auth: AuthConfig = AUTH) -> AsyncIterator[Serve
         await service.close()
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[Server]:
+    """A broker."""
+    return broker_with_users(tmp_path)
+
+
+@pytest.fixture
+def names() -> contextlib.AbstractAsyncContextManager[Server]:
+    return name_server_with_users()
+
+
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def both(tmp_path: Path) -> AsyncIterator[tuple[Server, Server]]:
+    """A name server, and a broker that registers there."""
+    async with (
+        name_server_with_users() as names,
+        broker_with_users(tmp_path / "store", namesrv_addr=names.address) as server,
+    ):
+        yield names, server
+
+
 @contextlib.asynccontextmanager
 async def controller_with_users(folder: Path) -> AsyncIterator[Server]:
     guard = guard_of(AUTH)
@@ -187,14 +217,6 @@ async def controller_with_users(folder: Path) -> AsyncIterator[Server]:
         yield Server(service.config.self_peer.remoting_address, service, guard)
     finally:
         await service.close()
-
-
-def play(test: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(25):
-            await test()
-
-    uvloop.run(run())
 
 
 async def mqctl_at(name_server: str, *arguments: str) -> tuple[int, str]:
@@ -269,91 +291,48 @@ async def walk(server: Server, codes: set[int]) -> None:
 def replace_policies(user: object, entries: dict[str, PolicyEntry]) -> object:
     import msgspec
 
-    return msgspec.structs.replace(user, policies={"Custom": entries})  # type: ignore[type-var]
+    return msgspec.structs.replace(user, policies={"Custom": entries})
 
 
-def test_every_code_of_a_broker_by_strangers_and_users(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with broker_with_users(tmp_path, recall_message_enable=True) as server:
-            assert (await server.create(USER)).code == 0
-            assert isinstance(server.service, BrokerService)
-            processors = server.service.endpoint.processors
-            codes = set(processors.handlers) | set(processors.raw_handlers)
-            assert codes >= {10, 11, 310, 320, 361, 3001, 200050} and codes <= set(RIGHTS)
-            await walk(server, codes)
-
-    play(test)
+async def test_every_code_of_a_broker_by_strangers_and_users(tmp_path):
+    async with broker_with_users(tmp_path, recall_message_enable=True) as server:
+        assert (await server.create(USER)).code == 0
+        processors = server.service.endpoint.processors
+        codes = set(processors.handlers) | set(processors.raw_handlers)
+        assert codes >= {10, 11, 310, 320, 361, 3001, 200050} and codes <= set(RIGHTS)
+        await walk(server, codes)
 
 
-def test_every_code_of_a_name_server_by_strangers_and_users() -> None:
-    async def test() -> None:
-        async with name_server_with_users() as server:
-            users = UserTable(Path("unused"))
-            table = {"shop": {"username": "shop", "password": USER.secret_key}}
-            body = json.dumps({"users": table}).encode()
-            names = {"brokerName": "broker-a", "clusterName": "DefaultCluster"}
-            unknown = ResponseCode.SERVICE_NOT_AVAILABLE
-            for who, code in ((None, DENIED), (USER, unknown), (NODE, 0), (USER, DENIED)):
-                reply = await server.ask(who, RequestCode.BATON_PUT_USERS, names, body)
-                assert reply.code == code
-            assert users.rulebook is None and isinstance(server.service, NamesrvService)
-            codes = set(server.service._server._processors.handlers)
-            assert codes >= {103, 105, 318} and codes <= set(RIGHTS)
-            await walk(server, codes)
-
-    play(test)
+async def test_every_code_of_a_name_server_by_strangers_and_users(names):
+    users = UserTable(Path("unused"))
+    table = {"shop": {"username": "shop", "password": USER.secret_key}}
+    body = json.dumps({"users": table}).encode()
+    group = {"brokerName": "broker-a", "clusterName": "DefaultCluster"}
+    unknown = ResponseCode.SERVICE_NOT_AVAILABLE
+    for who, code in ((None, DENIED), (USER, unknown), (NODE, 0), (USER, DENIED)):
+        reply = await names.ask(who, RequestCode.BATON_PUT_USERS, group, body)
+        assert reply.code == code
+    assert users.rulebook is None
+    codes = set(names.service._server._processors.handlers)
+    assert codes >= {103, 105, 318} and codes <= set(RIGHTS)
+    await walk(names, codes)
 
 
-def test_every_code_of_a_controller_by_strangers_and_users(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with controller_with_users(tmp_path) as server:
-            assert isinstance(server.service, ControllerService)
-            key = User(username="shop", password=USER.secret_key)
-            server.guard.book("file", "").replace({"shop": key})
-            codes = set(server.service._remoting_endpoint._server._processors.handlers)
-            assert codes >= {1001, 1002, 1003, 1009, 1011, 1013} and codes <= set(RIGHTS)
-            await walk(server, codes)
-            # the first user of its own file, and the nodes
-            for who in (ADMIN, NODE):
-                assert (await server.ask(who, RequestCode.GET_CONTROLLER_CONFIG)).code == 0
-
-    play(test)
+async def test_every_code_of_a_controller_by_strangers_and_users(tmp_path):
+    async with controller_with_users(tmp_path) as server:
+        key = User(username="shop", password=USER.secret_key)
+        server.guard.book("file", "").replace({"shop": key})
+        codes = set(server.service._remoting_endpoint._server._processors.handlers)
+        assert codes >= {1001, 1002, 1003, 1009, 1011, 1013} and codes <= set(RIGHTS)
+        await walk(server, codes)
+        # the first user of its own file, and the nodes
+        for who in (ADMIN, NODE):
+            assert (await server.ask(who, RequestCode.GET_CONTROLLER_CONFIG)).code == 0
 
 
-def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path: Path) -> None:
+async def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path):
     """Each method of its service needs the right of the remoting request that does the same."""
     reads = {"GetReplicaInfo", "GetSyncStateData", "GetMetadata", "GetHistory"}
-
-    async def test() -> None:
-        async with controller_with_users(tmp_path) as server:
-            assert isinstance(server.service, ControllerService)
-            server.guard.book("file", "").replace({"shop": user_of(USER), "other": user_of(OTHER)})
-            channel = grpc.aio.insecure_channel(server.service.config.self_peer.grpc_address)
-            stub: Any = ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
-            service = controller_pb2.DESCRIPTOR.services_by_name["ControllerService"]
-
-            async def code_of(method: Any, who: Credentials | None) -> int:
-                signed = Signer(who).call_metadata(wall_ms()) if who is not None else None
-                request = getattr(controller_pb2, method.input_type.name)()
-                call = getattr(stub, method.name)
-                if method.client_streaming:
-                    async for message in call(iter([request]), metadata=signed):
-                        return int(message.refused.status.code)
-                    return 0
-                return int((await call(request, metadata=signed, timeout=5)).status.code)
-
-            for method in service.methods:
-                for stranger in (None, USER, replace_secret(OTHER)):
-                    assert await code_of(method, stranger) == DENIED, method.name
-                name = method.name
-                if name == "BrokerSession":  # it gets further: an empty Hello is no Hello
-                    with pytest.raises(grpc.aio.AioRpcError, match="begins with Hello"):
-                        await code_of(method, NODE)
-                    continue
-                assert await code_of(method, NODE) != DENIED, name
-                may_read = await code_of(method, OTHER) != DENIED
-                assert may_read is (name in reads), name
-            await channel.close()
 
     def user_of(who: Credentials) -> User:
         entries = [PolicyEntry(resource="Cluster:*", actions=["Get"])] if who is OTHER else []
@@ -363,80 +342,102 @@ def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path: Path) 
     def replace_secret(who: Credentials) -> Credentials:
         return Credentials(access_key=who.access_key, secret_key="wrong")
 
-    play(test)
+    async with controller_with_users(tmp_path) as server:
+        server.guard.book("file", "").replace({"shop": user_of(USER), "other": user_of(OTHER)})
+        channel = grpc.aio.insecure_channel(server.service.config.self_peer.grpc_address)
+        stub: Any = ControllerServiceStub(channel)
+        service = controller_pb2.DESCRIPTOR.services_by_name["ControllerService"]
+
+        async def code_of(method: Any, who: Credentials | None) -> int:
+            signed = Signer(who).call_metadata(wall_ms()) if who is not None else None
+            request = getattr(controller_pb2, method.input_type.name)()
+            call = getattr(stub, method.name)
+            if method.client_streaming:
+                async for message in call(iter([request]), metadata=signed):
+                    return int(message.refused.status.code)
+                return 0
+            return int((await call(request, metadata=signed, timeout=5)).status.code)
+
+        for method in service.methods:
+            for stranger in (None, USER, replace_secret(OTHER)):
+                assert await code_of(method, stranger) == DENIED, method.name
+            name = method.name
+            if name == "BrokerSession":  # it gets further: an empty Hello is no Hello
+                with pytest.raises(grpc.aio.AioRpcError, match="begins with Hello"):
+                    await code_of(method, NODE)
+                continue
+            assert await code_of(method, NODE) != DENIED, name
+            may_read = await code_of(method, OTHER) != DENIED
+            assert may_read is (name in reads), name
+        await channel.close()
 
 
 @pytest.mark.parametrize("way", ["remoting", "gRPC"])
-def test_a_controller_notes_who_asked_for_an_election_and_a_clean(way: str, tmp_path: Path) -> None:
+async def test_a_controller_notes_who_asked_for_an_election_and_a_clean(way, tmp_path, monkeypatch):
     """In the history, and each in a line of the audit log."""
     caller = f"asked by {way} from 127.0.0.1 as admin"
     why, reason = "", caller
     if way == "gRPC":  # whatever reason it gives, the caller stays visible
         why, reason = "r" * 300, "r" * (REASON_SIZE_MAX - len(caller) - 2) + f": {caller}"
-
-    async def test() -> None:
-        async with controller_with_users(tmp_path) as server:
-            assert isinstance(server.service, ControllerService)
-            names = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
-            address = {"brokerAddress": "127.0.0.1:1"}
-            ways = (
-                (RequestCode.CONTROLLER_APPLY_BROKER_ID, {"registerCheckCode": "127.0.0.1:1;1"}),
-                (RequestCode.CONTROLLER_REGISTER_BROKER, address),
-            )
-            for code, more in ways:
-                fields = names | {"appliedBrokerId": "1", "brokerId": "1"} | more
-                assert (await server.ask(None, code, fields)).code == DENIED
-                assert (await server.ask(ADMIN, code, fields)).code == 0
-            beat = names | {"brokerAddr": "127.0.0.1:1", "brokerId": "1", "epoch": "-1"}
-            beat |= {"maxOffset": "0", "confirmOffset": "0"}
-            broker = RemotingClient(sign=Signer(NODE))  # its connection stays
-            heartbeat = RemotingCommand.request(RequestCode.BROKER_HEARTBEAT, beat)
-            assert (await broker.invoke(server.address, heartbeat, 5000)).code == 0
-            elect = names | {"brokerId": "1", "designateElect": "true"}
-            clean = names | {"brokerControllerIdsToClean": "", "isCleanLivingBroker": "true"}
-            channel = grpc.aio.insecure_channel(server.service.config.self_peer.grpc_address)
-            stub: Any = ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
-
-            async def code_of(who: Credentials | None, code: RequestCode) -> int:
-                elects = code == RequestCode.CONTROLLER_ELECT_MASTER
-                if way == "remoting":
-                    return (await server.ask(who, code, elect if elects else clean)).code
-                signed = Signer(who).call_metadata(wall_ms()) if who is not None else None
-                call, request = (
-                    stub.CleanBrokerData,
-                    controller_pb2.CleanBrokerDataRequest(
-                        broker_name="broker-a", clean_living_broker=True
-                    ),
-                )
-                if elects:
-                    call, request = stub.ElectMaster, controller_pb2.ElectMasterRequest(
-                        broker_name="broker-a", broker_id=1, designate=True,
-                        expected_master_epoch=-1, reason=why,
-                    )  # fmt: skip
-                return int((await call(request, metadata=signed, timeout=5)).status.code)
-
-            for code in (RequestCode.CONTROLLER_ELECT_MASTER, RequestCode.CLEAN_BROKER_DATA):
-                assert await code_of(None, code) == DENIED
-                assert await code_of(ADMIN, code) == 0
-            assert await code_of(ADMIN, RequestCode.CLEAN_BROKER_DATA) == GONE
-            reasons = {event.kind: event.reason for event in server.service.state.history}
-            assert reasons["elected"] == reason
-            assert reasons["broker_cleaned"] == f"the whole group, {caller}"
-            await channel.close()
-            await broker.close()
-            # a command whose user is refused ends at once, with the reason
-            async with Admin("127.0.0.1:1") as admin:
-                with pytest.raises(ResponseError, match="not signed"):
-                    await admin.controller(server.address).elect_master("", "broker-a", 1)
-
     lines: list[tuple[str, str, str]] = []
 
     def note(_: AuditLog, user: str, peer: str, code: int, resource: str, result: str) -> None:
         assert peer.startswith("127.0.0.1:")
         lines.append((user, RequestCode(code).name, result))
 
-    with patch.object(AuditLog, "changed", note):
-        play(test)
+    monkeypatch.setattr(AuditLog, "changed", note)
+    async with controller_with_users(tmp_path) as server:
+        names = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
+        address = {"brokerAddress": "127.0.0.1:1"}
+        ways = (
+            (RequestCode.CONTROLLER_APPLY_BROKER_ID, {"registerCheckCode": "127.0.0.1:1;1"}),
+            (RequestCode.CONTROLLER_REGISTER_BROKER, address),
+        )
+        for code, more in ways:
+            fields = names | {"appliedBrokerId": "1", "brokerId": "1"} | more
+            assert (await server.ask(None, code, fields)).code == DENIED
+            assert (await server.ask(ADMIN, code, fields)).code == 0
+        beat = names | {"brokerAddr": "127.0.0.1:1", "brokerId": "1", "epoch": "-1"}
+        beat |= {"maxOffset": "0", "confirmOffset": "0"}
+        broker = RemotingClient(sign=Signer(NODE))  # its connection stays
+        heartbeat = RemotingCommand.request(RequestCode.BROKER_HEARTBEAT, beat)
+        assert (await broker.invoke(server.address, heartbeat, 5000)).code == 0
+        elect = names | {"brokerId": "1", "designateElect": "true"}
+        clean = names | {"brokerControllerIdsToClean": "", "isCleanLivingBroker": "true"}
+        channel = grpc.aio.insecure_channel(server.service.config.self_peer.grpc_address)
+        stub: Any = ControllerServiceStub(channel)
+
+        async def code_of(who: Credentials | None, code: RequestCode) -> int:
+            elects = code == RequestCode.CONTROLLER_ELECT_MASTER
+            if way == "remoting":
+                return (await server.ask(who, code, elect if elects else clean)).code
+            signed = Signer(who).call_metadata(wall_ms()) if who is not None else None
+            call, request = (
+                stub.CleanBrokerData,
+                controller_pb2.CleanBrokerDataRequest(
+                    broker_name="broker-a", clean_living_broker=True
+                ),
+            )
+            if elects:
+                call, request = stub.ElectMaster, controller_pb2.ElectMasterRequest(
+                    broker_name="broker-a", broker_id=1, designate=True,
+                    expected_master_epoch=-1, reason=why
+                )  # fmt: skip
+            return int((await call(request, metadata=signed, timeout=5)).status.code)
+
+        for code in (RequestCode.CONTROLLER_ELECT_MASTER, RequestCode.CLEAN_BROKER_DATA):
+            assert await code_of(None, code) == DENIED
+            assert await code_of(ADMIN, code) == 0
+        assert await code_of(ADMIN, RequestCode.CLEAN_BROKER_DATA) == GONE
+        reasons = {event.kind: event.reason for event in server.service.state.history}
+        assert reasons["elected"] == reason
+        assert reasons["broker_cleaned"] == f"the whole group, {caller}"
+        await channel.close()
+        await broker.close()
+        # a command whose user is refused ends at once, with the reason
+        async with Admin("127.0.0.1:1") as admin:
+            with pytest.raises(ResponseError, match="not signed"):
+                await admin.controller(server.address).elect_master("", "broker-a", 1)
     assert lines == [
         ("admin", "CONTROLLER_ELECT_MASTER", "done"),
         ("admin", "CLEAN_BROKER_DATA", "done"),
@@ -444,167 +445,145 @@ def test_a_controller_notes_who_asked_for_an_election_and_a_clean(way: str, tmp_
     ]
 
 
-def test_a_user_sends_and_reads_with_its_rights_and_no_further(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            await server.create(USER)
-            send = send_header("Orders", 0, {})
-            assert (await server.ask(USER, 310, send, b"x")).code == DENIED
-            assert (await server.grant(USER, ("Topic:Orders", "Pub"))).code == 0
-            assert (await server.ask(USER, 310, send, b"x")).code == 0
-            assert (await server.ask(USER, 310, send_header("Other", 0, {}), b"x")).code == DENIED
-            # the field of another code does not count
-            refused = await server.ask(USER, 310, send | {"topic": "Orders", "b": "Other"}, b"x")
-            assert refused.code == DENIED
-            # a replayed signature does not carry over to other fields
-            signed = RemotingCommand.request(310, send, b"x")
-            Signer(USER)(signed)
-            assert (await server.ask(None, 310, signed.ext, b"x")).code == 0
-            assert (await server.ask(None, 310, signed.ext, b"y")).code == DENIED
-
-    play(test)
+async def test_a_user_sends_and_reads_with_its_rights_and_no_further(server):
+    await server.create(USER)
+    send = send_header("Orders", 0, {})
+    assert (await server.ask(USER, 310, send, b"x")).code == DENIED
+    assert (await server.grant(USER, ("Topic:Orders", "Pub"))).code == 0
+    assert (await server.ask(USER, 310, send, b"x")).code == 0
+    assert (await server.ask(USER, 310, send_header("Other", 0, {}), b"x")).code == DENIED
+    # the field of another code does not count
+    refused = await server.ask(USER, 310, send | {"topic": "Orders", "b": "Other"}, b"x")
+    assert refused.code == DENIED
+    # a replayed signature does not carry over to other fields
+    signed = RemotingCommand.request(310, send, b"x")
+    Signer(USER)(signed)
+    assert (await server.ask(None, 310, signed.ext, b"x")).code == 0
+    assert (await server.ask(None, 310, signed.ext, b"y")).code == DENIED
 
 
-def test_an_allowed_send_is_decided_once_for_a_connection_and_topic(tmp_path: Path) -> None:
+async def test_an_allowed_send_is_decided_once_for_a_connection_and_topic(server):
     """Its signature is checked each time; another topic, body or user is decided by itself."""
+    for who in (USER, OTHER):
+        await server.create(who)
+    await server.grant(USER, ("Topic:A", "Pub"), ("Topic:B", "Pub"))
+    client = RemotingClient()
+    decided: list[int] = []
+    check = server.guard.check
 
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            for who in (USER, OTHER):
-                await server.create(who)
-            await server.grant(USER, ("Topic:A", "Pub"), ("Topic:B", "Pub"))
-            client = RemotingClient()
-            decided: list[int] = []
-            check = server.guard.check
+    def counted(code: int, *more: Any) -> str:
+        decided.append(code)
+        return check(code, *more)
 
-            def counted(code: int, *more: Any) -> str:
-                decided.append(code)
-                return check(code, *more)
+    server.guard.check = counted
 
-            server.guard.check = counted  # type: ignore[method-assign]
+    async def send(who: Credentials, topic: str, body: bytes = b"x") -> int:
+        request = RemotingCommand.request(310, send_header(topic, 0, {}), b"x")
+        Signer(who)(request)
+        request.body = body
+        return (await client.invoke(server.address, request, 5000)).code
 
-            async def send(who: Credentials, topic: str, body: bytes = b"x") -> int:
-                request = RemotingCommand.request(310, send_header(topic, 0, {}), b"x")
-                Signer(who)(request)
-                request.body = body
-                return (await client.invoke(server.address, request, 5000)).code
-
-            assert [await send(USER, "A") for _ in range(3)] == [0, 0, 0] and len(decided) == 1
-            assert await send(USER, "B") == 0 and len(decided) == 2
-            assert await send(USER, "B") == 0 and len(decided) == 2
-            assert await send(USER, "A", b"y") == DENIED and await send(USER, "C") == DENIED
-            assert await send(OTHER, "A") == DENIED and len(decided) == 5
-            relayed = RemotingCommand.request(310, send_header("A", 0, {}), b"x")
-            Signer(USER)(relayed)
-            relayed.ext["batonRelay"] = "1@10.0.0.1:1"  # not covered by the signature
-            assert (await client.invoke(server.address, relayed, 5000)).code == DENIED
-            assert (await server.grant(OTHER, ("Topic:C", "Pub"))).code == 0
-            decided.clear()
-            assert await send(USER, "A") == 0 and decided == [310], "rights have changed"
-            await client.close()
-
-    play(test)
+    assert [await send(USER, "A") for _ in range(3)] == [0, 0, 0] and len(decided) == 1
+    assert await send(USER, "B") == 0 and len(decided) == 2
+    assert await send(USER, "B") == 0 and len(decided) == 2
+    assert await send(USER, "A", b"y") == DENIED and await send(USER, "C") == DENIED
+    assert await send(OTHER, "A") == DENIED and len(decided) == 5
+    relayed = RemotingCommand.request(310, send_header("A", 0, {}), b"x")
+    Signer(USER)(relayed)
+    relayed.ext["batonRelay"] = "1@10.0.0.1:1"  # not covered by the signature
+    assert (await client.invoke(server.address, relayed, 5000)).code == DENIED
+    assert (await server.grant(OTHER, ("Topic:C", "Pub"))).code == 0
+    decided.clear()
+    assert await send(USER, "A") == 0 and decided == [310], "rights have changed"
+    await client.close()
 
 
-def test_a_change_of_rights_counts_at_once_on_open_connections(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            await server.create(USER)
-            await server.grant(USER, ("Topic:Orders", "Pub"))
-            client = RemotingClient(sign=Signer(USER))
-            try:
+async def test_a_change_of_rights_counts_at_once_on_open_connections(server):
+    await server.create(USER)
+    await server.grant(USER, ("Topic:Orders", "Pub"))
+    client = RemotingClient(sign=Signer(USER))
+    try:
 
-                async def code() -> int:
-                    request = RemotingCommand.request(310, send_header("Orders", 0, {}), b"x")
-                    return (await client.invoke(server.address, request, 5000)).code
+        async def code() -> int:
+            request = RemotingCommand.request(310, send_header("Orders", 0, {}), b"x")
+            return (await client.invoke(server.address, request, 5000)).code
 
-                assert [await code(), await code()] == [0, 0]
-                subject = {"subject": "User:shop", "resource": "Topic:Orders"}
-                assert (await server.ask(ADMIN, RequestCode.AUTH_DELETE_ACL, subject)).code == 0
-                assert await code() == DENIED
-                await server.grant(USER, ("*", "All"))
-                assert await code() == 0
-                named = {"username": "shop"}
-                off = b'{"userStatus":"disable"}'
-                assert (await server.ask(ADMIN, 3002, named, off)).code == 0
-                assert await code() == DENIED
-                assert (await server.ask(ADMIN, 3002, named, b'{"userStatus":"enable"}')).code == 0
-                assert await code() == 0
-                assert (await server.ask(ADMIN, 3003, named)).code == 0
-                assert await code() == DENIED
-            finally:
-                await client.close()
-
-    play(test)
+        assert [await code(), await code()] == [0, 0]
+        subject = {"subject": "User:shop", "resource": "Topic:Orders"}
+        assert (await server.ask(ADMIN, RequestCode.AUTH_DELETE_ACL, subject)).code == 0
+        assert await code() == DENIED
+        await server.grant(USER, ("*", "All"))
+        assert await code() == 0
+        named = {"username": "shop"}
+        off = b'{"userStatus":"disable"}'
+        assert (await server.ask(ADMIN, 3002, named, off)).code == 0
+        assert await code() == DENIED
+        assert (await server.ask(ADMIN, 3002, named, b'{"userStatus":"enable"}')).code == 0
+        assert await code() == 0
+        assert (await server.ask(ADMIN, 3003, named)).code == 0
+        assert await code() == DENIED
+    finally:
+        await client.close()
 
 
-def test_the_codes_of_mqadmin(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            assert (await server.create(USER)).code == 0
-            assert (await server.create(USER)).code == 0  # the same again, as for each replica
-            other = Credentials(access_key="shop", secret_key="another")
-            assert (await server.create(other)).code == DENIED
-            reply = await server.ask(ADMIN, 3004, {"username": "shop"})
-            assert json.loads(reply.body) == {
-                "username": "shop", "userType": "Normal", "userStatus": "enable",
-            }  # fmt: skip
-            assert (await server.ask(ADMIN, 3004, {"username": "none"})).body == b""
-            reply = await server.ask(ADMIN, 3005, {"filter": ""})
-            assert [each["username"] for each in json.loads(reply.body)] == ["admin", "shop"]
-            await server.grant(USER, ("Topic:a", "Pub,Sub"), ("Group:g*", "Sub"))
-            reply = await server.ask(ADMIN, 3009, {"subject": "User:shop"})
-            (policy,) = json.loads(reply.body)["policies"]
-            assert [each["resource"] for each in policy["entries"]] == ["Topic:a", "Group:g*"]
-            reply = await server.ask(ADMIN, 3010, {"resourceFilter": "Group"})
-            (acl,) = json.loads(reply.body)
-            assert acl["subject"] == "User:shop" and len(acl["policies"][0]["entries"]) == 1
-            # who may manage users may not make, change or delete a super user, nor itself one
-            await server.grant(USER, ("Cluster:*", "Get,Update"))
-            root = UserInfo(username="root", password="x", user_type="Super").encode()
-            assert (await server.ask(USER, 3001, {"username": "root"}, root)).code == DENIED
-            up = b'{"userType":"Super"}'
-            assert (await server.ask(USER, 3002, {"username": "shop"}, up)).code == DENIED
-            assert (await server.ask(USER, 3003, {"username": "admin"})).code == DENIED
-            reply = await server.ask(USER, 3005, {})
-            assert reply.code == 0
-            for code in (RequestCode.BATON_GET_USERS, RequestCode.VIEW_MESSAGE_BY_ID):
-                assert (await server.ask(USER, code, {"offset": "0"})).code == DENIED
-            reply = await server.ask(USER, RequestCode.BATON_WHO_AM_I)
-            assert json.loads(reply.body)["username"] == "shop"
-            for bad in ("a b", "x/y"):
-                body = UserInfo(password="p").encode()
-                refused = await server.ask(ADMIN, 3001, {"username": bad}, body)
-                assert refused.code == ResponseCode.INVALID_PARAMETER
-
-    play(test)
+async def test_the_codes_of_mqadmin(server):
+    assert (await server.create(USER)).code == 0
+    assert (await server.create(USER)).code == 0  # the same again, as for each replica
+    other = Credentials(access_key="shop", secret_key="another")
+    assert (await server.create(other)).code == DENIED
+    reply = await server.ask(ADMIN, 3004, {"username": "shop"})
+    assert json.loads(reply.body) == {
+        "username": "shop", "userType": "Normal", "userStatus": "enable"
+    }  # fmt: skip
+    assert (await server.ask(ADMIN, 3004, {"username": "none"})).body == b""
+    reply = await server.ask(ADMIN, 3005, {"filter": ""})
+    assert [each["username"] for each in json.loads(reply.body)] == ["admin", "shop"]
+    await server.grant(USER, ("Topic:a", "Pub,Sub"), ("Group:g*", "Sub"))
+    reply = await server.ask(ADMIN, 3009, {"subject": "User:shop"})
+    (policy,) = json.loads(reply.body)["policies"]
+    assert [each["resource"] for each in policy["entries"]] == ["Topic:a", "Group:g*"]
+    reply = await server.ask(ADMIN, 3010, {"resourceFilter": "Group"})
+    (acl,) = json.loads(reply.body)
+    assert acl["subject"] == "User:shop" and len(acl["policies"][0]["entries"]) == 1
+    # who may manage users may not make, change or delete a super user, nor itself one
+    await server.grant(USER, ("Cluster:*", "Get,Update"))
+    root = UserInfo(username="root", password="x", user_type="Super").encode()
+    assert (await server.ask(USER, 3001, {"username": "root"}, root)).code == DENIED
+    up = b'{"userType":"Super"}'
+    assert (await server.ask(USER, 3002, {"username": "shop"}, up)).code == DENIED
+    assert (await server.ask(USER, 3003, {"username": "admin"})).code == DENIED
+    reply = await server.ask(USER, 3005, {})
+    assert reply.code == 0
+    for code in (RequestCode.BATON_GET_USERS, RequestCode.VIEW_MESSAGE_BY_ID):
+        assert (await server.ask(USER, code, {"offset": "0"})).code == DENIED
+    reply = await server.ask(USER, RequestCode.BATON_WHO_AM_I)
+    assert json.loads(reply.body)["username"] == "shop"
+    for bad in ("a b", "x/y"):
+        body = UserInfo(password="p").encode()
+        refused = await server.ask(ADMIN, 3001, {"username": bad}, body)
+        assert refused.code == ResponseCode.INVALID_PARAMETER
 
 
-def test_the_last_super_user_stays(tmp_path: Path) -> None:
+async def test_the_last_super_user_stays(server):
     """Nor does it make itself a normal one; a second one may delete the first, or itself."""
     root = Credentials(access_key="root", secret_key="r")
-
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            named = {"username": "admin"}
-            down, off = b'{"userType":"Normal"}', b'{"userStatus":"disable"}'
-            for code, body in ((3003, b""), (3002, down), (3002, off)):
-                reply = await server.ask(ADMIN, code, named, body)
-                assert reply.code == DENIED and "last super user" in (reply.remark or "")
-            assert (await server.ask(ADMIN, 3005)).code == 0
-            assert (await server.create(root, "Super")).code == 0
-            assert (await server.ask(root, 3002, {"username": "root"}, off)).code == 0
-            assert (await server.ask(ADMIN, 3003, named)).code == DENIED, "the other is disabled"
-            on = b'{"userStatus":"enable"}'
-            assert (await server.ask(ADMIN, 3002, {"username": "root"}, on)).code == 0
-            assert (await server.ask(ADMIN, 3003, named)).code == 0
-            assert (await server.ask(ADMIN, 3005)).code == DENIED
-            assert (await server.ask(root, 3005)).code == 0
-
-    play(test)
+    named = {"username": "admin"}
+    down, off = b'{"userType":"Normal"}', b'{"userStatus":"disable"}'
+    for code, body in ((3003, b""), (3002, down), (3002, off)):
+        reply = await server.ask(ADMIN, code, named, body)
+        assert reply.code == DENIED and "last super user" in (reply.remark or "")
+    assert (await server.ask(ADMIN, 3005)).code == 0
+    assert (await server.create(root, "Super")).code == 0
+    assert (await server.ask(root, 3002, {"username": "root"}, off)).code == 0
+    assert (await server.ask(ADMIN, 3003, named)).code == DENIED, "the other is disabled"
+    on = b'{"userStatus":"enable"}'
+    assert (await server.ask(ADMIN, 3002, {"username": "root"}, on)).code == 0
+    assert (await server.ask(ADMIN, 3003, named)).code == 0
+    assert (await server.ask(ADMIN, 3005)).code == DENIED
+    assert (await server.ask(root, 3005)).code == 0
 
 
-def test_a_user_with_the_name_of_the_nodes_is_no_node(tmp_path: Path) -> None:
+async def test_a_user_with_the_name_of_the_nodes_is_no_node(tmp_path):
     """The name with which nodes sign was changed to that of a user: its secret counts for nothing,
     neither in the message that a request reaches nor for a super user's changes."""
     entry = {"resource": "Cluster:*", "actions": ["All"], "decision": "Allow"}
@@ -614,58 +593,44 @@ def test_a_user_with_the_name_of_the_nodes_is_no_node(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"users": table}))
     impostor = Credentials(access_key="node", secret_key="other")
-
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            shop = Credentials(access_key="shop", secret_key="other")
-            assert (await server.ask(shop, 3005)).code == 0
-            root = UserInfo(username="root", password="x", user_type="Super").encode()
-            assert (await server.ask(impostor, 3001, {"username": "root"}, root)).code == DENIED
-            assert (await server.ask(NODE, 3005)).code == 0
-
-    play(test)
+    async with broker_with_users(tmp_path) as server:
+        shop = Credentials(access_key="shop", secret_key="other")
+        assert (await server.ask(shop, 3005)).code == 0
+        root = UserInfo(username="root", password="x", user_type="Super").encode()
+        assert (await server.ask(impostor, 3001, {"username": "root"}, root)).code == DENIED
+        assert (await server.ask(NODE, 3005)).code == 0
 
 
-def test_a_stranger_learns_little_and_costs_little(tmp_path: Path) -> None:
+async def test_a_stranger_learns_little_and_costs_little(server):
     """Long names come back cut, and are not kept for a connection."""
     long = "x" * 20_000
-
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            stranger = Credentials(access_key=long, secret_key="x")
-            reply = await server.ask(stranger, 105, {"topic": "T"})
-            assert reply.code == DENIED and len(reply.remark or "") < 1000
-            await server.create(USER)
-            for code, name in ((310, "b"), (11, "topic"), (105, "topic"), (17, "topic")):
-                reply = await server.ask(USER, code, FIELDS | {name: long})
-                assert reply.code == DENIED and len(reply.remark or "") < 1000
-            await server.grant(USER, ("*", "All"))
-            connection = Mock(peer="127.0.0.1:1", attachments={})
-            for topic in ("T", long):
-                request = RemotingCommand.request(310, FIELDS | {"b": topic})
-                Signer(USER)(request)
-                assert server.guard.check(310, request, connection) == "shop"
-            assert len(str(connection.attachments)) < 1000
-
-    play(test)
+    stranger = Credentials(access_key=long, secret_key="x")
+    reply = await server.ask(stranger, 105, {"topic": "T"})
+    assert reply.code == DENIED and len(reply.remark or "") < 1000
+    await server.create(USER)
+    for code, name in ((310, "b"), (11, "topic"), (105, "topic"), (17, "topic")):
+        reply = await server.ask(USER, code, FIELDS | {name: long})
+        assert reply.code == DENIED and len(reply.remark or "") < 1000
+    await server.grant(USER, ("*", "All"))
+    connection = Mock(peer="127.0.0.1:1", attachments={})
+    for topic in ("T", long):
+        request = RemotingCommand.request(310, FIELDS | {"b": topic})
+        Signer(USER)(request)
+        assert server.guard.check(310, request, connection) == "shop"
+    assert len(str(connection.attachments)) < 1000
 
 
-def test_users_are_there_after_a_restart_and_secrets_in_no_answer_or_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            await server.create(USER)
-            await server.grant(USER, ("Topic:Orders", "Pub"))
-            for code in (26, 28, 21, 201, 3004, 3005, 3010):
-                reply = await server.ask(ADMIN, code, {"username": "shop"})
-                assert reply.code == 0 and SECRET.encode() not in reply.body
-        async with broker_with_users(tmp_path) as server:
-            reply = await server.ask(USER, 310, send_header("Orders", 0, {}), b"x")
-            assert reply.code == 0
-
-    with caplog.at_level("DEBUG"):
-        play(test)
+async def test_users_are_there_after_a_restart_and_secrets_in_no_answer_or_log(tmp_path, caplog):
+    caplog.set_level("DEBUG")
+    async with broker_with_users(tmp_path) as server:
+        await server.create(USER)
+        await server.grant(USER, ("Topic:Orders", "Pub"))
+        for code in (26, 28, 21, 201, 3004, 3005, 3010):
+            reply = await server.ask(ADMIN, code, {"username": "shop"})
+            assert reply.code == 0 and SECRET.encode() not in reply.body
+    async with broker_with_users(tmp_path) as server:
+        reply = await server.ask(USER, 310, send_header("Orders", 0, {}), b"x")
+        assert reply.code == 0
     assert SECRET not in caplog.text
     file = tmp_path / "config" / "users.json"
     assert file.stat().st_mode & 0o777 == 0o600
@@ -676,14 +641,11 @@ def test_users_are_there_after_a_restart_and_secrets_in_no_answer_or_log(
     assert made[0]["resource"] == "username=shop" and made[0]["peer"].startswith("127.0.0.1:")
 
 
-def test_the_audit_log_has_refusals_escaped_and_not_without_end(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            odd = Credentials(access_key='a"\n{\u2028', secret_key="x")
-            for _ in range(20):
-                await server.ask(odd, 105, {"topic": "T\n"})
-
-    play(test)
+async def test_the_audit_log_has_refusals_escaped_and_not_without_end(tmp_path):
+    async with broker_with_users(tmp_path) as server:
+        odd = Credentials(access_key='a"\n{\u2028', secret_key="x")
+        for _ in range(20):
+            await server.ask(odd, 105, {"topic": "T\n"})
     lines = (tmp_path / "audit.log").read_bytes().split(b"\n")[:-1]
     found = [json.loads(line) for line in lines]
     refused = [line for line in found if line["result"].startswith("refused")]
@@ -691,7 +653,7 @@ def test_the_audit_log_has_refusals_escaped_and_not_without_end(tmp_path: Path) 
     assert all(line.isascii() for line in lines)
 
 
-def test_audit_only_lets_pass_what_it_writes_down(tmp_path: Path) -> None:
+async def test_audit_only_lets_pass_what_it_writes_down(tmp_path):
     """Unsigned sends, of a user without the right, and with a wrong secret, while users are made;
     then the same files with the checks on."""
     wrong = Credentials(access_key="shop", secret_key="wrong")
@@ -718,52 +680,40 @@ def test_audit_only_lets_pass_what_it_writes_down(tmp_path: Path) -> None:
         finally:
             await service.close()
 
-    async def test() -> None:
-        made, *sends, route, consumers = await codes(observing)
-        assert [made, *sends] == [0, 0, 0, 0] and DENIED not in (route, consumers)
-        made, *rest = await codes(sections)
-        assert made == 0 and set(rest) == {DENIED}
-
-    play(test)
+    made, *sends, route, consumers = await codes(observing)
+    assert [made, *sends] == [0, 0, 0, 0] and DENIED not in (route, consumers)
+    made, *rest = await codes(sections)
+    assert made == 0 and set(rest) == {DENIED}
     lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     results = [line["result"].partition(":")[0] for line in lines]
     assert results.count("would be refused") >= 3 and "refused" in results
 
 
-def test_the_audit_log_names_what_a_body_is_about_and_is_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_audit_log_names_what_a_body_is_about_and_is_private(tmp_path, monkeypatch):
     monkeypatch.setattr("batonmq.auth.audit.FILE_BYTES", 300)
-
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            body = b'{"groupName":"bar","retryMaxTimes":3}'
-            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-            for _ in range(3):
-                assert (await server.ask(ADMIN, code, body=body)).code == 0
-
-    play(test)
-    files = sorted(tmp_path.glob("audit.log*"))
+    async with broker_with_users(tmp_path) as server:
+        body = b'{"groupName":"bar","retryMaxTimes":3}'
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        for _ in range(3):
+            assert (await server.ask(ADMIN, code, body=body)).code == 0
+    files = [tmp_path / "audit.log", tmp_path / "audit.log.1"]
     assert len(files) > 1, "rotated"
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert "Create/Update on Group:bar" in {line["resource"] for line in lines}
 
 
-async def test_r45_the_first_user_waits_for_disk_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r45_the_first_user_waits_for_disk_space(tmp_path, monkeypatch):
     """Its record is refused: the mastership begins all the same."""
     with monkeypatch.context() as full:
         full.setattr(UserService, "put", Mock(side_effect=PutUnavailable("no disk space")))
         async with broker_with_users(tmp_path) as server:
-            assert isinstance(server.service, BrokerService)
             assert server.service.path.gate.is_master and "admin" not in server.service.tables.users
             full.undo()
             await until(lambda: "admin" in server.service.tables.users)
 
 
-async def test_a_new_secret_of_the_nodes_signs_towards_controllers_too(tmp_path: Path) -> None:
+async def test_a_new_secret_of_the_nodes_signs_towards_controllers_too(tmp_path):
     """Else controllers would refuse this broker once the former one counts no more."""
     file = tmp_path / "node.json"
     file.write_text('{"accessKey":"node","secretKey":"former"}')
@@ -792,314 +742,249 @@ async def test_a_new_secret_of_the_nodes_signs_towards_controllers_too(tmp_path:
     guard.close()
 
 
-def test_without_authentication_no_user_is_made(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            await server.create(USER)
-        service = BrokerService(sections_of(tmp_path), lambda _: None)
-        await service.start()
-        try:
-            server = Server(service.address, service, Mock())
-            for code in (3001, 3004, 3005, 3010, RequestCode.BATON_GET_USERS):
-                reply = await server.ask(None, code, {"username": "x"}, b"{}")
-                assert reply.code == DENIED and "authenticationEnabled" in (reply.remark or "")
-            assert (await server.ask(None, 310, send_header("T", 0, {}), b"x")).code == 0
-        finally:
-            await service.close()
-
-    play(test)
+async def test_without_authentication_no_user_is_made(tmp_path):
+    async with broker_with_users(tmp_path) as server:
+        await server.create(USER)
+    service = BrokerService(sections_of(tmp_path), lambda _: None)
+    await service.start()
+    try:
+        server = Server(service.address, service, Mock())
+        for code in (3001, 3004, 3005, 3010, RequestCode.BATON_GET_USERS):
+            reply = await server.ask(None, code, {"username": "x"}, b"{}")
+            assert reply.code == DENIED and "authenticationEnabled" in (reply.remark or "")
+        assert (await server.ask(None, 310, send_header("T", 0, {}), b"x")).code == 0
+    finally:
+        await service.close()
 
 
-def test_a_member_relays_and_only_nodes_name_the_client(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            broker_with_users(tmp_path / "a") as member,
-            broker_with_users(tmp_path / "b") as master,
-        ):
-            assert isinstance(master.service, BrokerService)
-            assert isinstance(member.service, BrokerService)
-            for server in (member, master):
-                await server.create(USER)
-                await server.grant(USER, ("Topic:T", "Pub"))
-            path = master.service.path
-            path.acks.begin_epoch(7)
-            path.gate.opening(7)
-            path.gate.open()
-            member.service.relay.enabled = True
-            member.service.path.gate.fence()
-            member.service.path.gate.follow(7, master.address)
-            java = {"language": LanguageCode.JAVA}
-            send = send_header("T", 0, {})
-            assert (await member.ask(USER, 310, send, b"x", **java)).code == 0
-            assert (await member.ask(None, 310, send, b"x", **java)).code == DENIED
-            made = {"username": "late"}
-            body = UserInfo(username="late", password="p").encode()
-            assert (await member.ask(ADMIN, 3001, made, body, **java)).code == 0
-            assert "late" in master.service.tables.users
-            # a client that names another one's address is refused, with any rights
-            relayed = send | {RELAY_FIELD: "7@10.0.0.1:1"}
-            assert (await master.ask(ADMIN, 310, relayed, b"x")).code == DENIED
-
-    play(test)
-
-
-def test_name_servers_learn_users_from_the_master_of_each_group(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            name_server_with_users() as names,
-            broker_with_users(tmp_path, namesrv_addr=names.address) as server,
-        ):
-            assert isinstance(names.service, NamesrvService)
-            await until(lambda: bool(names.service.routes.members("broker-a")))
+async def test_a_member_relays_and_only_nodes_name_the_client(tmp_path):
+    async with (
+        broker_with_users(tmp_path / "a") as member,
+        broker_with_users(tmp_path / "b") as master,
+    ):
+        for server in (member, master):
             await server.create(USER)
             await server.grant(USER, ("Topic:T", "Pub"))
-            await server.ask(USER, 310, send_header("T", 0, {}), b"x")
+        path = master.service.path
+        path.acks.begin_epoch(7)
+        path.gate.opening(7)
+        path.gate.open()
+        member.service.relay.enabled = True
+        member.service.path.gate.fence()
+        member.service.path.gate.follow(7, master.address)
+        java = {"language": LanguageCode.JAVA}
+        send = send_header("T", 0, {})
+        assert (await member.ask(USER, 310, send, b"x", **java)).code == 0
+        assert (await member.ask(None, 310, send, b"x", **java)).code == DENIED
+        made = {"username": "late"}
+        body = UserInfo(username="late", password="p").encode()
+        assert (await member.ask(ADMIN, 3001, made, body, **java)).code == 0
+        assert "late" in master.service.tables.users
+        # a client that names another one's address is refused, with any rights
+        relayed = send | {RELAY_FIELD: "7@10.0.0.1:1"}
+        assert (await master.ask(ADMIN, 310, relayed, b"x")).code == DENIED
 
-            async def route(who: Credentials | None, topic: str = "T") -> int:
-                return (await names.ask(who, 105, {"topic": topic})).code
 
-            guard = names.guard
-            await until(lambda: (user := guard.user("shop")) and user.user.policies)
-            assert await route(USER) == 0
-            assert await route(None) == DENIED and await route(USER, "Other") == DENIED
-            assert await route(ADMIN, "Other") == ResponseCode.TOPIC_NOT_EXIST
-            await server.ask(ADMIN, 3003, {"username": "shop"})
-            await until(lambda: guard.user("shop") is None)
-            assert await route(USER) == DENIED
+async def test_name_servers_learn_users_from_the_master_of_each_group(both):
+    names, server = both
+    await until(lambda: bool(names.service.routes.members("broker-a")))
+    await server.create(USER)
+    await server.grant(USER, ("Topic:T", "Pub"))
+    await server.ask(USER, 310, send_header("T", 0, {}), b"x")
 
-    play(test)
+    async def route(who: Credentials | None, topic: str = "T") -> int:
+        return (await names.ask(who, 105, {"topic": topic})).code
+
+    guard = names.guard
+    await until(lambda: (user := guard.user("shop")) and user.user.policies)
+    assert await route(USER) == 0
+    assert await route(None) == DENIED and await route(USER, "Other") == DENIED
+    assert await route(ADMIN, "Other") == ResponseCode.TOPIC_NOT_EXIST
+    await server.ask(ADMIN, 3003, {"username": "shop"})
+    await until(lambda: guard.user("shop") is None)
+    assert await route(USER) == DENIED
 
 
-def test_a_master_that_was_replaced_does_not_bring_back_a_user() -> None:
+async def test_a_master_that_was_replaced_does_not_bring_back_a_user(names):
     """It was stopped, and gives name servers its table when it runs again."""
 
-    async def test() -> None:
-        async with name_server_with_users() as names:
+    async def put(epoch: int, *users: Credentials) -> int:
+        table = UserWrapper(
+            data_version=DataVersion(state_version=epoch),
+            users={
+                each.access_key: User(username=each.access_key, password=each.secret_key)
+                for each in users
+            },
+        )
+        name = {"brokerName": "broker-a", "clusterName": "C"}
+        return (await names.ask(NODE, 60007, name, table.encode())).code
 
-            async def put(epoch: int, *users: Credentials) -> int:
-                table = UserWrapper(
-                    data_version=DataVersion(state_version=epoch),
-                    users={
-                        each.access_key: User(username=each.access_key, password=each.secret_key)
-                        for each in users
-                    },
-                )
-                name = {"brokerName": "broker-a", "clusterName": "C"}
-                return (await names.ask(NODE, 60007, name, table.encode())).code
-
-            topics = TopicConfigAndMappingSerializeWrapper(
-                data_version=DataVersion(state_version=2)
-            )
-            body = RegisterBrokerBody(topic_config_serialize_wrapper=topics).encode()
-            newer = RouteRegistration("C", "broker-a", 0, "127.0.0.1:2", "127.0.0.1:3", body)
-            client = RemotingClient(sign=Signer(NODE))
-            try:
-                assert await put(1, USER, OTHER) == 0
-                assert (await client.invoke(names.address, newer.request(), 5000)).code == 0
-                assert await put(2, OTHER) == 0
-                assert await put(1, USER, OTHER) == ResponseCode.SYSTEM_ERROR
-                assert names.guard.user("shop") is None and names.guard.user("other") is not None
-            finally:
-                await client.close()
-
-    play(test)
+    topics = TopicConfigAndMappingSerializeWrapper(data_version=DataVersion(state_version=2))
+    body = RegisterBrokerBody(topic_config_serialize_wrapper=topics).encode()
+    newer = RouteRegistration("C", "broker-a", 0, "127.0.0.1:2", "127.0.0.1:3", body)
+    client = RemotingClient(sign=Signer(NODE))
+    try:
+        assert await put(1, USER, OTHER) == 0
+        assert (await client.invoke(names.address, newer.request(), 5000)).code == 0
+        assert await put(2, OTHER) == 0
+        assert await put(1, USER, OTHER) == ResponseCode.SYSTEM_ERROR
+        assert names.guard.user("shop") is None and names.guard.user("other") is not None
+    finally:
+        await client.close()
 
 
-def test_half_messages_are_shown_to_producers_that_may_write_their_topic(tmp_path: Path) -> None:
+async def test_half_messages_are_shown_to_producers_that_may_write_their_topic(server):
     """Any user can name any producer group: in a heartbeat, and in a half message of its own."""
+    producers = server.service.waiting.producers
+    for who, topic in ((USER, "Orders"), (OTHER, "Other")):
+        await server.create(who)
+        await server.grant(who, (f"Topic:{topic}", "Pub"))
 
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            assert isinstance(server.service, BrokerService)
-            producers = server.service.waiting.producers
-            for who, topic in ((USER, "Orders"), (OTHER, "Other")):
-                await server.create(who)
-                await server.grant(who, (f"Topic:{topic}", "Pub"))
+    def beat(client_id: str) -> RemotingCommand:
+        shops = [ProducerData(group_name="shops")]
+        body = HeartbeatData(client_id=client_id, producer_data_set=shops).encode()
+        return RemotingCommand.request(RequestCode.HEART_BEAT, body=body)
 
-            def beat(client_id: str) -> RemotingCommand:
-                shops = [ProducerData(group_name="shops")]
-                body = HeartbeatData(client_id=client_id, producer_data_set=shops).encode()
-                return RemotingCommand.request(RequestCode.HEART_BEAT, body=body)
-
-            clients = {who.access_key: RemotingClient(sign=Signer(who)) for who in (OTHER, USER)}
-            thief, shop = clients.values()
-            assert (await thief.invoke(server.address, beat("thief"), 5000)).code == 0
-            assert producers.channel("shops", "Orders") is None
-            half = RemotingCommand.request(
-                310, send_header("Other", 0, HALF) | {"a": "shops"}, b"h"
-            )
-            assert (await thief.invoke(server.address, half, 5000)).code == 0
-            assert producers.channel("shops", "Other") is not None
-            assert producers.channel("shops", "Orders") is None
-            assert (await shop.invoke(server.address, beat("shop"), 5000)).code == 0
-            found = [producers.channel("shops", "Orders") for _ in range(4)]
-            assert any(found)
-            ports = {each.peer for each in found if each is not None}
-            connection = shop.live_connection(server.address)
-            assert connection is not None and ports == {connection.local}
-            for client in clients.values():
-                await client.close()
-
-    play(test)
+    clients = {who.access_key: RemotingClient(sign=Signer(who)) for who in (OTHER, USER)}
+    thief, shop = clients.values()
+    assert (await thief.invoke(server.address, beat("thief"), 5000)).code == 0
+    assert producers.channel("shops", "Orders") is None
+    half = RemotingCommand.request(310, send_header("Other", 0, HALF) | {"a": "shops"}, b"h")
+    assert (await thief.invoke(server.address, half, 5000)).code == 0
+    assert producers.channel("shops", "Other") is not None
+    assert producers.channel("shops", "Orders") is None
+    assert (await shop.invoke(server.address, beat("shop"), 5000)).code == 0
+    found = [producers.channel("shops", "Orders") for _ in range(4)]
+    assert any(found)
+    ports = {each.peer for each in found if each is not None}
+    connection = shop.live_connection(server.address)
+    assert connection is not None and ports == {connection.local}
+    for client in clients.values():
+        await client.close()
 
 
 @pytest.mark.parametrize(
     ("topic", "other_group", "other_topic"), [("vip", "bar_vip", ""), ("a_vip", "bar_a", "vip")]
 )
-def test_pop_gives_no_retries_of_a_group_whose_name_begins_alike(
-    tmp_path: Path, topic: str, other_group: str, other_topic: str
-) -> None:
+async def test_pop_gives_no_retries_of_a_group_whose_name_begins_alike(
+    both, topic, other_group, other_topic
+):
     """`%RETRY%bar_vip` is the retry topic of group bar_vip, and POP's of group bar in topic vip.
     `%RETRY%bar_a_vip` is POP's of group bar in topic a_vip, and of group bar_a in topic vip."""
-
-    async def test() -> None:
-        async with (
-            name_server_with_users() as names,
-            broker_with_users(tmp_path, namesrv_addr=names.address) as server,
-        ):
-            assert isinstance(server.service, BrokerService)
-            await server.create(USER)
-            await server.grant(USER, (f"Topic:{topic}", "Sub"), ("Group:bar", "Sub"))
-            groups = server.service.topics
-            for name in ("bar", other_group):
-                groups.put_group(SubscriptionGroupConfig(group_name=name))
-            groups.of_group(f"%RETRY%bar_{topic}", 1)
-            for name in filter(None, (f"%RETRY%bar_{topic}", other_topic, topic)):
-                sent = await server.ask(ADMIN, 310, send_header(name, 0, {}), name.encode())
-                assert sent.code == 0, sent
-            # The send has made it.
-            if other_group != f"bar_{topic}":
-                assert groups.groups.delete(f"bar_{topic}")
-            await until(lambda: names.guard.user("shop") is not None)
-            user = ClientOptions(credentials=USER)
-            async with PopConsumer(
-                "bar", name_servers=names.address, client_options=user
-            ) as consumer:
-                await consumer.subscribe(topic)
-                found = await consumer.receive(topic)
-                assert [each.body for each in found] == [topic.encode()]
-
-    play(test)
+    names, server = both
+    await server.create(USER)
+    await server.grant(USER, (f"Topic:{topic}", "Sub"), ("Group:bar", "Sub"))
+    groups = server.service.topics
+    for name in ("bar", other_group):
+        groups.put_group(SubscriptionGroupConfig(group_name=name))
+    groups.of_group(f"%RETRY%bar_{topic}", 1)
+    for name in filter(None, (f"%RETRY%bar_{topic}", other_topic, topic)):
+        sent = await server.ask(ADMIN, 310, send_header(name, 0, {}), name.encode())
+        assert sent.code == 0, sent
+    # The send has made it.
+    if other_group != f"bar_{topic}":
+        assert groups.groups.delete(f"bar_{topic}")
+    await until(lambda: names.guard.user("shop") is not None)
+    user = ClientOptions(credentials=USER)
+    async with PopConsumer("bar", name_servers=names.address, client_options=user) as consumer:
+        await consumer.subscribe(topic)
+        found = await consumer.receive(topic)
+        assert [each.body for each in found] == [topic.encode()]
 
 
-def test_transactions_and_pop_with_the_least_rights(tmp_path: Path) -> None:
+async def test_transactions_and_pop_with_the_least_rights(tmp_path):
     """A producer has Pub on the topic, a consumer Sub on topic and group: a commit, the broker's
     check of an undecided transaction, and a message that comes again from POP's retry topic."""
     baristas = Credentials(access_key="baristas", secret_key="b")
     thief = Credentials(access_key="thief", secret_key="t")
+    async with (
+        name_server_with_users() as names,
+        broker_with_users(
+            tmp_path,
+            namesrv_addr=names.address,
+            transaction_time_out=100,
+            transaction_check_interval=100,
+        ) as server,
+    ):
+        for who in (USER, baristas, thief):
+            await server.create(who)
+        await server.grant(USER, ("Topic:Orders", "Pub"))
+        await server.grant(baristas, ("Topic:Orders", "Sub"), ("Group:bar", "Sub"))
+        await server.grant(thief, ("Topic:Other", "All"), ("Group:bar", "Sub"))
+        guard = names.guard
+        await until(lambda: (user := guard.user("thief")) and user.user.policies)
 
-    async def test() -> None:
+        def options(who: Credentials) -> dict[str, Any]:
+            client = ClientOptions(credentials=who)
+            return {"name_servers": names.address, "client_options": client}
+
+        checked = asyncio.Event()
+
+        def check(_: object) -> TransactionState:
+            checked.set()
+            return TransactionState.COMMIT
+
         async with (
-            name_server_with_users() as names,
-            broker_with_users(
-                tmp_path,
-                namesrv_addr=names.address,
-                transaction_time_out=100,
-                transaction_check_interval=100,
-            ) as server,
+            TransactionProducer("shops", check, **options(USER)) as producer,
+            PopConsumer("bar", **options(baristas)) as consumer,
         ):
-            assert isinstance(names.service, NamesrvService)
-            for who in (USER, baristas, thief):
-                await server.create(who)
-            await server.grant(USER, ("Topic:Orders", "Pub"))
-            await server.grant(baristas, ("Topic:Orders", "Sub"), ("Group:bar", "Sub"))
-            await server.grant(thief, ("Topic:Other", "All"), ("Group:bar", "Sub"))
-            guard = names.guard
-            await until(lambda: (user := guard.user("thief")) and user.user.policies)
-
-            def options(who: Credentials) -> dict[str, Any]:
-                client = ClientOptions(credentials=who)
-                return {"name_servers": names.address, "client_options": client}
-
-            checked = asyncio.Event()
-
-            def check(_: object) -> TransactionState:
-                checked.set()
-                return TransactionState.COMMIT
-
-            async with (
-                TransactionProducer("shops", check, **options(USER)) as producer,
-                PopConsumer("bar", **options(baristas)) as consumer,
-            ):
-                for state in (TransactionState.COMMIT, TransactionState.UNKNOWN):
-                    message = Message.of("Orders", state.name.encode())
-                    done = await producer.send_in_transaction(message, lambda _, s=state: s)
-                    assert done.ended == (state is TransactionState.COMMIT)
-                await checked.wait()
-                await consumer.subscribe("Orders")
-                found: dict[bytes, object] = {}
-                while len(found) < 2:
-                    for each in await consumer.receive("Orders", invisible_ms=60_000):
-                        found[each.body] = each
-                # who may read other topics only can do nothing with its handle
-                one, other = found.values()
-                handle = one.properties["POP_CK"]  # type: ignore[attr-defined]
-                named = {"consumerGroup": "bar", "topic": "Orders", "extraInfo": handle}
-                for code in (200050, 200051, 200053, 200054, 11, 361, 36):
-                    ask = named | {"group": "bar", "offset": "0"}
-                    if code == 36:
-                        place = str(one.physical_offset)  # type: ignore[attr-defined]
-                        ask |= {"offset": place, "delayLevel": "0"}
-                    assert (await server.ask(thief, code, ask)).code == DENIED, code
-                await consumer.ack(one)  # type: ignore[arg-type]
-                await consumer.change_invisible_time(other, 1)  # type: ignore[arg-type]
-                (again,) = await consumer.receive("Orders", timeout_ms=20_000)
-                assert again.body == other.body  # type: ignore[attr-defined]
-                await consumer.ack(again)
-            # a half message is ended by who may write to its topic, wherever it is named
-            half = RemotingCommand.request(310, send_header("Orders", 0, HALF), b"half")
-            client = RemotingClient(sign=Signer(USER))
-            sent = await client.invoke(server.address, half, 5000)
-            await client.close()
-            end = {
-                "producerGroup": "shops",
-                "tranStateTableOffset": sent.ext["queueOffset"],
-                "commitLogOffset": str(int(sent.ext["msgId"][-16:], 16)),
-                "commitOrRollback": "8",
-                "msgId": "half",
-            }
-            for more in ({}, {"topic": "Other"}):
-                reply = await server.ask(thief, RequestCode.END_TRANSACTION, end | more)
-                assert reply.code == DENIED, reply
-            assert (await server.ask(USER, RequestCode.END_TRANSACTION, end)).code == 0
-
-    play(test)
+            for state in (TransactionState.COMMIT, TransactionState.UNKNOWN):
+                message = Message.of("Orders", state.name.encode())
+                done = await producer.send_in_transaction(message, lambda _, s=state: s)
+                assert done.ended == (state is TransactionState.COMMIT)
+            await checked.wait()
+            await consumer.subscribe("Orders")
+            found: dict[bytes, object] = {}
+            while len(found) < 2:
+                for each in await consumer.receive("Orders", invisible_ms=60_000):
+                    found[each.body] = each
+            # who may read other topics only can do nothing with its handle
+            one, other = found.values()
+            handle = one.properties["POP_CK"]
+            named = {"consumerGroup": "bar", "topic": "Orders", "extraInfo": handle}
+            for code in (200050, 200051, 200053, 200054, 11, 361, 36):
+                ask = named | {"group": "bar", "offset": "0"}
+                if code == 36:
+                    place = str(one.physical_offset)
+                    ask |= {"offset": place, "delayLevel": "0"}
+                assert (await server.ask(thief, code, ask)).code == DENIED, code
+            await consumer.ack(one)
+            await consumer.change_invisible_time(other, 1)
+            (again,) = await consumer.receive("Orders", timeout_ms=20_000)
+            assert again.body == other.body
+            await consumer.ack(again)
+        # a half message is ended by who may write to its topic, wherever it is named
+        half = RemotingCommand.request(310, send_header("Orders", 0, HALF), b"half")
+        client = RemotingClient(sign=Signer(USER))
+        sent = await client.invoke(server.address, half, 5000)
+        await client.close()
+        end = end_header(sent, "8", producerGroup="shops", msgId="half")
+        for more in ({}, {"topic": "Other"}):
+            reply = await server.ask(thief, RequestCode.END_TRANSACTION, end | more)
+            assert reply.code == DENIED, reply
+        assert (await server.ask(USER, RequestCode.END_TRANSACTION, end)).code == 0
 
 
-def test_a_producer_without_rights_fails_at_once_and_says_why(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            name_server_with_users() as names,
-            broker_with_users(tmp_path, namesrv_addr=names.address) as server,
-        ):
-            await server.create(USER)
-            guard = names.guard
-            await until(lambda: guard.user("shop") is not None)
-            wrong = Credentials(access_key="shop", secret_key="wrong")
-            for who, why in ((USER, "shop lacks Pub/Sub/Get on Topic:T"), (wrong, "not right")):
-                client = ClientOptions(credentials=who)
-                async with Producer(
-                    "p", name_servers=names.address, client_options=client
-                ) as producer:
-                    # far longer than `play` waits: it does not try again
-                    with pytest.raises(ResponseError, match=why):
-                        await producer.send(Message.of("T", b"x"), timeout_ms=600_000)
-
-    play(test)
+async def test_a_producer_without_rights_fails_at_once_and_says_why(both):
+    names, server = both
+    await server.create(USER)
+    guard = names.guard
+    await until(lambda: guard.user("shop") is not None)
+    wrong = Credentials(access_key="shop", secret_key="wrong")
+    for who, why in ((USER, "shop lacks Pub/Sub/Get on Topic:T"), (wrong, "not right")):
+        client = ClientOptions(credentials=who)
+        async with Producer("p", name_servers=names.address, client_options=client) as producer:
+            # far longer than `play` waits: it does not try again
+            with pytest.raises(ResponseError, match=why):
+                await producer.send(Message.of("T", b"x"), timeout_ms=600_000)
 
 
-def test_a_name_server_that_knows_no_users_yet_asks_to_come_back() -> None:
-    async def test() -> None:
-        async with name_server_with_users() as names:
-            assert (await names.ask(USER, 105, {"topic": "T"})).code == (
-                ResponseCode.SERVICE_NOT_AVAILABLE
-            )
-            assert (await names.ask(None, 105, {"topic": "T"})).code == DENIED
-
-    play(test)
+async def test_a_name_server_that_knows_no_users_yet_asks_to_come_back(names):
+    assert (await names.ask(USER, 105, {"topic": "T"})).code == (ResponseCode.SERVICE_NOT_AVAILABLE)
+    assert (await names.ask(None, 105, {"topic": "T"})).code == DENIED
 
 
-def test_a_user_has_two_secrets_while_it_rotates(tmp_path: Path) -> None:
+async def test_a_user_has_two_secrets_while_it_rotates(tmp_path):
     """Old and new one pass, on one connection as well, until the rotation ends; it is in the table
     after a restart, each step may come twice, and no answer has a secret."""
     new = Credentials(access_key="shop", secret_key=f"{SECRET}-new")
@@ -1120,191 +1005,158 @@ def test_a_user_has_two_secrets_while_it_rotates(tmp_path: Path) -> None:
         await client.close()
         return found
 
-    async def test() -> None:
-        async with broker_with_users(tmp_path) as server:
-            await server.create(USER)
-            await server.grant(USER, ("Topic:T", "Pub"))
-            assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
-            assert await step(server, "begin") != 0
-            assert await step(server, "begin", USER.secret_key) == ResponseCode.INVALID_PARAMETER
-            assert [await step(server, "begin", new.secret_key) for _ in range(2)] == [0, 0]
-            assert await step(server, "begin", third.secret_key) == DENIED, "one at a time"
-            assert await codes(server) == [0, 0, 0, 0, DENIED]
-            reply = await server.ask(ADMIN, 3004, {"username": "shop"})
-            rotation = json.loads(reply.body)["rotation"]
-            assert rotation["oldUsed"] > 0 and rotation["oldUsedBy"].startswith("127.0.0.1:")
-            assert SECRET.encode() not in reply.body
-            assert (await server.create(USER)).code == 0, "the same again changes nothing"
-        async with broker_with_users(tmp_path) as server:
-            assert await codes(server) == [0, 0, 0, 0, DENIED]
-            assert [await step(server, "cancel") for _ in range(2)] == [0, 0]
-            assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
-            await step(server, "begin", new.secret_key)
-            assert [await step(server, "finish") for _ in range(2)] == [0, 0]
-            assert await codes(server) == [DENIED, 0, DENIED, 0, DENIED]
-            # the old one ends by itself at a time, also where a send was allowed before
-            await step(server, "begin", third.secret_key)
-            assert (await codes(server))[1] == 0
-            await step(server, "begin", third.secret_key, until="1")
-            assert await codes(server) == [DENIED] * 4 + [0]
-            # an update of the password ends both
-            body = UserInfo(password=USER.secret_key).encode()
-            assert (await server.ask(ADMIN, 3002, {"username": "shop"}, body)).code == 0
-            assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
-            assert await step(server, "x") == ResponseCode.INVALID_PARAMETER
-            # only a super user rotates one
-            await server.grant(USER, ("Cluster:*", "Update"))
-            fields = {"username": "admin", "step": "begin"}
-            body = UserInfo(password="mine").encode()
-            reply = await server.ask(USER, RequestCode.BATON_ROTATE_USER, fields, body)
-            assert reply.code == DENIED
-
-    play(test)
+    async with broker_with_users(tmp_path) as server:
+        await server.create(USER)
+        await server.grant(USER, ("Topic:T", "Pub"))
+        assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
+        assert await step(server, "begin") != 0
+        assert await step(server, "begin", USER.secret_key) == ResponseCode.INVALID_PARAMETER
+        assert [await step(server, "begin", new.secret_key) for _ in range(2)] == [0, 0]
+        assert await step(server, "begin", third.secret_key) == DENIED, "one at a time"
+        assert await codes(server) == [0, 0, 0, 0, DENIED]
+        reply = await server.ask(ADMIN, 3004, {"username": "shop"})
+        rotation = json.loads(reply.body)["rotation"]
+        assert rotation["oldUsed"] > 0 and rotation["oldUsedBy"].startswith("127.0.0.1:")
+        assert SECRET.encode() not in reply.body
+        assert (await server.create(USER)).code == 0, "the same again changes nothing"
+    async with broker_with_users(tmp_path) as server:
+        assert await codes(server) == [0, 0, 0, 0, DENIED]
+        assert [await step(server, "cancel") for _ in range(2)] == [0, 0]
+        assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
+        await step(server, "begin", new.secret_key)
+        assert [await step(server, "finish") for _ in range(2)] == [0, 0]
+        assert await codes(server) == [DENIED, 0, DENIED, 0, DENIED]
+        # the old one ends by itself at a time, also where a send was allowed before
+        await step(server, "begin", third.secret_key)
+        assert (await codes(server))[1] == 0
+        await step(server, "begin", third.secret_key, until="1")
+        assert await codes(server) == [DENIED] * 4 + [0]
+        # an update of the password ends both
+        body = UserInfo(password=USER.secret_key).encode()
+        assert (await server.ask(ADMIN, 3002, {"username": "shop"}, body)).code == 0
+        assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
+        assert await step(server, "x") == ResponseCode.INVALID_PARAMETER
+        # only a super user rotates one
+        await server.grant(USER, ("Cluster:*", "Update"))
+        fields = {"username": "admin", "step": "begin"}
+        body = UserInfo(password="mine").encode()
+        reply = await server.ask(USER, RequestCode.BATON_ROTATE_USER, fields, body)
+        assert reply.code == DENIED
 
 
-def test_mqctl_rotates_a_secret_and_waits_for_the_last_client(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            name_server_with_users() as names,
-            broker_with_users(tmp_path, namesrv_addr=names.address) as server,
-        ):
-            assert isinstance(names.service, NamesrvService)
-            await until(lambda: bool(names.service.routes.members("broker-a")))
-            await until(lambda: names.guard.user("admin") is not None)
-            mqctl = partial(mqctl_at, names.address)
-            await server.create(USER)
-            await server.grant(USER, ("Topic:T", "Pub"))
-            code, out = await mqctl("user", "rotate", "shop", "--json")
-            secret = json.loads(out[out.index("{") :])["secretKey"]
-            assert code == 0 and len(secret) >= 24
-            code, out = await mqctl("user", "show", "shop")
-            assert code == 0 and "two secrets" in out and "never" in out and secret not in out
-            send = send_header("T", 0, {})
-            assert (await server.ask(USER, 310, send, b"x")).code == 0
-            code, out = await mqctl("user", "show", "shop")
-            assert "last used: 2" in out and "Topic:T" in out
-            code, out = await mqctl("user", "rotate", "shop", "--finish")
-            assert code == 1 and "127.0.0.1:" in out and "--force" in out
-            assert (await server.ask(USER, 310, send, b"x")).code == 0
-            code, out = await mqctl("user", "rotate", "shop", "--finish", "--force")
-            assert code == 0, out
-            assert (await server.ask(USER, 310, send, b"x")).code == DENIED
-            new = Credentials(access_key="shop", secret_key=secret)
-            assert (await server.ask(new, 310, send, b"x")).code == 0
-            assert "one secret" in (await mqctl("user", "show", "shop"))[1]
-            for wrong in (
-                ("list", "--finish"),
-                ("rotate", "shop", "--finish", "--cancel"),
-                ("rotate", "shop", "--oldFor", "soon"),
-                ("rotate",),
-            ):
-                assert (await mqctl("user", *wrong))[0] == 2
-            assert (await mqctl("user", "show", "none"))[0] == 1
-
-    play(test)
+async def test_mqctl_rotates_a_secret_and_waits_for_the_last_client(both):
+    names, server = both
+    await all_servers_know(names)
+    mqctl = partial(mqctl_at, names.address)
+    await server.create(USER)
+    await server.grant(USER, ("Topic:T", "Pub"))
+    code, out = await mqctl("user", "rotate", "shop", "--json")
+    secret = json.loads(out[out.index("{") :])["secretKey"]
+    assert code == 0 and len(secret) >= 24
+    code, out = await mqctl("user", "show", "shop")
+    assert code == 0 and "two secrets" in out and "never" in out and secret not in out
+    send = send_header("T", 0, {})
+    assert (await server.ask(USER, 310, send, b"x")).code == 0
+    code, out = await mqctl("user", "show", "shop")
+    assert "last used: 2" in out and "Topic:T" in out
+    code, out = await mqctl("user", "rotate", "shop", "--finish")
+    assert code == 1 and "127.0.0.1:" in out and "--force" in out
+    assert (await server.ask(USER, 310, send, b"x")).code == 0
+    code, out = await mqctl("user", "rotate", "shop", "--finish", "--force")
+    assert code == 0, out
+    assert (await server.ask(USER, 310, send, b"x")).code == DENIED
+    new = Credentials(access_key="shop", secret_key=secret)
+    assert (await server.ask(new, 310, send, b"x")).code == 0
+    assert "one secret" in (await mqctl("user", "show", "shop"))[1]
+    for wrong in (
+        ("list", "--finish"),
+        ("rotate", "shop", "--finish", "--cancel"),
+        ("rotate", "shop", "--oldFor", "soon"),
+        ("rotate",),
+    ):
+        assert (await mqctl("user", *wrong))[0] == 2
+    assert (await mqctl("user", "show", "none"))[0] == 1
 
 
-def test_mqctl_imports_acl_1_twice_and_leaves_alone_what_differs(tmp_path: Path) -> None:
+async def test_mqctl_imports_acl_1_twice_and_leaves_alone_what_differs(both, tmp_path):
     file = tmp_path / "plain_acl.yml"
     account = "{accessKey: %s, secretKey: %s, topicPerms: [T=PUB], whiteRemoteAddress: 10.0.0.1}"
     accounts = [account % (USER.access_key, USER.secret_key), account % ("other", "file-secret")]
     file.write_text("accounts:\n" + "".join(f"  - {each}\n" for each in accounts))
+    names, server = both
+    await all_servers_know(names)
+    await server.create(OTHER)
 
-    async def test() -> None:
-        async with (
-            name_server_with_users() as names,
-            broker_with_users(tmp_path / "store", namesrv_addr=names.address) as server,
-        ):
-            assert isinstance(names.service, NamesrvService)
-            await until(lambda: bool(names.service.routes.members("broker-a")))
-            await until(lambda: names.guard.user("admin") is not None)
-            await server.create(OTHER)
+    async def run(*more: str) -> tuple[int, str, dict[str, Any]]:
+        code, out = await mqctl_at(names.address, "acl", "import", str(file), "--json", *more)
+        assert SECRET not in out and "file-secret" not in out
+        document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
+        return code, out, document
 
-            async def run(*more: str) -> tuple[int, str, dict[str, Any]]:
-                code, out = await mqctl_at(
-                    names.address, "acl", "import", str(file), "--json", *more
-                )
-                assert SECRET not in out and "file-secret" not in out
-                document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
-                return code, out, document
-
-            code, _, first = await run("--dry-run")
-            users = {each["username"]: each for each in first["users"]}
-            assert code == 0 and first["dryRun"] and users["shop"]["user"] == "new"
-            assert users["shop"]["entries"][0]["state"] == "new"
-            assert len([text for text in first["lost"] if "10.0.0.1" in text]) == 2
-            assert server.guard.user("shop") is None, "nothing was changed"
-            code, out, first = await run("--yes")
-            assert code == 1 and "other in broker-a differs" in out
-            send = send_header("T", 0, {})
-            assert (await server.ask(USER, 310, send, b"x")).code == 0
-            assert (await server.ask(OTHER, 310, send, b"x")).code == DENIED
-            assert isinstance(server.service, BrokerService)
-            before = server.service.tables.users.table["shop"]
-            code, _, again = await run("--yes")
-            users = {each["username"]: each for each in again["users"]}
-            assert users["shop"]["user"] == "there"
-            assert users["shop"]["entries"][0]["state"] == "same"
-            assert server.service.tables.users.table["shop"] == before
-            file.write_text("accounts: [{accessKey: late, secretKey: s}, {accessKey: bad}]")
-            code, out = await mqctl_at(names.address, "acl", "import", str(file), "--yes")
-            assert code == 1 and "account bad" in out and server.guard.user("late") is None
-
-    play(test)
+    code, _, first = await run("--dry-run")
+    users = {each["username"]: each for each in first["users"]}
+    assert code == 0 and first["dryRun"] and users["shop"]["user"] == "new"
+    assert users["shop"]["entries"][0]["state"] == "new"
+    assert len([text for text in first["lost"] if "10.0.0.1" in text]) == 2
+    assert server.guard.user("shop") is None, "nothing was changed"
+    code, out, first = await run("--yes")
+    assert code == 1 and "other in broker-a differs" in out
+    send = send_header("T", 0, {})
+    assert (await server.ask(USER, 310, send, b"x")).code == 0
+    assert (await server.ask(OTHER, 310, send, b"x")).code == DENIED
+    before = server.service.tables.users.table["shop"]
+    code, _, again = await run("--yes")
+    users = {each["username"]: each for each in again["users"]}
+    assert users["shop"]["user"] == "there"
+    assert users["shop"]["entries"][0]["state"] == "same"
+    assert server.service.tables.users.table["shop"] == before
+    file.write_text("accounts: [{accessKey: late, secretKey: s}, {accessKey: bad}]")
+    code, out = await mqctl_at(names.address, "acl", "import", str(file), "--yes")
+    assert code == 1 and "account bad" in out and server.guard.user("late") is None
 
 
-def test_exported_metadata_have_users_and_rights_and_no_secret(tmp_path: Path) -> None:
+async def test_exported_metadata_have_users_and_rights_and_no_secret(both, tmp_path):
     """Into another cluster: a user that is new there gets a secret of its own, shown once; the
     rights are the same. Without --users nothing of that is imported."""
     file = tmp_path / "metadata.json"
-
-    async def test() -> None:
-        async with (
-            name_server_with_users() as names,
-            broker_with_users(tmp_path / "store", namesrv_addr=names.address) as server,
-        ):
-            assert isinstance(names.service, NamesrvService)
-            await until(lambda: bool(names.service.routes.members("broker-a")))
-            await until(lambda: names.guard.user("admin") is not None)
-            await server.create(USER)
-            create = ("acl", "create", USER.access_key, "-r", "Topic:T", "-a", "Pub")
-            assert (await mqctl_at(names.address, *create))[0] == 0
-            code, out = await mqctl_at(names.address, "exportMetadata", "-f", str(file))
-            assert code == 0 and " 2 users" in out, out
-            text = file.read_text()
-            assert SECRET not in text and USER.secret_key not in text and "Topic:T" in text
-            assert isinstance(server.service, BrokerService)
-            before = server.service.tables.users.table[USER.access_key]
-            await server.ask(ADMIN, RequestCode.AUTH_DELETE_USER, {"username": USER.access_key})
-            assert USER.access_key not in server.service.tables.users.table
-            run = ("importMetadata", str(file), "--yes", "--json")
-            code, out = await mqctl_at(names.address, *run)
-            assert code == 0 and USER.access_key not in server.service.tables.users.table
-            code, out = await mqctl_at(names.address, *run, "--users")
-            document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
-            assert code == 0 and document["users"] == 1, out
-            assert set(document["newSecrets"]) == {USER.access_key}, "the admin was there"
-            now = server.service.tables.users.table[USER.access_key]
-            assert now.policies == before.policies and now.user_type == before.user_type
-            secret = document["newSecrets"][USER.access_key]
-            new = Credentials(access_key=USER.access_key, secret_key=secret)
-            send = send_header("T", 0, {})
-            assert (await server.ask(new, 310, send, b"x")).code == 0
-            code, out = await mqctl_at(names.address, *run, "--users")
-            document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
-            assert (code, document["users"], document["newSecrets"]) == (0, 0, {})
-            # A right that was taken away since does not come back, and is named.
-            body = {"subject": f"User:{USER.access_key}", "resource": "Topic:T"}
-            assert (await server.ask(ADMIN, RequestCode.AUTH_DELETE_ACL, body)).code == 0
-            now = server.service.tables.users.table[USER.access_key]
-            code, out = await mqctl_at(names.address, *run, "--users")
-            assert f"User:{USER.access_key} has other rights" in out and code == 1
-            assert server.service.tables.users.table[USER.access_key] == now
-
-    play(test)
+    names, server = both
+    await all_servers_know(names)
+    await server.create(USER)
+    create = ("acl", "create", USER.access_key, "-r", "Topic:T", "-a", "Pub")
+    assert (await mqctl_at(names.address, *create))[0] == 0
+    code, out = await mqctl_at(names.address, "exportMetadata", "-f", str(file))
+    assert code == 0 and " 2 users" in out, out
+    text = file.read_text()
+    assert SECRET not in text and USER.secret_key not in text and "Topic:T" in text
+    before = server.service.tables.users.table[USER.access_key]
+    await server.ask(ADMIN, RequestCode.AUTH_DELETE_USER, {"username": USER.access_key})
+    assert USER.access_key not in server.service.tables.users.table
+    run = ("importMetadata", str(file), "--yes", "--json")
+    code, out = await mqctl_at(names.address, *run)
+    assert code == 0 and USER.access_key not in server.service.tables.users.table
+    code, out = await mqctl_at(names.address, *run, "--users")
+    document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
+    assert code == 0 and document["users"] == 1, out
+    assert set(document["newSecrets"]) == {USER.access_key}, "the admin was there"
+    now = server.service.tables.users.table[USER.access_key]
+    assert now.policies == before.policies and now.user_type == before.user_type
+    secret = document["newSecrets"][USER.access_key]
+    new = Credentials(access_key=USER.access_key, secret_key=secret)
+    send = send_header("T", 0, {})
+    assert (await server.ask(new, 310, send, b"x")).code == 0
+    code, out = await mqctl_at(names.address, *run, "--users")
+    document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
+    assert (code, document["users"], document["newSecrets"]) == (0, 0, {})
+    # A right that was taken away since does not come back, and is named.
+    body = {"subject": f"User:{USER.access_key}", "resource": "Topic:T"}
+    assert (await server.ask(ADMIN, RequestCode.AUTH_DELETE_ACL, body)).code == 0
+    now = server.service.tables.users.table[USER.access_key]
+    code, out = await mqctl_at(names.address, *run, "--users")
+    assert f"User:{USER.access_key} has other rights" in out and code == 1
+    assert server.service.tables.users.table[USER.access_key] == now
 
 
-def test_a_slave_takes_the_table_over() -> None:
+def test_a_slave_takes_the_table_over():
     master, slave = UserTable(Path("unused")), UserTable(Path("unused"))
     wrapper = UserWrapper.decode(
         b'{"users":{"a":{"username":"a","password":"p","policies":'

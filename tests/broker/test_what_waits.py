@@ -1,16 +1,22 @@
 """What waits is not lost, hidden, early, or of a topic that is gone (R55, R56)."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from lone_broker import Clock, Rig, end_of, lone_broker, messages, run_with_broker, until
-from test_transactions import COMMIT, NO_CHECKS, end_fields, half, refuse
+from lone_broker import (
+    Rig,
+    end_header,
+    end_of,
+    lone_broker,
+    messages,
+    run_with_broker,
+    topic_header,
+    until,
+)
+from test_transactions import COMMIT, NO_CHECKS, half, refuse
 
 from batonmq.broker.schedule.due_queues import TimerQueue
 from batonmq.broker.tables.consumer_offset import TimerProgress
@@ -24,17 +30,6 @@ from batonmq.store.message_store import MessageStore
 
 HOUR_MS = 3_600_000
 NO_CHECKS_A_DAY = {"transaction_time_out": 24 * HOUR_MS}  # the clock is hours ahead
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
-def topic(queues: int) -> dict[str, str]:
-    count = str(queues)
-    fields = {"topic": "T", "defaultTopic": "TBW102", "perm": "6", "topicFilterType": "SINGLE_TAG"}
-    return fields | {"readQueueNums": count, "writeQueueNums": count, "order": "false"}
 
 
 # What was dropped from memory (R55).
@@ -58,33 +53,29 @@ async def leave_and_lead_again(rig: Rig, write: object, monkeypatch: pytest.Monk
     service.master_opened()
 
 
-async def test_r55_a_commit_that_never_reached_the_log_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r55_a_commit_that_never_reached_the_log_is_forgotten(tmp_path, monkeypatch):
     async with lone_broker(tmp_path, broker=NO_CHECKS, slave_timeout=60_000) as rig:
         sent = await half(rig)
         write = CommitLog._write
         monkeypatch.setattr(CommitLog, "_write", full)
-        asked = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
+        asked = asyncio.ensure_future(rig.ask(37, end_header(sent, COMMIT)))
         await until(lambda: rig.service.store.appender.has_buffered)
         await leave_and_lead_again(rig, write, monkeypatch)
         assert (await asked).code != 0 and end_of(rig, "T", 1) == 0
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
         await until(lambda: end_of(rig, "T", 1) == 1)
 
 
-async def test_r55_a_topic_whose_record_never_reached_the_log_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r55_a_topic_whose_record_never_reached_the_log_is_forgotten(tmp_path, monkeypatch):
     async with lone_broker(tmp_path, slave_timeout=60_000) as rig:
-        await rig.ask(17, topic(3))
+        await rig.ask(17, topic_header(queues=3))
         topics = rig.service.topics
         before = topics.get("T")
         write = CommitLog._write
         monkeypatch.setattr(CommitLog, "_write", full)
         asked = [
             asyncio.ensure_future(rig.send("NEW", b"x")),
-            asyncio.ensure_future(rig.ask(17, topic(5))),
+            asyncio.ensure_future(rig.ask(17, topic_header(queues=5))),
             asyncio.ensure_future(rig.ask(200, {}, b'{"groupName":"newgroup"}')),
         ]
         await until(lambda: rig.service.tables.groups.get("newgroup") is not None)
@@ -98,9 +89,7 @@ async def test_r55_a_topic_whose_record_never_reached_the_log_is_forgotten(
         assert b'"topicName":"NEW"' in log, "the other members learn of it (R31)"
 
 
-async def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(tmp_path, clock):
     async with lone_broker(tmp_path, broker=NO_CHECKS_A_DAY) as rig:
         for number in range(3):
             await rig.send("T", b"%d" % number, DELAY="1", UNIQ_KEY=f"K{number}")
@@ -120,57 +109,52 @@ async def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(
 
 @pytest.mark.parametrize("wait", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
 async def test_r30_a_mastership_that_begins_again_knows_what_the_last_one_put(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, wait: dict[str, str]
-) -> None:
+    rig, clock, monkeypatch, wait
+):
     """Two deliveries and their progress are in the log, and no slave has acked them yet."""
-    async with lone_broker(tmp_path) as rig:
-        service, store = rig.service, rig.service.store
-        for number in range(2):
-            await rig.send("T", b"%d" % number, UNIQ_KEY=f"K{number}", **wait)
-        with monkeypatch.context() as unconfirmed:
-            unconfirmed.setattr(MessageStore, "advance_confirm_offset", lambda store, _: 0)
-            clock.ahead_ms = HOUR_MS
-            await until(lambda: queue_end(store, "T", 0) == 2 and not store.appender.has_buffered)
-            service.master_opened()
-            await rig.send("Other")
-        await rig.send("T", b"last")
-        await until(lambda: end_of(rig, "T") >= 3)
-        assert [one.body for one in await messages(rig, "T")] == [b"0", b"1", b"last"]
+    service, store = rig.service, rig.service.store
+    for number in range(2):
+        await rig.send("T", b"%d" % number, UNIQ_KEY=f"K{number}", **wait)
+    with monkeypatch.context() as unconfirmed:
+        unconfirmed.setattr(MessageStore, "advance_confirm_offset", lambda store, _: 0)
+        clock.ahead_ms = HOUR_MS
+        await until(lambda: queue_end(store, "T", 0) == 2 and not store.appender.has_buffered)
+        service.master_opened()
+        await rig.send("Other")
+    await rig.send("T", b"last")
+    await until(lambda: end_of(rig, "T") >= 3)
+    assert [one.body for one in await messages(rig, "T")] == [b"0", b"1", b"last"]
 
 
 # Transactions (R56).
 
 
-async def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path: Path) -> None:
+async def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path):
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         fields = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K1"}
         halves = [await rig.send(name, name.encode(), **fields) for name in ("ORDERS", "BILLS")]
         halves.append(await rig.send("BILLS", b"other queue", queue=1, **fields))
         for sent in halves:
-            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+            assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
         ends = (end_of(rig, "ORDERS"), end_of(rig, "BILLS"), end_of(rig, "BILLS", 1))
         assert ends == (1, 1, 1) and len(rig.service.waiting.transactions) == 0
 
 
-async def test_r56_r45_a_refused_op_goes_with_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r56_r45_a_refused_op_goes_with_the_next(tmp_path, monkeypatch):
     """However many commits come before the half is looked at again."""
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig)
         rig.service.path.hold.begin()  # else the master writes the op by itself
         with monkeypatch.context() as full:
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
-            assert (await rig.ask(37, end_fields(sent, COMMIT))).code != 0
+            assert (await rig.ask(37, end_header(sent, COMMIT))).code != 0
         rig.service.store.recent_commits.cut(0)  # as after 4096 others
-        again = await rig.ask(37, end_fields(sent, COMMIT))
+        again = await rig.ask(37, end_header(sent, COMMIT))
         assert (again.code, end_of(rig, "T", 1), end_of(rig, TRANS_OP_HALF_TOPIC)) == (0, 1, 1)
         rig.service.path.hold.release()
 
 
-async def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r56_an_overdue_half_is_checked_when_its_producer_comes(tmp_path, monkeypatch):
     monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 1)
     async with lone_broker(tmp_path, broker={"transaction_time_out": 1}) as rig:
         waiting, asked = rig.service.waiting, []
@@ -187,27 +171,23 @@ async def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
 # Topics that became smaller, or went.
 
 
-async def test_r56_what_waits_for_a_queue_that_went_comes_into_one_that_is_read(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r56_what_waits_for_a_queue_that_went_comes_into_one_that_is_read(tmp_path, clock):
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        await rig.ask(17, topic(16))
+        await rig.ask(17, topic_header(queues=16))
         await rig.send("T", b"delayed", queue=15, DELAY="3")
         await rig.send("T", b"timed", queue=14, TIMER_DELAY_SEC="10", UNIQ_KEY="K2")
         fields = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K3"}
         sent = await rig.send("T", b"half", queue=13, **fields)
-        assert (await rig.ask(17, topic(8))).code == 0
+        assert (await rig.ask(17, topic_header(queues=8))).code == 0
         clock.ahead_ms = 60_000
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
         await until(lambda: all(end_of(rig, "T", queue) == 1 for queue in (5, 6, 7)))
         found = [(await messages(rig, "T", queue))[0].body for queue in (5, 6, 7)]
         assert found == [b"half", b"timed", b"delayed"]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_r56_what_waited_for_a_deleted_topic_comes_into_none_made_again(
-    tmp_path: Path, clock: Clock, restarts: bool
-) -> None:
+def test_r56_what_waited_for_a_deleted_topic_comes_into_none_made_again(tmp_path, clock, restarts):
     sent = []
 
     async def first(rig: Rig) -> None:
@@ -222,7 +202,7 @@ def test_r56_what_waited_for_a_deleted_topic_comes_into_none_made_again(
 
     async def then(rig: Rig) -> None:
         clock.ahead_ms = HOUR_MS
-        reply = await rig.ask(37, end_fields(sent[0], COMMIT))
+        reply = await rig.ask(37, end_header(sent[0], COMMIT))
         assert reply.code == 17, reply.remark
         await until(lambda: end_of(rig, "T") >= 2)
         found = [one.body for queue in (0, 1) for one in await messages(rig, "T", queue)]
@@ -234,10 +214,10 @@ def test_r56_what_waited_for_a_deleted_topic_comes_into_none_made_again(
 
     lives: list[Callable[[Rig], object]] = [first, then] if restarts else [both]
     for life in lives:
-        run_with_broker(tmp_path, life, broker=NO_CHECKS_A_DAY)  # type: ignore[arg-type]
+        run_with_broker(tmp_path, life, broker=NO_CHECKS_A_DAY)
 
 
-def test_r56_a_restart_does_not_forget_that_a_topic_was_deleted(tmp_path: Path) -> None:
+def test_r56_a_restart_does_not_forget_that_a_topic_was_deleted(tmp_path):
     async def before(rig: Rig) -> None:
         for number in range(10):
             await rig.send("T", b"old %d" % number)
@@ -259,7 +239,7 @@ def test_r56_a_restart_does_not_forget_that_a_topic_was_deleted(tmp_path: Path) 
 # Clocks.
 
 
-async def test_r56_a_delay_beyond_what_the_log_keeps_is_refused(tmp_path: Path) -> None:
+async def test_r56_a_delay_beyond_what_the_log_keeps_is_refused(tmp_path):
     async with lone_broker(tmp_path, file_reserved_time=1) as rig:
         refused = await rig.send("T", b"x", DELAY="18")
         assert refused.code == 13 and "fileReservedTime" in (refused.remark or "")
@@ -270,9 +250,7 @@ async def test_r56_a_delay_beyond_what_the_log_keeps_is_refused(tmp_path: Path) 
         assert waits.properties["DELAY"] == "17"
 
 
-async def test_r56_a_delay_comes_not_early_where_the_heirs_clock_is_behind(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r56_a_delay_comes_not_early_where_the_heirs_clock_is_behind(tmp_path, clock):
     async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T", b"in two hours", DELAY="18")).code == 0
     clock.ahead_ms = -60_000
@@ -281,9 +259,7 @@ async def test_r56_a_delay_comes_not_early_where_the_heirs_clock_is_behind(
         assert end_of(rig, "T") == 0
 
 
-async def test_r56_timers_keep_their_turn_after_a_clock_was_ahead(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_r56_timers_keep_their_turn_after_a_clock_was_ahead(tmp_path, clock):
     async with lone_broker(tmp_path) as rig:
         await rig.send("T", b"3000 s", TIMER_DELAY_SEC="3000")
         clock.ahead_ms = HOUR_MS
@@ -300,7 +276,7 @@ async def test_r56_timers_keep_their_turn_after_a_clock_was_ahead(
         assert [one.body for one in await messages(rig, "T")][2:] == [b"2000 s"]
 
 
-def test_r56_a_heir_delivers_what_a_clock_made_early_neither_twice_nor_never() -> None:
+def test_r56_a_heir_delivers_what_a_clock_made_early_neither_twice_nor_never():
     first = TimerQueue()
     first.begin(TimerProgress(), 0, 0)
     for due_ms in (500, 900):
