@@ -62,6 +62,11 @@ def continuation(data: bytes, base: bytes) -> tuple[EpochEntry, ...]:
     return entries if named == base else ()
 
 
+def every_entry(content: bytes, redo: bytes) -> tuple[EpochEntry, ...]:
+    """Those of a list file and those with which its redo file continues it. Raises ValueError."""
+    return (*decode_entries(content), *continuation(redo, digest(content)))
+
+
 class RedoFile:
     """Call `load` first. Durable on return; after an OSError the last whole record still counts."""
 

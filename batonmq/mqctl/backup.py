@@ -28,14 +28,8 @@ from zlib import crc32
 import msgspec
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.epoch.file_cache import (
-    REDO_SUFFIX,
-    continuation,
-    decode_entries,
-    digest,
-    encode_entries,
-)
-from batonmq.mqctl.store_check import Verdict, verify
+from batonmq.epoch.file_cache import REDO_SUFFIX, encode_entries, every_entry
+from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, segments_of, verify
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
 from batonmq.runtime.lock_file import FolderLock
@@ -48,7 +42,6 @@ EPOCHS: Final = "epochFileCheckpoint"
 PART_BYTES: Final = 1 << 20
 COMPARED_BYTES: Final = 1 << 16
 RESTORING_SUFFIX: Final = ".restoring"
-_SEGMENT: Final = re.compile(r"\d{20}")
 _TABLE: Final = re.compile(r"[A-Za-z]{1,64}\.json")
 _OFFSETS: Final = ("consumerOffset.json", "delayOffset.json", "consumerOrderInfo.json")
 _NOT_COPIED: Final = ("queueLocks.json",)  # who consumes now; its clients lock again
@@ -144,22 +137,20 @@ class StoreSource:
         """Raises BackupError if there is no commit log."""
         self.root = root
         self._log = root / LOG
-        names = self._names()
-        if not names:
+        files = self._files()
+        if not files:
             raise BackupError(f"{root}: no commit log is there (commitlog/ with its files)")
-        self.segment_size = (self._log / names[0]).stat().st_size
+        self.segment_size = files[0].stat().st_size
+        # Before the cut is asked for: an offset that is read later may lie above it.
         self._offsets = {name: self._table(name) for name in _OFFSETS}
 
-    def _names(self) -> list[str]:
-        if not self._log.is_dir():
-            return []
-        names = sorted(path.name for path in self._log.iterdir() if _SEGMENT.fullmatch(path.name))
+    def _files(self) -> list[Path]:
         # The newest one may have been made by name only.
-        return [name for name in names if _size(self._log / name)]
+        return [file for file in segments_of(self._log) if _size(file)]
 
     def segments(self, end: int) -> list[Path]:
         """The files with bytes below `end`. Raises BackupError for a missing one."""
-        found = [self._log / name for name in self._names() if int(name) < end]
+        found = [file for file in self._files() if int(file.name) < end]
         at = int(found[0].name) if found else end
         for path in found:
             if int(path.name) != at:
@@ -184,13 +175,13 @@ class StoreSource:
         except FileNotFoundError:
             return []
         try:
-            entries = decode_entries(data)
             redo = disk.read_bytes(path.with_name(path.name + REDO_SUFFIX))
         except FileNotFoundError:
             redo = b""
+        try:
+            every = every_entry(data, redo)
         except ValueError as error:
             raise BackupError(f"{path}: {error}") from error
-        every = (*entries, *continuation(redo, digest(data)))
         return [(e.epoch, e.start_offset) for e in every if e.start_offset < end]
 
     def tables(self) -> dict[str, bytes]:
@@ -210,8 +201,7 @@ class StoreSource:
     def checked_end(self, done: Done) -> int:
         """Of a stopped store: the end of its last whole record. Raises BackupError for damage."""
         verdict = Verdict()
-        segments = [self._log / name for name in self._names()]
-        for position in verify(segments, verdict, is_open=True):
+        for position in verify(self._files(), verdict, is_open=True):
             done(position)
         _raise_damage(verdict)
         return verdict.end
@@ -229,8 +219,7 @@ def _raise_damage(verdict: Verdict) -> None:
         first = verdict.damages[0]
         raise BackupError(
             f"{first.file} at offset {first.offset}, {counted(first.size, 'byte')}: {first.what};"
-            " back up"
-            " another replica, and see `mqctl verifyStore`"
+            " back up another replica, and see `mqctl verifyStore`"
         )
 
 
@@ -280,8 +269,8 @@ def _back_up(
     manifest = _manifest(source, end, epochs, segments, now_ms)
     sync_directory(folder / LOG)
     replace_file(folder / MANIFEST, manifest.encode())
-    for path in (folder / LOG).iterdir():  # expired in the store, or of an unfinished backup
-        if _SEGMENT.fullmatch(path.name) and manifest.segment(int(path.name)) is None:
+    for path in segments_of(folder / LOG):  # expired in the store, or of an unfinished backup
+        if manifest.segment(int(path.name)) is None:
             disk.unlink(path)
     return manifest, added
 
@@ -500,7 +489,7 @@ def _unpack(stream: IO[bytes], new: Path, done: Done) -> Manifest:
                 data = file.read()
                 replace_file(new / MANIFEST, data)
                 return Manifest.decode(data, MANIFEST)
-            if file is None or folder != LOG or not _SEGMENT.fullmatch(name):
+            if file is None or folder != LOG or not SEGMENT_NAME.fullmatch(name):
                 raise BackupError(f"the stream is no backup: it holds {member.name[:80]!r}")
             with (new / LOG / name).open("xb") as out:
                 while part := file.read(PART_BYTES):

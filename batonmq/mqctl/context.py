@@ -20,7 +20,9 @@ from batonmq.mqctl.target import Target, TargetError, target_here
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
     from batonmq.client.admin.controller_admin import ControllerAdmin
+    from batonmq.client.consumer.pull_consumer import PullConsumer
     from batonmq.client.instance.connections import ClientOptions
+    from batonmq.client.producer.producer import Producer
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -114,8 +116,26 @@ class CommandContext:
     def _open(self, name_servers: tuple[str, ...]) -> Admin:
         from batonmq.client.admin import admin
 
-        return admin.Admin(
-            name_servers, timeout_ms=self.timeout_ms, client_options=self.client_options
+        options = self.client_options
+        return admin.Admin(name_servers, timeout_ms=self.timeout_ms, client_options=options)
+
+    def producer(self, group: str) -> Producer:
+        """One that was not started; each of its sends may take `timeout_ms`."""
+        from batonmq.client.producer import producer
+
+        return producer.Producer(
+            group,
+            name_servers=self.name_servers,
+            options=producer.ProducerOptions(send_timeout_ms=self.timeout_ms),
+            client_options=self.client_options,
+        )
+
+    def consumer(self, group: str) -> PullConsumer:
+        """One that was not started."""
+        from batonmq.client.consumer import pull_consumer
+
+        return pull_consumer.PullConsumer(
+            group, name_servers=self.name_servers, client_options=self.client_options
         )
 
     def complain(self, text: str) -> None:
@@ -161,7 +181,7 @@ class CommandContext:
                 click.echo(f"mqctl: {_one_line(error)}", err=True)
             await asyncio.sleep(self.interval_s)
 
-    def confirm(self, what: str, *, yes: bool) -> None:
+    def confirm(self, what: str, *, yes: bool, question: str = "Do it?") -> None:
         """Says on standard error what will happen and where, and asks. Raises CommandFailed if the
         answer is no, or there is no terminal."""
         _ = self.target  # says which cluster
@@ -170,7 +190,7 @@ class CommandContext:
             return
         if not sys.stdin.isatty():
             raise CommandFailed("not done: there is no terminal to confirm it on, give --yes")
-        if not click.confirm("Do it?", default=False, err=True):
+        if not click.confirm(question, default=False, err=True):
             raise CommandFailed("not done")
 
 

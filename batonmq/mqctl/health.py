@@ -201,7 +201,7 @@ class Findings:
         used = {
             replica.broker_address
             for info in self.replicas.replicas_info_table.values()
-            for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas)
+            for replica in info.replicas
             if replica not in removed
         }
         return frozenset(replica.broker_address for replica in removed) - used
@@ -357,7 +357,9 @@ class Findings:
             "notes": self.notes(),
             "controllerLeaderAddress": self.leader,
             "nameServers": [_node(a, why) for a, why in self.name_servers.items()],
-            "controllers": [_controller(a, answer) for a, answer in self.controllers.items()],
+            "controllers": [
+                controller_document(a, answer) for a, answer in self.controllers.items()
+            ],
             "brokers": [
                 {**_node(a, why), "problems": list(self.reported.get(a, ()))}
                 for a, why in self.brokers.items()
@@ -384,32 +386,14 @@ def _node(address: str, why: str | None) -> dict[str, Any]:
     return {"address": address, "alive": False, "error": why}
 
 
-def _controller(address: str, answer: ControllerMetadata | BatonError) -> dict[str, Any]:
+def controller_document(address: str, answer: ControllerMetadata | BatonError) -> dict[str, Any]:
     if isinstance(answer, BatonError):
         return _node(address, reason(address, answer))
-    return {**_node(address, None), "isLeader": answer.is_leader, **log_fields(answer)}
+    import msgspec
 
-
-def log_fields(answer: ControllerMetadata) -> dict[str, Any]:
-    """The log's position and sizes, named as on the wire; empty for a RocketMQ controller."""
-    log = answer.log
-    if log is None:
-        return {}
-    return {
-        "selfId": log.self_id,
-        "controllerEpoch": log.controller_epoch,
-        "raftTerm": log.term,
-        "appliedIndex": log.applied_index,
-        "committedIndex": log.committed_index,
-        "journalBytes": log.journal_bytes,
-        "journalEntries": log.journal_entries,
-        "snapshotBytes": log.snapshot_bytes,
-        "snapshotIndex": log.snapshot_index,
-        "digestIndex": log.digest_index,
-        "stateDigest": log.state_digest,
-        "rules": log.rules,
-        "problems": list(log.problems),
-    }
+    # Named as on the wire. A RocketMQ controller tells nothing of its log.
+    log = {} if answer.log is None else msgspec.to_builtins(answer.log)
+    return {**_node(address, None), "isLeader": answer.is_leader, **log}
 
 
 def no_cluster(why: str) -> Findings:
@@ -503,10 +487,7 @@ def _removed_groups(
     return tuple(
         name
         for name in sorted(known.keys() - set(planned) - routes.broker_addr_table.keys())
-        if not any(
-            each.alive
-            for each in (*known[name].in_sync_replicas, *known[name].not_in_sync_replicas)
-        )
+        if not any(each.alive for each in known[name].replicas)
     )
 
 
@@ -567,6 +548,6 @@ def _addresses(routes: ClusterInfo, replicas: BrokerReplicasInfo) -> set[str]:
     known = {
         replica.broker_address
         for info in replicas.replicas_info_table.values()
-        for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas)
+        for replica in info.replicas
     }
     return registered | known

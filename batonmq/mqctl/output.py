@@ -11,9 +11,12 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
+
+if TYPE_CHECKING:
+    from batonmq.protocol.message import MessageQueue
 
 GOOD, BAD, DIM = "green", "bold red", "dim"
 POLL_S: Final = 0.1
@@ -67,10 +70,13 @@ class Output:
         for name, value in pairs:
             self.line(f"{name + ':':<{width}} {_cell(value)}".rstrip())
 
-    def fields_of_each(self, found: Mapping[str, Mapping[str, object]]) -> None:
-        """The fields of each node, sorted, under its address."""
-        for address, fields in found.items():
-            self.line(address, style="bold")
+    def settings(self, found: Mapping[str, Mapping[str, object]]) -> None:
+        """The fields of each node, sorted, under its name; or the document of all."""
+        if self.as_json:
+            self.document(found)
+            return
+        for name, fields in found.items():
+            self.line(name, style="bold")
             self.fields(sorted(fields.items()))
             self.line()
 
@@ -104,7 +110,9 @@ class WaitLine:
         self.say("")
 
 
-async def still_lacking(lacks: Callable[[], Awaitable[str]], within_s: float, doing: str) -> str:
+async def still_lacking(
+    lacks: Callable[[], Awaitable[str]], within_s: float, doing: str, poll_s: float = POLL_S
+) -> str:
     """Asks `lacks` again until it says "" or the time is over; what it said last. `doing` begins
     the line that shows it meanwhile."""
     import asyncio
@@ -122,12 +130,20 @@ async def still_lacking(lacks: Callable[[], Awaitable[str]], within_s: float, do
             if not found or boot_ms() >= deadline_ms:
                 return found
             progress.say(f"{doing}: {found}")
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(poll_s)
 
 
 def plain(body: Any) -> Any:
     """A body as what JSON knows, its members named as RocketMQ names them."""
     return json.loads(body.encode())
+
+
+def plain_queue(queue: MessageQueue) -> dict[str, Any]:
+    """topic, brokerName, queueId."""
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(queue)
+    return fields
 
 
 def when(timestamp_ms: int) -> str:

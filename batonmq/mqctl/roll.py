@@ -8,7 +8,7 @@ whole cluster is well, so one restart never meets another fault, and the next wa
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -79,7 +79,7 @@ def nodes_of(
     brokers = [
         RollNode("broker", replica.broker_address, group=name)
         for name, info in sorted(findings.replicas.replicas_info_table.items())
-        for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas)
+        for replica in info.replicas
     ]
     if not embedded:
         servers = [RollNode("namesrv", address) for address in name_servers]
@@ -144,7 +144,10 @@ def check_may_restart(findings: Findings, nodes: Sequence[RollNode], node: RollN
     evidence = Evidence(
         0,
         nodes=tuple(peers),
-        groups=tuple(_groups(findings)),
+        groups=tuple(
+            verdict.recorded(verdict.GroupEvidence(name), info)
+            for name, info in findings.replicas.replicas_info_table.items()
+        ),
         leader=findings.leader,
         is_live=True,
     )
@@ -160,19 +163,6 @@ def _as_evidence(node: RollNode) -> verdict.NodeEvidence:
     return verdict.NodeEvidence(
         node.name, kind, node.address, node.group, asked=True, controller=facts
     )
-
-
-def _groups(findings: Findings) -> Iterator[verdict.GroupEvidence]:
-    for name, info in findings.replicas.replicas_info_table.items():
-        every = (*info.in_sync_replicas, *info.not_in_sync_replicas)
-        yield verdict.GroupEvidence(
-            name,
-            master=info.master_broker_id or 0,
-            members=tuple(sorted(r.broker_id for r in info.in_sync_replicas)),
-            replicas={r.broker_id: r.broker_address for r in every},
-            alive=frozenset(r.broker_id for r in every if r.alive),
-            is_current=True,
-        )
 
 
 class Roll(msgspec.Struct, kw_only=True, rename="camel"):

@@ -48,6 +48,15 @@ class Verdict:
     """(file, bytes) that were cut from the log and kept in `truncated/`."""
 
 
+def segments_of(folder: Path) -> list[Path]:
+    """The files of a commit log or of a queue, oldest first; none if there is no such folder.
+    Raises OSError if it may not be read."""
+    try:
+        return sorted(file for file in folder.iterdir() if SEGMENT_NAME.fullmatch(file.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def verify(segments: list[Path], verdict: Verdict, *, is_open: bool) -> Iterator[int]:
     """Fills `verdict`; yields how many bytes are done, again and again.
 

@@ -531,6 +531,11 @@ class ReplicasInfo(Body):
     not_in_sync_replicas: list[ReplicaIdentity] = msgspec.field(default_factory=list)
     sync_state_set_epoch: int = 0
 
+    @property
+    def replicas(self) -> list[ReplicaIdentity]:
+        """All of the group, those in its SyncStateSet first."""
+        return self.in_sync_replicas + self.not_in_sync_replicas
+
 
 class BrokerReplicasInfo(Body):
     replicas_info_table: dict[str, ReplicasInfo] = msgspec.field(default_factory=dict)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
-from batonmq.epoch.file_cache import REDO_SUFFIX, continuation, decode_entries, digest
+from batonmq.epoch.file_cache import REDO_SUFFIX, every_entry
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
 from batonmq.protocol.records.columns import Bools, Int64s
@@ -136,13 +136,12 @@ def _epochs(storage: Storage, path: str) -> tuple[tuple[EpochEntry, ...], bool, 
         raw = storage.read_small(name)
         if raw is None:
             continue
+        redo = storage.read_small(f"{path}{REDO_SUFFIX}") or b""
         try:
-            listed = decode_entries(raw)
+            entries = every_entry(raw, redo)
         except ValueError as error:
             reasons.append(f"{name}: {error}")
             continue
-        redo = storage.read_small(f"{path}{REDO_SUFFIX}") or b""
-        entries = (*listed, *continuation(redo, digest(raw)))
         if fault := order_fault(entries):
             return (), name != path, f"{path}{REDO_SUFFIX}: {fault}"
         return with_ends(entries), name != path, ""

@@ -151,6 +151,15 @@ class FakeController:
         made = (lenient_event(json.dumps(event)) for event in events)
         return tuple(event for event in made if event and broker_name in ("", "broker-a"))
 
+    async def histories(self, broker_name: str = "", *, limit: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for address in self.addresses:
+            try:
+                found[address] = await self.history(broker_name, address=address, limit=limit)
+            except ConnectError as error:
+                found[address] = error
+        return found
+
 
 @dataclass
 class FakeCluster:

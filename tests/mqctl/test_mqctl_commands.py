@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from batonmq.client.admin.types import TopicChanges
@@ -317,7 +318,9 @@ def test_controller_metadata_shows_each_nodes_log(mqctl: Run, fake: Any) -> None
     log = ControllerLogStatus("n0", 3, 7, 120, 121, 5000, 90, 2049, 30, 100, "ab" * 32, ())
     follower = list(fake.metadata)[1]
     fake.metadata[LEADER] = replace(fake.metadata[LEADER], log=log)
-    sick = replace(log, self_id="n1", applied_index=118, problems=("one thing", "another"))
+    sick = msgspec.structs.replace(
+        log, self_id="n1", applied_index=118, problems=("one thing", "another")
+    )
     fake.metadata[follower] = replace(fake.metadata[follower], log=sick)
     first, second = mqctl("getControllerMetaData", "--json").json["controllers"]
     assert (first["raftTerm"], first["appliedIndex"], first["committedIndex"]) == (7, 120, 121)

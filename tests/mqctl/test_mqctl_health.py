@@ -199,6 +199,8 @@ def test_no_controller_that_answers_is_said_and_not_raised(mqctl: Run, fake: Any
 def test_health_fails_when_a_controllers_log_is_unwell(mqctl: Run, fake: Any) -> None:
     from dataclasses import replace
 
+    from msgspec import structs
+
     from batonmq.client.admin.types import ControllerLogStatus
 
     well = ControllerLogStatus("n0", 1, 1, 5000, 5000, 1, 1, 0, 0, 4000, "aa" * 32, ())
@@ -206,7 +208,9 @@ def test_health_fails_when_a_controllers_log_is_unwell(mqctl: Run, fake: Any) ->
 
     def told(**changed: Any) -> Any:
         fake.metadata[leader] = replace(fake.metadata[leader], log=well)
-        fake.metadata[follower] = replace(fake.metadata[follower], log=replace(well, **changed))
+        fake.metadata[follower] = replace(
+            fake.metadata[follower], log=structs.replace(well, **changed)
+        )
         ran = mqctl("health", "--json")
         assert ran.code == (0 if ran.json["healthy"] else 3)
         return ran.json["problems"]

@@ -7,8 +7,10 @@ gRPC endpoint is used. Origin: DefaultMQAdminExtImpl's controller calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from batonmq.auth.signature import Signer
 from batonmq.client.admin.requests import AdminRequests
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from batonmq.history.event import EventKey, HistoryEvent
     from batonmq.history.reader import Page
 
+T = TypeVar("T")
 GRPC_PORT_OFFSET = 1
 GROUPS_A_PAGE = 200
 _LEADER_PAUSE_S = 0.05
@@ -76,14 +79,18 @@ class ControllerAdmin:
 
     async def all_metadata(self) -> dict[str, ControllerMetadata | BatonError]:
         """For every controller given: address -> its metadata, or why there is none."""
+        return await self._ask_each(self.metadata)
 
-        async def one(address: str) -> ControllerMetadata | BatonError:
+    async def _ask_each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T | BatonError]:
+        """Asks all controllers at once."""
+
+        async def one(address: str) -> T | BatonError:
             try:
-                return await self.metadata(address)
+                return await ask(address)
             except BatonError as error:
                 return error
 
-        answers = await asyncio.gather(*(one(address) for address in self.addresses))
+        answers = await asyncio.gather(*map(one, self.addresses))
         return dict(zip(self.addresses, answers, strict=True))
 
     async def sync_state_data(
@@ -224,6 +231,12 @@ class ControllerAdmin:
         reply = await self._native("GetHistory", request, addresses)
         return tuple(filter(None, (lenient_event(event.json) for event in reply.events)))
 
+    async def histories(
+        self, broker_name: str = "", *, limit: int = 0
+    ) -> dict[str, tuple[HistoryEvent, ...] | BatonError]:
+        """`history` of every controller given, or why there is none."""
+        return await self._ask_each(lambda at: self.history(broker_name, limit=limit, address=at))
+
     async def history_page(
         self, after: EventKey | None, *, limit: int = 0, address: str | None = None
     ) -> Page:
@@ -340,26 +353,9 @@ class ControllerAdmin:
 
 def _log_status(ext: Mapping[str, str]) -> ControllerLogStatus | None:
     if "appliedIndex" not in ext:
-        return None
-
-    def number(name: str) -> int:
-        return int(ext.get(name, 0))
-
-    return ControllerLogStatus(
-        self_id=ext.get("selfId", ""),
-        controller_epoch=number("controllerEpoch"),
-        term=number("raftTerm"),
-        applied_index=number("appliedIndex"),
-        committed_index=number("committedIndex"),
-        journal_bytes=number("journalBytes"),
-        journal_entries=number("journalEntries"),
-        snapshot_bytes=number("snapshotBytes"),
-        snapshot_index=number("snapshotIndex"),
-        digest_index=number("digestIndex"),
-        state_digest=ext.get("stateDigest", ""),
-        rules=number("rules"),
-        problems=tuple(filter(None, ext.get("problems", "").split("\n"))),
-    )
+        return None  # a RocketMQ controller
+    problems = [*filter(None, ext.get("problems", "").split("\n"))]
+    return msgspec.convert({**ext, "problems": problems}, ControllerLogStatus, strict=False)
 
 
 def grpc_address(remoting_address: str) -> str:

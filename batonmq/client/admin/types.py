@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.message import MessageQueue
 
@@ -90,27 +92,25 @@ class GroupProgress:
         return sum(q.in_flight for q in self.queues)
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerLogStatus:
-    """The Raft log of a BatonMQ controller. Each index is that of the last such entry.
-    `snapshot_bytes` 0: no snapshot yet. `state_digest`: of the state after entry `digest_index`;
-    nodes with the same index must have the same digest; empty before the first. `problems`: texts
-    for people.
-    `rules`: those of the newest entry; 0 if an earlier version proposed it.
+class ControllerLogStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The Raft log of a BatonMQ controller, named as in its reply. Each index is that of the last
+    such entry. `snapshot_bytes` 0: no snapshot yet. `state_digest`: of the state after entry
+    `digest_index`; nodes with the same index must have the same digest; empty before the first.
+    `problems`: texts for people. `rules`: of the newest entry; 0 if an earlier version proposed it.
     """
 
-    self_id: str
-    controller_epoch: int
-    term: int
-    applied_index: int
-    committed_index: int
-    journal_bytes: int
-    journal_entries: int
-    snapshot_bytes: int
-    snapshot_index: int
-    digest_index: int
-    state_digest: str
-    problems: tuple[str, ...]
+    self_id: str = ""
+    controller_epoch: int = 0
+    term: int = msgspec.field(default=0, name="raftTerm")
+    applied_index: int = 0
+    committed_index: int = 0
+    journal_bytes: int = 0
+    journal_entries: int = 0
+    snapshot_bytes: int = 0
+    snapshot_index: int = 0
+    digest_index: int = 0
+    state_digest: str = ""
+    problems: tuple[str, ...] = ()
     rules: int = 0
 
 

@@ -196,23 +196,24 @@ def topic_stats(arguments: Arguments) -> None:
 @_job("streamHistory")
 def stream_history(arguments: Arguments) -> None:
     """Stream the history of a running cluster to Parquet."""
-    wanted, target = with_our_name(arguments), None
-    if not _asks_for_help(arguments) and not is_given(CONTROLLERS, wanted):
-        context = CommandContext(Output(as_json=False))
-        wanted += [CONTROLLERS, ";".join(context.controllers)]
-        target = context.target
-    become("stream_history", wanted, target)
+    _on_cluster("stream_history", arguments, CONTROLLERS)
 
 
 @_job("topicTable")
 def topic_table(arguments: Arguments) -> None:
     """Keep a topic as a Delta or Iceberg table, each message once."""
+    _on_cluster("topic_table", arguments, NAME_SERVERS)
+
+
+def _on_cluster(job: str, arguments: Arguments, option: str) -> None:
+    """`option`: which addresses the job needs."""
     wanted, target = with_our_name(arguments), None
-    if not _asks_for_help(arguments) and not is_given(NAME_SERVERS, wanted):
+    if not _asks_for_help(arguments) and not is_given(option, wanted):
         context = CommandContext(Output(as_json=False))
-        wanted += [NAME_SERVERS, ";".join(context.name_servers)]
+        addresses = context.controllers if option == CONTROLLERS else context.name_servers
+        wanted += [option, ";".join(addresses)]
         target = context.target
-    become("topic_table", wanted, target)
+    become(job, wanted, target)
 
 
 def with_our_name(arguments: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,9 +63,8 @@ async def backup(
     finally:
         if lock is not None:
             lock.release()
-    _show(  # with - standard output is the stream
-        context, manifest, store, target, facts, to_stderr=target == STREAM
-    )
+    # With -, standard output is the stream.
+    _show(context, manifest, store, target, facts, to_stderr=target == STREAM)
 
 
 async def _copy(
@@ -76,10 +76,7 @@ async def _copy(
 
     source = StoreSource(store)
     with WaitLine("") as progress:
-
-        def done(count: int) -> None:
-            progress.say(f"{count >> 20} MiB ...")
-
+        done = _progress(progress)
         if is_stopped:
             end, behind = source.checked_end(done), 0
         else:
@@ -93,6 +90,10 @@ async def _copy(
         manifest = back_up_to_stream(source, sys.stdout.buffer, end, wall_ms(), done)
         sys.stdout.buffer.flush()
         return manifest, {"newBytes": manifest.end - manifest.begin, "behindBytes": behind}
+
+
+def _progress(line: WaitLine) -> Callable[[int], None]:
+    return lambda count: line.say(f"{count >> 20} MiB ...")
 
 
 def _lock_of(store: Path) -> FolderLock | None:
@@ -125,8 +126,9 @@ async def _confirmed(context: CommandContext, store: Path, address: str | None) 
             try:
                 wanted = await _confirm_offset(admin, master)
             except (BatonError, CommandFailed):
-                context.complain(f"{master} is master and does not answer: this copy may lack what"
-                                 " it confirmed")  # fmt: skip
+                context.complain(
+                    f"{master} is master and does not answer: this copy may lack what it confirmed"
+                )
         deadline_ms = boot_ms() + LEVEL_MS
         while True:  # a slave learns each confirmOffset a moment after its master
             end = await _confirm_offset(admin, address)
@@ -211,10 +213,7 @@ async def restore(
     store = stores[0]
     try:
         with WaitLine("") as progress:
-
-            def done(count: int) -> None:
-                progress.say(f"{count >> 20} MiB ...")
-
+            done = _progress(progress)
             for store in stores:
                 if source == STREAM:
                     manifest = backups.restore_from_stream(sys.stdin.buffer, store, done)
@@ -301,7 +300,7 @@ def _show(
     target: Path,
     more: dict[str, Any],
     *,
-    to_stderr: bool = False,
+    to_stderr: bool,
 ) -> None:
     import json
 

@@ -39,16 +39,8 @@ async def bench(
     JSON: topic, seconds, sends, acknowledged, failed (error text to count), perSecond,
     bytesPerSecond, latencyMs ({"p50": ..., "max": ...}).
     """
-    from batonmq.client.producer import producer
-
-    options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
     load = BenchLoad(topic, bytes(size), rate)
-    async with producer.Producer(
-        GROUP,
-        name_servers=context.name_servers,
-        options=options,
-        client_options=context.client_options,
-    ) as sender:
+    async with context.producer(GROUP) as sender:
         await load.run(sender, parallel, seconds)
     _show(context, load.document())
     if load.failed:
@@ -85,13 +77,11 @@ class BenchLoad:
         while (now := boot_s()) < end:
             if self._rate is not None:
                 due = began + self._begun / self._rate
+                self._begun += 1
                 if due > now:
-                    self._begun += 1
                     await asyncio.sleep(due - now)
                     if due >= end:
                         return
-                else:
-                    self._begun += 1
             sent = boot_s()
             try:
                 result = await sender.send(Message.of(self._topic, self._body))
@@ -131,21 +121,13 @@ def _show(context: CommandContext, found: dict[str, Any]) -> None:
     if context.out.as_json:
         context.out.document(found)
         return
-    context.out.fields(
-        [
-            (
-                "Acknowledged",
-                f"{found['acknowledged']} of {found['sends']} in {found['seconds']} s",
-            ),
-            (
-                "Rate",
-                f"{found['perSecond']} a second, {found['bytesPerSecond'] / 1e6:.1f} MB a second",
-            ),
-            *(
-                (f"Latency {name}", f"{ms} ms")
-                for name, ms in found["latencyMs"].items()
-                if ms is not None
-            ),
-            *((f"Failed {count}", why) for why, count in found["failed"].items()),
-        ]
-    )
+    rows = [
+        ("Acknowledged", f"{found['acknowledged']} of {found['sends']} in {found['seconds']} s"),
+        (
+            "Rate",
+            f"{found['perSecond']} a second, {found['bytesPerSecond'] / 1e6:.1f} MB a second",
+        ),
+    ]
+    latencies = found["latencyMs"].items()
+    rows += [(f"Latency {name}", f"{ms} ms") for name, ms in latencies if ms is not None]
+    context.out.fields(rows + [(f"Failed {count}", why) for why, count in found["failed"].items()])

@@ -55,10 +55,10 @@ async def cluster_of(
 
 def broker_addresses(info: ClusterInfo) -> list[str]:
     """All addresses, by broker name and id."""
-    return [address for _, _, _, address in _brokers(info)]
+    return [address for *_, address in brokers_of(info)]
 
 
-def _brokers(info: ClusterInfo) -> list[tuple[str, str, int, str]]:
+def brokers_of(info: ClusterInfo) -> list[tuple[str, str, int, str]]:
     """(cluster, broker name, id, address), ascending."""
     return sorted(
         (data.cluster, name, broker_id, address)
@@ -70,7 +70,7 @@ def _brokers(info: ClusterInfo) -> list[tuple[str, str, int, str]]:
 async def not_registered(
     context: CommandContext, admin: Admin, info: ClusterInfo
 ) -> list[tuple[str, str, int, str]]:
-    """As `_brokers`: replicas that the controllers or cluster.json know and no route has, but for
+    """As `brokers_of`: replicas that the controllers or cluster.json know and no route has, but for
     those that were removed. Id 0: not known."""
     from batonmq.protocol.errors import BatonError
 
@@ -86,7 +86,7 @@ async def not_registered(
             found |= {
                 replica.broker_address: (name, replica.broker_id)
                 for name, group in known.replicas_info_table.items()
-                for replica in (*group.in_sync_replicas, *group.not_in_sync_replicas)
+                for replica in group.replicas
                 if replica.alive
                 or replica.broker_address in found
                 or not planned
@@ -111,7 +111,7 @@ def _show_rates(
     from batonmq.protocol.codes import MASTER_ID
 
     rows: list[Sequence[object]] = []
-    for cluster, name, broker_id, address in _brokers(info):
+    for cluster, name, broker_id, address in brokers_of(info):
         found = figures.get(address)
         is_master = broker_id == MASTER_ID
         role = Cell.of("MASTER", GOOD) if is_master else Cell.of("SLAVE", DIM)
@@ -140,7 +140,7 @@ def _show_totals(
     context: CommandContext, info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]
 ) -> None:
     rows: list[Sequence[object]] = []
-    for cluster, name, broker_id, address in _brokers(info):
+    for cluster, name, broker_id, address in brokers_of(info):
         found = figures.get(address, {})
 
         def total(what: str, start: str, end: str, found: Mapping[str, str] = found) -> str:
@@ -189,8 +189,8 @@ async def broker_status(
         tables = await context.ask_each(broker_addresses(info), admin.brokers.runtime_info)
     if context.out.as_json:
         context.out.document({address: {"table": table} for address, table in tables.items()})
-        return
-    context.out.fields_of_each(tables)
+    else:
+        context.out.settings(tables)
 
 
 @command("getBrokerConfig")
@@ -207,10 +207,7 @@ async def get_broker_config(
     async with context.admin() as admin:
         addresses = await _addresses(admin, broker_addr, cluster_name)
         found = await context.ask_each(addresses, admin.brokers.config)
-    if context.out.as_json:
-        context.out.document(found)
-        return
-    context.out.fields_of_each(found)
+    context.out.settings(found)
 
 
 @command("updateBrokerConfig", writes=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import BAD, Cell, plain, when
+from batonmq.mqctl.output import BAD, Cell, plain, plain_queue, when
 from batonmq.mqctl.params import INDEX, Timestamp, command, dry_run_option, option, yes_option
 from batonmq.runtime.words import counted
 
@@ -42,7 +42,7 @@ async def consumer_progress(
         if not group_name and not system:
             names = [name for name in names if name not in SYSTEM_GROUPS]
         found = {name: await admin.consumer_groups.progress(name, topic_name) for name in names}
-        if group_name and not _seen(found[group_name]):
+        if group_name and not (found[group_name].queues or found[group_name].members):
             known = await admin.consumer_groups.names()
             if group_name not in known:
                 raise CommandFailed(
@@ -165,10 +165,7 @@ async def _reset(
         )
         offsets = await admin.consumer_groups.reset_offsets(group, topic, timestamp_ms, queue)
     if context.out.as_json:
-        table = [
-            {"topic": q.topic, "brokerName": q.broker_name, "queueId": q.queue_id, "offset": at}
-            for q, at in offsets.items()
-        ]
+        table = [{**plain_queue(q), "offset": at} for q, at in offsets.items()]
         context.out.document({"offsetTable": table})
         return
     rows = [[q.topic, q.broker_name, q.queue_id, at] for q, at in offsets.items()]
@@ -180,14 +177,7 @@ def _show_preview(
 ) -> None:
     if context.out.as_json:
         table = [
-            {
-                "topic": q.topic,
-                "brokerName": q.broker_name,
-                "queueId": q.queue_id,
-                "before": now,
-                "offset": then,
-            }
-            for q, (now, then) in found.items()
+            {**plain_queue(q), "before": now, "offset": then} for q, (now, then) in found.items()
         ]
         context.out.document({"dryRun": True, "offsetTable": table})
         return
@@ -205,10 +195,6 @@ def _moved(now: int | None, then: int) -> str:
     return f"{then - now} skipped" if then > now else f"{now - then} again"
 
 
-def _seen(progress: GroupProgress) -> bool:
-    return bool(progress.queues or progress.members)
-
-
 def _document(progress: GroupProgress) -> dict[str, Any]:
     return {
         "consumerGroup": progress.group,
@@ -217,9 +203,7 @@ def _document(progress: GroupProgress) -> dict[str, Any]:
         "inflightTotal": progress.in_flight,
         "offsetTable": [
             {
-                "topic": q.queue.topic,
-                "brokerName": q.queue.broker_name,
-                "queueId": q.queue.queue_id,
+                **plain_queue(q.queue),
                 "brokerOffset": q.broker_offset,
                 "consumerOffset": q.consumer_offset,
                 "pullOffset": q.pull_offset,

@@ -32,23 +32,13 @@ async def get_controller_meta_data(context: CommandContext) -> None:
         answers = await controller.all_metadata()
     best = best_answer(answers)
     if context.out.as_json and best is not None:
-        context.out.document(
-            {
-                **_header(best),
-                "controllers": [_controller(address, a) for address, a in answers.items()],
-            }
-        )
+        nodes = [_controller(address, answer) for address, answer in answers.items()]
+        context.out.document(_header(best) | {"controllers": nodes})
     elif best is not None:
         leader = "none, an election may be under way"
         if best.leader_address:
             leader = f"{best.leader_id} at {best.leader_address}"
-        context.out.fields(
-            [
-                ("Group", best.group),
-                ("Leader", leader),
-                ("Peers", best.peers),
-            ]
-        )
+        context.out.fields([("Group", best.group), ("Leader", leader), ("Peers", best.peers)])
         context.out.line()
         rows = [[address, *_columns(address, answer)] for address, answer in answers.items()]
         headings = ["Controller", "Leader", "Leader Known", "Term", "Applied", "Committed"]
@@ -78,11 +68,10 @@ def _header(answer: ControllerMetadata) -> dict[str, Any]:
 
 
 def _controller(address: str, answer: ControllerMetadata | BatonError) -> dict[str, Any]:
-    if isinstance(answer, Exception):
-        return {"address": address, "alive": False, "error": reason(address, answer)}
-    from batonmq.mqctl.health import log_fields
+    from batonmq.mqctl.health import controller_document
 
-    return {"address": address, "alive": True, **_header(answer), **log_fields(answer)}
+    header = {} if isinstance(answer, Exception) else _header(answer)
+    return header | controller_document(address, answer)
 
 
 def _columns(address: str, answer: ControllerMetadata | BatonError) -> list[object]:
@@ -106,10 +95,7 @@ async def get_controller_config(context: CommandContext) -> None:
     """
     async with context.controller() as (_, controller):
         found = await context.ask_each(controller.addresses, controller.config)
-    if context.out.as_json:
-        context.out.document(found)
-        return
-    context.out.fields_of_each(found)
+    context.out.settings(found)
 
 
 @command("updateControllerConfig", controllers=True, writes=True)

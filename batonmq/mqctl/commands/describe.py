@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from batonmq.mqctl.commands.groups import group_configs
+from batonmq.mqctl.commands.topic import topic_settings
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import plain, when
 from batonmq.mqctl.params import command, complete
@@ -50,13 +52,7 @@ async def describe(context: CommandContext, kind: str, name: str) -> None:
 
 async def _topic(admin: Admin, topic: str) -> dict[str, Any]:
     """Raises CommandFailed for one that no master has."""
-    brokers: dict[str, dict[str, Any]] = {}
-    for name, address in (await admin.cluster.masters()).items():
-        config = await admin.topics.config(address, topic)
-        if config is not None:
-            brokers[name] = plain(config)
-    if not brokers:
-        raise CommandFailed(f"no topic {topic}: `mqctl topicList` shows those that are there")
+    brokers = await topic_settings(admin, topic)
     for queue in await admin.topics.stats(topic):
         broker = brokers.setdefault(queue.queue.broker_name, {})
         broker["messages"] = broker.get("messages", 0) + queue.max_offset - queue.min_offset
@@ -69,11 +65,8 @@ async def _topic(admin: Admin, topic: str) -> dict[str, Any]:
 
 async def _group(admin: Admin, group: str) -> dict[str, Any]:
     """Raises CommandFailed for one that no master knows."""
-    brokers: dict[str, Any] = {}
-    for name, address in (await admin.cluster.masters()).items():
-        table = (await admin.consumer_groups.settings(address)).subscription_group_table
-        if group in table:
-            brokers[name] = plain(table[group])
+    configs = await group_configs(admin, group, await admin.cluster.masters())
+    brokers = {name: plain(config) for name, config in configs.items()}
     progress = await admin.consumer_groups.progress(group)
     if not brokers and not progress.queues and not progress.members:
         raise CommandFailed(f"no consumer group {group}: `mqctl consumerProgress` shows the others")

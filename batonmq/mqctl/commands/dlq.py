@@ -11,7 +11,7 @@ from batonmq.mqctl.commands.message import (
     PRODUCER_GROUP,
     MessageReader,
     message_document,
-    show_message,
+    show_messages,
 )
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import when
@@ -59,10 +59,7 @@ async def dlq(
         raise click.UsageError(f"dlq {action} needs a GROUP; `mqctl dlq list` shows them")
     found = await _dead_letters(context, group, keys, max_num)
     if action == "show":
-        if context.out.as_json:
-            context.out.document([message_document(message) for message in found])
-        for message in found if not context.out.as_json else ():
-            show_message(context, message)
+        show_messages(context, found)
         return
     await _resend(context, group, found, dry_run=dry_run, yes=yes)
 
@@ -90,14 +87,11 @@ async def _dead_letters(
     context: CommandContext, group: str, keys: tuple[str, ...], most: int
 ) -> list[MessageExt]:
     """The newest that match, oldest first. Raises CommandFailed if there is none."""
-    from batonmq.client.consumer import pull_consumer
     from batonmq.protocol.codes import LONG_MAX
     from batonmq.protocol.topic_name import dlq_topic
 
     found: list[MessageExt] = []
-    async with pull_consumer.PullConsumer(
-        CONSUMER_GROUP, name_servers=context.name_servers, client_options=context.client_options
-    ) as consumer:
+    async with context.consumer(CONSUMER_GROUP) as consumer:
         reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)
         for queue in await consumer.fetch_queues(dlq_topic(group), timeout_ms=context.timeout_ms):
             end = await consumer.max_offset(queue, timeout_ms=context.timeout_ms)
@@ -129,8 +123,6 @@ def _again(letter: MessageExt) -> Message | None:
 async def _resend(
     context: CommandContext, group: str, letters: list[MessageExt], *, dry_run: bool, yes: bool
 ) -> None:
-    from batonmq.client.producer import producer
-
     whole = [(letter, _again(letter)) for letter in letters]
     topics = sorted({message.topic for _, message in whole if message is not None})
     if not dry_run:
@@ -140,13 +132,7 @@ async def _resend(
             yes=yes,
         )
     sent: list[str] = []
-    options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
-    async with producer.Producer(
-        PRODUCER_GROUP,
-        name_servers=context.name_servers,
-        options=options,
-        client_options=context.client_options,
-    ) as sender:
+    async with context.producer(PRODUCER_GROUP) as sender:
         for letter, message in whole:
             if message is None:
                 context.complain(f"{letter.uniq_key}: it does not name the topic that it came from")

@@ -82,10 +82,8 @@ def _parts(evidence: Evidence, verdict: dict[str, Any]) -> Iterator[tuple[str, b
     yield "timeline.txt", _timeline(evidence).encode()
     yield "versions.txt", _versions().encode()
     reports = {node.name: dict(node.report) for node in evidence.nodes if node.report}
-    yield (
-        "health.json",
-        json.dumps({"state": evidence.health, "reports": reports}, indent=2).encode(),
-    )
+    health = {"state": evidence.health, "reports": reports}
+    yield "health.json", json.dumps(health, indent=2).encode()
     for node in evidence.nodes:
         name = Path(node.name).name.replace(":", "-")
         folder = Path(node.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,8 @@ import click
 
 from batonmq.mqctl.commands.ha import show_replicas
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import WaitLine
-from batonmq.mqctl.params import COUNT, command, complete, option
+from batonmq.mqctl.output import WaitLine, still_lacking
+from batonmq.mqctl.params import COUNT, command, complete, option, yes_option
 from batonmq.runtime.words import counted, named
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ STORY_EVENTS = 60
     is_flag=True,
     help="With --unclean: though the old master is out of sight and may still acknowledge.",
 )
-@option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 async def elect_master(
     context: CommandContext,
     broker_id: int | None,
@@ -152,8 +151,7 @@ async def move_away(
         elected = await controller.elect_master(routes[name].cluster, name, heir)
         check_elected(elected, heir)
         master = elected.master_broker_id
-        if lacks := await _served(context, admin, elected):
-            context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
+        await _await_service(context, admin, elected)
     return MovedAway(name, me, was_master, master, others)
 
 
@@ -191,8 +189,7 @@ async def undrain(context: CommandContext, broker_addr: str, wants_lead: bool) -
             elected = await controller.elect_master(routes[name].cluster, name, me)
             check_elected(elected, me)
             master = me
-            if lacks := await _served(context, admin, elected):
-                context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
+            await _await_service(context, admin, elected)
     if context.out.as_json:
         context.out.document({"brokerName": name, "brokerId": me, "masterBrokerId": master})
     else:
@@ -203,7 +200,7 @@ async def undrain(context: CommandContext, broker_addr: str, wants_lead: bool) -
 def replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:
     """(group, broker id) of the broker at an address. Raises CommandFailed if there is none."""
     for name, group in known.replicas_info_table.items():
-        for replica in (*group.in_sync_replicas, *group.not_in_sync_replicas):
+        for replica in group.replicas:
             if replica.broker_address == address:
                 return name, replica.broker_id
     raise CommandFailed(f"the controllers know no broker at {address}")
@@ -228,14 +225,15 @@ async def elect(
     """Elects `who` (cluster, group, id), waits until it serves, and shows the outcome."""
     how = how or UncleanRequest()
     _, broker_name, broker_id = who
-    with WaitLine(f"electing a master of {broker_name} ...") as progress:
+    with WaitLine(f"electing a master of {broker_name} ..."):
         elected = await controller.elect_master(
             *who, unclean=how.wanted, cut_later_acks=how.cut_later_acks
         )
         check_elected(elected, broker_id)
-        progress.say(f"waiting for {elected.master_address} to serve as master ...")
-        lacks = await _served(context, admin, elected)
-        story = None if elected.already_master else await _story(context, controller, elected)
+        story = None
+        await _await_service(context, admin, elected)
+        if not elected.already_master:
+            story = await _story(context, controller, elected)
     replicas = await controller.sync_state_data([broker_name])
     if context.out.as_json:
         context.out.document(_document(elected, story) | _unclean_document(elected, story, how))
@@ -243,8 +241,6 @@ async def elect(
         if outcome := _outcome(elected, story):
             context.out.line(outcome)
         show_replicas(context, replicas)
-    if lacks:
-        context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
 
 
 def check_elected(elected: ElectedMaster, broker_id: int | None) -> None:
@@ -290,27 +286,20 @@ def _unclean_document(
     }
 
 
-async def _served(context: CommandContext, admin: Admin, elected: ElectedMaster) -> str:
-    """Waits until the new master takes writes and is routed to; else says what is lacking."""
-    import asyncio
+async def _await_service(context: CommandContext, admin: Admin, elected: ElectedMaster) -> None:
+    """Waits until the new master takes writes and is routed to; complains if it does not."""
+    address, within_s = elected.master_address, context.timeout_ms / 1000
 
-    from batonmq.protocol.errors import BatonError
-    from batonmq.runtime.clock import boot_ms
+    async def lacks() -> str:
+        if not (await admin.brokers.ha_status(address)).master:
+            return f"{address} does not yet serve as master"
+        if not await _is_routed(context, admin, elected):
+            return "the name server does not yet name it as master"
+        return ""
 
-    deadline_ms = boot_ms() + context.timeout_ms
-    while True:
-        lacks = f"{elected.master_address} does not yet serve as master"
-        try:
-            status = await admin.brokers.ha_status(elected.master_address)
-            if status.master:
-                lacks = "the name server does not yet name it as master"
-                if await _is_routed(context, admin, elected):
-                    return ""
-        except BatonError as error:
-            lacks = str(error)
-        if boot_ms() >= deadline_ms:
-            return lacks
-        await asyncio.sleep(POLL_S)
+    doing = f"waiting for {address} to serve as master"
+    if found := await still_lacking(lacks, within_s, doing, POLL_S):
+        context.complain(f"elected, but after {within_s:g} s {found}")
 
 
 async def _story(
@@ -410,8 +399,7 @@ async def candidates(
             int(confirmed) if confirmed else None,
         )
 
-    asked = [one(r.broker_id, r.broker_address, True) for r in info.in_sync_replicas]
-    asked += [one(r.broker_id, r.broker_address, False) for r in info.not_in_sync_replicas]
+    asked = [one(r.broker_id, r.broker_address, r in info.in_sync_replicas) for r in info.replicas]
     return sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
 
 
@@ -448,16 +436,9 @@ def confirm_unclean(
     click.echo(f"unclean election of broker {broker_id} in {broker_name}:", err=True)
     for each in all_of:
         place = "in sync" if each.in_sync else "not in sync"
-        state = (
-            "does not answer"
-            if each.log_end is None
-            else f"log end {each.log_end}, confirmOffset {each.confirm_offset}"
-        )
+        state = "does not answer"
+        if each.log_end is not None:
+            state = f"log end {each.log_end}, confirmOffset {each.confirm_offset}"
         click.echo(f"  {each.broker_id} {each.address}  {place}, {state}", err=True)
-    click.echo(f"{what_may_be_lost(all_of, broker_id)}.", err=True)
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise CommandFailed("not asked for: there is no terminal to confirm it on, give --yes")
-    if not click.confirm("Elect it all the same?", default=False, err=True):
-        raise CommandFailed("not asked for")
+    lost = f"{what_may_be_lost(all_of, broker_id)}."
+    context.confirm(lost, yes=yes, question="Elect it all the same?")

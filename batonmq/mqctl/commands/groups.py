@@ -29,17 +29,13 @@ async def get_consumer_config(context: CommandContext, group_name: str) -> None:
     JSON: broker name to RocketMQ's SubscriptionGroupConfig.
     """
     async with context.admin() as admin:
-        known = await _configs(admin, group_name, await admin.cluster.masters())
+        known = await group_configs(admin, group_name, await admin.cluster.masters())
     if not known:
         raise CommandFailed(f"no settings of {group_name}: `mqctl consumerProgress` shows groups")
-    found = {name: plain(config) for name, config in known.items()}
-    if context.out.as_json:
-        context.out.document(found)
-    else:
-        context.out.fields_of_each(found)
+    context.out.settings({name: plain(config) for name, config in known.items()})
 
 
-async def _configs(
+async def group_configs(
     admin: Admin, group: str, masters: dict[str, str]
 ) -> dict[str, SubscriptionGroupConfig]:
     """Broker name -> the settings of the group, where it has some."""
@@ -86,7 +82,7 @@ async def update_sub_group(
     changes = {name: value for name, value in settings.items() if value is not None}
     async with context.admin() as admin:
         masters = await admin.cluster.targets(cluster_name, broker_addr)
-        known = await _configs(admin, group_name, masters)
+        known = await group_configs(admin, group_name, masters)
         made = {}
         for name, address in masters.items():
             before = known.get(name, SubscriptionGroupConfig(group_name=group_name))

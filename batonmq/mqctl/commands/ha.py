@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import click
 from batonmq.mqctl.commands.cluster import broker_addresses, cluster_of
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, GOOD, Cell, plain, when
-from batonmq.mqctl.params import command, exclusive, option
+from batonmq.mqctl.params import command, exclusive, option, yes_option
 from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ def _epochs(address: str, cache: EpochEntryCache) -> list[Sequence[object]]:
 
 @command("repairReplica", writes=True)
 @option("-b", "--brokerAddr", metavar="HOST:PORT", required=True, help="The broker.")
-@option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 async def repair_replica(context: CommandContext, broker_addr: str, yes: bool) -> None:
     """Trust the log of a suspect replica again.
 
@@ -200,12 +199,11 @@ async def repair_replica(context: CommandContext, broker_addr: str, yes: bool) -
         suspect = (await admin.brokers.runtime_info(broker_addr)).get("suspect", "")
         if not suspect:
             raise CommandFailed(f"{broker_addr} is not suspect: there is nothing to repair")
-        if not yes:
-            click.echo(f"{broker_addr} is suspect: {suspect}", err=True)
-            if not sys.stdin.isatty():
-                raise CommandFailed("nothing was done: no terminal to confirm it on, give --yes")
-            if not click.confirm("Trust its log all the same? What it lacks is lost", err=True):
-                raise CommandFailed("nothing was done")
+        context.confirm(
+            f"{broker_addr} is suspect: {suspect}; what its log lacks is lost",
+            yes=yes,
+            question="Trust its log all the same?",
+        )
         done = await admin.brokers.repair(broker_addr, suspect)
         if context.out.as_json:
             context.out.document({"brokerAddr": broker_addr, "suspect": suspect, "done": done})

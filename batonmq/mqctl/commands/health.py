@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ class _Reports:
             out.document(findings.document())
         elif not self._watch:
             _show(self._context, findings)
-        elif problems != self._shown or _redraws():
+        elif problems != self._shown or sys.stdout.isatty():  # a terminal is redrawn each time
             out.clear()
             out.line(when(wall_ms()))
             _show(self._context, findings)
@@ -119,26 +120,10 @@ def _nowhere(target: Target, *, waits: bool) -> str | None:
     return "no cluster runs here yet" if waits else None
 
 
-def _why_unknown(findings: Findings) -> str:
-    if findings.replicas_error is None:
-        return "unknown to the controllers"
-    if not findings.leader:
-        return "not known: no controller leads"
-    return f"not known: {findings.replicas_error}"
-
-
-def _redraws() -> bool:
-    """A terminal is redrawn each time; elsewhere only changes are printed."""
-    import sys
-
-    return sys.stdout.isatty()
-
-
 def _show(context: CommandContext, findings: Findings) -> None:
     from batonmq.protocol.codes import MASTER_ID
 
     problems = findings.problems()
-
     if findings.nowhere:
         context.out.line(findings.nowhere, style=BAD)
         return
@@ -171,7 +156,11 @@ def _show(context: CommandContext, findings: Findings) -> None:
             add("group", name, None if master else note, note)
             continue
         if info is None:
-            add("group", name, _why_unknown(findings))
+            why = "unknown to the controllers"
+            if findings.replicas_error is not None:
+                why = findings.replicas_error if findings.leader else "no controller leads"
+                why = f"not known: {why}"
+            add("group", name, why)
             continue
         whole = len(info.in_sync_replicas) + len(info.not_in_sync_replicas)
         whole -= len(findings.removed(name))

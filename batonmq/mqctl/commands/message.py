@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import BAD, GOOD, Cell, WaitLine, when
+from batonmq.mqctl.output import BAD, GOOD, Cell, WaitLine, plain_queue, when
 from batonmq.mqctl.params import (
     COUNT,
     INDEX,
@@ -59,18 +59,11 @@ async def send_message(
     """
     if queue_id is not None and broker is None:
         raise click.UsageError("-i names a queue of one broker group: give -b as well")
-    from batonmq.client.producer import producer
     from batonmq.protocol.message import Message
 
     message = Message.of(topic, body, tags=tags, keys=keys)
     message.properties.update(map(_property, properties))
-    options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
-    async with producer.Producer(
-        PRODUCER_GROUP,
-        name_servers=context.name_servers,
-        options=options,
-        client_options=context.client_options,
-    ) as sender:
+    async with context.producer(PRODUCER_GROUP) as sender:
         selector = _on_broker(broker, queue_id) if broker is not None else None
         result = await sender.send(message, selector=selector)
     if context.out.as_json:
@@ -97,11 +90,7 @@ def _send_document(result: SendResult) -> dict[str, Any]:
         "sendStatus": str(result.status),
         "msgId": result.msg_id,
         "offsetMsgId": result.offset_msg_id,
-        "messageQueue": {
-            "topic": result.queue.topic,
-            "brokerName": result.queue.broker_name,
-            "queueId": result.queue.queue_id,
-        },
+        "messageQueue": plain_queue(result.queue),
         "queueOffset": result.queue_offset,
     }
 
@@ -167,11 +156,7 @@ async def consume_message(
         raise click.UsageError("-o is an offset in one queue: give -b and -i as well")
     if begin_ms > end_ms:
         raise click.UsageError("-s is later than -e: nothing lies between")
-    from batonmq.client.consumer import pull_consumer
-
-    async with pull_consumer.PullConsumer(
-        consumer_group, name_servers=context.name_servers, client_options=context.client_options
-    ) as consumer:
+    async with context.consumer(consumer_group) as consumer:
         queues = _wanted(
             await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms), broker_name, queue_id
         )
@@ -281,16 +266,13 @@ async def tail(
     """
     import asyncio
 
-    from batonmq.client.consumer import pull_consumer
     from batonmq.protocol.codes import LONG_MAX
     from batonmq.protocol.errors import BatonError
 
     context.out.compact = True
     if follow:
         context.interval_s = TAIL_S  # ctrl-C is the usual end
-    async with pull_consumer.PullConsumer(
-        CONSUMER_GROUP, name_servers=context.name_servers, client_options=context.client_options
-    ) as consumer:
+    async with context.consumer(CONSUMER_GROUP) as consumer:
         reader = MessageReader(consumer, since_ms or 0, LONG_MAX, context.timeout_ms)
         read: dict[MessageQueue, int] = {}
         found: list[MessageExt] = []
@@ -356,15 +338,11 @@ async def query_msg_by_id(context: CommandContext, msg_ids: str, topic: str | No
                 context.complain(f"no message {msg_id}" + (f" in topic {topic}" if topic else ""))
             else:
                 found.append(message)
-    if context.out.as_json:
-        documents = [message_document(message) for message in found]
-        if len(wanted) > 1:
-            context.out.document(documents)
-        elif documents:
-            context.out.document(documents[0])
-        return
-    for message in found:
-        show_message(context, message)
+    if context.out.as_json and len(wanted) == 1:
+        for message in found:
+            context.out.document(message_document(message))
+    else:
+        show_messages(context, found)
 
 
 async def _by_id(admin: Admin, msg_id: str, topic: str | None) -> MessageExt | None:
@@ -426,12 +404,9 @@ async def query_msg_by_offset(
 
     JSON: the message with the names of RocketMQ's MessageExt.
     """
-    from batonmq.client.consumer import pull_consumer
     from batonmq.protocol.codes import LONG_MAX
 
-    async with pull_consumer.PullConsumer(
-        CONSUMER_GROUP, name_servers=context.name_servers, client_options=context.client_options
-    ) as consumer:
+    async with context.consumer(CONSUMER_GROUP) as consumer:
         queues = await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms)
         (queue,) = _wanted(queues, broker_name, queue_id)
         reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)
@@ -529,8 +504,19 @@ def _body(message: MessageExt) -> tuple[bytes, str | None]:
         return body, None
 
 
+def show_messages(context: CommandContext, messages: Sequence[MessageExt]) -> None:
+    """One document of all, or each with its fields."""
+    if context.out.as_json:
+        context.out.document([message_document(message) for message in messages])
+        return
+    for message in messages:
+        show_message(context, message)
+
+
 def show_message(context: CommandContext, message: MessageExt) -> None:
     body, text = _body(message)
+    if text is None:
+        text = f"{counted(len(body), 'byte')}, hex {body[:64].hex()}"
     context.out.fields(
         [
             ("MsgId", message.uniq_key),
@@ -545,12 +531,7 @@ def show_message(context: CommandContext, message: MessageExt) -> None:
             ("Stored", f"{when(message.store_timestamp)} at {message.store_host}"),
             ("Reconsume times", message.reconsume_times),
             ("Properties", ", ".join(f"{k}={v}" for k, v in sorted(message.properties.items()))),
-            (
-                "Body",
-                text
-                if text is not None
-                else f"{counted(len(body), 'byte')}, hex {body[:64].hex()}",
-            ),
+            ("Body", text),
         ]
     )
     context.out.line()

@@ -158,11 +158,7 @@ class Migration:
         await elect(
             self._context, self._admin, self._controller, ("", self._name, member.broker_id)
         )
-        if (
-            not self._context.out.as_json
-            and before is not None
-            and before.broker_id != member.broker_id
-        ):
+        if before and before.broker_id != member.broker_id and not self._context.out.as_json:
             self._context.out.line(
                 f"the way back: mqctl migrate switch -bn {self._name} -b {before.broker_id}"
             )
@@ -238,8 +234,7 @@ class Migration:
             raise CommandFailed(f"the controllers know no broker group named {self._name}")
         answers = await self._controller.all_metadata()
         own = any(not isinstance(a, BatonError) and a.log is not None for a in answers.values())
-        asked = [self._member(info, r, True) for r in info.in_sync_replicas]
-        asked += [self._member(info, r, False) for r in info.not_in_sync_replicas]
+        asked = [self._member(info, r, r in info.in_sync_replicas) for r in info.replicas]
         members = sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
         return MigratedGroup(self._name, members, own)
 

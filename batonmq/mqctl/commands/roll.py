@@ -10,7 +10,7 @@ import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, GOOD, WaitLine
-from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.params import SECONDS, command, exclusive, option
 from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
     from batonmq.client.admin.controller_admin import ControllerAdmin
     from batonmq.mqctl.health import Findings
-    from batonmq.mqctl.roll import Roll, RollFile, RollNode
+    from batonmq.mqctl.roll import Doubt, Roll, RollFile, RollNode
     from batonmq.mqctl.roll_backends import Backend
 
 STOPPED: Final = 3
@@ -81,11 +81,7 @@ async def roll(
     """
     from batonmq.mqctl.roll import Doubt
 
-    exclusive_ways = [
-        name for name, given in (("--by", by), ("--restartWith", restart_with)) if given
-    ]
-    if len(exclusive_ways) > 1:
-        raise click.UsageError("give --by or --restartWith, not both")
+    exclusive(("--by", by), ("--restartWith", restart_with))
     async with context.controller() as (admin, controller):
         work = RollWork(context, admin, controller, within_s)
         try:
@@ -204,10 +200,7 @@ class RollWork:
         self._order: list[dict[str, str]] | None = None
         self._doubt = self._next_step = ""
 
-    def stopped(self, doubt: Exception) -> None:
-        from batonmq.mqctl.roll import Doubt
-
-        assert isinstance(doubt, Doubt)
+    def stopped(self, doubt: Doubt) -> None:
         self._doubt, self._next_step = str(doubt), doubt.next_step
         self._context.exit_code = STOPPED
 

@@ -136,31 +136,23 @@ def _folders_of_ended(context: CommandContext) -> list[Path]:
 
 async def _from_controllers(context: CommandContext, broker_name: str) -> Events:
     """The events of the controllers. Raises BatonError if none of them replies."""
-    import asyncio
-
     from batonmq.protocol.errors import BatonError
 
     if folders := _folders_of_ended(context):
         return _from_files(folders)
     async with context.controller() as (_, controller):
-        addresses = controller.addresses
-        answers = await asyncio.gather(
-            *(controller.history(broker_name, address=address) for address in addresses),
-            return_exceptions=True,
-        )
+        answers = await controller.histories(broker_name)
     found: dict[str, Events] = {}
     silent: list[BatonError] = []
-    for address, answer in zip(addresses, answers, strict=True):
+    for address, answer in answers.items():
         if isinstance(answer, BatonError):
             silent.append(answer)
-        elif isinstance(answer, BaseException):
-            raise answer
         else:
             found[address] = answer
     if not found:
         raise silent[0]
-    if len(found) * 2 <= len(addresses):
-        heard = f"{len(found)} of {counted(len(addresses), 'controller')} answer"
+    if len(found) * 2 <= len(answers):
+        heard = f"{len(found)} of {counted(len(answers), 'controller')} answer"
         click.echo(
             f"mqctl: note: no quorum, {heard}: nothing is recorded,"
             " and no master is replaced, until a majority runs",

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batonmq.mqctl.commands.cluster import cluster_of, first_rate, not_registered, percent
+from batonmq.mqctl.commands.cluster import (
+    brokers_of,
+    cluster_of,
+    first_rate,
+    not_registered,
+    percent,
+)
 from batonmq.mqctl.context import CommandContext, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
@@ -48,11 +54,8 @@ async def _round(context: CommandContext, admin: Admin) -> None:
 
     info = await cluster_of(admin)
     members = [
-        (name, broker_id, address)
-        for name, data in info.broker_addr_table.items()
-        for broker_id, address in data.broker_addrs.items()
+        each[1:] for each in (*brokers_of(info), *await not_registered(context, admin, info))
     ]
-    members += [each[1:] for each in await not_registered(context, admin, info)]
     members.sort(key=lambda member: (member[0], member[2]))
     figures, (topics, no_topics), (groups, no_groups) = await asyncio.gather(
         asyncio.gather(*(_figures(admin, address) for *_, address in members)),
@@ -165,36 +168,42 @@ def _row(broker: Mapping[str, Any]) -> Sequence[object]:
 
 async def _topics(admin: Admin, info: ClusterInfo) -> list[dict[str, Any]]:
     """The busiest first."""
-    import asyncio
-
     from batonmq.protocol.topic_name import is_brokers_own
 
     own = {*info.broker_addr_table, *info.cluster_addr_table}
     names = [name for name in await admin.topics.names() if not is_brokers_own(name, own)]
+
+    async def one(name: str) -> dict[str, Any]:
+        traffic = await admin.topics.traffic(name)
+        return {"topic": name, "tps": traffic[0].tps, "day": traffic[0].day}
+
+    found = await _a_few_at_once(one, names)
+    return sorted(found, key=lambda each: (-each["tps"], -each["day"], each["topic"]))
+
+
+async def _a_few_at_once(
+    ask: Callable[[str], Awaitable[dict[str, Any]]], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    import asyncio
+
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def one(name: str) -> dict[str, Any]:
         async with limit:
-            traffic = await admin.topics.traffic(name)
-        return {"topic": name, "tps": traffic[0].tps, "day": traffic[0].day}
+            return await ask(name)
 
-    found = await asyncio.gather(*map(one, names[:ASKED_MAX]))
-    return sorted(found, key=lambda each: (-each["tps"], -each["day"], each["topic"]))
+    return await asyncio.gather(*map(one, names[:ASKED_MAX]))
 
 
 async def _groups(admin: Admin) -> list[dict[str, Any]]:
     """Those that wait for most first."""
-    import asyncio
-
     from batonmq.protocol.topic_name import is_system_group
 
     names = [name for name in await admin.consumer_groups.names() if not is_system_group(name)]
-    limit = asyncio.Semaphore(AT_ONCE)
 
     async def one(name: str) -> dict[str, Any]:
-        async with limit:
-            progress = await admin.consumer_groups.progress(name)
+        progress = await admin.consumer_groups.progress(name)
         return {"consumerGroup": name, "diff": progress.lag, "members": len(progress.members)}
 
-    found = await asyncio.gather(*map(one, names[:ASKED_MAX]))
+    found = await _a_few_at_once(one, names)
     return sorted(found, key=lambda each: (-each["diff"], each["consumerGroup"]))

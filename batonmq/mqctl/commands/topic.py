@@ -10,7 +10,7 @@ import click
 
 from batonmq.mqctl.commands.cluster import own_id
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import WaitLine, plain, when
+from batonmq.mqctl.output import WaitLine, plain, plain_queue, when
 from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option, yes_option
 from batonmq.runtime.words import counted
 
@@ -110,9 +110,7 @@ async def topic_status(context: CommandContext, topic: str) -> None:
     if context.out.as_json:
         table = [
             {
-                "topic": s.queue.topic,
-                "brokerName": s.queue.broker_name,
-                "queueId": s.queue.queue_id,
+                **plain_queue(s.queue),
                 "minOffset": s.min_offset,
                 "maxOffset": s.max_offset,
                 "lastUpdateTimestamp": s.last_update_ms,
@@ -283,15 +281,18 @@ async def get_topic_config(context: CommandContext, topic: str) -> None:
     JSON: broker name to RocketMQ's TopicConfig.
     """
     async with context.admin() as admin:
-        masters = await admin.cluster.masters()
-        known = {name: await admin.topics.config(a, topic) for name, a in masters.items()}
+        found = await topic_settings(admin, topic)
+    context.out.settings(found)
+
+
+async def topic_settings(admin: Admin, topic: str) -> dict[str, dict[str, Any]]:
+    """Broker name -> RocketMQ's TopicConfig. Raises CommandFailed for one that no master has."""
+    masters = await admin.cluster.masters()
+    known = {name: await admin.topics.config(a, topic) for name, a in masters.items()}
     found = {name: plain(config) for name, config in known.items() if config is not None}
     if not found:
         raise CommandFailed(f"no topic {topic}: `mqctl topicList` shows those that are there")
-    if context.out.as_json:
-        context.out.document(found)
-    else:
-        context.out.fields_of_each(found)
+    return found
 
 
 def _perm(perm: int) -> str:

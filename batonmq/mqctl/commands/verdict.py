@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,7 @@ from batonmq.runtime.words import counted, named
 if TYPE_CHECKING:
     from batonmq.mqctl.output import Output
     from batonmq.mqctl.verdict.evidence import Evidence
-    from batonmq.mqctl.verdict.incidents import Finding, Repair
+    from batonmq.mqctl.verdict.incidents import Finding
     from batonmq.mqctl.verdict.judge import Judgement
 
 ANSWER_S: Final = 0.45
@@ -112,7 +111,11 @@ async def gather(
     from batonmq.mqctl.verdict.gather import from_folders
     from batonmq.runtime.clock import boot_s
 
-    until = _until(None if read_s is None else boot_s() + read_s)
+    deadline_s = None if read_s is None else boot_s() + read_s
+
+    def until() -> bool:
+        return deadline_s is None or boot_s() < deadline_s
+
     if folders:
         return from_folders(folders, until)
     target = context.target
@@ -138,12 +141,6 @@ async def gather(
     return evidence
 
 
-def _until(deadline_s: float | None) -> Callable[[], bool]:
-    from batonmq.runtime.clock import boot_s
-
-    return lambda: deadline_s is None or boot_s() < deadline_s
-
-
 def _check(context: CommandContext, file: Path, folders: tuple[Path, ...]) -> None:
     from batonmq.mqctl.verdict.receipt import check
 
@@ -166,11 +163,10 @@ def _check(context: CommandContext, file: Path, folders: tuple[Path, ...]) -> No
 def document(evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
     from batonmq.mqctl.verdict.judge import INCIDENTS
 
-    return {
-        "state": judgement.state,
-        "cluster": evidence.cluster,
-        "time": evidence.now_ms,
-        "incidents": [
+    incidents = []
+    for each in judgement.findings:
+        topics, consumers = touched(evidence, each)
+        incidents.append(
             {
                 "incident": each.incident,
                 "meaning": INCIDENTS[each.incident].meaning,
@@ -178,13 +174,17 @@ def document(evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
                 "cause": each.cause,
                 "sinceTimestamp": each.since_ms,
                 "groups": list(each.groups),
-                "topics": touched(evidence, each)[0],
-                "consumers": touched(evidence, each)[1],
+                "topics": topics,
+                "consumers": consumers,
                 "symptomOf": each.symptom_of,
-                "repairs": [_repair(repair) for repair in each.repairs],
+                "repairs": [asdict(repair) for repair in each.repairs],
             }
-            for each in judgement.findings
-        ],
+        )
+    return {
+        "state": judgement.state,
+        "cluster": evidence.cluster,
+        "time": evidence.now_ms,
+        "incidents": incidents,
         "groups": [
             {
                 "group": each.group,
@@ -196,11 +196,8 @@ def document(evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
             }
             for each in judgement.safeties
         ],
-        "restarts": [
-            {"node": r.node, "allowed": r.allowed, "why": r.why, "first": r.first}
-            for r in judgement.restarts
-        ],
-        "absent": [{"name": s.name, "why": s.why} for s in evidence.sources if s.why],
+        "restarts": [asdict(restart) for restart in judgement.restarts],
+        "absent": [asdict(source) for source in evidence.sources if source.why],
     }
 
 
@@ -210,16 +207,6 @@ def touched(evidence: Evidence, finding: Finding) -> tuple[list[str], list[str]]
     topics = sorted({topic for store in stores for topic in store.topics})
     groups = {c.group for c in evidence.consumers if c.topic in topics or not stores}
     return topics, sorted(groups)
-
-
-def _repair(repair: Repair) -> dict[str, Any]:
-    return {
-        "what": repair.what,
-        "command": repair.command,
-        "seconds": repair.seconds,
-        "lost": repair.lost,
-        "copies": repair.copies,
-    }
 
 
 def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:

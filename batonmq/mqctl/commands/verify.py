@@ -36,11 +36,11 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
     """
     import asyncio
 
-    from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, verify
+    from batonmq.mqctl.store_check import Verdict, segments_of, verify
     from batonmq.runtime.clock import boot_s
 
     log = store / "commitlog" if (store / "commitlog").is_dir() else store
-    segments = sorted(file for file in log.iterdir() if SEGMENT_NAME.fullmatch(file.name))
+    segments = segments_of(log)
     if not segments:
         raise click.UsageError(f"{store}: no commit log is there (files named by 20 digits)")
     verdict = Verdict()
@@ -52,8 +52,8 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
             if rate is not None:
                 ahead_s = began_s + done / (rate * (1 << 20)) - boot_s()
                 await asyncio.sleep(max(0.0, ahead_s))
-    kept = sorted(file for file in (log.parent / "truncated").rglob("*") if file.is_file())
-    verdict.kept = [(str(file), file.stat().st_size) for file in kept]
+    kept = [file for file in (log.parent / "truncated").rglob("*") if file.is_file()]
+    verdict.kept = sorted((str(file), file.stat().st_size) for file in kept)
     context.exit_code = 1 if verdict.damages else 0
     if context.out.as_json:
         context.out.document(_document(store, verdict))

@@ -21,6 +21,7 @@ from batonmq.mqctl.verdict.evidence import (
     EvidenceSource,
     GroupEvidence,
     NodeEvidence,
+    recorded,
 )
 from batonmq.mqctl.verdict.files import due_ms
 from batonmq.mqctl.verdict.gather import groups_of
@@ -62,10 +63,10 @@ async def ask(
         for a, answer in found.controllers.items()
     }
     told = {
-        p
+        problem
         for answer in found.controllers.values()
         if not isinstance(answer, BatonError) and answer.log is not None
-        for p in answer.log.problems
+        for problem in answer.log.problems
     }
     is_live = any(why is None for why in (*found.brokers.values(), *answers.values()))
     base = evidence.groups or groups_of(events, is_current=False)
@@ -147,16 +148,10 @@ async def _history(
     if controller is None:
         return ()
     # From each: one that was cut off lacks events, and only one may be left that has the oldest.
-    answers = await asyncio.gather(
-        *(controller.history(limit=HISTORY_EVENTS, address=a) for a in controller.addresses),
-        return_exceptions=True,
-    )
     known = {}
-    for address, answer in zip(controller.addresses, answers, strict=True):
+    for address, answer in (await controller.histories(limit=HISTORY_EVENTS)).items():
         if isinstance(answer, BatonError):
             sources.append(EvidenceSource(f"history of {address}", str(answer)))
-        elif isinstance(answer, BaseException):
-            raise answer
         else:
             known[address] = answer
     return merged(known).events
@@ -198,7 +193,7 @@ def _nodes(
     group_of = {a: name for name, members in found.expected.items() for a in members} | {
         replica.broker_address: name
         for name, info in found.replicas.replicas_info_table.items()
-        for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas)
+        for replica in info.replicas
     }
     for name, data in found.routes.broker_addr_table.items():
         group_of |= dict.fromkeys(data.broker_addrs.values(), name)
@@ -235,31 +230,20 @@ def _undelivered(report: Mapping[str, str]) -> dict[int, int]:
 
 
 def _groups(
-    found: Findings, recorded: Sequence[GroupEvidence], reports: Mapping[str, Mapping[str, str]]
+    found: Findings, known: Sequence[GroupEvidence], reports: Mapping[str, Mapping[str, str]]
 ) -> tuple[GroupEvidence, ...]:
     """As the leading controller records them; without one as they were recorded last."""
-    groups = {group.name: group for group in recorded}
+    groups = {group.name: group for group in known}
     for name, info in found.replicas.replicas_info_table.items():
-        every = (*info.in_sync_replicas, *info.not_in_sync_replicas)
         before = groups.get(name, GroupEvidence(name))
         routed = found.routes.broker_addr_table.get(name)
-        has_master = bool(info.master_address)
-        groups[name] = replace(
-            before,
-            cluster=routed.cluster if routed is not None else before.cluster,
-            master=(info.master_broker_id or 0) if has_master else 0,
-            last_master=(info.master_broker_id if has_master else 0) or before.last_master,
-            master_epoch=info.master_epoch or 0,
-            members=tuple(sorted(r.broker_id for r in info.in_sync_replicas)),
-            replicas={r.broker_id: r.broker_address for r in every},
-            alive=frozenset(r.broker_id for r in every if r.alive),
-            is_current=True,
-            where="the leading controller",
-        )
+        cluster = routed.cluster if routed is not None else before.cluster
+        groups[name] = recorded(replace(before, cluster=cluster), info)
     for name, group in groups.items():
         addresses = set(group.replicas.values())
         ends = [int(r.get("confirmOffset") or -1) for a, r in reports.items() if a in addresses]
         if name not in found.replicas.replicas_info_table:
+            # The record may be old: who serves now is who says so.
             up = {a for a, why in found.brokers.items() if why is None}
             alive = frozenset(i for i, a in group.replicas.items() if a in up)
             masters = {a for a, r in reports.items() if r.get("brokerRole", "").endswith("MASTER")}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from batonmq.history.story import Story
+    from batonmq.protocol.bodies import ReplicasInfo
 
 BROKER: Final = "broker"
 NAME_SERVER: Final = "name server"
@@ -111,7 +112,6 @@ class StoreEvidence:
     faults: tuple[FaultEvidence, ...] = ()
     suspect: str = ""
     """What the broker noted itself; "" nothing."""
-    suspect_kind: str = ""
     lives: tuple[str, ...] = ()
     """Incarnations that wrote here, as far as the file lists them."""
     clean: bool = True
@@ -121,8 +121,6 @@ class StoreEvidence:
     known_end: int = 0
     """The log reached at least this offset, by checkpoint and consume queues."""
     confirmed: int = 0
-    kept_bytes: int = 0
-    """Cut from the log, and kept in `truncated/`."""
     topics: Mapping[str, int] = field(default_factory=dict)
     """Topic -> messages in its consume queues."""
     queues: Mapping[str, int] = field(default_factory=dict)
@@ -149,7 +147,7 @@ class StoreEvidence:
 
 @dataclass(frozen=True, slots=True)
 class ControllerFacts:
-    """A controller's data folder. `history_end`: Raft index of its newest event."""
+    """A controller's data folder."""
 
     folder: str
     node_id: str
@@ -157,7 +155,6 @@ class ControllerFacts:
     faults: tuple[FaultEvidence, ...] = ()
     members: tuple[str, ...] = ()
     configured: tuple[str, ...] = ()
-    history_end: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +186,26 @@ class NodeEvidence:
     controller: ControllerFacts | None = None
 
     @property
+    def has_process(self) -> bool:
+        return self.process is not None and self.process.pid > 0
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The broker groups that it serves: none or one."""
+        return (self.group,) if self.kind == BROKER else ()
+
+    @property
     def runs(self) -> bool:
         """Whether it is known to serve now."""
-        if self.asked:
-            return self.refused is None
-        return self.process is not None and self.process.pid > 0
+        return self.refused is None if self.asked else self.has_process
 
     @property
     def is_hung(self) -> bool:
         """Its process runs and answers no request."""
-        process = self.process
-        if process is None or not process.pid:
-            return self.asked and self.refused is not None and "no answer" in self.refused
-        return process.stopped or (self.asked and self.refused is not None)
+        is_silent = self.asked and self.refused is not None
+        if self.process is None or not self.process.pid:
+            return is_silent and "no answer" in (self.refused or "")
+        return self.process.stopped or is_silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,22 @@ class GroupEvidence:
     """Where this is recorded, for people."""
     confirmed: int = -1
     """The highest confirmed offset that was reported."""
+
+
+def recorded(before: GroupEvidence, info: ReplicasInfo) -> GroupEvidence:
+    """The group as the leading controller records it now."""
+    master = (info.master_broker_id or 0) if info.master_address else 0
+    return replace(
+        before,
+        master=master,
+        last_master=master or before.last_master,
+        master_epoch=info.master_epoch or 0,
+        members=tuple(sorted(r.broker_id for r in info.in_sync_replicas)),
+        replicas={r.broker_id: r.broker_address for r in info.replicas},
+        alive=frozenset(r.broker_id for r in info.replicas if r.alive),
+        is_current=True,
+        where="the leading controller",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from batonmq.epoch.file_cache import REDO_SUFFIX, continuation, decode_entries, digest
-from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, verify
+from batonmq.epoch.file_cache import REDO_SUFFIX, every_entry
+from batonmq.mqctl.store_check import Verdict, segments_of, verify
 from batonmq.mqctl.verdict.evidence import (
     ControllerFacts,
     FaultEvidence,
@@ -118,7 +118,7 @@ def controller_facts(folder: Path, node_id: str, configured: tuple[str, ...]) ->
             what = f"cannot be read: {error.strerror}"
         if what:
             faults.append(FaultEvidence(kind, str(path), what))
-    members = _json_of(raft / "members") or {}
+    members = json_of(raft / "members")
     ids = tuple(map(str, members.get("ids", ()))) if isinstance(members, dict) else ()
     return ControllerFacts(str(folder), node_id, False, tuple(faults), ids, configured)
 
@@ -190,21 +190,18 @@ class _StoreReader:
         folder = self.folder
         private = folder / "commitlog" / ".baton"
         suspect = folder / "suspect"
-        noted = _json_of(suspect)
-        kind, what = "", ""
+        noted = json_of(suspect)
+        what = ""
         if isinstance(noted, dict):
-            kind, what = str(noted.get("kind", "damage")), str(noted.get("what", ""))
+            what = str(noted.get("what", ""))
         elif suspect.exists():
-            kind, what = "reboot", "its note cannot be read"
-        kept = sum(f.stat().st_size for f in (folder / "truncated").rglob("*") if f.is_file())
+            what = "its note cannot be read"
         self.facts = replace(
             self.facts,
             log_id=_text(private / "log_id"),
             lineage=_text(private / "lineage"),
             lives=tuple(_text(folder / "lives").split()),
             suspect=what,
-            suspect_kind=kind,
-            kept_bytes=kept,
             faults=tuple(self._faults),
         )
 
@@ -232,30 +229,24 @@ class _StoreReader:
 
     def _epochs(self) -> None:
         path = self.folder / "epochFileCheckpoint"
-        whys, found = [], False
+        whys: list[str] = []
+        redo = path.with_name(path.name + REDO_SUFFIX)
         for candidate in (path, path.with_name(path.name + ".bak")):
             try:
                 content = candidate.read_bytes()
-                entries = decode_entries(content)
+                listed = every_entry(content, redo.read_bytes() if redo.exists() else b"")
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
-                found = True
                 whys.append(f"{candidate.name}: {error}")
                 continue
-            redo = path.with_name(path.name + REDO_SUFFIX)
-            data = redo.read_bytes() if redo.exists() else b""
-            listed = (*entries, *continuation(data, digest(content)))
             epochs = tuple((each.epoch, each.start_offset) for each in listed)
             self.facts = replace(self.facts, epochs=epochs)
-            break
-        else:
-            found = found and bool(whys)
-            if found:
-                self.fault("epoch-file", path, "; ".join(whys))
+            if whys:
+                self.fault("epoch-file-copy", path, f"{whys[0]}; its copy is used")
             return
         if whys:
-            self.fault("epoch-file-copy", path, f"{whys[0]}; its copy is used")
+            self.fault("epoch-file", path, "; ".join(whys))
 
     def _role(self) -> None:
         path = self.folder / "masterEpoch"
@@ -310,10 +301,10 @@ class _StoreReader:
         for name in _TABLES:
             path = config / name
             copies = [each for each in (path, path.with_name(f"{name}.bak")) if each.exists()]
-            if not copies or any(isinstance(_json_of(each), dict) for each in copies):
+            if not copies or any(isinstance(json_of(each), dict) for each in copies):
                 continue
             self.fault("tables", path, "no JSON object, and no copy of it is")
-        for table in map(_json_of, (config / "topics.json", config / "topics.json.bak")):
+        for table in map(json_of, (config / "topics.json", config / "topics.json.bak")):
             if isinstance(table, dict) and isinstance(table.get("topicConfigTable"), dict):
                 self.facts = replace(self.facts, listed=frozenset(table["topicConfigTable"]))
                 break
@@ -323,20 +314,10 @@ class _StoreReader:
             self.fault("queue-positions", self.folder / "queuePositions", "its checksum differs")
 
 
-def segments_of(folder: Path) -> list[Path]:
-    """The files of a commit log, oldest first; none if there is no such folder. Raises OSError if
-    it may not be read."""
-    try:
-        files = (folder / "commitlog").iterdir()
-        return sorted(file for file in files if SEGMENT_NAME.fullmatch(file.name))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def read_log(facts: StoreEvidence, until: Until) -> Iterator[StoreEvidence]:
     """The facts with the log read, again and again, its newest file first; the last ones count.
     The first ones say that nothing was read yet."""
-    segments = segments_of(Path(facts.folder))
+    segments = segments_of(Path(facts.folder) / "commitlog")
     if not segments:
         return
     facts = replace(
@@ -435,7 +416,7 @@ def _read_queue(folder: Path, log_end: int) -> tuple[int, dict[int, int], str]:
     wrong). `log_end` 0: not known."""
     count, before, last_size = 0, -1, 0
     ahead: dict[int, int] = {}
-    for path in sorted(f for f in folder.iterdir() if SEGMENT_NAME.fullmatch(f.name)):
+    for path in segments_of(folder):
         base = int(path.name)
         if base % UNIT_SIZE:
             return count, ahead, f"{path.name} begins within a unit"
@@ -464,8 +445,7 @@ def due_ms(folder: Path, levels: Mapping[int, int]) -> int:
         queue = folder / "consumequeue" / SCHEDULE_TOPIC / str(level - 1)
         position = index * UNIT_SIZE
         try:
-            files = [f for f in queue.iterdir() if SEGMENT_NAME.fullmatch(f.name)]
-            path = max(f for f in files if int(f.name) <= position)
+            path = max(f for f in segments_of(queue) if int(f.name) <= position)
             with path.open("rb") as file:
                 file.seek(position - int(path.name))
                 offset, size, due = UNIT.struct.unpack(file.read(UNIT_SIZE))
@@ -492,7 +472,7 @@ def _index_fault(path: Path) -> str:
 
 
 def _lags(folder: Path, counts: dict[str, dict[int, int]]) -> dict[tuple[str, str], int]:
-    table = _json_of(folder / "config" / "consumerOffset.json")
+    table = json_of(folder / "config" / "consumerOffset.json")
     lags: dict[tuple[str, str], int] = {}
     offsets = table.get("offsetTable", {}) if isinstance(table, dict) else {}
     for key, queues in offsets.items():
@@ -504,7 +484,7 @@ def _lags(folder: Path, counts: dict[str, dict[int, int]]) -> dict[tuple[str, st
     return lags
 
 
-def _json_of(path: Path) -> Any:
+def json_of(path: Path) -> Any:
     """None if it is missing or no JSON."""
     try:
         return json.loads(path.read_bytes())

@@ -5,7 +5,6 @@ Every source has its part of the time, and one that is absent is noted, never an
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -25,11 +24,13 @@ from batonmq.mqctl.verdict.evidence import (
     EvidenceSource,
     GroupEvidence,
     NodeEvidence,
+    NodeKind,
     ProcessFacts,
     StoreEvidence,
 )
 from batonmq.mqctl.verdict.files import (
     controller_facts,
+    json_of,
     log_tail,
     process_facts,
     read_derived,
@@ -52,10 +53,12 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
             found, supervised = _nodes_of(folder, document)
             nodes += found
             cluster, local = str(folder), True
-            if not supervised and not any(n.process and n.process.pid for n in found):
+            if not supervised and not any(n.has_process for n in found):
                 start = f"batonmq up --data {folder}"
         elif (folder / "commitlog").is_dir() or (folder / "brokerIdentity").exists():
-            nodes.append(_store_node(folder))
+            store = store_facts(folder)
+            node = _node(folder, str(folder), BROKER, "")
+            nodes.append(replace(node, group=store.group, store=store))
         elif (folder / "raft").is_dir() or list(folder.glob("history-*.jsonl")):
             name = next((p.name[8:-6] for p in folder.glob("history-*.jsonl")), folder.name)
             facts = controller_facts(folder, name, ())
@@ -81,11 +84,8 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
 
 
 def _document(path: Path) -> dict[str, Any] | None:
-    try:
-        document = json.loads(path.read_bytes())
-        return document if isinstance(document, dict) and "brokers" in document else None
-    except (OSError, ValueError):
-        return None
+    document = json_of(path)
+    return document if isinstance(document, dict) and "brokers" in document else None
 
 
 def _nodes_of(folder: Path, document: dict[str, Any]) -> tuple[list[NodeEvidence], bool]:
@@ -104,52 +104,43 @@ def _nodes_of(folder: Path, document: dict[str, Any]) -> tuple[list[NodeEvidence
         address = str(entry.get("address", ""))
         port = address.rpartition(":")[2]
         node_id = controllers.get(str(int(port) + 2), "") if port.isdigit() else ""
-        node = _node(folder, name, NAME_SERVER, address)
+        node = _local_node(folder, name, NAME_SERVER, address)
         if node_id:
             facts = controller_facts(folder / name / "controller", node_id, ids)
             node = replace(node, controller=facts)
         nodes.append(node)
     for entry in document.get("brokers", ()):
         name = Path(str(entry.get("config", ""))).stem
-        node = _node(folder, name, BROKER, str(entry.get("address", "")))
+        node = _local_node(folder, name, BROKER, str(entry.get("address", "")))
         store = store_facts(folder / name)
         nodes.append(replace(node, group=str(entry.get("name", "")), store=store))
     return nodes, supervised
 
 
-def _node(folder: Path, name: str, kind: Any, address: str) -> NodeEvidence:
+def _local_node(folder: Path, name: str, kind: NodeKind, address: str) -> NodeEvidence:
+    """A process of the cluster in `folder`."""
     pid_file = folder / "run" / f"{name}.pid"
     pid = serves(pid_file)
     what = "broker" if kind == BROKER else "namesrv"
-    free, size, read_only = _disk(folder / name)
+    return replace(
+        _node(folder / name, name, kind, address),
+        start=f"batonmq {what} -c {folder}/conf/{name}.yaml --pid-file {pid_file}",
+        process=process_facts(pid) if pid else ProcessFacts(),
+    )
+
+
+def _node(folder: Path, name: str, kind: NodeKind, address: str) -> NodeEvidence:
+    """With its log and its disk."""
+    free, size, read_only = _disk(folder)
     return NodeEvidence(
         name,
         kind,
         address,
-        folder=str(folder / name),
-        start=f"batonmq {what} -c {folder}/conf/{name}.yaml --pid-file {pid_file}",
-        process=process_facts(pid) if pid else ProcessFacts(),
-        log=log_tail(folder / name / "process.log"),
-        free_bytes=free,
-        disk_bytes=size,
-        read_only=read_only,
-    )
-
-
-def _store_node(folder: Path) -> NodeEvidence:
-    store = store_facts(folder)
-    free, size, read_only = _disk(folder)
-    return NodeEvidence(
-        str(folder),
-        BROKER,
-        "",
-        store.group,
-        str(folder),
+        folder=str(folder),
         log=log_tail(folder / "process.log"),
         free_bytes=free,
         disk_bytes=size,
         read_only=read_only,
-        store=store,
     )
 
 
@@ -239,7 +230,7 @@ def _with_logs(
     reading = {
         at: read_log(node.store, until)
         for at, node in enumerate(nodes)
-        if node.store is not None and not (node.process is not None and node.process.pid)
+        if node.store is not None and not node.has_process
     }
     while reading:
         # A part of each log in turn: one that is large must not take the time of the others.

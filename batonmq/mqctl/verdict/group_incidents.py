@@ -26,15 +26,15 @@ LAG_MANY: Final = 10_000
 
 def _whole(evidence: Evidence) -> Iterator[Finding]:
     local = [node for node in evidence.nodes if node.process is not None]
-    if not local or any(node.process and node.process.pid for node in local) or evidence.is_live:
+    if not local or any(node.has_process for node in local) or evidence.is_live:
         return
     well = all(n.log.ended_well or (n.store and n.store.clean) for n in local)
-    names = evidence.group_names
     last = max((node.log.last_ms for node in local), default=0)
     how = "was stopped" if well else "was killed: no process said that it stops"
     repairs = (Repair("start the cluster again", evidence.start, START_S * 2),)
+    groups = tuple(evidence.group_names)
     name = "cluster-stopped" if well else "cluster-killed"
-    yield Finding(name, evidence.cluster, f"the whole cluster {how}", last, tuple(names), repairs)
+    yield Finding(name, evidence.cluster, f"the whole cluster {how}", last, groups, repairs)
 
 
 def _quorum(evidence: Evidence) -> Iterator[Finding]:
@@ -98,9 +98,7 @@ def _masterless(evidence: Evidence) -> Iterator[Finding]:
         if name != "no-master":
             repairs += _unclean(evidence, group.name)
         cause = f"{group.name} has no master: {why}"
-        began = max(
-            (s.began_ms for s in evidence.stories if s.broker_name == group.name), default=0
-        )
+        began = max((s.began_ms for s in evidence.stories_of(group.name)), default=0)
         yield Finding(name, group.name, cause, began, (group.name,), tuple(repairs))
 
 
@@ -203,8 +201,7 @@ def _cut_off(evidence: Evidence) -> Iterator[Finding]:
         if node.runs and node.asked and me in group.replicas and me not in group.alive:
             cause = f"{node.name} answers here, and the controllers do not hear it: a cut network"
             look = Repair(
-                "look at the way from it to the controllers",
-                f"mqctl brokerStatus -b {node.address}",
+                "look at the way from it to the controllers", _STATUS.format(node.address)
             )
             yield Finding("controllers-unreached", node.name, cause, 0, (node.group,), (look,))
 
@@ -271,7 +268,7 @@ def _waiting(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.brokers():
         if not node.runs or node.report.get("brokerRole") == "SLAVE":
             continue
-        look = Repair("see whether that falls", f"mqctl brokerStatus -b {node.address}")
+        look = Repair("see whether that falls", _STATUS.format(node.address))
         where = (node.group,)
         behind = int(node.report.get("timerOffsetBehind") or 0)
         if behind >= LAG_MANY:

@@ -135,8 +135,7 @@ def _left_ms(evidence: Evidence, group: str, me: int) -> int:
 
 def _processes(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
-        process = node.process
-        groups = (node.group,) if node.kind == BROKER else ()
+        process, groups = node.process, node.groups
         if distrusts(node.refused or ""):
             cause = f"{node.name}: {node.refused}"
             renew = Repair("renew it, if its dates are wrong and no clock is", ROTATE)
@@ -152,15 +151,15 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             name = f"{_role(evidence, node)}-hung"
             yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
         elif process is not None and not process.pid and node.folder:
-            yield from _ended(evidence, node, groups)
+            yield from _ended(evidence, node)
         elif process is None and node.asked and not node.runs:
             cause = f"{_title(evidence, node)}: {node.refused}"
             name = f"{_role(evidence, node)}-away"
             yield Finding(name, node.name, cause, since(evidence, node), groups)
 
 
-def _ended(evidence: Evidence, node: NodeEvidence, groups: tuple[str, ...]) -> Iterator[Finding]:
-    who, log = _title(evidence, node), node.log
+def _ended(evidence: Evidence, node: NodeEvidence) -> Iterator[Finding]:
+    who, log, groups = _title(evidence, node), node.log, node.groups
     began = since(evidence, node)
     repairs: tuple[Repair, ...] = (start_of(evidence, node),)
     recent = [ms for ms in log.starts_ms if ms > log.last_ms - LOOP_SPAN_MS]
@@ -250,21 +249,20 @@ def _damaged(kind: str) -> Recogniser:
             own = [fault for fault in faults if fault.kind == kind]
             if not own:
                 continue
-            first = own[0]
-            place = (
-                f" at offset {first.offset}, {counted(first.size, 'byte')}" if first.size else ""
-            )
-            more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
+            first, others = own[0], len(own) - 1
+            size = counted(first.size, "byte")
+            place = f" at offset {first.offset}, {size}" if first.size else ""
+            more = f" (and {others} more)" if others else ""
             meaning, needs_help = FILES[kind]
             cause = f"{node.name}: {meaning}: {first.file}{place}: {first.what}{more}"
-            groups = (node.group,) if node.kind == BROKER else ()
             repairs = (start_of(evidence, node),)
             if needs_help and node.kind == BROKER:
                 repairs = (refill(evidence, node),)
             elif needs_help:
                 repairs = (_empty_controller(evidence, node),)
-            name = f"{kind}-damaged"
-            yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
+            yield Finding(
+                f"{kind}-damaged", node.name, cause, since(evidence, node), node.groups, repairs
+            )
 
     return find
 
@@ -295,15 +293,10 @@ def _lost_stores(evidence: Evidence) -> Iterator[Finding]:
         if not any(other.has_log for other in others) and group.confirmed <= 0:
             continue
         cause = f"{node.name}: its store is empty, {store.folder} was lost, wiped or not mounted"
-        repairs = (refill_from(evidence, node),)
-        yield Finding("store-lost", node.name, cause, 0, (node.group,), repairs)
-
-
-def refill_from(evidence: Evidence, node: NodeEvidence) -> Repair:
-    state = safety(evidence, node.group)
-    if state.state == "safe":
-        return replace(start_of(evidence, node), what="start it: it copies its master")
-    return Repair("mount the volume again, or restore it: no other store is proven complete")
+        repair = Repair("mount the volume again, or restore it: no other store is proven complete")
+        if safety(evidence, node.group).state == "safe":
+            repair = replace(start_of(evidence, node), what="start it: it copies its master")
+        yield Finding("store-lost", node.name, cause, 0, (node.group,), (repair,))
 
 
 def _wrong_stores(evidence: Evidence) -> Iterator[Finding]:
@@ -357,7 +350,7 @@ def _controllers_lost(evidence: Evidence) -> Iterator[Finding]:
 def _disks(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
         repairs: tuple[Repair, ...]
-        groups = (node.group,) if node.kind == BROKER else ()
+        groups = node.groups
         told = next(
             (t for t in node.told if "disk is full" in t or "waits for disk space" in t), ""
         )
@@ -385,7 +378,8 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
             repairs = (Repair("look why", "dmesg | tail -30"), Repair("then make it writable"))
             yield Finding("disk-read-only", node.name, cause, 0, groups, repairs)
         elif not node.runs and node.log.at_its_end("Input/output error"):
-            cause = f"{node.name}: its disk reports errors: {_words(node, 'Input/output error')}"
+            words = node.log.latest("Input/output error")[-120:]
+            cause = f"{node.name}: its disk reports errors: {words}"
             repairs = (refill(evidence, node),) if node.kind == BROKER else ()
             yield Finding("disk-failing", node.name, cause, node.log.last_ms, groups, repairs)
 
@@ -409,12 +403,7 @@ def _descriptors(evidence: Evidence) -> Iterator[Finding]:
                 cause += "; it asked for one more and got none"
             what = "raise its limit (LimitNOFILE of systemd, ulimit -n) and restart it"
             repairs = (Repair(what, "ulimit -n 65536", START_S),)
-            groups = (node.group,) if node.kind == BROKER else ()
-            yield Finding("descriptors-exhausted", node.name, cause, 0, groups, repairs)
-
-
-def _words(node: NodeEvidence, text: str) -> str:
-    return node.log.latest(text)[-120:]
+            yield Finding("descriptors-exhausted", node.name, cause, 0, node.groups, repairs)
 
 
 OF_NODES: Final[tuple[Recogniser, ...]] = (

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from batonmq.mqctl.store_check import segments_of
 from batonmq.mqctl.verdict.evidence import Evidence, StoreEvidence
-from batonmq.mqctl.verdict.files import segments_of, store_facts
+from batonmq.mqctl.verdict.files import store_facts
 from batonmq.mqctl.verdict.judge import Judgement
 
 VERSION: Final = 1
@@ -48,7 +49,7 @@ def receipt(evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
 def _store(store: StoreEvidence, end: int) -> dict[str, Any]:
     files = [
         {"file": path.name, "end": until, "blake2b": digest_of(path, until - int(path.name))}
-        for path in segments_of(Path(store.folder))
+        for path in segments_of(Path(store.folder) / "commitlog")
         if (until := min(end, int(path.name) + path.stat().st_size)) > int(path.name)
     ]
     return {

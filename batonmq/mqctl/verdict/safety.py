@@ -41,7 +41,7 @@ class Safety:
 def safety(evidence: Evidence, name: str) -> Safety:
     """What is known about the acknowledged messages of a group."""
     group = evidence.group(name)
-    unclean = [s for s in evidence.stories if s.broker_name == name and s.unclean]
+    unclean = [story for story in evidence.stories_of(name) if story.unclean]
     if unclean:
         story = unclean[-1]
         cut = max((before for _, before, _, _ in story.truncations), default=-1)
@@ -65,10 +65,9 @@ def _live(evidence: Evidence, group: GroupEvidence) -> Safety | None:
     if any(told.startswith("its log is suspect") for told in node.told):
         return Safety(group.name, "unknown", f"the log of its master {node.address} is suspect")
     confirmed = int(node.report.get("confirmOffset") or -1)
-    members = ", ".join(map(str, group.members))
     how = (
         f"broker {group.master} is master of masterEpoch {group.master_epoch}; every member of the"
-        f" SyncStateSet {{{members}}} has the log up to the confirmed offset {confirmed}"
+        f" SyncStateSet {_set(group)} has the log up to the confirmed offset {confirmed}"
     )
     return Safety(group.name, "safe", how, (node.name,), confirmed)
 
@@ -110,7 +109,9 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     }
     trusted = {id_: nodes[id_] for id_ in wanted & nodes.keys() if not doubts[id_]}
     holders = [
-        n for n in trusted.values() if n.store and not _is_unread(n) and not _bad_tail(n.store)
+        n
+        for n in trusted.values()
+        if n.store and not n.has_process and not any(d.kind == "log-tail" for d in n.store.damages)
     ]
     if not holders:
         return _without_holder(group, wanted, nodes, doubts)
@@ -131,7 +132,8 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
         part = f" below offset {store.read_from}" if store.end else ""
         why = f"the log of {best.name}{part} was not read: --full reads it"
         return Safety(name, "unknown", why, (best.name,), store.end or -1)
-    role = "was the last master" if _is_last_master(evidence, group, best) else "is a member"
+    is_last_master = evidence.id_of(best) == group.last_master
+    role = "was the last master" if is_last_master else "is a member"
     log = f"its log is whole up to {store.end}"
     if store.damages:
         log = f"other trusted logs have what is damaged in its log, which ends at {store.end}"
@@ -143,24 +145,16 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     return Safety(name, "safe", how, tuple(full or [best.name]), store.end)
 
 
-def _is_unread(node: NodeEvidence) -> bool:
-    """Nothing follows from the files of a process that runs: its log was not read."""
-    return node.process is not None and bool(node.process.pid)
-
-
 def _set(group: GroupEvidence) -> str:
     return "{" + ", ".join(map(str, group.members)) + "}"
-
-
-def _is_last_master(evidence: Evidence, group: GroupEvidence, node: NodeEvidence) -> bool:
-    return evidence.id_of(node) == group.last_master
 
 
 def _without_holder(
     group: GroupEvidence, wanted: set[int], nodes: dict[int, NodeEvidence], doubts: dict[int, str]
 ) -> Safety:
     here = wanted & nodes.keys()
-    if unread := [nodes[i].name for i in sorted(here) if not doubts[i] and _is_unread(nodes[i])]:
+    # The log of a process that runs was not read: nothing follows from its files.
+    if unread := [nodes[i].name for i in sorted(here) if not doubts[i] and nodes[i].has_process]:
         why = f"no master serves, and the logs of {', '.join(unread)} are not read while they run"
         return Safety(group.name, "unknown", why)
     why = "; ".join(
@@ -179,7 +173,6 @@ def _without_holder(
 
 
 EMPTY = "its store is empty"
-FOREIGN = "its log is of another lineage"
 
 
 def distrust(
@@ -213,7 +206,8 @@ def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> str:
     if not store.lineage or not store.has_log or not found or store.lineage in found:
         return ""
     most = max(set(found), key=found.count)
-    return FOREIGN if found.count(most) > 1 else "it and the only other log differ in lineage"
+    several = "its log is of another lineage"
+    return several if found.count(most) > 1 else "it and the only other log differ in lineage"
 
 
 def _equal_up_to(
@@ -227,10 +221,6 @@ def _equal_up_to(
     end = fault.offset + fault.size
     others = [n for i, n in nodes.items() if not doubts[i] and n.store and n.store.confirmed >= end]
     return [*trusted.values(), *others]
-
-
-def _bad_tail(store: StoreEvidence) -> bool:
-    return any(fault.kind == "log-tail" for fault in store.damages)
 
 
 def _has(nodes: Iterable[NodeEvidence], besides: NodeEvidence, fault: FaultEvidence) -> bool:
