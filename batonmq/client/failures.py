@@ -17,7 +17,7 @@ class Failures:
     def note(self, error: BaseException, where: str) -> None:
         kind = type(error)
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count & (count - 1):
+        if count & (count - 1):  # no power of two
             return
         log.error(
             "%s %s reason=%r count=%d",

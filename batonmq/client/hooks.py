@@ -120,5 +120,6 @@ class _HookedStep:
         try:
             self._entered.__exit__(kind, error, trace)
         except Exception as raised:
+            # The manager raises the step's own error again if it does not suppress it.
             if raised is not error:
                 self._failed(raised)

@@ -120,7 +120,7 @@ def _elected(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
         story.absorb(restarted)
         group.drop(restarted)
     group.restarted.clear()
-    _begun_anew(group, story, event)
+    _mark_unwatched(group, story, event)
     if not story.detected_ms:
         _detected(story, event, event.master_before)
     elif event.detected_ms:
@@ -174,7 +174,7 @@ def _end_leases(group: GroupTimeline, event: HistoryEvent) -> None:
     group.leaseless.clear()
 
 
-def _begun_anew(group: GroupTimeline, story: Story, event: HistoryEvent) -> None:
+def _mark_unwatched(group: GroupTimeline, story: Story, event: HistoryEvent) -> None:
     """Marks the first election after all controllers were started: none watched before."""
     started_ms, known_ms = group.controllers_started_ms, group.started_ms
     group.started_ms = started_ms

@@ -192,9 +192,9 @@ def broker_cleaned(group: GroupTimeline, event: HistoryEvent, _: EventDetail) ->
     story.brokers.discard(0)
     # The rest says who asked, and may name a user "2".
     what = event.reason.partition(", asked by ")[0]
-    named = what.replace(",", " ").split()
+    words = what.replace(",", " ").split()
     for broker_id in list(group.absent):
-        if what == "the whole group" or str(broker_id) in named:
+        if what == "the whole group" or str(broker_id) in words:
             group.absent.pop(broker_id).missing.discard(broker_id)
 
 

@@ -49,6 +49,7 @@ from batonmq.runtime.clock import boot_s, wall_ms
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.sockets import listens
 from batonmq.runtime.tls import TlsError
+from batonmq.runtime.turns import is_set_within
 from batonmq.runtime.words import counted
 
 log = logging.getLogger(__name__)
@@ -117,8 +118,9 @@ class LocalCluster:
         try:
             self._control = await control.serve(self.layout.lock_file.parent, self._answer)
         except OSError as exc:  # not every file system has sockets
-            text = f"mqctl up cannot reach this cluster: {exc.strerror}"
-            self._reporter.report(ClusterEvent("no_control", text, bad=True))
+            self._report(
+                "no_control", f"mqctl up cannot reach this cluster: {exc.strerror}", bad=True
+            )
         # It sends nothing before its start.
         self._admin = self._new_admin(self.layout.name_server_addresses)
         self.hopeless = asyncio.get_running_loop().create_future()
@@ -298,19 +300,14 @@ class LocalCluster:
                 took = wall_ms() - self._started_at_ms
                 at = self.layout.name_server_addresses
                 text = f"the cluster is whole after {took} ms; name servers: {at}"
-                self._reporter.report(ClusterEvent("cluster_ready", text, {"ms": took}))
+                self._report("cluster_ready", text, ms=took)
             self._write()
-            try:
-                async with asyncio.timeout(POLL_S if self.whole else POLL_STARTING_S):
-                    await self._poll_now.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._poll_now, POLL_S if self.whole else POLL_STARTING_S)
 
     def _child_changed(self, change: ChildChanged) -> None:
         name = change.node.name
         leaving = self.children.by_name[name].leaving
         died = change.pid is None and not leaving and not self.children.stopping
-        fields: dict[str, object] = {"name": name, "pid": change.pid, "how": change.how}
         if change.pid is not None:
             text = f"{name} {change.how} (pid {change.pid})"
             kind = "process_started"
@@ -318,7 +315,7 @@ class LocalCluster:
             text, kind = f"{name} ended: {change.how}", "process_ended"
             if died and change.how.startswith("exit"):
                 text += "\n" + tail_of_log(self.children.by_name[name])
-        self._reporter.report(ClusterEvent(kind, text, fields, bad=died))
+        self._report(kind, text, bad=died, name=name, pid=change.pid, how=change.how)
         failed = change.how.startswith("exit ") and change.how != "exit 0"
         # Before the cluster was whole it will fail again, for example for a wrong setting.
         if died and failed and not (self._respawn and self.whole):
@@ -381,35 +378,25 @@ class LocalCluster:
         if before is not None:
             await before.close()
 
+    def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
+        self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
+
     def _report_changes(self, before: ClusterSnapshot, after: ClusterSnapshot) -> None:
         for name, group in after.groups.items():
             old = before.groups.get(name)
             if old is None or old.master_address != group.master_address:
-                self._reporter.report(
-                    ClusterEvent(
-                        "master_changed",
-                        f"{name}: {_mastership(group)}",
-                        {
-                            "group": name,
-                            "master": group.master_address,
-                            "masterEpoch": group.master_epoch,
-                        },
-                        bad=not group.master_address,
-                    )
+                self._report(
+                    "master_changed",
+                    f"{name}: {_mastership(group)}",
+                    bad=not group.master_address,
+                    group=name,
+                    master=group.master_address,
+                    masterEpoch=group.master_epoch,
                 )
             if old is None or old.in_sync != group.in_sync:
-                self._reporter.report(
-                    ClusterEvent(
-                        "set_changed",
-                        f"{name}: {group.in_sync} of"
-                        f" {counted(len(group.replicas), 'replica')} in sync",
-                        {
-                            "group": name,
-                            "inSync": group.in_sync,
-                            "replicas": len(group.replicas),
-                        },
-                    )
-                )
+                count = len(group.replicas)
+                text = f"{name}: {group.in_sync} of {counted(count, 'replica')} in sync"
+                self._report("set_changed", text, group=name, inSync=group.in_sync, replicas=count)
 
     def _write(self) -> None:
         if not self.whole:
@@ -424,7 +411,7 @@ class LocalCluster:
                 # one that died would not be started again.
                 if not self._is_stale:
                     text = f"{self.layout.cluster_file} is not up to date: {exc.strerror}"
-                    self._reporter.report(ClusterEvent("cluster_file_stale", text, bad=True))
+                    self._report("cluster_file_stale", text, bad=True)
                 self._is_stale = True
                 return
             self._is_stale = False

@@ -1,8 +1,9 @@
-"""How `mqctl up` talks to a running `batonmq up`: one JSON object and its answer, a line each, over
-the socket `run/up.sock` (mode 0600).
+"""How `mqctl up` and `mqctl secure` talk to a running `batonmq up`: one JSON object and its answer,
+a line each, over the socket `run/up.sock` (mode 0600).
 
 `{"do": "add", "group": "broker-a"}` ("": a new group) and `{"do": "remove", "address": …}` are
-answered with `name`, `address` and `group` of the broker, or with `error`.
+answered with `name`, `address` and `group` of the broker, `{"do": "secure", "stage": …}` with
+`stage`; each with `error` if it was not done.
 """
 
 from __future__ import annotations

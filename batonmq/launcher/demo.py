@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import uvloop
-
 from batonmq.client.consumer.listener import ConsumeContext
 from batonmq.client.consumer.options import ConsumeFromWhere, PushConsumerOptions
 from batonmq.client.consumer.pull_consumer import PullConsumer
@@ -88,12 +86,8 @@ def free_base_port(replicas: int) -> int:
     raise StartError("no free range of ports was found: name one with --base-port")
 
 
-def run_demo(options: DemoOptions, fork_server: ForkServer) -> int:
+async def run_demo(options: DemoOptions, fork_server: ForkServer) -> int:
     """Runs it; 0 if nothing was lost, 1 otherwise. Raises StartError."""
-    return uvloop.run(_demo(options, fork_server))
-
-
-async def _demo(options: DemoOptions, fork_server: ForkServer) -> int:
     reporter: Reporter = JsonReporter(sys.stdout) if options.as_json else LineReporter(sys.stdout)
     base_port = options.base_port or free_base_port(options.replicas)
     layout = plan(options.data_dir, replicas=options.replicas, base_port=base_port)
@@ -148,6 +142,7 @@ class Demo:
         )
         consumer.subscribe(TOPIC)
         async with producer:
+            # The topic exists before the first kill, so no gap is the time to create it.
             await producer.send(Message.of(TOPIC, b"warm-up", keys="warm-up"))
             async with consumer:
                 senders = [
@@ -192,12 +187,12 @@ class Demo:
         assert pid is not None, "the recorded master has no process"
         killed_ms = wall_ms()
         killed_at = boot_s()
-        self._reporter.report(
-            ClusterEvent(
-                "kill",
-                f"kill -9 number {number}: the master {node.name} at {address} (pid {pid})",
-                {"number": number, "address": address, "pid": pid},
-            )
+        self._report(
+            "kill",
+            f"kill -9 number {number}: the master {node.name} at {address} (pid {pid})",
+            number=number,
+            address=address,
+            pid=pid,
         )
         os.kill(pid, signal.SIGKILL)
         await self._await_failover(number, address, killed_ms, killed_at)
@@ -207,7 +202,10 @@ class Demo:
         self, number: int, old_master: str, killed_ms: int, killed_at: float
     ) -> None:
         await self._until(
-            lambda: self._tally.last_ack > killed_at + 0.001, 30.0, "a write is acked"
+            # An acknowledgement that was on its way at the kill shows no new master.
+            lambda: self._tally.last_ack > killed_at + 0.001,
+            30.0,
+            "a write is acked",
         )
         gap_ms = (self._tally.last_ack - killed_at) * 1000
         await self._until(
@@ -219,17 +217,8 @@ class Demo:
         text = f"first acknowledged write {gap_ms:.0f} ms after the kill"
         if story is not None:
             text += "\n" + "\n".join(f"          {line}" for line in lines(story))
-        self._reporter.report(
-            ClusterEvent(
-                "failover",
-                text,
-                {
-                    "number": number,
-                    "gapMs": round(gap_ms, 1),
-                    "timeline": document(story) if story else None,
-                },
-            )
-        )
+        timeline = document(story) if story else None
+        self._report("failover", text, number=number, gapMs=round(gap_ms, 1), timeline=timeline)
 
     async def _restart(self, name: str, killed_ms: int) -> None:
         await self._cluster.children.start(name)
@@ -238,13 +227,8 @@ class Demo:
         )
         rejoin = await self._story(killed_ms, lambda found: True)
         cut = rejoin.truncated_bytes if rejoin else 0
-        self._reporter.report(
-            ClusterEvent(
-                "rejoined",
-                f"{name} is back in the set; it truncated {cut} unacknowledged bytes and caught up",
-                {"name": name, "truncatedBytes": cut},
-            )
-        )
+        text = f"{name} is back in the set; it truncated {cut} unacknowledged bytes and caught up"
+        self._report("rejoined", text, name=name, truncatedBytes=cut)
 
     async def _story(self, since_ms: int, complete: Callable[[Story], bool]) -> Story | None:
         """The latest election since `since_ms`; waits a moment for reports still under way."""
@@ -259,6 +243,9 @@ class Demo:
                 break
             await asyncio.sleep(0.05)
         return story
+
+    def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
+        self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
 
     async def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = boot_s() + seconds
@@ -297,7 +284,7 @@ class Demo:
         if unread:
             text += f"\nnot consumed in time: {unread}"
         bad = bool(lost or unread)
-        self._reporter.report(ClusterEvent("verdict", text, fields, bad=bad))
+        self._report("verdict", text, bad=bad, **fields)
         return 1 if bad else 0
 
 

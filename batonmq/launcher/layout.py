@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 if TYPE_CHECKING:
     from batonmq.auth.signature import Credentials
@@ -62,16 +62,44 @@ class LayoutError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class NameServerNode:
-    """A name server process and its embedded controller, if it has one."""
+class NodeFiles:
+    """What both kinds of nodes have."""
 
     index: int
     port: int
-    controller_id: str | None
     data_dir: Path
     config: Path
     pid_file: Path
-    host: str = HOST
+    host: str = field(default=HOST, kw_only=True)
+
+    MODULE: ClassVar[str]
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def metrics_port(self) -> int:
+        return self.port + 5
+
+    @property
+    def python_file(self) -> Path:
+        """Names the interpreter of another installation, while `mqctl roll` goes over to it."""
+        return self.config.with_suffix(PYTHON_SUFFIX)
+
+    @property
+    def argv(self) -> list[str]:
+        files = ["-c", str(self.config), "--pid-file", str(self.pid_file)]
+        return [sys.executable, "-P", "-m", self.MODULE, *files]
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerNode(NodeFiles):
+    """A name server process and its embedded controller, if it has one."""
+
+    controller_id: str | None
+
+    MODULE: ClassVar[str] = "batonmq.namesrv.main"
 
     @property
     def name(self) -> str:
@@ -82,10 +110,6 @@ class NameServerNode:
         """In its certificate."""
         own = f"namesrv/{self.name}"
         return (own, f"controller/{self.controller_id}") if self.controller_id else (own,)
-
-    @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
 
     @property
     def controller_address(self) -> str:
@@ -99,31 +123,12 @@ class NameServerNode:
     def ports(self) -> tuple[int, ...]:
         return tuple(self.port + step for step in ((0, 2, 3, 4) if self.controller_id else (0,)))
 
-    @property
-    def metrics_port(self) -> int:
-        return self.port + 5
-
-    @property
-    def python_file(self) -> Path:
-        """Names the interpreter of another installation, while `mqctl roll` goes over to it."""
-        return self.config.with_suffix(PYTHON_SUFFIX)
-
-    @property
-    def argv(self) -> list[str]:
-        return _argv("batonmq.namesrv.main", self.config, self.pid_file)
-
 
 @dataclass(frozen=True, slots=True)
-class BrokerNode:
-    """A broker process."""
-
-    index: int
+class BrokerNode(NodeFiles):
     group: str
-    port: int
-    data_dir: Path
-    config: Path
-    pid_file: Path
-    host: str = HOST
+
+    MODULE: ClassVar[str] = "batonmq.broker.main"
 
     @property
     def name(self) -> str:
@@ -135,10 +140,6 @@ class BrokerNode:
         return (f"broker/{self.group}/{self.index}",)
 
     @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
     def ha_address(self) -> str:
         return f"{self.host}:{self.port + 1}"
 
@@ -146,25 +147,8 @@ class BrokerNode:
     def ports(self) -> tuple[int, ...]:
         return (self.port - 2, self.port, self.port + 1)
 
-    @property
-    def metrics_port(self) -> int:
-        return self.port + 5
-
-    @property
-    def python_file(self) -> Path:
-        """Names the interpreter of another installation, while `mqctl roll` goes over to it."""
-        return self.config.with_suffix(PYTHON_SUFFIX)
-
-    @property
-    def argv(self) -> list[str]:
-        return _argv("batonmq.broker.main", self.config, self.pid_file)
-
 
 Node = NameServerNode | BrokerNode
-
-
-def _argv(module: str, config: Path, pid_file: Path) -> list[str]:
-    return [sys.executable, "-P", "-m", module, "-c", str(config), "--pid-file", str(pid_file)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +273,7 @@ def plan(
     controllers = last.controllers if controllers is None else controllers
     base_port = last.base_port if base_port is None else base_port
     if replicas is None and groups is None and last.brokers:
+        # As they are: after `mqctl up` groups may differ in size.
         numbers = list(last.brokers)
     else:
         names = last.groups if groups is None else new_groups(groups)
@@ -298,14 +283,7 @@ def plan(
     return Layout(
         data_dir,
         tuple(
-            NameServerNode(
-                i,
-                base_port + 100 * i,
-                f"n{i}",
-                data_dir / f"namesrv-{i}",
-                data_dir / "conf" / f"namesrv-{i}.yaml",
-                data_dir / "run" / f"namesrv-{i}.pid",
-            )
+            NameServerNode(i, base_port + 100 * i, *_files(data_dir, f"namesrv-{i}"), f"n{i}")
             for i in range(controllers)
         ),
         tuple(_broker(data_dir, base_port, number, group) for number, group in numbers),
@@ -315,14 +293,13 @@ def plan(
 
 
 def _broker(data_dir: Path, base_port: int, number: int, group: str) -> BrokerNode:
-    return BrokerNode(
-        number,
-        group,
-        base_port + 1035 + 100 * number,
-        data_dir / f"broker-{number}",
-        data_dir / "conf" / f"broker-{number}.yaml",
-        data_dir / "run" / f"broker-{number}.pid",
-    )
+    port = base_port + 1035 + 100 * number
+    return BrokerNode(number, port, *_files(data_dir, f"broker-{number}"), group)
+
+
+def _files(data_dir: Path, name: str) -> tuple[Path, Path, Path]:
+    """Data folder, settings and pid file of a process."""
+    return data_dir / name, data_dir / "conf" / f"{name}.yaml", data_dir / "run" / f"{name}.pid"
 
 
 def grown(
@@ -465,6 +442,7 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
     if layout.secure != "disabled" or "tls" in layout.overrides:
         sections["tls"] = _tls_of(layout, node)
     for section, values in layout.overrides.items():
+        # Sections of the other kind of process are left out: it would refuse them.
         if section in sections or section == "auth":
             sections.setdefault(section, {}).update(values)
     return sections

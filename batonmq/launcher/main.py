@@ -23,10 +23,8 @@ from batonmq.launcher.layout import DEFAULT_BASE_PORT, DEFAULT_WATCHDOG_S, LEAST
 from batonmq.runtime.extras import need_server
 
 if TYPE_CHECKING:
-    from batonmq.runtime.tls import Mode
-
-if TYPE_CHECKING:
     from batonmq.launcher.forks import ForkServer
+    from batonmq.runtime.tls import Mode
 
 SERVERS = {
     "controller": "batonmq.controller.main",
@@ -114,6 +112,8 @@ def up(
     """
     _need_server_extra()
     fork_server = _begin_to_load()
+    import uvloop
+
     from batonmq.launcher import preparation
     from batonmq.launcher.layout import LayoutError, plan
     from batonmq.launcher.up import run_up
@@ -139,7 +139,9 @@ def up(
     watchdog_s = watchdog if respawn else 0.0
     try:
         sys.exit(
-            run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
+            uvloop.run(
+                run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
+            )
         )
     except preparation.StartError as exc:
         click.echo(f"batonmq up: {exc}", err=True)
@@ -163,6 +165,8 @@ def demo(
     """Kill the master under load, and count what was lost."""
     _need_server_extra()
     fork_server = _begin_to_load()
+    import uvloop
+
     from batonmq.launcher.demo import DemoOptions, run_demo
     from batonmq.launcher.preparation import StartError
 
@@ -178,7 +182,7 @@ def demo(
             as_json=as_json,
         )
         try:
-            code = run_demo(options, fork_server)
+            code = uvloop.run(run_demo(options, fork_server))
         except StartError as exc:
             click.echo(f"batonmq demo: {exc}", err=True)
             code = exc.exit_code

@@ -221,7 +221,7 @@ def write_configs(layout: Layout) -> None:
     """Writes every node's file, and the controllers' password and certificates where there are none
     yet.
 
-    Raises OSError (no right, no room) as it comes, and TlsError.
+    Raises OSError (no right, no disk space) as it comes, and TlsError.
     """
     if layout.controllers and not layout.raft_password_file.exists():
         layout.raft_password_file.parent.mkdir(parents=True, exist_ok=True)

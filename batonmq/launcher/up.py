@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import sys
 
-import uvloop
-
 from batonmq.launcher.cluster import LocalCluster, stop_event
 from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import Layout
 
 
-def run_up(
-    layout: Layout,
-    fork_server: ForkServer,
-    *,
-    respawn: bool,
-    watchdog_s: float,
-    as_json: bool,
-) -> int:
-    """Runs the cluster until SIGTERM or ctrl-C; the exit code. Raises StartError."""
-    return uvloop.run(
-        _up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
-    )
-
-
-async def _up(
+async def run_up(
     layout: Layout, fork_server: ForkServer, *, respawn: bool, watchdog_s: float, as_json: bool
 ) -> int:
+    """Runs the cluster until SIGTERM or ctrl-C; the exit code. Raises StartError."""
     stop = stop_event()
     if not as_json and sys.stdout.isatty():
         from batonmq.launcher.live_view import LiveView  # rich takes long to load

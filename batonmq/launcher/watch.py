@@ -104,8 +104,7 @@ def _group(name: str, info: ReplicasInfo) -> GroupView:
             replica.broker_id, "MASTER" if is_master else "SLAVE", in_sync, replica.alive
         )
 
-    members = [(replica, True) for replica in info.in_sync_replicas]
-    members += [(replica, False) for replica in info.not_in_sync_replicas]
+    members = [(replica, replica in info.in_sync_replicas) for replica in info.replicas]
     # An earlier replica of an address stays on record until it is forgotten: the living one counts.
     members.sort(key=lambda member: (member[0].alive, member[1]))
     replicas = {

@@ -106,6 +106,7 @@ def next_node(
 def _place(findings: Findings, node: RollNode) -> tuple[object, ...]:
     if node.kind == "broker":
         return (0, node.group, is_master(findings, node), node.address)
+    # Last: its successor would else be restarted, too, and lead for a moment only.
     leads = bool(node.controller) and node.controller == findings.leader
     return (1, leads, node.kind, node.address)
 
@@ -140,6 +141,7 @@ def check_may_restart(findings: Findings, nodes: Sequence[RollNode], node: RollN
     """Raises Doubt if the cluster is not whole, or `node` must not be restarted now: a group would
     lose its last copy in sync, the controllers their majority, clients their last name server."""
     check_whole(findings)
+    # Of its kind only: separate controllers are no name servers.
     peers = [_as_evidence(each) for each in nodes if each.kind == node.kind]
     evidence = Evidence(
         0,

@@ -6,6 +6,7 @@ _DOUBLINGS_MAX: Final = 32
 
 
 def pause_ms(first_ms: int, max_ms: int, failures: int) -> int:
+    # The limit of the shift: the number would grow with each failure for days.
     return min(first_ms << min(failures - 1, _DOUBLINGS_MAX), max_ms)
 
 

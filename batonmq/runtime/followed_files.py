@@ -67,12 +67,15 @@ class FollowedFiles(Generic[T]):
 
     def _poll(self) -> None:
         try:
-            # Refused ones are read again: what was wrong may not show in the files' stamp, as their
-            # mode, or that this process had no descriptor left.
-            if self.refusal or stamp_of(self._paths) != self._stamp:
-                self.reload()
+            self.reload_if_changed()
         finally:  # R54: also after an unexpected error
             self.watch()
+
+    def reload_if_changed(self) -> None:
+        # Refused ones are read again: what was wrong may not show in the files' stamp, as their
+        # mode, or that this process had no descriptor left.
+        if self.refusal or stamp_of(self._paths) != self._stamp:
+            self.reload()
 
     def reload(self) -> bool:
         """Reads the files again. Returns False if they are unusable; then the former ones stay."""

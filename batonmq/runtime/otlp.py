@@ -164,6 +164,7 @@ class _Batch:
             bound = dict(_LABEL.findall(labels))["le"]
             if bound != "+Inf":
                 histogram.explicit_bounds.append(float(bound))
+            # On the page a bucket includes the lower ones, in OTLP it counts alone.
             histogram.bucket_counts.append(int(value) - self._below)
             self._below = int(value)
         elif name.endswith("_sum"):

@@ -84,6 +84,7 @@ def _escaped(value: str) -> str:
 
 def _continues(line: str) -> bool:
     backslashes = len(line) - len(line.rstrip("\\"))
+    # An even number: each escapes the next one.
     return backslashes % 2 == 1
 
 

@@ -103,6 +103,7 @@ class RuntimeSettings(Generic[C]):
         async with self._one_at_a_time:
             change = self.plan(text)
             try:
+                # On the disk first: a restart must not undo what was answered as changed.
                 await asyncio.to_thread(self.keep, change)
             except OSError as error:
                 raise BrokerRefusal(

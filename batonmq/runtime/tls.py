@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 import msgspec
 
 from batonmq.protocol.errors import BatonError
-from batonmq.runtime.followed_files import FollowedFiles, stamp_of
+from batonmq.runtime.followed_files import FollowedFiles
 from batonmq.runtime.section import Section
 
 log = logging.getLogger(__name__)
@@ -195,6 +195,7 @@ def _context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_SUITES)
+    # Compression shows secrets by their sizes; peers could demand handshakes without end.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     return context
 
@@ -204,23 +205,20 @@ def _trust(context: ssl.SSLContext, path: str) -> None:
         context.load_default_certs()
         return
     try:
-        context.load_verify_locations(_expanded(path))
+        context.load_verify_locations(os.path.expanduser(path))
     except (OSError, ValueError) as error:
         raise TlsError(path, f"no certificates of an authority: {tls_reason(error)}") from error
 
 
 def _show(context: ssl.SSLContext, cert: str, key: str, password: str) -> None:
+    paths = os.path.expanduser(cert), os.path.expanduser(key or cert)
     try:
         # Without a callback OpenSSL would ask for the password on the terminal.
-        context.load_cert_chain(_expanded(cert), _expanded(key or cert), lambda: password)
+        context.load_cert_chain(*paths, lambda: password)
     except (OSError, ValueError) as error:
         raise TlsError(
             f"{cert} and {key or cert}", f"no certificate with its key: {tls_reason(error)}"
         ) from error
-
-
-def _expanded(path: str) -> str:
-    return os.path.expanduser(path)
 
 
 def tls_reason(error: BaseException) -> str:
@@ -320,24 +318,18 @@ class Dialling(Protocol):
     def dials(self) -> ssl.SSLContext | None: ...
 
 
-class DialTls:
-    """A client's. Follows its files: what is no good is left out. Raises TlsError."""
+class DialTls(FollowedFiles[ssl.SSLContext]):
+    """A client's, which has no timer: it looks at its files before each connection. Raises
+    TlsError."""
 
     def __init__(self, client: ClientTls) -> None:
-        self._client = client
-        self._paths = (client.trust_cert_path, client.cert_path, client.key_path)
-        self._stamp = stamp_of(self._paths)
-        self._context = client_context(client)
+        paths = (client.trust_cert_path, client.cert_path, client.key_path)
+        super().__init__("tls", paths, lambda: client_context(client))
 
     @property
-    def dials(self) -> ssl.SSLContext | None:
-        if (stamp := stamp_of(self._paths)) != self._stamp:
-            self._stamp = stamp
-            try:
-                self._context = client_context(self._client)
-            except TlsError as error:
-                log.warning("files_not_reloaded name=tls reason=%s", error)
-        return self._context
+    def dials(self) -> ssl.SSLContext:
+        self.reload_if_changed()
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +474,6 @@ def read_pem(path: str) -> bytes:
     if not path:
         return b""
     try:
-        return Path(_expanded(path)).read_bytes()
+        return Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         raise TlsError(path, error.strerror or str(error)) from error

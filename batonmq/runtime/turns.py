@@ -6,6 +6,7 @@ pauses."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
@@ -90,6 +91,14 @@ async def result_of(work: Generator[object, None, T]) -> T:
         except StopIteration as end:
             return cast(T, end.value)
         await asyncio.sleep(0)
+
+
+async def is_set_within(event: asyncio.Event, limit_s: float) -> bool:
+    """Waits for the event, at most so long; returns whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    return event.is_set()
 
 
 async def in_slices(step: Callable[[], bool]) -> None:

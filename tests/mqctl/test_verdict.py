@@ -271,7 +271,7 @@ def test_what_a_broker_says_of_its_disk_is_not_contradicted_by_free_space() -> N
     space: dict[str, Any] = {"folder": "/d", "disk_bytes": 1 << 30}
 
     def cause(free: int, *told: str, **facts: Any) -> str:
-        node = replace(evidence.nodes[0], told=told, free_bytes=free, **space, **facts)
+        node = replace(evidence.nodes[0], problems=told, free_bytes=free, **space, **facts)
         judged = judge(replace(evidence, now_ms=NOW, nodes=(node, *evidence.nodes[1:])))
         return next((each.cause for each in judged.causes if each.incident == "disk-full"), "")
 
@@ -531,7 +531,7 @@ def test_an_unread_log_without_its_id_is_no_empty_store(folders: list[Path]) -> 
 
 def test_a_broker_whose_disk_is_full_would_not_come_back_from_a_restart() -> None:
     evidence = live((1, 2, 3), {1, 2, 3})
-    slave = replace(evidence.nodes[1], told=("its disk is full: [Errno 28]",))
+    slave = replace(evidence.nodes[1], problems=("its disk is full: [Errno 28]",))
     assert not may_restart(evidence, slave).allowed
 
 
@@ -661,18 +661,18 @@ def test_messages_that_wait_for_ever_are_named(
 @pytest.mark.parametrize(
     ("at", "fields", "expected"),
     [
-        (0, {"told": ("refuses writes: its lease ended",)}, "lease-lost"),
-        (0, {"told": ("refuses writes: minInSyncReplicas is 2",)}, "too-few-in-sync"),
-        (0, {"told": ("refuses writes: a sync failed",)}, "refuses-writes"),
-        (0, {"told": ("has set messages aside: 3",)}, "messages-aside"),
+        (0, {"problems": ("refuses writes: its lease ended",)}, "lease-lost"),
+        (0, {"problems": ("refuses writes: minInSyncReplicas is 2",)}, "too-few-in-sync"),
+        (0, {"problems": ("refuses writes: a sync failed",)}, "refuses-writes"),
+        (0, {"problems": ("has set messages aside: 3",)}, "messages-aside"),
         (0, {"report": {"timerOffsetBehind": "20000"}}, "timers-behind"),
-        (1, {"told": ("is not registered: another has its id",)}, "not-registered"),
-        (1, {"told": ("its log is suspect: another boot",)}, "log-suspect"),
-        (1, {"told": ("its disk is full: [Errno 28]",)}, "disk-full"),
-        (1, {"report": {"a": "b"}, "told": ("does not join yet: a queue",)}, "slave-stuck"),
+        (1, {"problems": ("is not registered: another has its id",)}, "not-registered"),
+        (1, {"problems": ("its log is suspect: another boot",)}, "log-suspect"),
+        (1, {"problems": ("its disk is full: [Errno 28]",)}, "disk-full"),
+        (1, {"report": {"a": "b"}, "problems": ("does not join yet: a queue",)}, "slave-stuck"),
         (
             1,
-            {"report": {"a": "b"}, "told": ("cannot follow its master: no answer",)},
+            {"report": {"a": "b"}, "problems": ("cannot follow its master: no answer",)},
             "peers-cut",
         ),
         (1, {"read_only": True, "folder": "/d"}, "disk-read-only"),

@@ -53,6 +53,7 @@ class ClusterAdmin:
         found: dict[str, str] = {}
         for name, data in sorted(info.broker_addr_table.items()):
             address = data.broker_addrs.get(MASTER_ID)
+            # Not left out: a change would be missing in that group once it has a master again.
             if address is None:
                 raise NoMasterError(name)
             found[name] = address

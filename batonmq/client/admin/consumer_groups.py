@@ -134,6 +134,7 @@ class ConsumerGroupAdmin:
         """Client ids of the members that any master knows now, ascending."""
         members: set[str] = set()
         for address in (await self._cluster.masters()).values():
+            # Not by `ask`: a broker that does not know the group refuses, and has no members of it.
             request = RemotingCommand.request(
                 RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
             )
@@ -158,15 +159,15 @@ class ConsumerGroupAdmin:
         None without members."""
         found: ConsumerConnection | None = None
         for address in (await self._cluster.masters()).values():
-            request = RemotingCommand.request(
-                RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group}
+            reply = await self._requests.ask(
+                address,
+                RequestCode.GET_CONSUMER_CONNECTION_LIST,
+                {"consumerGroup": group},
+                "members",
+                also=frozenset({ResponseCode.CONSUMER_NOT_ONLINE}),
             )
-            remoting = self._requests.client.remoting
-            reply = await remoting.invoke(address, request, self._requests.timeout_ms)
             if reply.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 continue
-            if reply.code != ResponseCode.SUCCESS:
-                raise ResponseError(reply.code, reply.remark, address)
             here = ConsumerConnection.decode(reply.body)
             if found is None:
                 found = here
@@ -218,6 +219,7 @@ class ConsumerGroupAdmin:
             except ResponseError as error:
                 if error.code != ResponseCode.TOPIC_NOT_EXIST:
                     raise
+                # A topic need not be in every group.
                 without.append(name)
                 continue
             offsets |= ResetOffsetBody.decode(reply.body).offset_table

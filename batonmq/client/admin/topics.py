@@ -196,6 +196,7 @@ class TopicAdmin:
             known = await asyncio.gather(*(self.config(a, topic) for a in targets.values()))
             if not any(known):
                 raise ClientError(f"no topic {topic} in cluster {cluster}: nothing was deleted")
+        # First the masters: a name server would get the topic back with a registration of theirs.
         for address in targets.values():
             await requests.ask(
                 address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}, "deleting a topic"

@@ -24,7 +24,7 @@ from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
-from batonmq.runtime.turns import gather_some, in_turns
+from batonmq.runtime.turns import gather_some, in_turns, is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -139,9 +139,7 @@ class LitePullConsumer(PullConsumer):
         self._moved = {}
         if self._shared and not self._positions:
             self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_ms / 1000):
-                    await self._changed.wait()
+            await is_set_within(self._changed, timeout_ms / 1000)
         if self._shared and not self._positions:
             return []
         return await super().poll(timeout_ms, max_messages=max_messages)

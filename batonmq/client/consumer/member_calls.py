@@ -60,6 +60,7 @@ async def answer(state: MemberState, request: RemotingCommand) -> RemotingComman
 
 async def _reset(state: MemberState, request: RemotingCommand) -> None:
     """220: moves the queues that this member holds to the given offsets."""
+    # Queues of other members come too: the broker sends one table to all of them.
     for queue, offset in ResetOffsetBody.decode(request.body).offset_table.items():
         reader = state.readers.get(queue)
         if reader is not None:

@@ -1,7 +1,6 @@
 """The members of a consumer group, as its brokers report them, and when to rebalance."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
 from batonmq.client.consumer.queue_calls import QueueCalls
@@ -9,6 +8,7 @@ from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.turns import is_set_within
 
 _CALL_MS = 3_000
 _UNSETTLED_MS = 1_000
@@ -68,9 +68,7 @@ class Rebalances:
         """Rebalances until it is cancelled. `settled`: whether the last one was complete."""
         while True:
             pause_ms = self._period_ms if settled else _UNSETTLED_MS
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_ms / 1000):
-                    await self._wanted.wait()
+            await is_set_within(self._wanted, pause_ms / 1000)
             settled = await rebalance()
 
 

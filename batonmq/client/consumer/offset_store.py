@@ -124,6 +124,7 @@ class RemoteOffsetStore(OffsetStore):
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Stores the offsets of these queues for the next owner, then forgets them."""
+        # Short: closing waits for it, and what is not stored is read again by the next owner.
         deadline_ms = boot_ms() + 1000
         async for queue in in_turns(sorted(queues)):
             offset = self._offsets.get(queue)

@@ -20,6 +20,7 @@ from batonmq.client.errors import UnsupportedByBrokerError
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
 from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.turns import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -199,11 +200,7 @@ class OrderlyService(ConsumeService):
                 replace(message, reconsume_times=message.reconsume_times + 1)
             )
         process_queue.put_back(batch)
-        try:
-            async with asyncio.timeout(self._options.orderly_suspend_ms / 1000):
-                await self._closing.wait()
-        except TimeoutError:
-            return
+        await is_set_within(self._closing, self._options.orderly_suspend_ms / 1000)
 
 
 def _by_broker(readers: Sequence[QueueReader]) -> dict[tuple[str, str], list[QueueReader]]:

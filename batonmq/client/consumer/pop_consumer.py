@@ -93,7 +93,7 @@ class PopConsumer(Receiver):
             names = sorted(route.masters())
             if not names:
                 raise NoMasterError(topic, "its route names none")
-            turn = next(self._turns) % max(len(names), 1)
+            turn = next(self._turns) % len(names)
             for name in names[turn:] + names[:turn]:
                 messages = await self._pop(
                     subscription,

@@ -5,7 +5,6 @@ Origin: DefaultMQPullConsumer, DefaultLitePullConsumer (assign mode).
 """
 
 import asyncio
-import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -30,7 +29,7 @@ from batonmq.client.instance.connections import ClientOptions
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.runtime.clock import boot_ms, wall_ms
-from batonmq.runtime.turns import GATHERED_AT_ONCE, Pace, gather_some, in_turns
+from batonmq.runtime.turns import GATHERED_AT_ONCE, Pace, gather_some, in_turns, is_set_within
 
 
 class PullConsumer(Receiver):
@@ -256,9 +255,7 @@ class PullConsumer(Receiver):
             left_ms = deadline_ms - boot_ms()
             if left_ms <= 0:
                 return []
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_ms / 1000):
-                    await self._changed.wait()
+            await is_set_within(self._changed, left_ms / 1000)
 
     async def _start_fetches(self, max_messages: int) -> None:
         """Starts a fetch for each due queue, a few per turn."""
@@ -314,8 +311,8 @@ class PullConsumer(Receiver):
         taken: list[MessageExt] = []
         while self._ready and len(taken) < max_messages:
             queue = next(iter(self._ready))
-            messages, room = self._ready[queue], max_messages - len(taken)
-            part, rest = messages[:room], messages[room:]
+            messages, left = self._ready[queue], max_messages - len(taken)
+            part, rest = messages[:left], messages[left:]
             taken += part
             self._move(queue, part[-1].queue_offset + 1)
             if rest:

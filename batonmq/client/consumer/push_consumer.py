@@ -153,6 +153,7 @@ class PushConsumer(Subscriber):
                     log.warning("topic_awaited group=%s reason=%s", self.group, error)
             else:
                 await self._calls.check_subscription(self.group, self._subscriptions[topic])
+        # Before the rebalance: brokers list only members whose heartbeat they have.
         await self._client.heartbeats.send()
         settled = await self._rebalance()
         self._tasks = [

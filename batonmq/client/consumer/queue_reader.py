@@ -8,7 +8,7 @@ DefaultMQPushConsumerImpl.pullMessage.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.offset_store import OffsetStore
@@ -28,6 +28,7 @@ from batonmq.protocol.errors import (
 )
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.turns import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class QueueReader:
             # Before the checks: a change between them and the wait wakes it at once.
             self._wake.clear()
             if self._shared.orderly and self.process_queue.locked_until_ms <= boot_ms():
-                await self._wait_for_lock(_LOCK_PAUSE_MS)
+                await is_set_within(self._wake, _LOCK_PAUSE_MS / 1000)
                 continue
             reason = self.process_queue.flow_reason(
                 self._options.limits, orderly=self._shared.orderly
@@ -171,13 +172,6 @@ class QueueReader:
             self._flow_controlled += 1
             await self._wake.wait()
 
-    async def _wait_for_lock(self, timeout_ms: int) -> None:
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-
     async def _pull(self, address: str, subscription: SubscriptionData) -> PullResult:
         suggested = self._suggested_id
         if suggested:
@@ -189,6 +183,15 @@ class QueueReader:
         self._suggested_id = result.suggest_broker_id
         return result
 
+    def _request(self, subscription: SubscriptionData) -> PullRequest:
+        return PullRequest(
+            group=self._shared.group,
+            queue=self.queue,
+            offset=self.process_queue.next_offset,
+            subscription=subscription,
+            max_messages=self._options.batch,
+        )
+
     async def _pull_at_slave(
         self, broker_id: int, subscription: SubscriptionData
     ) -> PullResult | None:
@@ -197,14 +200,7 @@ class QueueReader:
         address = slave_address(route.brokers.get(self.queue.broker_name, {}), broker_id)
         if address is None:
             return None
-        request = PullRequest(
-            group=self._shared.group,
-            queue=self.queue,
-            offset=self.process_queue.next_offset,
-            subscription=subscription,
-            max_messages=self._options.batch,
-            read_replica=True,
-        )
+        request = replace(self._request(subscription), read_replica=True)
         try:
             reply = await self._client.remoting.invoke(
                 address, request.command(), self._options.timeout_ms
@@ -220,12 +216,8 @@ class QueueReader:
 
     async def _pull_at_master(self, address: str, subscription: SubscriptionData) -> PullResult:
         options = self._options
-        request = PullRequest(
-            group=self._shared.group,
-            queue=self.queue,
-            offset=self.process_queue.next_offset,
-            subscription=subscription,
-            max_messages=options.batch,
+        request = replace(
+            self._request(subscription),
             suspend_ms=options.suspend_ms,
             commit_offset=self._offsets.known(self.queue) if self._shared.commits else None,
         )

@@ -170,6 +170,7 @@ class NameServers:
         """Sends the request to every name server at once; returns address -> reply or error."""
 
         async def one(index: int) -> RemotingCommand | Exception:
+            # One for each server: a request has one id, by which its reply is found.
             request = RemotingCommand.request(request_of.code, request_of.ext, request_of.body)
             try:
                 return await self._ask(index, request, deadline_ms, last=True)

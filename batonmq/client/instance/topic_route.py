@@ -60,12 +60,10 @@ def route_for_new_topic(topic: str, template: TopicRouteData, queue_nums: int) -
     Each broker creates min(`queue_nums`, the template's queues) queues.
     """
     route = topic_route(topic, template)
-    return TopicRoute(
-        topic=topic,
+    return replace(
+        route,
         publish_queues=tuple(q for q in route.publish_queues if q.queue_id < queue_nums),
         subscribe_queues=tuple(q for q in route.subscribe_queues if q.queue_id < queue_nums),
-        brokers=route.brokers,
-        clusters=route.clusters,
     )
 
 
@@ -114,6 +112,7 @@ class MasterHints:
         """The address does not reply: drops its hints."""
         for name, hint in list(self._hints.items()):
             if hint.address == address:
+                # Its epoch stays, so that an older hint cannot take its place.
                 self._hints[name] = replace(hint, until_ms=0)
 
     def applied_to(self, route: TopicRoute, now_ms: int) -> TopicRoute:

@@ -89,7 +89,7 @@ class OpenRequests:
         self._client = client
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
         # Master -> the connection over which it got this client's heartbeat.
-        self._told: dict[str, Connection] = {}
+        self._announced: dict[str, Connection] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -122,7 +122,7 @@ class OpenRequests:
             address
             for address in route.masters().values()
             if (known := remoting.live_connection(address)) is None
-            or self._told.get(address) is not known
+            or self._announced.get(address) is not known
         ]
         if not news:
             return
@@ -130,4 +130,4 @@ class OpenRequests:
         for address in news:
             connection = remoting.live_connection(address)
             if connection is not None:
-                self._told[address] = connection
+                self._announced[address] = connection

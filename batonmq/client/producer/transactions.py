@@ -190,6 +190,7 @@ class TransactionProducer(Producer):
             log.warning("transaction_check_unreadable address=%s reason=%s", address, error)
             return
         if message.properties.get(names.PGROUP) == self.group:
+            # A check may take long, and the connection's other frames must not wait for it.
             self._client.spawn(self._answer(message, request, address))
 
     async def _answer(self, message: MessageExt, request: RemotingCommand, address: str) -> None:

@@ -77,6 +77,7 @@ class BenchLoad:
         while (now := boot_s()) < end:
             if self._rate is not None:
                 due = began + self._begun / self._rate
+                # Before the pause: the other lanes must not wait for the same moment.
                 self._begun += 1
                 if due > now:
                     await asyncio.sleep(due - now)

@@ -87,6 +87,7 @@ def _parts(evidence: Evidence, verdict: dict[str, Any]) -> Iterator[tuple[str, b
     for node in evidence.nodes:
         name = Path(node.name).name.replace(":", "-")
         folder = Path(node.folder)
+        # A process of another host: its files are not here.
         if not node.folder:
             continue
         yield from _tail(f"logs/{name}.log", folder / "process.log", LOG_BYTES)

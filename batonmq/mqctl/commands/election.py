@@ -147,6 +147,7 @@ async def move_away(
     was_master, master = group.master_broker_id == me, group.master_broker_id
     if was_master:
         ends = [e for e in await candidates(admin, controller, name) if e.broker_id in others]
+        # The longest log: the least is left to copy while sends are held.
         heir = max(ends, key=lambda each: each.log_end or 0).broker_id
         elected = await controller.elect_master(routes[name].cluster, name, heir)
         check_elected(elected, heir)

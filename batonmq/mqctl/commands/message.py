@@ -245,6 +245,7 @@ class MessageReader:
                     return
                 if message.store_timestamp >= self._begin_ms:
                     yield message
+            # The broker would answer the same again.
             if result.next_begin_offset <= offset:
                 return
             offset = result.next_begin_offset

@@ -336,6 +336,7 @@ class RollWork:
             self.say(f"{node.name}: its master moves away")
             await move_away(self._context, self._admin, self._controller, node.address)
             findings = await self.wait(lambda found: check_may_restart(found, self.nodes, node))
+        # A controller that is back must have applied at least what was committed before.
         floor = committed_index(findings)
         began_ms = boot_ms()
         self.say(f"{node.name}: {backend.describe(node)}")

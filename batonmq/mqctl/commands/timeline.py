@@ -102,7 +102,7 @@ Events = Sequence["HistoryEvent"]
 
 
 def _why_nothing(events: Events, broker_name: str, since_ms: int | None) -> str:
-    """What is said instead of stories: silence must not look as if all were well."""
+    """What is shown without stories: an empty output would look as if nothing could be wrong."""
     known = [event for event in events if broker_name in ("", event.broker_name)]
     if not known:
         return "nothing is recorded"

@@ -127,6 +127,7 @@ class _Change:
         group, broker_id = replica_at(known, address)
         info = known.replicas_info_table[group]
         left = [r for r in info.in_sync_replicas if r.alive and r.broker_address != address]
+        # The master's setting: it is the one whose writes wait for so many members.
         config = (
             await self._admin.brokers.config(info.master_address) if info.master_address else {}
         )

@@ -151,6 +151,7 @@ async def _seen(context: CommandContext, admin: Admin, name: str) -> dict[str, U
     """The user as each broker knows it. Raises CommandFailed if none does."""
     table = (await admin.cluster.info()).broker_addr_table
     addresses = sorted({at for data in table.values() for at in data.broker_addrs.values()})
+    # Slaves, too: each broker notes only the signatures that it sees.
     answers = await context.ask_each(addresses, lambda at: admin.users.user(at, name))
     seen = {at: info for at, info in answers.items() if info is not None}
     if not seen:
@@ -340,6 +341,7 @@ def _user(name: str, users: list[UserInfo], acls: list[AclInfo]) -> User:
         raise CommandFailed(f"there is no user {name}")
     user = User(
         username=name,
+        # Brokers give no secret away, and which entry decides does not depend on it.
         password="not known here",
         user_type=info.user_type or "Normal",
         user_status=info.user_status or "enable",

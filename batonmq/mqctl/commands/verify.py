@@ -47,6 +47,7 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
     total = sum(file.stat().st_size for file in segments)
     began_s = boot_s()
     with WaitLine("") as progress:
+        # The file `abort` is there while a broker runs, and after one that was killed.
         for done in verify(segments, verdict, is_open=(log.parent / "abort").exists()):
             progress.say(f"{done >> 20} of {total >> 20} MiB, damaged: {len(verdict.damages)} ...")
             if rate is not None:

@@ -62,7 +62,7 @@ async def ask(
         a: str(answer) if isinstance(answer, BatonError) else None
         for a, answer in found.controllers.items()
     }
-    told = {
+    problems = {
         problem
         for answer in found.controllers.values()
         if not isinstance(answer, BatonError) and answer.log is not None
@@ -79,7 +79,7 @@ async def ask(
         routes=routes,
         leader=found.leader,
         controllers=answers,
-        controller_problems=tuple(sorted(told)),
+        controller_problems=tuple(sorted(problems)),
         consumers=tuple(consumers) if consumers is not None else evidence.consumers,
         sources=(*evidence.sources, *sources),
         is_live=is_live,
@@ -212,7 +212,7 @@ def _nodes(
             refused=why,
             report=report,
             due_ms=due_ms(Path(node.folder), _undelivered(report)) if node.folder else 0,
-            told=tuple(found.reported.get(address, ())),
+            problems=tuple(found.reported.get(address, ())),
         )
     return tuple(nodes.values())
 

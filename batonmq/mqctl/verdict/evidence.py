@@ -178,8 +178,8 @@ class NodeEvidence:
     asked: bool = False
     report: Mapping[str, str] = field(default_factory=dict)
     """What a broker answered of itself (request 28)."""
-    told: tuple[str, ...] = ()
-    """Its own problems, as in `mqctl health`."""
+    problems: tuple[str, ...] = ()
+    """What it reports of itself, as in `mqctl health`."""
     due_ms: int = 0
     """When the oldest delayed message that it has not delivered was due; 0: none is known."""
     store: StoreEvidence | None = None
@@ -203,6 +203,7 @@ class NodeEvidence:
     def is_hung(self) -> bool:
         """Its process runs and answers no request."""
         is_silent = self.asked and self.refused is not None
+        # Of another host: only silence says that it hangs. A refused connection says that it ended.
         if self.process is None or not self.process.pid:
             return is_silent and "no answer" in (self.refused or "")
         return self.process.stopped or is_silent
@@ -304,6 +305,7 @@ class Evidence:
 
     def id_of(self, node: NodeEvidence) -> int:
         """The broker id of a node; 0 unknown."""
+        # The record first: an emptied store has no id of its own.
         for broker_id, address in self.group(node.group).replicas.items():
             if address and address == node.address:
                 return broker_id

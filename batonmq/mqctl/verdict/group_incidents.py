@@ -77,7 +77,7 @@ def _masterless(evidence: Evidence) -> Iterator[Finding]:
             continue
         away = [i for i in group.members if i not in group.alive]
         suspects = [
-            n.name for n in evidence.brokers(group.name) if any("suspect" in t for t in n.told)
+            n.name for n in evidence.brokers(group.name) if any("suspect" in t for t in n.problems)
         ]
         nodes = [n for i in away if (n := evidence.node_of(group.name, i)) is not None]
         repairs = [start_of(evidence, node) for node in nodes]
@@ -131,7 +131,7 @@ def _slaves(evidence: Evidence) -> Iterator[Finding]:
         group, me = evidence.group(node.group), evidence.id_of(node)
         if not node.runs or not node.report or not group.master or me == group.master:
             continue
-        stuck = next((t for t in node.told if t.startswith(STUCK)), "")
+        stuck = next((t for t in node.problems if t.startswith(STUCK)), "")
         outside = me not in group.members
         if stuck:
             name = "peers-cut" if "connect" in stuck or "answer" in stuck else "slave-stuck"
@@ -154,21 +154,21 @@ def _slaves(evidence: Evidence) -> Iterator[Finding]:
 STUCK: Final = ("cannot follow its master", "gets no tables", "does not join yet")
 
 
-def _told(evidence: Evidence) -> Iterator[Finding]:
+def _reported(evidence: Evidence) -> Iterator[Finding]:
     """What running brokers report of themselves, where no recogniser above says more."""
     for node in evidence.brokers():
-        for told in node.told:
-            for begin, word, name, advice, command in TOLD:
-                if told.startswith(begin) and word in told:
+        for problem in node.problems:
+            for begin, word, name, advice, command in REPORTED:
+                if problem.startswith(begin) and word in problem:
                     fix = Repair(advice, command.format(node.address))
-                    cause = f"{node.name}: {told}"
+                    cause = f"{node.name}: {problem}"
                     yield Finding(name, node.name, cause, 0, (node.group,), (fix,))
                     break
 
 
 _STATUS: Final = "mqctl brokerStatus -b {}"
 _WAITS: Final = "see what it waits for"
-TOLD: Final = (
+REPORTED: Final = (
     ("refuses writes", "lease", "lease-lost", _WAITS, _STATUS),
     ("refuses writes", "minInSyncReplicas", "too-few-in-sync", _WAITS, _STATUS),
     ("refuses writes", "", "refuses-writes", _WAITS, _STATUS),
@@ -266,6 +266,7 @@ def _waiting(evidence: Evidence) -> Iterator[Finding]:
     """Timers, delays and half messages that a serving master does not work off."""
     now_ms = evidence.now_ms
     for node in evidence.brokers():
+        # A slave holds the same queues, and delivers nothing from them.
         if not node.runs or node.report.get("brokerRole") == "SLAVE":
             continue
         look = Repair("see whether that falls", _STATUS.format(node.address))
@@ -336,7 +337,7 @@ OF_GROUPS: Final[tuple[Recogniser, ...]] = (
     _masterless,
     _slaves,
     _cut_off,
-    _told,
+    _reported,
     _routes,
     _stories,
     _clocks,

@@ -351,19 +351,19 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
         repairs: tuple[Repair, ...]
         groups = node.groups
-        told = next(
-            (t for t in node.told if "disk is full" in t or "waits for disk space" in t), ""
+        reported = next(
+            (t for t in node.problems if "disk is full" in t or "waits for disk space" in t), ""
         )
         has_none = 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
         ended = "" if node.runs else node.log.at_its_end("No space left", "ENOSPC")
-        if told or has_none or (ended and SPACE_AGAIN not in ended):
+        if reported or has_none or (ended and SPACE_AGAIN not in ended):
             free = f"{node.free_bytes >> 20} MiB are free in {node.folder}" if node.folder else ""
-            when = "is full" if told or has_none else "was full when it ended"
-            cause = f"{node.name}: its disk {when}; {free or told}"
-            if told and free and not has_none:  # its own state decides
-                what, again = told, ""
-                if "% of it is used" not in told:
-                    needs = "".join(told.partition("; a segment")[1:]).rstrip(")")
+            when = "is full" if reported or has_none else "was full when it ended"
+            cause = f"{node.name}: its disk {when}; {free or reported}"
+            if reported and free and not has_none:  # its own state decides
+                what, again = reported, ""
+                if "% of it is used" not in reported:
+                    needs = "".join(reported.partition("; a segment")[1:]).rstrip(")")
                     what = f"a write found no space on its disk{needs}"
                     again = "; what waits is tried again every second"
                 cause = f"{node.name}: {what}; {free.replace(' are free', ' are free now')}{again}"

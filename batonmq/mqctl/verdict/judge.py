@@ -161,6 +161,7 @@ def judge(evidence: Evidence) -> Judgement:
     for recognise in (*OF_NODES, *OF_GROUPS):
         for finding in recognise(evidence):
             found.setdefault((finding.incident, finding.subject), finding)
+    # Of one kind the newest first: it is most likely what somebody is asking about.
     ordered = sorted(found.values(), key=lambda f: (_RANK[f.incident], -f.since_ms, f.subject))
     marked = [_marked(finding, ordered) for finding in ordered]
     marked.sort(key=lambda finding: bool(finding.symptom_of))

@@ -76,6 +76,7 @@ def digest_of(path: Path, size: int) -> str:
 def check(document: dict[str, Any], folders: Iterable[Path]) -> list[str]:
     """What does not fit, as sentences; empty: every group of the receipt is proven by a store that
     is here. Raises KeyError, TypeError for what is no receipt, OSError."""
+    # By the log's id: copies may lie in any folder.
     stores = {store.log_id: store for folder in folders for store in map(store_facts, _in(folder))}
     wrong = []
     for group in document["groups"]:
@@ -104,6 +105,7 @@ def _differences(group: str, wanted: dict[str, Any], store: StoreEvidence) -> li
         if wanted[field] != found:
             wrong.append(f"{group}: {store.folder}: {field} is {found}, was {wanted[field]}")
     for file in wanted["files"]:
+        # Its last part only: a receipt from somebody else must not lead out of the store.
         path = Path(store.folder) / "commitlog" / Path(file["file"]).name
         try:
             found = digest_of(path, file["end"] - int(path.name))

@@ -62,7 +62,7 @@ def _live(evidence: Evidence, group: GroupEvidence) -> Safety | None:
     node = evidence.node_of(group.name, group.master)
     if not group.master or node is None or not node.runs or not node.report:
         return None
-    if any(told.startswith("its log is suspect") for told in node.told):
+    if any(problem.startswith("its log is suspect") for problem in node.problems):
         return Safety(group.name, "unknown", f"the log of its master {node.address} is suspect")
     confirmed = int(node.report.get("confirmOffset") or -1)
     how = (
@@ -79,7 +79,7 @@ def _member(evidence: Evidence, group: GroupEvidence) -> Safety | None:
         return None
     for broker_id in group.members:
         node = evidence.node_of(group.name, broker_id)
-        if node is None or not node.runs or any("suspect" in told for told in node.told):
+        if node is None or not node.runs or any("suspect" in problem for problem in node.problems):
             continue
         end = int(node.report.get("commitLogMaxOffset") or -1)
         if end >= max(0, group.confirmed):
@@ -102,6 +102,7 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     if not group.members or not (group.is_current or names_master):
         why = "no record of its SyncStateSet is here, or a newer one may be elsewhere"
         return Safety(name, "unknown", why)
+    # The set of an older record may have shrunk since; its last master still has everything.
     wanted = {*group.members, group.last_master} if group.is_current else {group.last_master}
     others = [node.store for node in nodes.values() if node.store is not None]
     doubts = {
@@ -265,10 +266,11 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
     ]
     if not others and me in group.members:
         return Restart(node.name, False, f"{node.group} would lose its last copy in sync")
+    # Only a leading controller can shrink the set: without one, writes wait for this member (R1).
     if not evidence.leader and me in group.members:
         text = "no controller leads: first mend that, writes would wait until it is back"
         return Restart(node.name, False, text)
-    if any("disk is full" in told for told in node.told):
+    if any("disk is full" in problem for problem in node.problems):
         return Restart(node.name, False, "its disk is full: its start would wait for disk space")
     who = ", ".join(_named(evidence, group, each) for each in others)
     what = f"{who} {'has' if len(others) == 1 else 'have'} everything"
