@@ -120,8 +120,7 @@ class UnsupportedByBrokerError(ClientError):
 class SendAttempt:
     """One try of one send. `code` is the reply's code, -1 if there was no reply.
 
-    `broker_name` and `address` are "-" where none was known.
-    """
+    `broker_name` and `address` are "-" where none was known."""
 
     broker_name: str
     address: str
@@ -141,8 +140,7 @@ class SendFailedError(ClientError):
     """A send was refused, or not acknowledged before the deadline.
 
     After a deadline the message may be stored nevertheless (if its reply was lost), so another send
-    may store it twice. `attempts`: the tries; `code`: the last reply's code, -1 without a reply.
-    """
+    may store it twice. `attempts`: the tries; `code`: the last reply's code, -1 without a reply."""
 
     def __init__(
         self,

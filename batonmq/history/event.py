@@ -131,8 +131,7 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     `silent_ms`: how long the master had been silent (-1 unknown); `proposed_ms`: when that node
     proposed. `started_ms`: start of a new leading controller; `leader_seen_ms`: when it last had a
     leader, itself included (0: never since). Offsets are bytes, -1 unknown. `json` is an
-    EventDetail. `gap` belongs to a file: it may lack events of its log before this one.
-    """
+    EventDetail. `gap` belongs to a file: it may lack events of its log before this one."""
 
     log: str
     raft_index: int

@@ -25,8 +25,7 @@ class GroupTimeline:
     `absent`, `restarted` and `leaseless` are by the broker that left the set, came back as another
     process, or lost its lease. `incarnations`: the newest one of each broker.
     `controllers_started_ms`: when the controllers were started that lead now, 0 if one led before;
-    `started_ms`: the same as of the group's last election.
-    """
+    `started_ms`: the same as of the group's last election."""
 
     open: list[Story] = field(default_factory=list)
     elections: dict[int, Story] = field(default_factory=dict)

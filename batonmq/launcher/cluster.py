@@ -244,8 +244,7 @@ class LocalCluster:
         """Stops all processes cleanly and at once.
 
         The controllers get the signal first and decide nothing from then on. So no stopping broker
-        causes an election, and the recorded sets stay full for the next start.
-        """
+        causes an election, and the recorded sets stay full for the next start."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -345,8 +344,7 @@ class LocalCluster:
     def serves(self, node: Node) -> bool:
         """Whether its process was seen to listen on its ports: only then is it asked anything.
 
-        The port of one that has not come so far, or has ended, may be another cluster's.
-        """
+        The port of one that has not come so far, or has ended, may be another cluster's."""
         if node.name in self._served:
             return True
         pid = self.children.by_name[node.name].pid
@@ -425,8 +423,7 @@ def gave_up(layout: Layout, ended: set[str], *, was_whole: bool) -> str:
 
     `ended`: processes that ended by themselves, for example after a wrong setting; those that were
     killed may be started again. Before it was whole once, the end of all brokers or of all name
-    servers is enough.
-    """
+    servers is enough."""
     names = {node.name for node in layout.nodes}
     if names <= ended:
         return "all processes have ended by themselves"

@@ -267,8 +267,7 @@ def plan(
 
     `owners`: numbers of broker folders that are there -> the group of each. A number stays with
     its group: in another one its store would be another group's log (R47). What is None is as in
-    `last`; without that three controllers, and one group of three replicas.
-    """
+    `last`; without that three controllers, and one group of three replicas."""
     last = last or LastPlan()
     controllers = last.controllers if controllers is None else controllers
     base_port = last.base_port if base_port is None else base_port

@@ -108,8 +108,7 @@ def up(
     """Run a local cluster until ctrl-C or SIGTERM.
 
     A folder keeps its size and ports; a new one has those in []. `mqctl up` changes it while it
-    runs. DIR/cluster.json has addresses, pids and roles for scripts.
-    """
+    runs. DIR/cluster.json has addresses, pids and roles for scripts."""
     _need_server_extra()
     fork_server = _begin_to_load()
     import uvloop
@@ -196,8 +195,7 @@ def raft_password(file: Path) -> None:
 
     It is written to FILE, which its owner alone may read.
     Every controller of the group needs a copy of it, named by raftPasswordFile in its section
-    `controller`. An existing FILE is never overwritten. `batonmq up` makes one by itself.
-    """
+    `controller`. An existing FILE is never overwritten. `batonmq up` makes one by itself."""
     from batonmq.runtime.secret_file import make_password
 
     try:
@@ -216,8 +214,7 @@ def move_aside(store: Path) -> None:
     """Move a broker's data folder aside, so that it starts as a new replica.
 
     The folder gets a name with the time beside the old one; nothing is deleted. It is refused while
-    the broker runs.
-    """
+    the broker runs."""
     import errno
     import time
 

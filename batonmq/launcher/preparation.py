@@ -84,8 +84,7 @@ async def check_settings(layout: Layout, fork_server: ForkServer) -> None:
 def lock_folder(layout: Layout) -> FolderLock:
     """Takes the folder for this process until the lock is released.
 
-    Raises StartError if another supervisor has it.
-    """
+    Raises StartError if another supervisor has it."""
     lock = FolderLock(layout.lock_file)
     try:
         layout.lock_file.parent.mkdir(parents=True, exist_ok=True)
@@ -221,8 +220,7 @@ def write_configs(layout: Layout) -> None:
     """Writes every node's file, and the controllers' password and certificates where there are none
     yet.
 
-    Raises OSError (no right, no disk space) as it comes, and TlsError.
-    """
+    Raises OSError (no right, no disk space) as it comes, and TlsError."""
     if layout.controllers and not layout.raft_password_file.exists():
         layout.raft_password_file.parent.mkdir(parents=True, exist_ok=True)
         make_password(layout.raft_password_file)

@@ -47,8 +47,7 @@ _MESSAGE_SIZE_MAX: Final = 4096
 class Activity:
     """What a process does at this moment. `cpu_ms`: the processor time that it has used so far.
 
-    `busy`: one of its threads wants the processor, or waits for its disk.
-    """
+    `busy`: one of its threads wants the processor, or waits for its disk."""
 
     busy: bool
     cpu_ms: int

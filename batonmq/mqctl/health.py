@@ -82,8 +82,7 @@ class Problem(str):
 class Findings:
     """What the nodes replied, by address. A text: what is wrong with the node; None: it replied.
 
-    `expected`: broker name -> addresses that should be there (from cluster.json), maybe empty.
-    """
+    `expected`: broker name -> addresses that should be there (from cluster.json), maybe empty."""
 
     name_servers: Mapping[str, str | None]
     controllers: Mapping[str, ControllerMetadata | BatonError]

@@ -184,8 +184,7 @@ def cli() -> None:
 
     Without -n and NAMESRV_ADDR, commands go to the cluster that `batonmq up` runs: the one in
     BATONMQ_DATA, else in ./batonmq-data, else (to look only) the last one started. Every command
-    has RocketMQ's name, and works in kebab-case as well: clusterList, cluster-list.
-    """
+    has RocketMQ's name, and works in kebab-case as well: clusterList, cluster-list."""
 
 
 def main() -> None:

@@ -132,8 +132,7 @@ def next_steps(group: MigratedGroup, to: str, replicas: int | None = None) -> li
 
     `replicas`: by default as many as there are of the kind that has more now, at least two. The
     commands carry a number that was given, or is above two, on: with each one that leaves the group
-    could no more tell it.
-    """
+    could no more tell it."""
     name = KIND_NAMES[to]
     ours = [m for m in group.members if m.kind == to and m.alive]
     others = [m for m in group.members if m.kind != to]

@@ -133,8 +133,7 @@ TIME_FORMS = (
 def read_time(text: str, now_ms: int) -> int:
     """A point in time in ms since 1970, in one of TIME_FORMS or as plain digits.
 
-    Raises ValueError that lists the forms.
-    """
+    Raises ValueError that lists the forms."""
     ago = re.fullmatch(r"(\d+)([smhd])", text)
     if ago is not None:
         return now_ms - int(ago[1]) * UNITS_MS[ago[2]]
@@ -243,8 +242,7 @@ def command(
     """Makes `async def f(context, **options)` the command `name`, with the options all have.
 
     `controllers`: it has `-a`. `interval`: it has `-i` and `--watch` and repeats itself. `writes`:
-    it changes something. `timeout_s`: default of `--timeout`.
-    """
+    it changes something. `timeout_s`: default of `--timeout`."""
 
     def wrap(function: CommandFunction) -> click.Command:
         @functools.wraps(function)

@@ -60,8 +60,7 @@ def segments_of(folder: Path) -> list[Path]:
 def verify(segments: list[Path], verdict: Verdict, *, is_open: bool) -> Iterator[int]:
     """Fills `verdict`; yields how many bytes are done, again and again.
 
-    `is_open`: the last bytes may belong to a write that was not finished.
-    """
+    `is_open`: the last bytes may belong to a write that was not finished."""
     verdict.begin = verdict.end = int(segments[0].name)
     done = 0
     for path in segments:
@@ -130,8 +129,7 @@ def _verify_file(file: _File, verdict: Verdict, *, may_end: bool, is_open: bool)
 def _good_records(file: _File, position: int, verdict: Verdict) -> Iterator[int]:
     """Steps over whole records; yields the position behind each window of them.
 
-    Raises CorruptRecord or OSError for what is at `verdict.end`.
-    """
+    Raises CorruptRecord or OSError for what is at `verdict.end`."""
     most = WINDOW_BYTES
     verdict.end = file.base + position
     while position < file.size:

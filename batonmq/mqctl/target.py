@@ -142,8 +142,7 @@ def find_target(
 ) -> Target:
     """`folder`: the working directory; `hint`: the cluster.json that `~/.batonmq/current` names.
 
-    Raises TargetError for an address that is none, and for a context that is not kept.
-    """
+    Raises TargetError for an address that is none, and for a context that is not kept."""
     name_servers = addresses(namesrv_addr or environ.get(NAMESRV_VARIABLE), "-n")
     controllers = addresses(controller_addr or environ.get(CONTROLLER_VARIABLE), "-a")
     if (name := environ.get(CONTEXT_VARIABLE)) and not name_servers and not controllers:
@@ -246,8 +245,7 @@ def addresses(text: str | None, option: str) -> tuple[str, ...]:
 def data_folder(environ: Mapping[str, str], *, folder: Path, hint: Path | None) -> Path | None:
     """The data folder of the local cluster, running or ended; None if there is none.
 
-    The order of places is that of `find_target`; a folder counts if a cluster was planned in it.
-    """
+    The order of places is that of `find_target`; a folder counts if a cluster was planned in it."""
     for path in _places(environ, folder, hint):
         if path.exists() or (path.parent / "conf" / path.name).exists():
             return path.parent

@@ -401,8 +401,7 @@ class RouteInfoManager:
 
     def scan(self, now_ms: int) -> Iterator[tuple[str, Hashable]]:
         """Removes brokers that were silent too long, one in each step; yields (address,
-        connection).
-        """
+        connection)."""
         for (cluster, addr), live in self._live.silent(now_ms):
             # It may have sent a heartbeat, or registered again, between two steps.
             if self._live.get((cluster, addr)) is live and live.deadline_ms < now_ms:

@@ -36,8 +36,7 @@ class TopicQueueTable:
 
     A removed group has no topics from that moment on, but `groups_of` may name it until its topics
     are forgotten: of many topics that takes several turns. It always names the groups that have the
-    topic.
-    """
+    topic."""
 
     def __init__(self) -> None:
         self.groups_of: dict[str, tuple[str, ...]] = {}

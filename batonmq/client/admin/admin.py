@@ -23,8 +23,7 @@ class Admin(InstanceUser):
     """`async with Admin(name_servers="host:9876") as admin: await admin.topics.names()`
 
     Calls raise NoNameServerError, NoRouteError, NoMasterError, ConnectError, RequestTimeoutError,
-    UnsupportedByBrokerError, and ResponseError for other refusals.
-    """
+    UnsupportedByBrokerError, and ResponseError for other refusals."""
 
     def __init__(
         self,

@@ -41,8 +41,7 @@ class ClusterAdmin:
     ) -> dict[str, str]:
         """Broker name -> master address, for a cluster, one broker group, or all. `broker` may also
         be an address. Raises ClientError if nothing matches, NoMasterError for a group without a
-        master.
-        """
+        master."""
         if broker is not None and ":" in broker:
             return {broker: broker}
         info = await self.info()
@@ -107,8 +106,7 @@ class BrokerAdmin:
         """Makes one broker trust its log again; returns what was done.
 
         `suspect`: why its log is suspect, as its runtime info reports it. Raises ResponseError if
-        that is not the reason.
-        """
+        that is not the reason."""
         reply = await self._requests.ask(
             address, RequestCode.BATON_REPAIR_REPLICA, {"suspect": suspect}, "repair"
         )

@@ -205,8 +205,7 @@ class ConsumerGroupAdmin:
     ) -> dict[MessageQueue, int]:
         """Resets the group in a topic to a store time (0: the beginning, -1: the end), or in one
         `queue` (broker name, queue id, offset). Returns the new offsets. Raises ClientError if no
-        master has the topic.
-        """
+        master has the topic."""
         masters = await self._cluster.masters(broker=queue[0] if queue else None)
         ext = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "true"}
         if queue is not None:

@@ -131,8 +131,7 @@ class ControllerAdmin:
         lost (G5). It is refused while the old master still answers (R7). If the old master may
         still run, it is also refused, unless `cut_later_acks`: what the old master acknowledges
         later is then cut, and the remark says what is known of it (R44). `already_master`: nothing
-        changed.
-        """
+        changed."""
         ext = {
             "clusterName": cluster_name,
             "brokerName": broker_name,
@@ -174,8 +173,7 @@ class ControllerAdmin:
         clean_living_broker: bool = False,
     ) -> None:
         """Removes the named replicas from the controllers' state, or the whole group if none is
-        named. Raises ResponseError for a living replica unless `clean_living_broker`.
-        """
+        named. Raises ResponseError for a living replica unless `clean_living_broker`."""
         ext = {
             "clusterName": cluster_name,
             "brokerName": broker_name,
@@ -219,8 +217,7 @@ class ControllerAdmin:
     ) -> tuple[HistoryEvent, ...]:
         """The failover history, oldest first, from the first controller that replies. `limit` 0:
         all that is kept. `address`: the remoting address of the controller to ask. Raises
-        ConnectError if no gRPC endpoint replies.
-        """
+        ConnectError if no gRPC endpoint replies."""
         from batonmq.history.event import lenient_event
         from batonmq.proto.controller.v1 import controller_pb2 as pb
 
@@ -243,8 +240,7 @@ class ControllerAdmin:
         """The next events after `after` (None: from the oldest kept), of all groups: at most
         `limit`, or fewer if the controller sends fewer at once; empty at the end. `address` as in
         `history`. Raises ConnectError, ResponseError, and ClientError if the controller does not
-        support this request.
-        """
+        support this request."""
         from batonmq.history.event import lenient_event
         from batonmq.history.reader import Page
         from batonmq.proto.controller.v1 import controller_pb2 as pb

@@ -22,8 +22,7 @@ class MessageAdmin:
         """The message with this offset message id, from the broker that the id names; None if it is
         gone.
 
-        Raises ClientError for an invalid id.
-        """
+        Raises ClientError for an invalid id."""
         try:
             address, offset = decode_offset_msg_id(msg_id)
         except ValueError as error:

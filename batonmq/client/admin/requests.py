@@ -33,8 +33,7 @@ class AdminRequests:
         """Returns a reply with code 0 or one of `also`. `what`: the subject of error texts.
 
         Raises ResponseError, UnsupportedByBrokerError (code 3), ConnectError,
-        RequestTimeoutError.
-        """
+        RequestTimeoutError."""
         request = RemotingCommand.request(code, ext, body)
         reply = await self.client.remoting.invoke(address, request, timeout_ms or self.timeout_ms)
         if reply.code == ResponseCode.SUCCESS or reply.code in also:

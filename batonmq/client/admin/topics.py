@@ -126,8 +126,7 @@ class TopicAdmin:
         """Creates a topic, or changes only what is given, on the same brokers as
         `create_or_update`. Returns broker name or address -> the new settings. Unless `force`, our
         brokers refuse fewer queues than hold messages, and ClientError is raised if messages
-        would go to queues that are not read.
-        """
+        would go to queues that are not read."""
         _check_name(topic)
         targets = await self._cluster.targets(cluster, broker)
         after = {
@@ -188,8 +187,7 @@ class TopicAdmin:
     async def delete(self, topic: str, cluster: str) -> dict[str, str]:
         """Deletes a topic from all masters of the cluster, then from all name servers; returns the
         masters. A name server that is down is skipped: it gets its routes from the brokers when it
-        is back. Raises ClientError if no master and no name server has the topic.
-        """
+        is back. Raises ClientError if no master and no name server has the topic."""
         requests = self._requests
         targets = await self._cluster.masters(cluster)
         if topic not in await self.names():

@@ -20,8 +20,7 @@ from batonmq.runtime.clock import boot_ms
 class ConsumeStatus(Enum):
     """The result of a listener call; None means `SUCCESS`.
 
-    Any other result, or an exception, counts as `RECONSUME_LATER`.
-    """
+    Any other result, or an exception, counts as `RECONSUME_LATER`."""
 
     SUCCESS = "SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
@@ -33,8 +32,7 @@ class ConsumeContext:
 
     `delay_level`: after RECONSUME_LATER: 0: the broker chooses by the number of tries; 1 to 18:
     that delay level; -1: straight to the dead-letter queue. `ack_index`: on SUCCESS, the index of
-    the last consumed message of the batch; None: all (concurrent listeners only).
-    """
+    the last consumed message of the batch; None: all (concurrent listeners only)."""
 
     queue: MessageQueue
     delay_level: int = 0

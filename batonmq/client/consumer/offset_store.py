@@ -160,8 +160,7 @@ class LocalOffsetStore(OffsetStore):
 
     Processes of one user share the file unless their instance names differ; the last write counts.
     A crash leaves the old or the new file. `load` raises BatonError for a file that cannot be
-    decoded, and names it.
-    """
+    decoded, and names it."""
 
     def __init__(self, directory: Path, instance_name: str, group: str) -> None:
         super().__init__()

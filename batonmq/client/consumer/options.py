@@ -13,8 +13,7 @@ class ConsumeFromWhere(StrEnum):
 
     LAST: at the end. As in Java, a broker whose queue still starts at 0 in memory answers 0, so a
     new group reads a young topic from its beginning. FIRST: at the oldest message kept.
-    TIMESTAMP: at the first message stored at or after the given time.
-    """
+    TIMESTAMP: at the first message stored at or after the given time."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
@@ -42,8 +41,7 @@ HELD_CHECK_MS = 2_000
 class PullOptions:
     """`suspend_ms`: how long a broker may hold an empty pull; `timeout_ms`: when it must answer.
     `held_check_ms`: how often a name server is asked whether the broker that holds a pull is still
-    the master, since a hung master looks the same.
-    """
+    the master, since a hung master looks the same."""
 
     batch: int = 32
     suspend_ms: int = 15_000
@@ -56,8 +54,7 @@ class PullOptions:
 class ConsumeOptions:
     """`concurrency`: listener calls at a time; `batch`: the most messages per call.
     `max_reconsume_times`: after so many retries a message becomes a dead letter. `close_wait_ms`:
-    how long `close()` waits for listener calls in progress.
-    """
+    how long `close()` waits for listener calls in progress."""
 
     concurrency: int = 20
     batch: int = 1
@@ -70,8 +67,7 @@ class ConsumeOptions:
 class PushConsumerOptions:
     """`start_timestamp_ms`: wall clock, for `ConsumeFromWhere.TIMESTAMP`.
 
-    `offset_dir`: where a broadcasting consumer keeps its offsets.
-    """
+    `offset_dir`: where a broadcasting consumer keeps its offsets."""
 
     model: MessageModel = MessageModel.CLUSTERING
     from_where: ConsumeFromWhere = ConsumeFromWhere.LAST

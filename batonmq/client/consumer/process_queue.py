@@ -16,8 +16,7 @@ from batonmq.protocol.message import MessageExt
 class FlowLimits:
     """Limits of one queue at which pulling pauses: cached messages, cached body bytes, and offset
     span (last - first cached offset). The span bounds how much is consumed twice after a crash;
-    orderly consumers ignore it.
-    """
+    orderly consumers ignore it."""
 
     messages: int = 1000
     size_bytes: int = 100 * 1024 * 1024

@@ -130,8 +130,7 @@ class PullConsumer(Receiver):
         """Pulls at most `max_messages` from `offset` on.
 
         Without messages: with `block` the broker holds the pull until one arrives, at most
-        `timeout_ms`; else the status is NO_NEW_MSG at once. Retries within `timeout_ms`.
-        """
+        `timeout_ms`; else the status is NO_NEW_MSG at once. Retries within `timeout_ms`."""
         self._check_running()
         check_queue(queue)
         check_number("offset", offset, 0)
@@ -236,8 +235,7 @@ class PullConsumer(Receiver):
         """Returns messages of assigned queues, in order within a queue; empty after the timeout.
 
         Queues are pulled between calls, too, so a message that arrives then is returned at once. An
-        unreachable broker raises only if no other queue has messages.
-        """
+        unreachable broker raises only if no other queue has messages."""
         self._check_running()
         if not self._positions:
             raise ClientError("no queue is assigned: call assign() first")

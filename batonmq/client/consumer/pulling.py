@@ -47,8 +47,7 @@ STATUS_BY_CODE: dict[int, PullStatus] = {int(status.value): status for status in
 class PullResult:
     """`next_begin_offset`: where the next pull continues, in all cases. The queue holds
     [`min_offset`, `max_offset`). `messages` are decompressed and filtered by tag. With
-    OFFSET_ILLEGAL the offset of the pull is outside the queue; continue at `next_begin_offset`.
-    """
+    OFFSET_ILLEGAL the offset of the pull is outside the queue; continue at `next_begin_offset`."""
 
     status: PullStatus
     next_begin_offset: int
@@ -177,8 +176,7 @@ def for_reader(message: MessageExt, broker_name: str) -> None:
     """Decompresses the body, and restores the original topic of a retried message.
 
     A body that cannot be decompressed (unknown codec, or damaged by its producer) is delivered as
-    it is, with its flag: one bad message must not stop the queue.
-    """
+    it is, with its flag: one bad message must not stop the queue."""
     message.broker_name = broker_name
     if message.sys_flag & COMPRESSED:
         try:
@@ -213,8 +211,7 @@ async def pull_at_master(
     """Pulls from the queue's master; returns its reply and address. Retries until the deadline.
 
     `block`: the broker holds an empty pull until a message arrives. Raises NoMasterError with the
-    last reason, NoRouteError. Refusals for other reasons are returned.
-    """
+    last reason, NoRouteError. Refusals for other reasons are returned."""
 
     def command(left_ms: int) -> RemotingCommand:
         # The answer "no new message" must arrive before the request times out.

@@ -57,8 +57,7 @@ class PushConsumer(Subscriber):
     """Call `subscribe`, then `start` inside a running loop; `close` leaves the queues to other
     members.
 
-    The listener is called as `listener(messages, context)`; see `Listener`.
-    """
+    The listener is called as `listener(messages, context)`; see `Listener`."""
 
     consume_type = ConsumeType.PASSIVELY
 
@@ -118,8 +117,7 @@ class PushConsumer(Subscriber):
 
         Raises NoNameServerError, UnsupportedByBrokerError (orderly without queue locks),
         ResponseError for an SQL92 expression that a broker refuses, and BatonError for an
-        unreadable offset file.
-        """
+        unreadable offset file."""
         if self._running:
             return
         if not self._subscriptions:

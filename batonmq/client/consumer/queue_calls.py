@@ -26,8 +26,7 @@ class QueueCalls:
     """Requests about offsets, epochs, members and locks. They are retried during a failover.
 
     All methods raise NoMasterError when no master replied before the deadline, and ResponseError
-    when it refused.
-    """
+    when it refused."""
 
     def __init__(self, client: ClientInstance) -> None:
         self._client = client
@@ -158,8 +157,7 @@ class QueueCalls:
     ) -> frozenset[MessageQueue]:
         """Locks queues of one broker for 60 s; returns those that this client holds now.
 
-        Raises UnsupportedByBrokerError if the broker does not serve locks.
-        """
+        Raises UnsupportedByBrokerError if the broker does not serve locks."""
         code = RequestCode.LOCK_BATCH_MQ
         reply = await self._locking(code, topic, broker_name, group, queues, deadline_ms)
         return frozenset(LockBatchResponseBody.decode(reply.body).lock_ok_mq_set)
@@ -226,8 +224,7 @@ class QueueCalls:
         deadline_ms: int,
     ) -> None:
         """Returns an unconsumed message to its broker, which delivers it again by the retry topic.
-        Raises UnsupportedByBrokerError.
-        """
+        Raises UnsupportedByBrokerError."""
         ext = {
             "offset": str(message.physical_offset),
             "group": group,

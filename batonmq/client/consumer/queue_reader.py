@@ -43,8 +43,7 @@ _LOCK_PAUSE_MS = 200
 class Reading:
     """What all readers of a consumer share. `subscription`: topic -> subscription, read before each
     pull; None ends the reader. `arrived`: called when the process queue has new messages.
-    `commits`: pulls also carry the progress.
-    """
+    `commits`: pulls also carry the progress."""
 
     client: ClientInstance
     group: str

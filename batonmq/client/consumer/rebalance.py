@@ -46,8 +46,7 @@ def plan_rebalance(
     """The plan for one topic. `held`: the queues that this member has; `queues`: all of the topic.
 
     `client_ids` None: no broker reported the members. A clustering consumer then keeps its queues:
-    anything else would be a guess.
-    """
+    anything else would be a guess."""
     held_now = set(held)
     if model is MessageModel.BROADCASTING:
         target = set(queues)

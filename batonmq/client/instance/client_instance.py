@@ -111,8 +111,7 @@ class ClientInstance(Connections, RouteListener):
     def masters_left(self, addresses: Collection[str]) -> None:
         """Closes connections to former masters, after a pause for their last replies. A deposed
         master answers pending requests at once; later replies will not come (from a hung process,
-        say).
-        """
+        say)."""
         loop = asyncio.get_running_loop()
         for address in addresses:
             loop.call_later(self.options.suspicion_ms / 1000, self._close_if_no_master, address)
@@ -168,8 +167,7 @@ class GroupMember(InstanceUser, ClientMember):
     ) -> None:
         """`client`: an instance to share, started and closed by its owner.
 
-        Raises MessageIllegalError for a bad group name, NoNameServerError without addresses.
-        """
+        Raises MessageIllegalError for a bad group name, NoNameServerError without addresses."""
         problem = (
             group_problem(group)
             if isinstance(group, str)

@@ -32,8 +32,7 @@ class ClientOptions:
     unanswered for so long, the name servers are asked for a new master. `instance_name`: gives the
     client a stable id (for offset files of broadcasting consumers); without it each client object
     has its own. `hook`: observes sends and listener calls. `tls`: how to connect with TLS; None:
-    plain connections. `credentials`: the user that signs each request; None: unsigned.
-    """
+    plain connections. `credentials`: the user that signs each request; None: unsigned."""
 
     route_poll_ms: int = 30_000
     heartbeat_ms: int = 30_000
@@ -121,8 +120,7 @@ class Connections:
 
 def local_ip() -> str:
     """The address of the interface for outgoing traffic; 127.0.0.1 without a network. Connecting a
-    datagram socket only chooses a route and sends nothing.
-    """
+    datagram socket only chooses a route and sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

@@ -92,8 +92,7 @@ class Heartbeats:
 
     async def send(self, addresses: Iterable[str] | None = None) -> None:
         """Sends heartbeats to all known brokers (slaves only if there is a consumer), or to the
-        given ones. Slaves get them so that they know the groups when they become master.
-        """
+        given ones. Slaves get them so that they know the groups when they become master."""
         data = self._data()
         if not data.producer_data_set and not data.consumer_data_set:
             return

@@ -48,8 +48,7 @@ class MasterCalls:
 
         Only for requests that may be sent twice. `make_request` gets the ms left. `held_check_ms`:
         as in `invoke_once`. Raises NoMasterError with the last reason; NoRouteError without
-        `wait_for_topic`.
-        """
+        `wait_for_topic`."""
         failures = 0
         failed_at: str | None = None
         while True:
@@ -93,8 +92,7 @@ class MasterCalls:
         RequestTimeoutError.
 
         `held_check_ms`: for a request that the broker may hold: how often to check that the broker
-        is still master.
-        """
+        is still master."""
         patience_ms = self._connections.options.suspicion_ms
         recheck_ms = _RECHECK_MS
         if held_check_ms is not None:

@@ -48,8 +48,7 @@ def name_servers_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
     ArgumentError for an invalid address.
 
     An empty list is valid, for a client that uses only controllers or brokers; a call that needs a
-    name server then raises NoNameServerError.
-    """
+    name server then raises NoNameServerError."""
     addresses = parse_addresses(given)
     if not addresses and isinstance(given, list | tuple):
         return ()
@@ -105,8 +104,7 @@ class NameServers:
 
         `suspects`: addresses that are probably no longer master. A reply that names one, or lacks
         the topic or a master, is used only if no server has a better one. `by_turns`: begins with
-        another server each time and uses the first route.
-        """
+        another server each time and uses the first route."""
         answers = _RouteAnswers(topic, frozenset(suspects), takes_any=by_turns)
         if suspects:
             await self._ask_all_for_route(answers, deadline_ms)
@@ -122,8 +120,7 @@ class NameServers:
 
     async def _ask_all_for_route(self, answers: "_RouteAnswers", deadline_ms: int) -> None:
         """Asks all at once, so that a hung server does not delay a failover. Ends with the first
-        reply without suspects, or a little after the first reply.
-        """
+        reply without suspects, or a little after the first reply."""
         asking = {
             asyncio.ensure_future(self._ask_for_route(index, answers, deadline_ms, last=False))
             for index in self._in_turn()

@@ -86,8 +86,7 @@ class RouteTable:
 
         `suspects`: addresses that just failed as masters; a name server that names others wins.
         Raises NoRouteError, NoNameServerError; ResponseError if this user may not see a topic
-        whose route was never known.
-        """
+        whose route was never known."""
         return await self._fetched(topic, deadline_ms, suspects=suspects)
 
     async def look_again(self, topic: str) -> TopicRoute:
@@ -145,8 +144,7 @@ class RouteTable:
         failed_at: str | None = None,
     ) -> str:
         """The address of a group's master. `failed_at`: an address where a call just failed. Raises
-        NoMasterError, NoRouteError, NoNameServerError.
-        """
+        NoMasterError, NoRouteError, NoNameServerError."""
         if failed_at is None:
             route = await self.get(topic, deadline_ms=deadline_ms)
         else:

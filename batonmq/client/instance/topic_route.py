@@ -57,8 +57,7 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 def route_for_new_topic(topic: str, template: TopicRouteData, queue_nums: int) -> TopicRoute:
     """The route that a topic will have once a broker creates it from the template topic (TBW102).
 
-    Each broker creates min(`queue_nums`, the template's queues) queues.
-    """
+    Each broker creates min(`queue_nums`, the template's queues) queues."""
     route = topic_route(topic, template)
     return replace(
         route,
@@ -88,8 +87,7 @@ class MasterHints:
 
     A deposed master names the new one in each refusal. A name server may learn of it later, so for
     `HINT_MS` a hint takes precedence over fetched routes. A wrong hint does no harm: that broker
-    refuses, too, and a hint to an unreachable broker is dropped.
-    """
+    refuses, too, and a hint to an unreachable broker is dropped."""
 
     def __init__(self) -> None:
         self._hints: dict[str, _Hint] = {}

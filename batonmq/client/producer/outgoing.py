@@ -100,8 +100,7 @@ def timed(
 ) -> Message:
     """The message with its delivery time: after `delay` (seconds) by the broker's clock, or at
     `deliver_at` (seconds since 1970, or a datetime with a time zone); rounded up to a ms. Raises
-    MessageIllegalError if both are given, or one is invalid.
-    """
+    MessageIllegalError if both are given, or one is invalid."""
     if delay is None and deliver_at is None:
         return message
     if delay is not None and deliver_at is not None:
@@ -135,8 +134,7 @@ def outgoing_batch(
     messages: Sequence[Message], new_key: NewKey, *, size_max: int = MESSAGE_SIZE_MAX
 ) -> Outgoing:
     """Prepares a batch of at least one message; not compressed, since the broker splits it. Raises
-    MessageIllegalError for several topics, or a delayed or retry message.
-    """
+    MessageIllegalError for several topics, or a delayed or retry message."""
     topic = messages[0].topic
     items: list[BatchItem] = []
     msg_ids: list[str] = []

@@ -79,8 +79,7 @@ class ProducerOptions:
 class Producer(GroupMember):
     """`async with Producer("group", name_servers="host:9876") as producer: ...`
 
-    Tasks of the loop that started it may call all methods concurrently.
-    """
+    Tasks of the loop that started it may call all methods concurrently."""
 
     def __init__(
         self,
@@ -143,8 +142,7 @@ class Producer(GroupMember):
         result's `acknowledged` is false, the message is stored, but not confirmed by every in-sync
         replica. Raises ArgumentError and MessageIllegalError for invalid arguments, NoRouteError,
         NoNameServerError, ResponseError if this user may not see the topic, and SendFailedError:
-        the message may still be stored, unless a broker refused it.
-        """
+        the message may still be stored, unless a broker refused it."""
         check_send([message], queue, timeout_ms)
         new_key = self._ids.next if unique_key is None else lambda: unique_key
 
@@ -158,8 +156,7 @@ class Producer(GroupMember):
         """Cancels a timed message by its `SendResult.recall_handle`; returns its unique key. Once
         this returns, the message will not be delivered. Raises MessageIllegalError for an invalid
         handle, ResponseError if the broker refuses (ILLEGAL_OPERATION, 604: already due;
-        NO_PERMISSION, 16: recallMessageEnable is off), NoMasterError.
-        """
+        NO_PERMISSION, 16: recallMessageEnable is off), NoMasterError."""
         self._check_running()
         check_text("recall_handle", recall_handle)
         check_timeout(timeout_ms)
@@ -189,8 +186,7 @@ class Producer(GroupMember):
 
         Both together may take `timeout_ms`. The request is consumed at least once, so there may be
         several replies: the first one counts, even if it comes before the request is acknowledged.
-        Raises NoReplyError if none came in time, and as `send`.
-        """
+        Raises NoReplyError if none came in time, and as `send`."""
         self._check_running()
         check_send([message], queue, timeout_ms)
         limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
@@ -223,8 +219,7 @@ class Producer(GroupMember):
         """Replies to a message that `request` sent, through the broker that it came from.
 
         Returns once the requester has the reply. Raises MessageIllegalError if the message does not
-        ask for a reply, SendFailedError if the requester is gone, and as `send`.
-        """
+        ask for a reply, SendFailedError if the requester is gone, and as `send`."""
         check_received("asked", asked)
         check_timeout(timeout_ms)
         message = answer(asked, body)
@@ -250,8 +245,7 @@ class Producer(GroupMember):
         """Sends messages of one topic in one request, with consecutive queue offsets.
 
         All are stored, or none. `msg_id` and `offset_msg_id` of the result are comma lists.
-        `unique_keys`: the caller's own ids, one per message. Errors as `send`.
-        """
+        `unique_keys`: the caller's own ids, one per message. Errors as `send`."""
         if not isinstance(messages, list | tuple):
             raise ArgumentError("messages", messages, "a list of messages is allowed")
         if not messages:
@@ -279,8 +273,7 @@ class Producer(GroupMember):
     ) -> None:
         """Sends without waiting for a reply: nothing is promised, nothing is retried.
 
-        Raises MessageIllegalError, NoRouteError, NoNameServerError, ConnectError.
-        """
+        Raises MessageIllegalError, NoRouteError, NoNameServerError, ConnectError."""
         self._check_running()
         check_send([message], queue, None)
 

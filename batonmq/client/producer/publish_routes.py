@@ -22,8 +22,7 @@ class PublishRoutes:
 
     async def get(self, topic: str, deadline_ms: int) -> TopicRoute:
         """The known route; for an unknown topic the template's. Raises NoRouteError,
-        NoNameServerError, ResponseError.
-        """
+        NoNameServerError, ResponseError."""
         template = self._templates.get(topic)
         if template is not None:
             return template
@@ -41,8 +40,7 @@ class PublishRoutes:
 
     async def refresh(self, topic: str, deadline_ms: int, suspects: Collection[str]) -> TopicRoute:
         """Fetches the route again after a failed try. `suspects`: addresses that failed as masters.
-        Raises NoRouteError, NoNameServerError.
-        """
+        Raises NoRouteError, NoNameServerError."""
         routes = self._client.routes
         try:
             return await routes.refresh(topic, deadline_ms=deadline_ms, suspects=suspects)

@@ -18,8 +18,7 @@ class SendStatus(StrEnum):
     (G1).
 
     With the others the master stored the message, but not every member confirmed it in time, so a
-    failover may lose it. Send it again if it matters; a consumer may then get it twice.
-    """
+    failover may lose it. Send it again if it matters; a consumer may then get it twice."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -123,8 +122,7 @@ class QueuePicker:
     """Round robin over a topic's publish queues, avoiding brokers that just failed.
 
     Invariant: an avoided broker is picked only if all are avoided; then plain round robin
-    continues, since a wrong suspicion must not stop the sender.
-    """
+    continues, since a wrong suspicion must not stop the sender."""
 
     __slots__ = ("_avoid_until_ms", "_next")
 

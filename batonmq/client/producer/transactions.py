@@ -64,8 +64,7 @@ class TransactionResult:
 class TransactionProducer(Producer):
     """`async with TransactionProducer("group", check, name_servers="host:9876") as producer: ...`
 
-    It can also send ordinary messages.
-    """
+    It can also send ordinary messages."""
 
     def __init__(
         self,
@@ -102,8 +101,7 @@ class TransactionProducer(Producer):
 
         If the half message is not acknowledged, it is rolled back and `execute` does not run.
         `timeout_ms` applies to the half message and again to the end. Raises MessageIllegalError
-        for a delayed message, and as `send`.
-        """
+        for a delayed message, and as `send`."""
         check_send([message], queue, timeout_ms)
         check_call("execute", execute, ("message",))
         waits = [name for name in _WAITS if message.properties.get(name, "0") != "0"]

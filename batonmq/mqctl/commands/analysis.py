@@ -91,8 +91,7 @@ def with_local_files(
 ) -> list[str]:
     """`arguments`, and the local cluster's files where none of `options` and `instead` is there.
 
-    Raises click.UsageError that says what to give if there is no such cluster, or nothing in it.
-    """
+    Raises click.UsageError that says what to give if there is no such cluster, or nothing in it."""
     if any(is_given(option, arguments) for option in (*options, *instead)):
         return list(arguments)
     wanted = " and ".join(f"{option} PATHS" for option in options)

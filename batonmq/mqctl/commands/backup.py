@@ -47,8 +47,7 @@ async def backup(
     code 1: what was acknowledged above that is not in it.
 
     JSON (on standard error with -): source, target, beginOffset, endOffset, newBytes, behindBytes,
-    segments.
-    """
+    segments."""
     from batonmq.mqctl.backup import BackupError
 
     lock = _lock_of(store)
@@ -204,8 +203,7 @@ async def restore(
     controllers still record the lost replicas, it names the unclean election that is needed.
 
     JSON: source, target (the first), targets, beginOffset, endOffset, segments; on standard error
-    with --elect, whose document is electMaster's.
-    """
+    with --elect, whose document is electMaster's."""
     from batonmq.mqctl import backup as backups
 
     if source == STREAM and len(stores) > 1:

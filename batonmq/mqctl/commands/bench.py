@@ -37,8 +37,7 @@ async def bench(
     cores than that takes more. Ends with 1 if a send was not acknowledged.
 
     JSON: topic, seconds, sends, acknowledged, failed (error text to count), perSecond,
-    bytesPerSecond, latencyMs ({"p50": ..., "max": ...}).
-    """
+    bytesPerSecond, latencyMs ({"p50": ..., "max": ...})."""
     load = BenchLoad(topic, bytes(size), rate)
     async with context.producer(GROUP) as sender:
         await load.run(sender, parallel, seconds)

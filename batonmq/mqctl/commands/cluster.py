@@ -23,8 +23,7 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
     """Clusters and their brokers, with rates.
 
     JSON: RocketMQ's ClusterInfo (brokerAddrTable, clusterAddrTable), with -m also runtimeInfo:
-    address to figures.
-    """
+    address to figures."""
     async with context.admin() as admin:
         info = await cluster_of(admin, cluster_name)
         if context.out.as_json and not more_stats:
@@ -174,8 +173,7 @@ async def broker_status(
 ) -> None:
     """Runtime figures of brokers.
 
-    JSON: RocketMQ's KVTable ({"table": {...}}) of the broker of -b, else address to KVTable.
-    """
+    JSON: RocketMQ's KVTable ({"table": {...}}) of the broker of -b, else address to KVTable."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
         if broker_addr:
@@ -201,8 +199,7 @@ async def get_broker_config(
 ) -> None:
     """Settings of brokers, as they are in force.
 
-    JSON: address to settings.
-    """
+    JSON: address to settings."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
         addresses = await _addresses(admin, broker_addr, cluster_name)
@@ -226,8 +223,7 @@ async def update_broker_config(
 
     A setting is one broker's own: with -c all members get it, slaves, too. It outlasts a restart.
 
-    JSON: the setting, and addresses: where it was changed.
-    """
+    JSON: the setting, and addresses: where it was changed."""
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all brokers of a cluster) or -b (one broker)")
     async with context.admin() as admin:

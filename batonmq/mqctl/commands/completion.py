@@ -16,8 +16,7 @@ def completion(context: click.Context, shell: str) -> None:
     \b
     bash: mqctl completion bash >> ~/.bashrc
     zsh:  mqctl completion zsh >> ~/.zshrc
-    fish: mqctl completion fish > ~/.config/fish/completions/mqctl.fish
-    """
+    fish: mqctl completion fish > ~/.config/fish/completions/mqctl.fish"""
     from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)

@@ -33,8 +33,7 @@ async def consumer_progress(
     JSON: consumerGroup, consumerIdList, diffTotal, inflightTotal, and offsetTable: the entries of
     RocketMQ's ConsumeStats with their queue (topic, brokerName, queueId, brokerOffset,
     consumerOffset, pullOffset, lastTimestamp, diff, inflight: what members have pulled and not
-    consumed); without -g {"groupList": [...]} of those.
-    """
+    consumed); without -g {"groupList": [...]} of those."""
     from batonmq.protocol.topic_name import SYSTEM_GROUPS
 
     async with context.admin() as admin:
@@ -66,8 +65,7 @@ async def consumer_progress(
 async def consumer_connection(context: CommandContext, consumer_group: str) -> None:
     """Who is connected as a member of a group, and what it subscribes to.
 
-    JSON: RocketMQ's ConsumerConnection. Exit code 1 if no member is connected.
-    """
+    JSON: RocketMQ's ConsumerConnection. Exit code 1 if no member is connected."""
     async with context.admin() as admin:
         found = await admin.consumer_groups.connections(consumer_group)
     if found is None:
@@ -116,8 +114,7 @@ async def reset_offset(
     """Let a group continue at a store time, or one queue of it at an offset.
 
     Running members follow at once. JSON: RocketMQ's ResetOffsetBody, {"offsetTable": [...]} with
-    the queue and offset of each; with --dry-run also before: where the group is (null: nowhere).
-    """
+    the queue and offset of each; with --dry-run also before: where the group is (null: nowhere)."""
     queue = None
     if broker_name is not None and queue_id is not None and offset is not None:
         queue = (broker_name, queue_id, offset)
@@ -136,8 +133,7 @@ async def reset_offset(
 async def skip(context: CommandContext, group: str, topic: str, dry_run: bool, yes: bool) -> None:
     """Let a group continue at the end of a topic: it skips what waits for it now.
 
-    JSON: as resetOffset.
-    """
+    JSON: as resetOffset."""
     await _reset(context, group, topic, -1, None, dry_run=dry_run, yes=yes)
 
 

@@ -47,8 +47,7 @@ async def contexts(
 
     `BATONMQ_CONTEXT=NAME mqctl ...` then goes there. Options and NAMESRV_ADDR come first.
 
-    JSON: name to namesrv and controller, where given also trust, cert and credentials.
-    """
+    JSON: name to namesrv and controller, where given also trust, cert and credentials."""
     known = {each: dict(at) for each, at in kept_contexts().items()}
     namesrv, controller = context.given
     if name is None and (remove or namesrv or controller):

@@ -26,8 +26,7 @@ async def get_controller_meta_data(context: CommandContext) -> None:
     isLeader, peers) from the leader, or else from the first that answers; and controllers: what
     each one says, with raftTerm, appliedIndex, committedIndex, journalBytes, journalEntries,
     snapshotBytes, snapshotIndex, digestIndex, stateDigest, rules,
-    problems from a BatonMQ controller.
-    """
+    problems from a BatonMQ controller."""
     async with context.controller() as (_, controller):
         answers = await controller.all_metadata()
     best = best_answer(answers)
@@ -91,8 +90,7 @@ def _columns(address: str, answer: ControllerMetadata | BatonError) -> list[obje
 async def get_controller_config(context: CommandContext) -> None:
     """Settings of each controller.
 
-    JSON: address to settings.
-    """
+    JSON: address to settings."""
     async with context.controller() as (_, controller):
         found = await context.ask_each(controller.addresses, controller.config)
     context.out.settings(found)
@@ -106,8 +104,7 @@ async def update_controller_config(context: CommandContext, key: str, value: str
 
     A setting is one controller's own: -a names all that shall have it.
 
-    JSON: the setting, and addresses: where it was changed.
-    """
+    JSON: the setting, and addresses: where it was changed."""
     async with context.controller() as (_, controller):
 
         async def change(address: str) -> str | None:
@@ -158,8 +155,7 @@ async def clean_broker_metadata(
     For replicas that are gone for good. The data folder stays: started from it, a replica joins
     again.
 
-    JSON: clusterName, brokerName, brokerControllerIdsToClean (empty: the whole group).
-    """
+    JSON: clusterName, brokerName, brokerControllerIdsToClean (empty: the whole group)."""
     if whole_group == bool(broker_ids):
         raise click.UsageError("which replicas? give -b IDS, or --wholeGroup for all of the group")
     which = named("broker", broker_ids) if broker_ids else "every replica"

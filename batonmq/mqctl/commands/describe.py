@@ -29,8 +29,7 @@ async def describe(context: CommandContext, kind: str, name: str) -> None:
 
     JSON of a topic: topic, brokers (broker name to RocketMQ's TopicConfig, and messages,
     lastUpdateTimestamp), groups (name to diff). JSON of a group: consumerGroup, brokers (broker
-    name to RocketMQ's SubscriptionGroupConfig), members, topics (name to diff).
-    """
+    name to RocketMQ's SubscriptionGroupConfig), members, topics (name to diff)."""
     async with context.admin() as admin:
         found = await (_topic if kind == "topic" else _group)(admin, name)
     if context.out.as_json:

@@ -54,8 +54,7 @@ async def doctor(
     Settings with a password, secret, token or key in their name have no value in it, and messages
     are not read. DIR: as of `mqctl verdict`.
 
-    JSON: bundle, files (names in it).
-    """
+    JSON: bundle, files (names in it)."""
     from batonmq.mqctl.verdict.judge import judge
 
     evidence = await gather(context, folders, READ_S, classic=classic)

@@ -74,8 +74,7 @@ async def elect_master(
     election unclean, cutLaterAcks, logEnd and confirmed (bytes), offsetsClamped (offsets of groups
     above the new end of their queue). Of a planned switch masterBefore, heldMs, and gapMs: from the
     end of the hold to the first acknowledgement, or if no send waited to the opening. Null if
-    unknown.
-    """
+    unknown."""
     if unclean and broker_id is None:
         raise click.UsageError("--unclean needs the replica named: give -b N")
     if cut_later_acks and not unclean:
@@ -97,8 +96,7 @@ async def drain(context: CommandContext, broker_addr: str) -> None:
     Exit code 1, and nothing is changed, if no other living member of its set has everything.
 
     JSON: brokerName, brokerId, wasMaster, masterBrokerId, others (ids of the living members of the
-    set without this one).
-    """
+    set without this one)."""
     async with context.controller() as (admin, controller):
         moved = await move_away(context, admin, controller, broker_addr)
     if context.out.as_json:
@@ -165,8 +163,7 @@ async def undrain(context: CommandContext, broker_addr: str, wants_lead: bool) -
     With --master it becomes master then. --timeout says how long; exit code 1 if that was too
     short.
 
-    JSON: brokerName, brokerId, masterBrokerId.
-    """
+    JSON: brokerName, brokerId, masterBrokerId."""
     import asyncio
 
     from batonmq.runtime.clock import boot_ms

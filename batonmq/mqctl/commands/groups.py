@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 async def get_consumer_config(context: CommandContext, group_name: str) -> None:
     """Settings of a consumer group at each master.
 
-    JSON: broker name to RocketMQ's SubscriptionGroupConfig.
-    """
+    JSON: broker name to RocketMQ's SubscriptionGroupConfig."""
     async with context.admin() as admin:
         known = await group_configs(admin, group_name, await admin.cluster.masters())
     if not known:
@@ -70,8 +69,7 @@ async def update_sub_group(
 ) -> None:
     """Create a consumer group, or change what is given of it.
 
-    JSON: broker name to RocketMQ's SubscriptionGroupConfig as it is now.
-    """
+    JSON: broker name to RocketMQ's SubscriptionGroupConfig as it is now."""
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
     from msgspec.structs import replace
@@ -118,8 +116,7 @@ async def delete_sub_group(
     It shows who is connected and what waits, and asks. A member that stays connected makes the
     group again with its next heartbeat.
 
-    JSON: groupName, removeOffset, brokerAddrs (broker name to the master where it was done).
-    """
+    JSON: groupName, removeOffset, brokerAddrs (broker name to the master where it was done)."""
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
     async with context.admin() as admin:
@@ -149,8 +146,7 @@ async def delete_sub_group(
 async def producer_connection(context: CommandContext, producer_group: str) -> None:
     """Who is connected as a producer of a group. Exit code 1 if there is none.
 
-    JSON: RocketMQ's ProducerConnection ({"connectionSet": [...]}).
-    """
+    JSON: RocketMQ's ProducerConnection ({"connectionSet": [...]})."""
     async with context.admin() as admin:
         found = await admin.consumer_groups.producers(producer_group)
     if not found:
@@ -177,8 +173,7 @@ async def broker_consume_stats(
     """How far all groups of a broker are, queue by queue.
 
     JSON: {"queues": [...]} of broker, topic, consumerGroup, queueId, brokerOffset, consumerOffset,
-    diff, lastTimestamp.
-    """
+    diff, lastTimestamp."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
         masters = await admin.cluster.masters(cluster_name, broker_addr)

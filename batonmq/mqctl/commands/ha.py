@@ -34,8 +34,7 @@ async def get_sync_state_set(
     """Master and in-sync replicas, from the controllers.
 
     JSON: RocketMQ's BrokerReplicasInfo (replicasInfoTable: broker name to masterBrokerId,
-    masterAddress, masterEpoch, syncStateSetEpoch, inSyncReplicas, notInSyncReplicas).
-    """
+    masterAddress, masterEpoch, syncStateSetEpoch, inSyncReplicas, notInSyncReplicas)."""
     exclusive(("-b", broker_name), ("-c", cluster_name))
     async with context.controller() as (admin, controller):
         names = [broker_name] if broker_name else await _groups(context, admin, cluster_name)
@@ -97,8 +96,7 @@ async def ha_status(
 ) -> None:
     """What masters have sent to their slaves.
 
-    JSON: RocketMQ's HARuntimeInfo of the broker of -b, else address to HARuntimeInfo.
-    """
+    JSON: RocketMQ's HARuntimeInfo of the broker of -b, else address to HARuntimeInfo."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
         if broker_addr:
@@ -157,8 +155,7 @@ async def get_broker_epoch(
     """The epochs in the log of each replica.
 
     JSON: a list of RocketMQ's EpochEntryCache (clusterName, brokerName, brokerId, epochList,
-    maxOffset), one for each replica that is registered.
-    """
+    maxOffset), one for each replica that is registered."""
     exclusive(("-b", broker_name), ("-c", cluster_name))
     async with context.admin() as admin:
         info = await cluster_of(admin, cluster_name, broker_name)
@@ -193,8 +190,7 @@ async def repair_replica(context: CommandContext, broker_addr: str, yes: bool) -
     every replica is suspect, this declares its log good enough: damage at its end is cut off
     (kept in the folder truncated of its store), and it may be elected. What it lacks is lost then.
 
-    JSON: {"brokerAddr", "suspect", "done"}.
-    """
+    JSON: {"brokerAddr", "suspect", "done"}."""
     async with context.admin() as admin:
         suspect = (await admin.brokers.runtime_info(broker_addr)).get("suspect", "")
         if not suspect:

@@ -45,8 +45,7 @@ async def health(
 
     JSON: healthy, state, groupsDown, cluster, problems, nextSteps (one for each problem), notes,
     controllerLeaderAddress, nameServers, controllers, brokers (address, alive), replicasInfoTable
-    as getSyncStateSet; with --watch one document a line.
-    """
+    as getSyncStateSet; with --watch one document a line."""
     if within_s is not None and not watch:
         raise click.UsageError("--within goes with --watch")
     import asyncio

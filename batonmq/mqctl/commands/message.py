@@ -55,8 +55,7 @@ async def send_message(
 ) -> None:
     """Send one message. Ends with 1 if it was not acknowledged by every replica that counts.
 
-    JSON: RocketMQ's SendResult (sendStatus, msgId, offsetMsgId, messageQueue, queueOffset).
-    """
+    JSON: RocketMQ's SendResult (sendStatus, msgId, offsetMsgId, messageQueue, queueOffset)."""
     if queue_id is not None and broker is None:
         raise click.UsageError("-i names a queue of one broker group: give -b as well")
     from batonmq.protocol.message import Message
@@ -148,8 +147,7 @@ async def consume_message(
     """Read what a topic holds now, without committing.
 
     JSON: a list of messages with the names of RocketMQ's MessageExt; body is the text, or null
-    with bodyBase64 for what is no UTF-8.
-    """
+    with bodyBase64 for what is no UTF-8."""
     if queue_id is not None and broker_name is None:
         raise click.UsageError("-i names a queue of one broker group: give -b as well")
     if offset is not None and queue_id is None:
@@ -263,8 +261,7 @@ async def tail(
 ) -> None:
     """Show the last messages of a topic, one a line, and with -f those that come.
 
-    Nothing is committed. JSON: one message a line, as in consumeMessage.
-    """
+    Nothing is committed. JSON: one message a line, as in consumeMessage."""
     import asyncio
 
     from batonmq.protocol.codes import LONG_MAX
@@ -326,8 +323,7 @@ async def query_msg_by_id(context: CommandContext, msg_ids: str, topic: str | No
     """Find a message by its id.
 
     An offset id names the broker that stored it; if that one does not answer, the masters of now
-    are asked. JSON: the message with the names of RocketMQ's MessageExt, a list for several ids.
-    """
+    are asked. JSON: the message with the names of RocketMQ's MessageExt, a list for several ids."""
     wanted = [part.strip() for part in msg_ids.split(",") if part.strip()]
     if not wanted:
         raise click.UsageError("-i is empty")
@@ -403,8 +399,7 @@ async def query_msg_by_offset(
 ) -> None:
     """Show the message at an offset of a queue. By time: consumeMessage -s, tail --since.
 
-    JSON: the message with the names of RocketMQ's MessageExt.
-    """
+    JSON: the message with the names of RocketMQ's MessageExt."""
     from batonmq.protocol.codes import LONG_MAX
 
     async with context.consumer(CONSUMER_GROUP) as consumer:
@@ -437,8 +432,7 @@ async def query_msg_by_key(
 ) -> None:
     """Find messages by key.
 
-    JSON: a list of messages with the names of RocketMQ's MessageExt. Finding none ends with 1.
-    """
+    JSON: a list of messages with the names of RocketMQ's MessageExt. Finding none ends with 1."""
     async with context.admin() as admin:
         found = await admin.messages.by_key(
             topic, msg_key, max_messages=max_num, begin_ms=begin_ms, end_ms=end_ms

@@ -33,8 +33,7 @@ async def export_metadata(
     give those away. `mqctl importMetadata` reads the file.
 
     JSON: form, and brokers: name to topics, groups, offsets ("topic@group" to queue to offset),
-    settings, users and acls.
-    """
+    settings, users and acls."""
     async with context.admin() as admin:
         masters = await admin.cluster.masters(cluster_name)
         brokers = {name: await _of_broker(admin, name, a) for name, a in masters.items()}
@@ -132,8 +131,7 @@ async def import_metadata(
     is there keeps its secret, type, status and rights, and is named if the rights differ.
 
     JSON: topics, groups, offsets, settings, users: how many were written; newSecrets: by user;
-    refused: texts.
-    """
+    refused: texts."""
     brokers = _read(file)
     refused: list[str] = []
     done = dict.fromkeys((*_PARTS, "settings", "users"), 0)

@@ -72,8 +72,7 @@ async def migrate(
     Exit code 1: something is in the way, or it was not done in time.
 
     JSON: plan, status and leave: group, members (brokerId, address, kind, version, master, inSync,
-    alive), problems, steps. join: brokerId, address. switch: as electMaster.
-    """
+    alive), problems, steps. join: brokerId, address. switch: as electMaster."""
     async with context.controller() as (admin, controller):
         run = Migration(context, admin, controller, broker_name, wait_s)
         if step in ("plan", "status"):

@@ -77,8 +77,7 @@ async def roll(
     are restarted, 1 failed, 3 stopped at a doubt.
 
     JSON: rolled, skipped (done before), left (names), doubt, nextStep ("" if there is none); with
-    --dry-run order (name, how) as well.
-    """
+    --dry-run order (name, how) as well."""
     from batonmq.mqctl.roll import Doubt
 
     exclusive(("--by", by), ("--restartWith", restart_with))

@@ -76,8 +76,7 @@ async def timeline(
     setBefore, syncStateSet, truncations, setChanges, steps, clockProblems. Kinds: first_election,
     failover, planned_switch, operator_election, unclean_election, switch_failed, master_lost,
     election_blocked, slave_lost, replica_joined, broker_restarted, lease_lost, controller_change,
-    diverged, cleaned.
-    """
+    diverged, cleaned."""
     if follow:
         if files or as_events:
             raise click.UsageError("--follow goes with neither --file nor --events")

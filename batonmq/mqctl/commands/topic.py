@@ -24,8 +24,7 @@ async def topic_list(context: CommandContext, cluster_model: bool) -> None:
     """All topics.
 
     JSON: RocketMQ's TopicList ({"topicList": [...]}); with -c the entries are objects with
-    clusterName, topic, consumerGroup.
-    """
+    clusterName, topic, consumerGroup."""
     async with context.admin() as admin:
         topics = await admin.topics.names()
         if not cluster_model:
@@ -68,8 +67,7 @@ async def _with_groups(
 async def topic_route(context: CommandContext, topic: str, as_list: bool) -> None:
     """Which brokers hold a topic.
 
-    JSON: RocketMQ's TopicRouteData (brokerDatas, queueDatas).
-    """
+    JSON: RocketMQ's TopicRouteData (brokerDatas, queueDatas)."""
     async with context.admin() as admin:
         route = await admin.topics.route(topic)
         addresses = [a for data in route.broker_datas for a in data.broker_addrs.values()]
@@ -103,8 +101,7 @@ async def topic_status(context: CommandContext, topic: str) -> None:
     """Offsets of every queue of a topic.
 
     JSON: {"offsetTable": [...]}, the entries of RocketMQ's TopicStatsTable with their queue
-    (topic, brokerName, queueId, minOffset, maxOffset, lastUpdateTimestamp).
-    """
+    (topic, brokerName, queueId, minOffset, maxOffset, lastUpdateTimestamp)."""
     async with context.admin() as admin:
         stats = await admin.topics.stats(topic)
     if context.out.as_json:
@@ -136,8 +133,7 @@ async def stats_all(context: CommandContext, topic: str | None, active_topic: bo
 
     A second in the last minute, and in the last 24 hours; brokers count from their start.
     JSON: {"topics": [...]} of topic, group (null: what came in), tps, day, diff (null without a
-    group).
-    """
+    group)."""
     from batonmq.protocol.topic_name import is_retry_or_dlq, is_system_topic
 
     async with context.admin() as admin:
@@ -193,8 +189,7 @@ async def update_topic(
     A new topic has 8 queues to read and to write, and perm 6, unless given.
 
     JSON: RocketMQ's TopicConfig as it is now at the first broker, brokerAddrs: broker name to the
-    master where it was done, and topicConfigs: broker name to TopicConfig.
-    """
+    master where it was done, and topicConfigs: broker name to TopicConfig."""
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
     from batonmq.client.admin.types import TopicChanges
@@ -245,8 +240,7 @@ def _attributes(text: str | None) -> dict[str, str]:
 async def delete_topic(context: CommandContext, topic: str, cluster_name: str, yes: bool) -> None:
     """Delete a topic from brokers and name servers. It shows what is lost, and asks.
 
-    JSON: topicName, clusterName, and brokerAddrs: broker name to the master where it was done.
-    """
+    JSON: topicName, clusterName, and brokerAddrs: broker name to the master where it was done."""
     async with context.admin() as admin:
         context.confirm(await _what_is_deleted(admin, topic, cluster_name), yes=yes)
         done = await admin.topics.delete(topic, cluster_name)
@@ -278,8 +272,7 @@ async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
 async def get_topic_config(context: CommandContext, topic: str) -> None:
     """Settings of a topic at each master.
 
-    JSON: broker name to RocketMQ's TopicConfig.
-    """
+    JSON: broker name to RocketMQ's TopicConfig."""
     async with context.admin() as admin:
         found = await topic_settings(admin, topic)
     context.out.settings(found)

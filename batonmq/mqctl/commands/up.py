@@ -50,8 +50,7 @@ async def up(
     again. A replica is removed only if others of its set have everything, and as many as
     minInSyncReplicas asks for.
 
-    JSON: action, brokers (name, address, group); of restart as `mqctl roll`.
-    """
+    JSON: action, brokers (name, address, group); of restart as `mqctl roll`."""
     if new_group == bool(what) if action == "add" else what is None or new_group:
         form = {"add": "GROUP, or --newGroup", "remove": "HOST:PORT, or GROUP --wholeGroup"}
         raise click.UsageError(f"up {action} needs {form.get(action, 'HOST:PORT')}")

@@ -55,8 +55,7 @@ async def user(
     old one; `show` says who uses it. `update` with a password replaces all secrets at once.
 
     JSON: the users with username, userType, userStatus; of show also rotation and policies; of
-    rotate secretKey, if it was made.
-    """
+    rotate secretKey, if it was made."""
     if (name is None) != (action == "list"):
         raise click.UsageError(f"{action}: give NAME" if name is None else "list takes no NAME")
     if action != "rotate" and (old_for is not None or finish or cancel or force):
@@ -233,8 +232,7 @@ async def acl(
     `import FILE...` makes users and entries of RocketMQ's ACL 1.0 (plain_acl.yml), and names what
     2.0 cannot say. Again, it changes nothing.
 
-    JSON: of list RocketMQ's AclInfo; of explain allowed and reason; of import users and lost.
-    """
+    JSON: of list RocketMQ's AclInfo; of explain allowed and reason; of import users and lost."""
     if action == "explain":
         await _explain(context, names, source_ip)
         return
@@ -358,8 +356,7 @@ async def whoami(context: CommandContext) -> None:
 
     Any user may ask them.
 
-    JSON: name server to username, userType, userStatus, peer.
-    """
+    JSON: name server to username, userType, userStatus, peer."""
     async with context.admin() as admin:
         answers = await context.ask_each(context.name_servers, admin.users.who_am_i)
     seen = {at: {**plain(user), "peer": peer} for at, (user, peer) in answers.items()}

@@ -75,8 +75,7 @@ async def verdict(
     JSON: state, cluster, time, incidents (incident, meaning, subject, cause, sinceTimestamp,
     groups, topics, consumers, symptomOf, repairs: what, command, seconds, lost, copies), groups
     (group, state safe, lost or unknown, how, holders, endOffset, lost), restarts (node, allowed,
-    why, first), absent (name, why); with --check: ok, problems.
-    """
+    why, first), absent (name, why); with --check: ok, problems."""
     if checked_file is not None:
         _check(context, checked_file, folders)
         return

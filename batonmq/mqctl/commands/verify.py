@@ -32,8 +32,7 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
 
     JSON: store, healthy, files, bytes, records, beginOffset, endOffset, tailBytes (behind the last
     whole record, of a writer that runs or crashed), damages (file, offset, bytes, what), truncated
-    (file, bytes: what was cut from the log and kept).
-    """
+    (file, bytes: what was cut from the log and kept)."""
     import asyncio
 
     from batonmq.mqctl.store_check import Verdict, segments_of, verify
