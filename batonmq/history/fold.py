@@ -46,7 +46,6 @@ def stories(events: Iterable[HistoryEvent]) -> list[Story]:
 
 
 def failovers(events: Iterable[HistoryEvent]) -> list[Story]:
-    """The stories that ended in a new master."""
     return [story for story in stories(events) if story.is_election]
 
 
@@ -82,7 +81,6 @@ class Fold:
         return left
 
     def latest(self, broker_name: str) -> Story | None:
-        """The newest election of a group."""
         group = self._groups.get(broker_name)
         return group.latest if group is not None else None
 

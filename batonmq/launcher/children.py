@@ -107,7 +107,6 @@ class Children:
         self._rotating: asyncio.Task[None] | None = None
 
     async def start_all(self) -> None:
-        """Starts every process at once."""
         if self._watchdog_s > 0:
             self._notify = NotifySocket(
                 lambda pid, message: self._watchdog.heard(pid, message, boot_ms())
@@ -127,7 +126,6 @@ class Children:
             raise
 
     async def remove(self, name: str) -> None:
-        """Ends one process for good."""
         child = self.by_name[name]
         child.leaving = True
         await self.stop(name)

@@ -70,7 +70,7 @@ class LocalCluster:
         respawn: bool = False,
         watchdog_s: float = 0.0,
     ) -> None:
-        """Who made `fork_server` closes it."""
+        """`fork_server` is not closed here."""
         self.layout = layout
         self.view = ClusterSnapshot()
         self.whole = False
@@ -137,7 +137,7 @@ class LocalCluster:
         write_document(self.layout.planned_cluster_file, planned)
 
     async def _answer(self, asked: Mapping[str, object]) -> Mapping[str, str]:
-        """Of `control`: one change after the other."""
+        """Answers one request on `control`; changes are made one after the other."""
         changes = {"add": self.add_broker, "remove": self.remove_broker, "secure": self.secure}
         change = changes.get(str(asked.get("do")))
         what = asked.get("group", asked.get("address", asked.get("stage")))
@@ -334,7 +334,6 @@ class LocalCluster:
         self._poll_now.set()
 
     def _comes_back(self, name: str) -> bool:
-        """Whether a process that has ended is started again."""
         return self._respawn and name not in self._gave_up
 
     def _end_start(self, why: StartError) -> None:
@@ -359,7 +358,7 @@ class LocalCluster:
         return Admin(addresses, client_options=options)
 
     async def _ask_only(self, name_servers: Sequence[NameServerNode]) -> None:
-        """Points `admin` at these."""
+        """`admin` asks only these from now on."""
         addresses = [node.address for node in name_servers]
         try:
             asked = addresses, self.layout.credentials
@@ -435,7 +434,6 @@ def gave_up(layout: Layout, ended: set[str], *, was_whole: bool) -> str:
 
 
 def stop_event() -> asyncio.Event:
-    """An event that SIGTERM and ctrl-C set."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -118,8 +118,6 @@ async def run_demo(options: DemoOptions, fork_server: ForkServer) -> int:
 
 
 class Demo:
-    """One run on a whole cluster."""
-
     def __init__(
         self, options: DemoOptions, layout: Layout, cluster: LocalCluster, reporter: Reporter
     ) -> None:
@@ -131,7 +129,6 @@ class Demo:
         self._group = layout.groups[0]
 
     async def play(self) -> int:
-        """Load, kills, verdict; the exit code."""
         names = self._layout.name_server_addresses
         producer = Producer("demo_producer", name_servers=names, options=ProducerOptions(10_000))
         consumer = PushConsumer(

@@ -24,8 +24,6 @@ class ClusterEvent:
 
 
 class Reporter(Protocol):
-    """Where events go."""
-
     def report(self, event: ClusterEvent) -> None: ...
 
 

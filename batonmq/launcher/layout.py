@@ -63,8 +63,6 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """What both kinds of nodes have."""
-
     index: int
     port: int
     data_dir: Path
@@ -95,7 +93,7 @@ class NodeFiles:
 
 @dataclass(frozen=True, slots=True)
 class NameServerNode(NodeFiles):
-    """A name server process and its embedded controller, if it has one."""
+    """A name server process, with its embedded controller if it has one."""
 
     controller_id: str | None
 
@@ -107,7 +105,7 @@ class NameServerNode(NodeFiles):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In its certificate."""
+        """The node names in its certificate."""
         own = f"namesrv/{self.name}"
         return (own, f"controller/{self.controller_id}") if self.controller_id else (own,)
 
@@ -136,7 +134,7 @@ class BrokerNode(NodeFiles):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In its certificate."""
+        """The node names in its certificate."""
         return (f"broker/{self.group}/{self.index}",)
 
     @property
@@ -153,8 +151,6 @@ Node = NameServerNode | BrokerNode
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A whole local cluster."""
-
     data_dir: Path
     name_servers: tuple[NameServerNode, ...]
     brokers: tuple[BrokerNode, ...]
@@ -247,7 +243,7 @@ class LastPlan:
 
     @property
     def replicas(self) -> int:
-        """Of its largest group."""
+        """How many replicas its largest group has."""
         return max(Counter(group for _, group in self.brokers).values(), default=3)
 
 
@@ -327,7 +323,6 @@ def grown(
 
 
 def new_groups(count: int) -> tuple[str, ...]:
-    """The names of the first groups."""
     return tuple(f"broker-{chr(ord('a') + each)}" for each in range(min(count, MAX_BROKERS)))
 
 

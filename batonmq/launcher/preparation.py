@@ -39,8 +39,6 @@ HOSTS: Final = ("127.0.0.1", "localhost")
 
 
 class StartError(Exception):
-    """Why the cluster cannot start."""
-
     exit_code = 1
 
 

@@ -39,8 +39,6 @@ class CommandFailed(click.ClickException):
 
 
 class CommandContext:
-    """The first argument of every command."""
-
     def __init__(
         self,
         out: Output,

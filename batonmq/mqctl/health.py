@@ -342,7 +342,6 @@ class Findings:
         return [Problem.of(text, f"start them; only if they are gone for good: {forget}")]
 
     def document(self) -> dict[str, Any]:
-        """For scripts."""
         import json
 
         problems = self.problems()
@@ -396,7 +395,6 @@ def controller_document(address: str, answer: ControllerMetadata | BatonError) -
 
 
 def no_cluster(why: str) -> Findings:
-    """The findings where no cluster runs."""
     return Findings({}, {}, {}, ClusterInfo(), BrokerReplicasInfo(), nowhere=why)
 
 

@@ -100,7 +100,6 @@ def lasting_problems(group: MigratedGroup) -> list[str]:
 
 
 def problems_of_switch(group: MigratedGroup, to: Member) -> list[str]:
-    """What forbids making `to` the master."""
     found = problems(group)
     if not to.alive:
         found.append(f"{to.name} does not live")

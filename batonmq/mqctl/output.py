@@ -44,7 +44,6 @@ class Output:
         """One document a line, for commands that print repeatedly."""
 
     def document(self, value: object) -> None:
-        """Prints one JSON document."""
         indent = None if self.compact else 2
         click.echo(json.dumps(value, indent=indent, ensure_ascii=False))
         sys.stdout.flush()
@@ -139,7 +138,6 @@ def plain(body: Any) -> Any:
 
 
 def plain_queue(queue: MessageQueue) -> dict[str, Any]:
-    """topic, brokerName, queueId."""
     import msgspec
 
     fields: dict[str, Any] = msgspec.to_builtins(queue)

@@ -55,7 +55,7 @@ class RollNode:
 
     @property
     def words(self) -> dict[str, str]:
-        """For the words of a command. Raises Doubt for an address that is none."""
+        """What replaces the placeholders of a restart command. Raises Doubt for a bad address."""
         found = _ADDRESS.fullmatch(self.address)
         if found is None:
             raise Doubt(f"{self.address!r} is no address that a command can name")
@@ -159,7 +159,7 @@ def check_may_restart(findings: Findings, nodes: Sequence[RollNode], node: RollN
 
 
 def _as_evidence(node: RollNode) -> verdict.NodeEvidence:
-    """Of a process that answers: the cluster is whole."""
+    """A process that answers, as evidence for `judge`."""
     kind: verdict.NodeKind = verdict.BROKER if node.kind == "broker" else verdict.NAME_SERVER
     facts = verdict.ControllerFacts("", node.controller) if node.controller else None
     return verdict.NodeEvidence(

@@ -26,8 +26,6 @@ COMPOSE: Final = "docker compose"
 
 
 class Backend(Protocol):
-    """A way to restart one process."""
-
     @property
     def how(self) -> str:
         """Names it; another text is another roll."""

@@ -85,7 +85,7 @@ class Target:
     """The user that signs the requests; None: they are not signed."""
 
     def __str__(self) -> str:
-        """Where a command goes, for people."""
+        """Which cluster a command asks, for people."""
         asked = ";".join(self.name_servers or self.controllers)
         if self.context:
             return f"{self.context} ({asked})"
@@ -253,7 +253,6 @@ def data_folder(environ: Mapping[str, str], *, folder: Path, hint: Path | None) 
 
 
 def data_folder_here() -> Path | None:
-    """`data_folder` with this process's environment."""
     return data_folder(os.environ, folder=Path.cwd(), hint=current_cluster_file())
 
 

@@ -94,7 +94,6 @@ class NamesrvEndpoint:
         self._changes_perm = asyncio.Lock()
 
     def install(self, processors: Processors) -> None:
-        """Registers all handlers."""
         for code, handler in (
             (RequestCode.PUT_KV_CONFIG, self.put_kv),
             (RequestCode.GET_KV_CONFIG, self.get_kv),
@@ -523,7 +522,6 @@ def _drop_what_no_route_shows(body: RegisterBrokerBody) -> None:
 
 
 def _is_plain(topics: dict[str, TopicConfig]) -> bool:
-    """Whether there is nothing to drop."""
     each = topics.values()
     return (
         # R58: no Python loop, since a table of 10,000 topics is checked in one turn.

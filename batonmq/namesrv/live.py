@@ -68,7 +68,6 @@ class BrokerLiveTable:
         return [(key, self._by_key[key]) for key in islice(self._keys.get(index, ()), most)]
 
     def silent(self, now_ms: int) -> list[tuple[Key, BrokerLiveInfo]]:
-        """The addresses whose heartbeat is overdue."""
         return [known for known in self._by_key.items() if known[1].deadline_ms < now_ms]
 
 

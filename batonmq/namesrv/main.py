@@ -32,7 +32,6 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 
 
 async def serve(main: ServerMain) -> None:
-    """Runs the name server until the process is to stop."""
     service = NamesrvService(
         main.sections["namesrv"], main.sections["controller"], main.tls, main.sections["auth"]
     )

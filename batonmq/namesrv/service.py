@@ -99,7 +99,6 @@ class NamesrvService:
     """A name server serves many clusters."""
 
     async def collect(self, page: MetricsPage) -> None:
-        """The families of a name server for `/metrics`."""
         clusters = self.routes.clusters()
         page.gauge("batonmq_namesrv_clusters", "in the routes", len(clusters))
         page.gauge("batonmq_namesrv_groups", "in the routes", sum(map(len, clusters.values())))

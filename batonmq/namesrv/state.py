@@ -182,7 +182,6 @@ class RouteInfoManager:
     def register(
         self, registration: BrokerRegistration, body: RegisterBrokerBody, now_ms: int
     ) -> Registered:
-        """Applies a registration, or one of its parts, to the routes."""
         wrapper = body.topic_config_serialize_wrapper
         # R58: repeated registrations must not leave topics behind faster than they are forgotten.
         self._topics.forget(len(wrapper.topic_config_table))
@@ -487,7 +486,7 @@ class RouteInfoManager:
         return self._topics.set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """The same, but sets the permissions to read and write."""
+        """As `wipe_write_perm`, but sets the permissions to read and write."""
         return self._topics.set_perm(broker_name, lambda perm: PERM_READ | PERM_WRITE)
 
     def brokers(self) -> Iterator[tuple[str, BrokerData]]:
@@ -497,7 +496,6 @@ class RouteInfoManager:
                 yield name, self._broker_data(name)
 
     def clusters(self) -> dict[str, list[str]]:
-        """Group names of each cluster."""
         return {cluster: list(names) for cluster, names in self._clusters.items()}
 
     def members(self, broker_name: str) -> dict[int, str]:

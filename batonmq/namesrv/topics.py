@@ -54,7 +54,6 @@ class TopicQueueTable:
         assert all(self.groups_of.values()), "a topic without groups"
 
     def groups(self) -> Set[str]:
-        """The groups that have topics."""
         return self._of_group.keys()
 
     def put(self, broker_name: str, topics: Mapping[str, TopicConfig]) -> None:
@@ -71,13 +70,11 @@ class TopicQueueTable:
             self._coming[broker_name].topics.update(topics)
 
     def count(self, broker_name: str) -> int:
-        """How many topics the group has."""
         return len(self._of_group.get(broker_name, ()))
 
     def missing(
         self, broker_name: str, topics: Mapping[str, TopicConfig]
     ) -> dict[str, TopicConfig]:
-        """Those of `topics` that the group does not have."""
         known = self._of_group.get(broker_name, {})
         if topics.keys() <= known.keys():
             return {}
@@ -102,7 +99,6 @@ class TopicQueueTable:
                 self._coming[name].topics.pop(topic, None)
 
     def remove_group(self, broker_name: str) -> None:
-        """The group has no topics from now on."""
         self._coming.pop(broker_name, None)
         self._leave(broker_name, self._of_group.pop(broker_name, {}))
 

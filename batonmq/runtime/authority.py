@@ -64,8 +64,6 @@ class NodeCertificate:
 
 
 class Authority:
-    """The authority whose files are in `folder`."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

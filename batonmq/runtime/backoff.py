@@ -11,8 +11,6 @@ def pause_ms(first_ms: int, max_ms: int, failures: int) -> int:
 
 
 class Backoff:
-    """Counts failed attempts in a row."""
-
     __slots__ = ("_failures", "_first_ms", "_max_ms")
 
     def __init__(self, first_ms: int, max_ms: int) -> None:
@@ -26,5 +24,4 @@ class Backoff:
         return pause_ms(self._first_ms, self._max_ms, self._failures)
 
     def reset(self) -> None:
-        """An attempt succeeded."""
         self._failures = 0

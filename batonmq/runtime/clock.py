@@ -14,7 +14,6 @@ def boot_ms() -> int:
 
 
 def boot_s() -> float:
-    """The same in seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -116,7 +116,7 @@ def _fork_again(writing: int) -> int:
 
 
 def _become(start: Start, listeners: Sequence[int]) -> Callable[[], int]:
-    """Makes a fork the new server; returns its main function."""
+    """Turns this fork into the new server; returns its main function."""
     os.setsid()
     while os.getppid() != start.parent:
         if os.getppid() == 1:

@@ -19,8 +19,6 @@ def on_one_line(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """The text format of a server's log."""
-
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = on_one_line(record.message)
         return super().formatMessage(record)

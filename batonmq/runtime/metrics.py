@@ -165,7 +165,6 @@ class MetricsPage:
         return family
 
     def gauge(self, name: str, what: str, value: float, **labels: str) -> None:
-        """Adds a family with one series."""
         self.family(name, "gauge", what).add(value, **labels)
 
     def counter(self, name: str, what: str, value: float, **labels: str) -> None:
@@ -195,7 +194,6 @@ def _release() -> str:
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """The text of labels, to follow the constant ones."""
     return "".join(f',{label}="{_escaped(text)}"' for label, text in labels.items())
 
 
@@ -207,8 +205,6 @@ def _escaped(text: str) -> str:
 
 
 class MetricsSource(Protocol):
-    """A service that publishes metrics."""
-
     @property
     def labels(self) -> Mapping[str, str]: ...
 
@@ -240,7 +236,6 @@ class Metrics:
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
         return len(self._open)
 
     def show(self, source: MetricsSource) -> None:

@@ -140,7 +140,6 @@ class RuntimeSettings(Generic[C]):
         return replace(self._planned(changed), without_effect=tuple(sorted(without_effect)))
 
     def apply(self, change: SettingChange) -> None:
-        """Puts a change in force."""
         for section, values in change.values:
             for name, value in values.items():
                 msgspec.structs.force_setattr(section, name, value)

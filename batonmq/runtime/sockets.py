@@ -42,7 +42,7 @@ def limit_unacknowledged(sock: socket.socket, limit_ms: int) -> None:
 
 
 def limit_unacknowledged_of(transport: asyncio.BaseTransport, limit_ms: int) -> None:
-    """The same for a transport; without effect if it has no TCP socket."""
+    """`limit_unacknowledged` for a transport; without effect if it has no TCP socket."""
     if (sock := _tcp_socket_of(transport)) is not None:
         limit_unacknowledged(sock, limit_ms)
 

@@ -85,6 +85,5 @@ class InOrder(Generic[T]):
             self._space.missing = ""
 
     def close(self) -> None:
-        """Nothing is tried again."""
         if self._timer is not None:
             self._timer.cancel()

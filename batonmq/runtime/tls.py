@@ -386,7 +386,6 @@ class Tls(FollowedFiles[_Loaded]):
 
     @property
     def pem(self) -> tuple[bytes, bytes, bytes]:
-        """Trust, key and certificate as gRPC takes them."""
         return self.value.grpc
 
     @property

@@ -162,7 +162,6 @@ class TlsListener:
             )
 
     def close(self) -> None:
-        """Stops accepting, and ends unproven connections."""
         if self._closed:
             return
         self._closed = True

@@ -33,7 +33,6 @@ class Pace:
             await asyncio.sleep(0)
 
     async def through(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """Yields the items, a step each."""
         for item in items:
             yield item
             await self.step()

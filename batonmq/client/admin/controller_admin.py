@@ -82,8 +82,6 @@ class ControllerAdmin:
         return await self._ask_each(self.metadata)
 
     async def _ask_each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T | BatonError]:
-        """Asks all controllers at once."""
-
         async def one(address: str) -> T | BatonError:
             try:
                 return await ask(address)

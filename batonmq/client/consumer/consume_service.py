@@ -13,8 +13,6 @@ from batonmq.client.instance.client_instance import ClientInstance
 
 @dataclass(frozen=True, slots=True)
 class Consuming:
-    """What a consume service needs of its consumer."""
-
     client: ClientInstance
     group: str
     listener: ListenerCall

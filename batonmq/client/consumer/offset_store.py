@@ -63,7 +63,7 @@ class OffsetStore:
         raise NotImplementedError
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """Another member gets these queues."""
+        """Lets go of these queues: another member gets them."""
         raise NotImplementedError
 
     def resend(self, broker_names: Collection[str]) -> None:

@@ -44,7 +44,6 @@ class ProcessQueue:
 
     @property
     def waiting(self) -> int:
-        """The number of cached messages that are not taken yet."""
         return len(self._cached)
 
     @property

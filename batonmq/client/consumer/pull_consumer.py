@@ -187,7 +187,6 @@ class PullConsumer(Receiver):
         self._begin_at(zip(wanted, positions, strict=True))
 
     def _begin_at(self, positions: Iterable[tuple[MessageQueue, int]]) -> None:
-        """Adds these queues to those that `poll` reads."""
         new = dict(positions)
         self._positions |= new
         self._moved |= new
@@ -280,7 +279,6 @@ class PullConsumer(Receiver):
             self._changed.set()
 
     async def _collect(self) -> None:
-        """Takes the results of the fetches that have ended."""
         errors: list[BaseException] = []
         pace = Pace()
         while self._done:

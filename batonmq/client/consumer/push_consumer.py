@@ -209,7 +209,6 @@ class PushConsumer(Subscriber):
         return await answer(state, request)
 
     async def rebalance(self) -> None:
-        """Rebalances now."""
         if self._service is None:
             raise ClientClosedError(f"consumer {self.group}")
         await self._rebalance()

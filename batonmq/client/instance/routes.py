@@ -33,8 +33,6 @@ HINTED_AT_ONCE = 128
 
 
 class RouteListener:
-    """Notifications of a `RouteTable`."""
-
     def route_changed(self, route: TopicRoute) -> None:
         """A route is new or has changed."""
 

@@ -300,7 +300,6 @@ class Producer(GroupMember):
     async def _observed(
         self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Awaitable[R]]
     ) -> R:
-        """Sends under the hook, if there is one."""
         if self._watch is None:
             return await send(messages)
         call = SendCall(self.group, messages)

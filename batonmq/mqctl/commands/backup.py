@@ -145,7 +145,7 @@ async def _confirmed(context: CommandContext, store: Path, address: str | None) 
 
 
 async def _master_of(admin: Admin, address: str) -> str | None:
-    """Of the group of that broker; None if it is the master, or none is known."""
+    """The master of that broker's group; None if it is the master, or none is known."""
     from batonmq.protocol.codes import MASTER_ID
 
     for group in (await admin.cluster.info()).broker_addr_table.values():

@@ -89,7 +89,7 @@ class _Reports:
         context.out.compact = watch
 
     def show(self, findings: Findings) -> bool:
-        """Whether these are the last ones."""
+        """Shows a round of findings; returns whether it was the last round."""
         from batonmq.mqctl.health import EXIT_CODES
         from batonmq.runtime.clock import boot_ms, wall_ms
 

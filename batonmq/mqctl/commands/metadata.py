@@ -59,7 +59,7 @@ _COUNTED = (*_PARTS, "users")
 
 
 def _contents(brokers: dict[str, dict[str, Any]], parts: Iterable[str]) -> str:
-    """A file of an earlier version has no users."""
+    """What a file holds, in a line; a file of an earlier version has no users."""
     counts = ((sum(len(b.get(part, ())) for b in brokers.values()), part) for part in parts)
     return ", ".join(counted(count, part.removesuffix("s")) for count, part in counts)
 
@@ -162,7 +162,7 @@ async def import_metadata(
 
 
 def _entries(acl: AclInfo | None) -> dict[tuple[str | None, str], tuple[object, ...]]:
-    """By policy and resource, whatever the order is in which they were made."""
+    """Sorted by policy and resource: two brokers may have them in different orders."""
     return {
         (policy.policy_type, entry.resource): (
             entry.decision,

@@ -184,8 +184,6 @@ def alone(state: Path) -> Iterator[None]:
 
 
 class RollWork:
-    """One run of the command, with its outcome."""
-
     def __init__(
         self, context: CommandContext, admin: Admin, controller: ControllerAdmin, within_s: float
     ) -> None:

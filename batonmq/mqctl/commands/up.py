@@ -179,7 +179,7 @@ class _Change:
         return await self._controller.sync_state_data(self._groups)
 
     async def _forget(self, group: str, ids: list[int]) -> None:
-        """The controllers see the end of a process a moment later."""
+        """Makes the controllers forget it; they notice the end of a process a moment later."""
         from batonmq.protocol.errors import ResponseError
 
         routes = (await self._admin.cluster.info()).broker_addr_table

@@ -64,7 +64,7 @@ class LogTail:
     last_ms: int = 0
 
     def age_ms(self, line: str, now_ms: int) -> int:
-        """Since a line was written; 0 if it has no time."""
+        """How long ago a line was written; 0 if it has no time."""
         written = line_ms(line)
         return now_ms - written if written else 0
 
@@ -132,7 +132,7 @@ class StoreEvidence:
 
     @property
     def is_empty(self) -> bool:
-        """Without a log of its own: lost, wiped, or never used."""
+        """Whether it lacks a log of its own: lost, wiped, or never used."""
         return not self.log_id and not self.has_log
 
     @property
@@ -147,8 +147,6 @@ class StoreEvidence:
 
 @dataclass(frozen=True, slots=True)
 class ControllerFacts:
-    """A controller's data folder."""
-
     folder: str
     node_id: str
     is_empty: bool = False
@@ -201,7 +199,7 @@ class NodeEvidence:
 
     @property
     def is_hung(self) -> bool:
-        """Its process runs and answers no request."""
+        """Whether its process runs and answers no request."""
         is_silent = self.asked and self.refused is not None
         # Of another host: only silence says that it hangs. A refused connection says that it ended.
         if self.process is None or not self.process.pid:

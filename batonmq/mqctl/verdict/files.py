@@ -61,7 +61,7 @@ Until = Callable[[], bool]
 
 
 def process_facts(pid: int) -> ProcessFacts:
-    """Of a process of this host; what may not be read is left out."""
+    """What /proc says of a process of this host; what may not be read is left out."""
     folder = Path(f"/proc/{pid}")
     facts = ProcessFacts(pid)
     try:
@@ -75,7 +75,6 @@ def process_facts(pid: int) -> ProcessFacts:
 
 
 def log_tail(path: Path) -> LogTail:
-    """The end of a process's log; empty without one."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
@@ -165,7 +164,7 @@ def _snapshot_fault(data: bytes) -> str:
 
 
 def store_facts(folder: Path) -> StoreEvidence:
-    """All but the log and what points into it."""
+    """The facts of a store except for its log and what points into the log."""
     reader = _StoreReader(folder)
     reader.read()
     return reader.facts

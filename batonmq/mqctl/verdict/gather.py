@@ -130,7 +130,7 @@ def _local_node(folder: Path, name: str, kind: NodeKind, address: str) -> NodeEv
 
 
 def _node(folder: Path, name: str, kind: NodeKind, address: str) -> NodeEvidence:
-    """With its log and its disk."""
+    """A node with the end of its log and the state of its disk."""
     free, size, read_only = _disk(folder)
     return NodeEvidence(
         name,
@@ -261,7 +261,7 @@ def _with_logs(
 
 
 def _consumers(nodes: Iterable[NodeEvidence]) -> tuple[ConsumersEvidence, ...]:
-    """From the store with the longest log of each group of brokers."""
+    """What consumers have, read from the store with the longest log of each broker group."""
     best: dict[str, StoreEvidence] = {}
     for node in nodes:
         store = node.store

@@ -126,7 +126,7 @@ def _unclean(evidence: Evidence, name: str) -> list[Repair]:
 
 
 def _slaves(evidence: Evidence) -> Iterator[Finding]:
-    """Replicas that run and are not in the set, or cannot follow."""
+    """Replicas that run but are not in the SyncStateSet, or cannot follow."""
     for node in evidence.brokers():
         group, me = evidence.group(node.group), evidence.id_of(node)
         if not node.runs or not node.report or not group.master or me == group.master:

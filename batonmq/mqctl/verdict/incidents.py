@@ -67,7 +67,7 @@ def start_of(evidence: Evidence, node: NodeEvidence) -> Repair:
 
 
 def refill(evidence: Evidence, node: NodeEvidence) -> Repair:
-    """Let it copy its master; only where another store has everything."""
+    """The step that lets it copy its master; offered only if another store has everything."""
     store = node.store
     size = max((each.end - each.begin for each in evidence.stores(node.group)), default=0)
     seconds = START_S + max(size, store.end if store else 0) // REFILL_BYTES_S

@@ -64,7 +64,7 @@ def _store(store: StoreEvidence, end: int) -> dict[str, Any]:
 
 
 def digest_of(path: Path, size: int) -> str:
-    """Of a file's first `size` bytes. Raises OSError."""
+    """BLAKE2b of a file's first `size` bytes; "short" if it has fewer. Raises OSError."""
     total = hashlib.blake2b(digest_size=32)
     with path.open("rb") as file:
         while size > 0 and (piece := file.read(min(size, _PIECE))):
@@ -93,7 +93,7 @@ def check(document: dict[str, Any], folders: Iterable[Path]) -> list[str]:
 
 
 def _in(folder: Path) -> list[Path]:
-    """A store, or those in a data folder of `batonmq up`."""
+    """The stores in a folder: itself, or those of a data folder of `batonmq up`."""
     if (folder / "commitlog").is_dir():
         return [folder]
     return [path.parent for path in sorted(folder.glob("*/commitlog"))]

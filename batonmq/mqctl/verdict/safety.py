@@ -58,7 +58,7 @@ def safety(evidence: Evidence, name: str) -> Safety:
 
 
 def _live(evidence: Evidence, group: GroupEvidence) -> Safety | None:
-    """From what the master reports; None if no master serves."""
+    """What is safe by the master's report; None if no master serves."""
     node = evidence.node_of(group.name, group.master)
     if not group.master or node is None or not node.runs or not node.report:
         return None
@@ -92,7 +92,7 @@ def _member(evidence: Evidence, group: GroupEvidence) -> Safety | None:
 
 
 def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
-    """From the stores' files."""
+    """What is safe by the stores' files."""
     name = group.name
     nodes = {id_: n for n in evidence.brokers(name) if n.store and (id_ := evidence.id_of(n))}
     # A store that has seen a higher masterEpoch knows of an election that this record lacks.
@@ -283,7 +283,7 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
 
 
 def _named(evidence: Evidence, group: GroupEvidence, broker_id: int) -> str:
-    """As the other lines of the verdict name it."""
+    """A store's name as in the other lines of the verdict."""
     node = evidence.node_of(group.name, broker_id)
     return node.name if node is not None else f"broker {broker_id}"
 
