@@ -1,4 +1,4 @@
-"""Events of a running cluster: as lines, as JSON, and for the live view."""
+"""Events of a running cluster, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -49,15 +49,3 @@ class LineReporter:
         clock = time.strftime("%H:%M:%S")
         text = click.style(event.text, fg="red") if event.bad else event.text
         click.echo(f"{clock}  {text}", file=self._out)
-
-
-class MemoryReporter:
-    """Keeps the latest events, each with the time of day, for a view that redraws itself."""
-
-    def __init__(self, keep: int = 12) -> None:
-        self._keep = keep
-        self.lines: list[tuple[str, ClusterEvent]] = []
-
-    def report(self, event: ClusterEvent) -> None:
-        self.lines.append((time.strftime("%H:%M:%S"), event))
-        del self.lines[: -self._keep]

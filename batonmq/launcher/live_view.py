@@ -6,6 +6,8 @@ Drawn with rich, from the watcher's view and each broker's own HA status, once a
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 
 from rich.console import Group
 from rich.filesize import decimal
@@ -14,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batonmq.launcher.cluster import LocalCluster
-from batonmq.launcher.events import ClusterEvent, MemoryReporter
+from batonmq.launcher.events import ClusterEvent
 from batonmq.launcher.layout import BrokerNode
 from batonmq.protocol.errors import BatonError
 
@@ -23,11 +25,11 @@ _LINES_BESIDE = 4
 """Two headings, the last line, and one that stays free."""
 
 
-class LiveView(MemoryReporter):
+class LiveView:
     """Takes the launcher's events and redraws; `attach` before the cluster starts."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._latest: deque[tuple[str, ClusterEvent]] = deque(maxlen=12)  # with the time of day
         self._cluster: LocalCluster | None = None
         self._progress: dict[str, int] = {}
         """Where the log of each broker ends, by address."""
@@ -40,7 +42,7 @@ class LiveView(MemoryReporter):
         self._task = asyncio.create_task(self._draw_forever(), name="live-view")
 
     def report(self, event: ClusterEvent) -> None:
-        super().report(event)
+        self._latest.append((time.strftime("%H:%M:%S"), event))
         self._draw()
 
     async def close(self) -> None:
@@ -122,7 +124,7 @@ class LiveView(MemoryReporter):
         """The newest that fit into so many lines: what is cut off must not be the news."""
         text, width = Text(), self._live.console.width
         shown: list[tuple[str, ClusterEvent]] = []
-        for clock, event in reversed(self.lines):
+        for clock, event in reversed(self._latest):
             lines -= sum(
                 1 + (len(clock) + 2 + len(part)) // width for part in event.text.split("\n")
             )
