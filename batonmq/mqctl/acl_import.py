@@ -13,7 +13,7 @@ import click
 
 from batonmq.auth.plain_acl import PlainAcl, PlainAclError, entry_changes, read_plain_acl
 from batonmq.auth.policy import AclInfo, User, UserInfo
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.protocol.errors import ResponseError
 from batonmq.runtime.words import counted
 
@@ -55,9 +55,8 @@ async def import_plain_acl(
 
 def _read(files: tuple[str, ...]) -> PlainAcl:
     try:
-        return read_plain_acl({file: Path(file).read_text("utf-8") for file in files})
-    except OSError as error:
-        raise CommandFailed(f"{error.filename}: {error.strerror}") from None
+        with disk_failures(", ".join(files)):
+            return read_plain_acl({file: Path(file).read_text("utf-8") for file in files})
     except UnicodeDecodeError:
         raise CommandFailed("a file is not UTF-8") from None
     except PlainAclError as error:

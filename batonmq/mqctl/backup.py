@@ -30,6 +30,7 @@ import msgspec
 from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import REDO_SUFFIX, encode_entries, every_entry
 from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, segments_of, verify
+from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
 from batonmq.runtime.lock_file import FolderLock
@@ -50,7 +51,7 @@ Done = Callable[[int], None]
 """Is given the number of bytes that are done, again and again."""
 
 
-class BackupError(Exception):
+class BackupError(BatonError):
     """What keeps a backup or a restore from being whole."""
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -220,6 +228,8 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.filename:
+            raise _disk_failure(error, None) from error
         raise CommandFailed(
             f"internal error, please report: {type(error).__name__}: {_one_line(error)} "
             "(MQCTL_DEBUG=1 shows where)"
@@ -228,6 +238,19 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
         logging.lastResort = last_resort
     if context.failed or context.exit_code:
         click.get_current_context().exit(context.exit_code or 1)
+
+
+@contextlib.contextmanager
+def disk_failures(where: object) -> Iterator[None]:
+    """An OSError inside becomes a CommandFailed. `where`: the file, if the error names none."""
+    try:
+        yield
+    except OSError as error:
+        raise _disk_failure(error, where) from error
+
+
+def _disk_failure(error: OSError, where: object) -> CommandFailed:
+    return CommandFailed(f"{error.filename or where}: {error.strerror}")
 
 
 @contextlib.contextmanager

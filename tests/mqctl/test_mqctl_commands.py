@@ -819,6 +819,17 @@ def test_a_bug_is_one_line_too(mqctl: Run, consumer: None, monkeypatch: pytest.M
     assert ran.err.count("\n") == 1
 
 
+def test_a_file_that_cannot_be_used_is_no_bug(
+    mqctl: Run, consumer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/etc/key.pem")
+
+    monkeypatch.setattr(FakeConsumer, "max_offset", refuse)
+    ran = mqctl("consumeMessage", "-t", "T")
+    assert (ran.code, ran.err) == (1, "mqctl: /etc/key.pem: Permission denied\n")
+
+
 def test_unknown_commands_and_options_are_wrong_usage(mqctl: Run) -> None:
     for arguments in (("nope",), ("clusterList", "--nope"), ("topicRoute", "-t")):
         ran = mqctl(*arguments)

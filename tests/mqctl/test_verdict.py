@@ -224,7 +224,7 @@ def test_a_receipt_that_cannot_be_written_is_an_error_with_its_file(
 ) -> None:
     file = tmp_path / "none" / "receipt.json"
     ran = mqctl("verdict", *map(str, folders), "--receipt", str(file))
-    assert ran.code == 1 and f"no receipt: {file}: No such file or directory" in ran.err
+    assert ran.code == 1 and f"mqctl: {file}: No such file or directory" in ran.err
     assert "internal error" not in ran.err
 
 
@@ -750,6 +750,14 @@ def test_every_name_in_the_tables_is_an_incident() -> None:
     for incident in INCIDENTS.values():
         assert set(incident.hides) <= INCIDENTS.keys()
     assert len(INCIDENTS) >= 40
+
+
+def test_a_bundle_in_no_folder_names_its_file(
+    mqctl: Run, folders: list[Path], tmp_path: Path
+) -> None:
+    bundle = tmp_path / "none" / "b.tar.gz"
+    ran = mqctl("doctor", "--bundle", str(bundle), *map(str, folders))
+    assert (ran.code, ran.err) == (1, f"mqctl: {bundle}: No such file or directory\n")
 
 
 def test_a_bundle_has_no_secrets(mqctl: Run, folders: list[Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import GOOD, WaitLine
 from batonmq.mqctl.params import SECONDS, command, option
 from batonmq.runtime.words import counted
@@ -48,17 +48,12 @@ async def backup(
 
     JSON (on standard error with -): source, target, beginOffset, endOffset, newBytes, behindBytes,
     segments."""
-    from batonmq.mqctl.backup import BackupError
-
     lock = _lock_of(store)
     try:
-        manifest, facts = await _copy(
-            context, store, target, broker_addr, is_stopped=lock is not None
-        )
-    except BackupError as error:
-        raise CommandFailed(str(error)) from error
-    except OSError as error:
-        raise CommandFailed(f"{error.filename or target}: {error.strerror}") from error
+        with disk_failures(target):
+            manifest, facts = await _copy(
+                context, store, target, broker_addr, is_stopped=lock is not None
+            )
     finally:
         if lock is not None:
             lock.release()
@@ -101,11 +96,10 @@ def _lock_of(store: Path) -> FolderLock | None:
 
     lock = FolderLock(store / "lock")
     try:
-        lock.acquire()
+        with disk_failures(store / "lock"):
+            lock.acquire()
     except FolderLockedError:
         return None
-    except OSError as error:
-        raise CommandFailed(f"{store / 'lock'}: {error.strerror}") from error
     return lock
 
 
@@ -208,19 +202,14 @@ async def restore(
 
     if source == STREAM and len(stores) > 1:
         raise click.UsageError("a stream is read once: give one STORE")
-    store = stores[0]
-    try:
-        with WaitLine("") as progress:
-            done = _progress(progress)
-            for store in stores:
+    with WaitLine("") as progress:
+        done = _progress(progress)
+        for store in stores:
+            with disk_failures(store):
                 if source == STREAM:
                     manifest = backups.restore_from_stream(sys.stdin.buffer, store, done)
                 else:
                     manifest = backups.restore(source, store, done)
-    except backups.BackupError as error:
-        raise CommandFailed(str(error)) from error
-    except OSError as error:
-        raise CommandFailed(f"{error.filename or store}: {error.strerror}") from error
     targets = {"targets": [str(each) for each in stores]}
     _show(context, manifest, source, stores[0], targets, to_stderr=elect)
     if elect:

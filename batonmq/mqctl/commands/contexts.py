@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.params import command
 from batonmq.mqctl.target import (
     CONTEXT_VARIABLE,
@@ -85,8 +85,6 @@ def _keep(known: dict[str, dict[str, str]]) -> None:
     file = contexts_file()
     if file is None:
         raise CommandFailed("this user has no home folder to keep them in")
-    try:
+    with disk_failures(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         show_file(file, json.dumps(known, indent=2) + "\n")
-    except OSError as error:
-        raise CommandFailed(f"{file}: {error.strerror}") from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from batonmq.mqctl.commands.verdict import ANSWER_S, READ_S, document, gather
-from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.context import CommandContext, disk_failures
 from batonmq.mqctl.params import command, option
 from batonmq.runtime.words import counted
 
@@ -59,7 +59,8 @@ async def doctor(
 
     evidence = await gather(context, folders, READ_S, classic=classic)
     parts = dict(_parts(evidence, document(evidence, judge(evidence))))
-    _write(bundle, parts)
+    with disk_failures(bundle):
+        _write(bundle, parts)
     if context.out.as_json:
         context.out.document({"bundle": str(bundle), "files": sorted(parts)})
     else:

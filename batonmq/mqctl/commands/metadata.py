@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import plain
 from batonmq.mqctl.params import command, dry_run_option, option, yes_option
 from batonmq.runtime.words import counted
@@ -43,10 +43,8 @@ async def export_metadata(
     if file is None:
         context.out.document(document)
         return
-    try:
+    with disk_failures(file):
         show_file(Path(file), json.dumps(document, indent=2, sort_keys=True) + "\n")
-    except OSError as error:
-        raise CommandFailed(f"{file}: {error.strerror}") from error
     if context.out.as_json:
         counts = {what: sum(len(each[what]) for each in brokers.values()) for what in _COUNTED}
         context.out.document({"file": file, **counts})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import BAD, GOOD, WaitLine
 from batonmq.mqctl.params import SECONDS, command, exclusive, option
 from batonmq.runtime.words import counted
@@ -171,12 +171,11 @@ def alone(state: Path) -> Iterator[None]:
 
     lock = FolderLock(state.with_suffix(".lock"))
     try:
-        state.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        with disk_failures(state):
+            state.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
     except FolderLockedError as error:
         raise CommandFailed(f"another roll of this cluster runs: {error}") from error
-    except OSError as error:
-        raise CommandFailed(f"{state}: {error.strerror}") from error
     try:
         yield
     finally:
@@ -266,10 +265,8 @@ class RollWork:
         """Raises Doubt, and CommandFailed for a disk that does not keep the progress."""
         from batonmq.mqctl.roll import RollFile
 
-        try:
+        with disk_failures(state):
             await self._roll_all(backend, RollFile(state))
-        except OSError as error:
-            raise CommandFailed(f"{state}: {error.strerror}") from error
 
     async def restart_these(
         self, chosen: Sequence[RollNode], backend: Backend, *, controllers_first: bool

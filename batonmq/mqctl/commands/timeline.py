@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.context import CommandContext, disk_failures
 from batonmq.mqctl.output import DIM, when
 from batonmq.mqctl.params import COUNT, Timestamp, command, option
 from batonmq.runtime.words import counted
@@ -114,10 +114,8 @@ def _why_nothing(events: Events, broker_name: str, since_ms: int | None) -> str:
 def _from_files(files: Iterable[Path]) -> Events:
     from batonmq.history.reader import read_histories
 
-    try:
+    with disk_failures("a history"):
         sources, problems = read_histories(files)
-    except OSError as error:
-        raise click.ClickException(str(error)) from error
     return _merged(sources, problems)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import BAD, DIM, GOOD, when
 from batonmq.mqctl.params import SECONDS, command, option
 from batonmq.runtime.words import counted, named
@@ -96,10 +96,8 @@ async def verdict(
 def _write_receipt(file: Path, evidence: Evidence, judgement: Judgement) -> None:
     from batonmq.mqctl.verdict.receipt import receipt
 
-    try:
+    with disk_failures(file):
         file.write_text(json.dumps(receipt(evidence, judgement), indent=2) + "\n")
-    except OSError as error:
-        raise CommandFailed(f"no receipt: {error.filename or file}: {error.strerror}") from error
 
 
 async def gather(
@@ -146,7 +144,8 @@ def _check(context: CommandContext, file: Path, folders: tuple[Path, ...]) -> No
     if not folders:
         raise click.UsageError("--check needs the folders of the stores: DIR...")
     try:
-        problems = check(json.loads(file.read_text()), folders)
+        with disk_failures(file):
+            problems = check(json.loads(file.read_text()), folders)
     except (ValueError, KeyError, TypeError) as error:
         raise CommandFailed(f"{file}: no receipt: {error!r}") from error
     context.exit_code = 1 if problems else 0
