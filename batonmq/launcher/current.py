@@ -11,8 +11,6 @@ import os
 import shlex
 from pathlib import Path
 
-from batonmq.runtime.durable_file import show_file
-
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +49,9 @@ def hint_file() -> Path | None:
 
 def announce(cluster_file: Path) -> None:
     """Points the hint at this cluster, in one step."""
+    # Here, because every mqctl command loads this module, and only reads the hint.
+    from batonmq.runtime.durable_file import show_file
+
     hint = hint_file()
     if hint is None:
         return

@@ -103,6 +103,7 @@ class Connections:
             await remoting.close()
 
     def spawn(self, work: Coroutine[Any, Any, T], *, log_failure: bool = True) -> asyncio.Task[T]:
+        """Runs a background task until this client closes."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop holds only a weak reference
         task.add_done_callback(self._log_failure if log_failure else self._discard)
