@@ -88,6 +88,7 @@ class NodeFiles:
     @property
     def argv(self) -> list[str]:
         files = ["-c", str(self.config), "--pid-file", str(self.pid_file)]
+        # -P: a file in the folder where it is started must not hide a module.
         return [sys.executable, "-P", "-m", self.MODULE, *files]
 
 
@@ -119,6 +120,7 @@ class NameServerNode(NodeFiles):
 
     @property
     def ports(self) -> tuple[int, ...]:
+        # Name server, and of the controller its remoting, gRPC and Raft ports.
         return tuple(self.port + step for step in ((0, 2, 3, 4) if self.controller_id else (0,)))
 
 
@@ -143,6 +145,7 @@ class BrokerNode(NodeFiles):
 
     @property
     def ports(self) -> tuple[int, ...]:
+        # RocketMQ's second port for clients, the first one, replication.
         return (self.port - 2, self.port, self.port + 1)
 
 
@@ -288,6 +291,7 @@ def plan(
 
 
 def _broker(data_dir: Path, base_port: int, number: int, group: str) -> BrokerNode:
+    # 9876 + 1035 is 10911, the port of RocketMQ's brokers.
     port = base_port + 1035 + 100 * number
     return BrokerNode(number, port, *_files(data_dir, f"broker-{number}"), group)
 
@@ -334,6 +338,7 @@ def _numbers(
     found = []
     for group in groups:
         own = sorted(number for number, owner in owners.items() if owner == group)
+        # `_check` refuses more; here a huge number must not take for ever.
         count = min(replicas, MAX_BROKERS)
         found += [(n, group) for n in itertools.islice(itertools.chain(own, free), count)]
     return found

@@ -102,6 +102,7 @@ _short_repr = _ArgumentRepr().repr
 def _line(
     parameters: tuple[str, ...], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
+    # Not strict: parameters with a default may be absent.
     named = dict(zip(parameters, args, strict=False)) | kwargs
     time = f"now_ms={named.pop('now_ms')} " if "now_ms" in named else ""
     return f"{time}{name}({', '.join(f'{key}={_short_repr(arg)}' for key, arg in named.items())})"

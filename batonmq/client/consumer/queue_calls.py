@@ -128,6 +128,7 @@ class QueueCalls:
             lambda left_ms: RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE),
             deadline_ms=deadline_ms,
         )
+        # Brokers outside controller mode refuse the request.
         return EpochEntryCache.decode(reply.body) if reply.code == ResponseCode.SUCCESS else None
 
     async def consumer_ids(
@@ -142,6 +143,7 @@ class QueueCalls:
             ),
             deadline_ms=deadline_ms,
         )
+        # Brokers refuse the request for a group without members.
         if reply.code != ResponseCode.SUCCESS:
             return None
         return list(GetConsumerListByGroupResponseBody.decode(reply.body).consumer_id_list) or None

@@ -200,6 +200,7 @@ async def repair_replica(context: CommandContext, broker_addr: str, yes: bool) -
             yes=yes,
             question="Trust its log all the same?",
         )
+        # With the reason that was shown: the broker refuses if it has another one by now.
         done = await admin.brokers.repair(broker_addr, suspect)
         if context.out.as_json:
             context.out.document({"brokerAddr": broker_addr, "suspect": suspect, "done": done})

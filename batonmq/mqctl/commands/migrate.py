@@ -120,6 +120,7 @@ class Migration:
 
         async def lacks() -> str:
             group = await self._group()
+            # What somebody has to end does not end by waiting.
             _refuse(lasting_problems(group))
             member = group.member(broker)
             if passing := passing_problems(group):
@@ -151,6 +152,7 @@ class Migration:
         if not member.is_master:
             _refuse(problems_of_switch(group, member))
             await self._await_tables(member)
+            # The set may have changed while it waited.
             group = await self._group()
             _refuse(problems_of_switch(group, self._known(group, broker)))
         before = group.master
@@ -181,6 +183,7 @@ class Migration:
             now = (await self._group()).member(str(member.broker_id))
             if now is not None and now.is_master:
                 raise CommandFailed(f"{member.name} became the master meanwhile")
+            # One that answers runs, whatever the controllers have noticed by now.
             if now is not None and now.kind:
                 return f"{member.name} still answers"
             if now is None or not (now.alive or now.in_sync):
@@ -188,6 +191,7 @@ class Migration:
             return f"{member.name} still runs" if now.alive else f"{member.name} is in the set yet"
 
         await self._wait(f"{member.name} to end", lacks)
+        # Only now: the controllers keep a living replica.
         await self._controller.clean_broker_data("", self._name, (member.broker_id,))
         if not self._context.out.as_json:
             self._context.out.line(
@@ -232,6 +236,7 @@ class Migration:
         if info is None:
             raise CommandFailed(f"the controllers know no broker group named {self._name}")
         answers = await self._controller.all_metadata()
+        # RocketMQ's controllers report no Raft log.
         own = any(not isinstance(a, BatonError) and a.log is not None for a in answers.values())
         asked = [self._member(info, r, r in info.in_sync_replicas) for r in info.replicas]
         members = sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
@@ -252,9 +257,11 @@ class Migration:
             facts = await self._admin.brokers.runtime_info(member.address)
             settings = await self._admin.brokers.config(member.address)
         except BatonError:
+            # `kind` stays empty: it does not answer.
             return member
         return dataclasses.replace(
             member,
+            # Only our brokers report their problems.
             kind=BATONMQ if PROBLEMS_KEY in facts else JAVA,
             version=facts.get("brokerVersionDesc", ""),
             settings=settings,

@@ -297,6 +297,7 @@ class RollWork:
             else:
                 findings = await self._restart(node, backend)
                 self.rolled.append(node.name)
+            # Kept before the next restart: the same command continues from here.
             roll.done.append(node.name)
             file.store(roll)
         file.end()

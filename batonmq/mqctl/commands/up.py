@@ -102,6 +102,7 @@ class _Change:
 
     async def add(self, group: str, count: int) -> None:
         """Raises CommandFailed."""
+        # All are started before it waits: they copy side by side.
         for _ in range(count):
             added = await ask_supervisor(self._context, do="add", group=group)
             group = added["group"]

@@ -203,6 +203,7 @@ def touched(evidence: Evidence, finding: Finding) -> tuple[list[str], list[str]]
     """(topics, consumer groups) with queues on the broker groups that it touches."""
     stores = [s for name in finding.groups for s in evidence.stores(name)]
     topics = sorted({topic for store in stores for topic in store.topics})
+    # Without a store nothing tells which topics it has: every consumer group counts.
     groups = {c.group for c in evidence.consumers if c.topic in topics or not stores}
     return topics, sorted(groups)
 
@@ -257,6 +258,7 @@ def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
 def _show_finding(out: Output, evidence: Evidence, finding: Finding) -> None:
     topics, groups = touched(evidence, finding)
     if finding.groups:
+        # Retry topics, dead letters and the brokers' own topics are not what people ask for.
         own = [topic for topic in topics if not topic.startswith(("RMQ_SYS", "rmq_sys", "%"))]
         text = f"touched: {', '.join(finding.groups)}; {_some('topic', own)}"
         _line(out, f"{text}; {_some('consumer group', groups)}")
