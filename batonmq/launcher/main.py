@@ -137,11 +137,8 @@ def up(
         raise click.UsageError(str(exc)) from exc
     watchdog_s = watchdog if respawn else 0.0
     try:
-        sys.exit(
-            uvloop.run(
-                run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
-            )
-        )
+        work = run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
+        sys.exit(uvloop.run(work))
     except preparation.StartError as exc:
         click.echo(f"batonmq up: {exc}", err=True)
         sys.exit(exc.exit_code)

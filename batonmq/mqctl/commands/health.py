@@ -119,6 +119,12 @@ def _nowhere(target: Target, *, waits: bool) -> str | None:
     return "no cluster runs here yet" if waits else None
 
 
+def _why_unknown(findings: Findings) -> str:
+    if findings.replicas_error is None:
+        return "unknown to the controllers"
+    return f"not known: {findings.replicas_error if findings.leader else 'no controller leads'}"
+
+
 def _show(context: CommandContext, findings: Findings) -> None:
     from batonmq.protocol.codes import MASTER_ID
 
@@ -155,11 +161,7 @@ def _show(context: CommandContext, findings: Findings) -> None:
             add("group", name, None if master else note, note)
             continue
         if info is None:
-            why = "unknown to the controllers"
-            if findings.replicas_error is not None:
-                why = findings.replicas_error if findings.leader else "no controller leads"
-                why = f"not known: {why}"
-            add("group", name, why)
+            add("group", name, _why_unknown(findings))
             continue
         whole = len(info.in_sync_replicas) + len(info.not_in_sync_replicas)
         whole -= len(findings.removed(name))

@@ -109,11 +109,7 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
         id_: distrust(group, id_, node.store, others) for id_, node in nodes.items() if node.store
     }
     trusted = {id_: nodes[id_] for id_ in wanted & nodes.keys() if not doubts[id_]}
-    holders = [
-        n
-        for n in trusted.values()
-        if n.store and not n.has_process and not any(d.kind == "log-tail" for d in n.store.damages)
-    ]
+    holders = [node for node in trusted.values() if _is_read_to_its_end(node)]
     if not holders:
         return _without_holder(group, wanted, nodes, doubts)
     store, best = max(
@@ -133,8 +129,7 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
         part = f" below offset {store.read_from}" if store.end else ""
         why = f"the log of {best.name}{part} was not read: --full reads it"
         return Safety(name, "unknown", why, (best.name,), store.end or -1)
-    is_last_master = evidence.id_of(best) == group.last_master
-    role = "was the last master" if is_last_master else "is a member"
+    role = "was the last master" if evidence.id_of(best) == group.last_master else "is a member"
     log = f"its log is whole up to {store.end}"
     if store.damages:
         log = f"other trusted logs have what is damaged in its log, which ends at {store.end}"
@@ -144,6 +139,13 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     )
     full = [n.name for n in holders if n.store and n.store.end == store.end and not n.store.damages]
     return Safety(name, "safe", how, tuple(full or [best.name]), store.end)
+
+
+def _is_read_to_its_end(node: NodeEvidence) -> bool:
+    # The log of a process that runs was not read.
+    if node.store is None or node.has_process:
+        return False
+    return all(fault.kind != "log-tail" for fault in node.store.damages)
 
 
 def _set(group: GroupEvidence) -> str:
