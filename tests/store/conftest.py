@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -71,6 +72,11 @@ class StoreRig:
         store.abandon()
         self.root = after
 
+    def reopen(self, store: MessageStore, **config: Any) -> MessageStore:
+        """What is there after kill -9."""
+        self.kill(store)
+        return self.open(**config)
+
     def close_all(self) -> None:
         for store in self._open:
             store.abandon()
@@ -134,13 +140,21 @@ class StoreRig:
             offset = result.next_begin_offset
 
     @staticmethod
-    def flip(path: Path, position: int) -> None:
-        """Change one bit of a file."""
+    def write_queues_back(store: MessageStore) -> None:
+        """Units get into their files; a checkpoint does not say so."""
+        store._files.consume_queues.write_back()
+
+    @staticmethod
+    def overwrite(path: Path, position: int, data: bytes) -> None:
         with path.open("r+b") as file:
             file.seek(position)
-            byte = file.read(1)[0]
-            file.seek(position)
-            file.write(bytes([byte ^ 0x10]))
+            file.write(data)
+
+    @staticmethod
+    def flip(path: Path, position: int) -> None:
+        """Change one bit of a file."""
+        byte = path.read_bytes()[position]
+        StoreRig.overwrite(path, position, bytes([byte ^ 0x10]))
 
 
 @pytest.fixture
@@ -148,6 +162,17 @@ def rig(tmp_path: Path) -> Iterator[StoreRig]:
     rig = StoreRig(tmp_path)
     yield rig
     rig.close_all()
+
+
+@pytest.fixture
+def store(rig: StoreRig) -> MessageStore:
+    """A master with an empty log."""
+    return rig.open_master()
+
+
+@pytest.fixture
+def master(store: MessageStore) -> MessageStore:
+    return store
 
 
 @pytest.fixture(scope="session")

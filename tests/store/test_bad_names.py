@@ -59,8 +59,7 @@ def test_r46_bad_records_are_skipped_and_reported_at_every_start(rig, always):
     assert log_hash(rig) == before
 
 
-def test_r46_a_new_master_takes_over_bad_records(rig):
-    store = rig.open_master()
+def test_r46_a_new_master_takes_over_bad_records(rig, store):
     with patch.object(Appender, "_refuse_bad_place", lambda self, message: None):
         rig.put(store, b"bad", topic="a/b")
         rig.put(store, b"good", topic="T")
@@ -71,15 +70,13 @@ def test_r46_a_new_master_takes_over_bad_records(rig):
 
 
 @pytest.mark.parametrize("name", [*BAD, "", "."])
-def test_r46_nothing_is_put_where_no_queue_can_be(rig, name):
-    store = rig.open_master()
+def test_r46_nothing_is_put_where_no_queue_can_be(rig, store, name):
     for _ in range(2):
         with pytest.raises(PutIllegal):
             rig.put(store, b"x", topic=name)
 
 
-def test_r46_only_a_direct_child_is_taken_away(rig, tmp_path):
-    store = rig.open_master()
+def test_r46_only_a_direct_child_is_taken_away(rig, store, tmp_path):
     rig.put_confirmed(store, b"kept", topic="T")
     store.checkpoints.flush_derived()
     victim = tmp_path / "victim"

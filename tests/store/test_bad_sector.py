@@ -124,10 +124,9 @@ def test_r24_a_file_that_was_shortened_under_the_map_is_whole_in_length_again(ri
     assert store.trust.discard_damaged_tail() <= PAGE
 
 
-def test_r24_zeros_at_the_end_do_not_hide_that_more_is_gone_below_them(rig):
+def test_r24_zeros_at_the_end_do_not_hide_that_more_is_gone_below_them(rig, store):
     """The page lies below where a start begins to read, and the log ends in the zeros behind it:
     all from the page on is fetched again, not only what a start looks at."""
-    store = rig.open_master()
     rig.put_confirmed(store, *[b"%02d" % n + bytes([65 + n]) * 900 for n in range(6)])
     store.checkpoints.flush_derived()
     before = (rig.root / "checkpoint").read_bytes()

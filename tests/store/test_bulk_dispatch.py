@@ -4,7 +4,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -228,10 +228,7 @@ def test_r45_a_full_disk_in_the_midst_loses_nothing(rig, monkeypatch):
     rig.root = rig.folder / "full"
     store = rig.open(**LARGE)
     store.slave_log.append_replicated(0, log)
-
-    def no_room(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
+    no_room = Mock(side_effect=OSError(28, "No space left on device"))
     with bulk(always=True):
         before = disk.replace_calls({"pwrite": no_room})
         store.advance_confirm_offset(len(log) // 2)
@@ -240,7 +237,7 @@ def test_r45_a_full_disk_in_the_midst_loses_nothing(rig, monkeypatch):
         store.advance_confirm_offset(len(log))
     store.health.full = ""
     store._files.index.flush()
-    store._files.consume_queues.write_back()
+    rig.write_queues_back(store)
     queues = store._queues.queues
     assert {
         key: (queue.consume_queue.last_physical_end, list(queue.consume_queue.iter_units(0)))

@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
 
 @pytest.mark.parametrize("broker", ["b0", "b1"])
-def test_golden_files_load_and_are_rewritten_alike(broker: str) -> None:
+def test_golden_files_load_and_are_rewritten_alike(broker):
     path = GOLDEN / broker / "checkpoint"
     checkpoint = StoreCheckpoint(path)
     assert checkpoint.confirm_phy_offset == 6760
@@ -24,7 +24,7 @@ def test_golden_files_load_and_are_rewritten_alike(broker: str) -> None:
     assert checkpoint.encode() == path.read_bytes()
 
 
-def test_values_survive_and_an_unchanged_file_is_not_written(tmp_path: Path) -> None:
+def test_values_survive_and_an_unchanged_file_is_not_written(tmp_path):
     path = tmp_path / "store" / "checkpoint"
     checkpoint = StoreCheckpoint(path)
     assert checkpoint.min_timestamp == 0
@@ -50,7 +50,7 @@ def test_values_survive_and_an_unchanged_file_is_not_written(tmp_path: Path) -> 
     assert StoreCheckpoint(path).recovery_offset is None
 
 
-def test_a_new_checkpoint_is_there_after_a_power_cut(tmp_path: Path) -> None:
+def test_a_new_checkpoint_is_there_after_a_power_cut(tmp_path):
     """Its name as well: what it says of the confirmed end tells damage from a torn tail (R24)."""
     with watching(tmp_path / "store") as cut:
         checkpoint = StoreCheckpoint(tmp_path / "store" / "checkpoint")
@@ -62,7 +62,7 @@ def test_a_new_checkpoint_is_there_after_a_power_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [7, 64, 79, 83])
-def test_a_torn_recovery_point_is_not_believed(tmp_path: Path, at: int) -> None:
+def test_a_torn_recovery_point_is_not_believed(tmp_path, at):
     """Torn, or a Java broker went on with the file: it writes the first 40 bytes only."""
     path = tmp_path / "checkpoint"
     checkpoint = StoreCheckpoint(path)
@@ -89,7 +89,7 @@ def with_totals(path: Path, ends: QueueTotals) -> StoreCheckpoint:
     return StoreCheckpoint(path)
 
 
-def test_the_sum_of_the_ends_belongs_to_its_recovery_offset(tmp_path: Path) -> None:
+def test_the_sum_of_the_ends_belongs_to_its_recovery_offset(tmp_path):
     path = tmp_path / "checkpoint"
     again = with_totals(path, QueueTotals(4711, 99, 7))
     assert again.queue_totals == QueueTotals(4711, 99, 7)
@@ -100,14 +100,14 @@ def test_the_sum_of_the_ends_belongs_to_its_recovery_offset(tmp_path: Path) -> N
     assert StoreCheckpoint(path).recovery_offset == 4710
 
 
-def test_a_sum_that_does_not_fit_is_unknown(tmp_path: Path) -> None:
+def test_a_sum_that_does_not_fit_is_unknown(tmp_path):
     """Positions come from the log, which a stranger may have written."""
     again = with_totals(tmp_path / "checkpoint", QueueTotals(4711, 1 << 63, 7))
     assert (again.queue_totals, again.recovery_offset) == (None, 4711)
 
 
 @pytest.mark.parametrize("at", [96, 111, 115])
-def test_a_torn_sum_is_unknown_and_the_rest_is_believed(tmp_path: Path, at: int) -> None:
+def test_a_torn_sum_is_unknown_and_the_rest_is_believed(tmp_path, at):
     path = tmp_path / "checkpoint"
     with_totals(path, QueueTotals(4711, 99, 7))
     data = bytearray(path.read_bytes())
@@ -117,7 +117,7 @@ def test_a_torn_sum_is_unknown_and_the_rest_is_believed(tmp_path: Path, at: int)
     assert (torn.queue_totals, torn.recovery_offset, torn.confirm_phy_offset) == (None, 4711, 5)
 
 
-def test_a_java_broker_may_use_a_file_with_a_sum(tmp_path: Path) -> None:
+def test_a_java_broker_may_use_a_file_with_a_sum(tmp_path):
     """It writes the first 40 bytes only."""
     path = tmp_path / "checkpoint"
     with_totals(path, QueueTotals(4711, 99, 7))
@@ -129,9 +129,7 @@ def test_a_java_broker_may_use_a_file_with_a_sum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01" * 100, bytes(8192)])
-def test_a_file_of_another_length_reads_as_zero_and_is_put_right(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_a_file_of_another_length_reads_as_zero_and_is_put_right(tmp_path, content):
     path = tmp_path / "checkpoint"
     path.write_bytes(content)
     checkpoint = StoreCheckpoint(path)
@@ -141,9 +139,7 @@ def test_a_file_of_another_length_reads_as_zero_and_is_put_right(
     assert path.read_bytes() == bytes(CHECKPOINT_SIZE)
 
 
-def test_r45_what_found_no_room_is_written_by_the_next_flush(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r45_what_found_no_room_is_written_by_the_next_flush(tmp_path, monkeypatch):
     checkpoint = StoreCheckpoint(tmp_path / "checkpoint")
     checkpoint.flush()
     checkpoint.confirm_phy_offset = 1234

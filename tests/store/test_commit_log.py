@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,9 +26,8 @@ def test_what_an_allocation_left_over_goes_at_the_next_start(rig):
     assert not left.exists()
 
 
-def test_one_segment_is_made_ahead_and_none_of_a_log_that_is_closed(rig):
+def test_one_segment_is_made_ahead_and_none_of_a_log_that_is_closed(rig, store):
     """Also where the log ends at a border: the one behind it is the one ahead."""
-    store = rig.open_master()
     store.log.ensure_segment(0)
     store.log.preallocate_next()
     assert names(rig) == [f"{0:020d}"]
@@ -42,14 +42,10 @@ def test_one_segment_is_made_ahead_and_none_of_a_log_that_is_closed(rig):
     assert names(rig) == []
 
 
-def test_r45_a_segment_that_cannot_be_made_ahead_refuses_no_put(rig, monkeypatch):
+def test_r45_a_segment_that_cannot_be_made_ahead_refuses_no_put(rig, store, monkeypatch):
     """There is space in the one that is written, and there may be some when the next one is due."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(Segment, "create", full)
     store.log.preallocate_next()
     assert store.health.full
@@ -92,8 +88,7 @@ def test_r45_wherever_making_a_segment_failed_it_is_made_later(rig, how_long):
     assert walk_errors("changes commitlog ENOSPC", attempt) > 5
 
 
-def test_a_segment_of_somebody_else_is_never_replaced(rig):
-    store = rig.open_master()
+def test_a_segment_of_somebody_else_is_never_replaced(rig, store):
     rig.put_confirmed(store, b"kept")
     theirs = rig.root / "commitlog" / f"{SEGMENT:020d}"
     theirs.write_bytes(b"theirs")

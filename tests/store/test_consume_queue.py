@@ -55,7 +55,7 @@ def indexes(queue: ConsumeQueue) -> list[int]:
 
 
 @pytest.mark.parametrize("broker", ["b0", "b1"])
-def test_golden_queues_point_at_their_messages(broker: str, tmp_path: Path) -> None:
+def test_golden_queues_point_at_their_messages(broker, tmp_path):
     """Every decoded record with a queue is found by (topic, queue id, queue offset)."""
     store = ConsumeQueueStore(GOLDEN / broker / "consumequeue", file_size=20000)
     assert store.load() == []
@@ -76,7 +76,7 @@ def test_golden_queues_point_at_their_messages(broker: str, tmp_path: Path) -> N
     store.close()
 
 
-def test_units_are_read_from_the_tail_and_from_the_file_alike(tmp_path: Path) -> None:
+def test_units_are_read_from_the_tail_and_from_the_file_alike(tmp_path):
     queue = filled(tmp_path, 7)
     queue.write_back()
     for index in range(7, 12):
@@ -94,7 +94,7 @@ def test_units_are_read_from_the_tail_and_from_the_file_alike(tmp_path: Path) ->
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["append", "write", "reopen", "cut"]), max_size=40), st.data())
-def test_a_queue_is_an_array(steps: list[str], data: st.DataObject) -> None:
+def test_a_queue_is_an_array(steps, data):
     """Whatever the order of appends, write-backs, cuts and restarts, it reads like a list."""
     with tempfile.TemporaryDirectory() as folder:
         queue = queue_at(Path(folder))
@@ -121,7 +121,7 @@ def test_a_queue_is_an_array(steps: list[str], data: st.DataObject) -> None:
         queue.close()
 
 
-def test_r22_truncated_units_do_not_come_back(tmp_path: Path) -> None:
+def test_r22_truncated_units_do_not_come_back(tmp_path):
     """Units 0-24 are on disk; the log is cut at unit 7; the process dies; 7 stays the end."""
     queue = filled(tmp_path, 25)
     flush(queue)
@@ -138,7 +138,7 @@ def test_r22_truncated_units_do_not_come_back(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_a_wholly_truncated_queue_keeps_its_place(tmp_path: Path) -> None:
+def test_a_wholly_truncated_queue_keeps_its_place(tmp_path):
     """First file expired, the rest cut: the next message still gets index 10, not 0."""
     queue = filled(tmp_path, 25)
     queue.write_back()
@@ -148,7 +148,7 @@ def test_a_wholly_truncated_queue_keeps_its_place(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_first_unit_not_zero_is_preceded_by_filler(tmp_path: Path) -> None:
+def test_first_unit_not_zero_is_preceded_by_filler(tmp_path):
     """A slave that starts at message 23 of the queue: filler 20-22 as Java writes it."""
     queue = queue_at(tmp_path)
     assert queue.put_unit_at(23, 5000, 100, 9)
@@ -167,7 +167,7 @@ def test_first_unit_not_zero_is_preceded_by_filler(tmp_path: Path) -> None:
     again.close()
 
 
-def test_put_unit_at_skips_what_is_built_and_closes_gaps(tmp_path: Path) -> None:
+def test_put_unit_at_skips_what_is_built_and_closes_gaps(tmp_path):
     queue = queue_at(tmp_path)
     assert queue.put_unit_at(0, 0, 100, 1)
     assert not queue.put_unit_at(0, 0, 100, 1)
@@ -180,7 +180,7 @@ def test_put_unit_at_skips_what_is_built_and_closes_gaps(tmp_path: Path) -> None
     queue.close()
 
 
-def test_r38_a_queue_whose_messages_all_expired_goes_on_behind_any_gap(tmp_path: Path) -> None:
+def test_r38_a_queue_whose_messages_all_expired_goes_on_behind_any_gap(tmp_path):
     """1 five units are in the file. 2 the log now begins behind all of them. 3 a message comes, by
     more than two files of units later."""
     queue = filled(tmp_path, 5)
@@ -202,7 +202,7 @@ def test_r38_a_queue_whose_messages_all_expired_goes_on_behind_any_gap(tmp_path:
     ("time", "lower", "upper"),
     [(5, 0, 0), (10, 0, 0), (15, 1, 0), (20, 1, 3), (25, 4, 3), (30, 4, 4), (31, 5, 4)],
 )
-def test_offset_by_time(tmp_path: Path, time: int, lower: int, upper: int) -> None:
+def test_offset_by_time(tmp_path, time, lower, upper):
     """LOWER: first at or after. UPPER: last at or before; 0 if all are younger."""
     times = [10, 20, 20, 20, 30]
     queue = filled(tmp_path, 5)
@@ -217,8 +217,8 @@ def test_offset_by_time(tmp_path: Path, time: int, lower: int, upper: int) -> No
 
 @pytest.mark.parametrize("begun", [False, True], ids=["new queue", "behind a gap"])
 def test_filler_is_written_in_slices_also_where_the_disk_is_full_in_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
-) -> None:
+    tmp_path, monkeypatch, begun
+):
     """20 bytes for each of 20,000 messages that are gone; while there is space no write has more
     than a slice of it."""
     sizes: list[int] = []
@@ -246,7 +246,7 @@ def test_filler_is_written_in_slices_also_where_the_disk_is_full_in_between(
     assert not struck and max(sizes) <= 2 * 64 * 1024
 
 
-def test_offset_by_time_of_an_empty_queue_and_of_filler(tmp_path: Path) -> None:
+def test_offset_by_time_of_an_empty_queue_and_of_filler(tmp_path):
     queue = queue_at(tmp_path)
     assert queue.offset_by_time(5, Boundary.LOWER, lambda _o, _s: 1) == 0
     queue.put_unit_at(13, 100, 10, 0)
@@ -255,7 +255,7 @@ def test_offset_by_time_of_an_empty_queue_and_of_filler(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_min_offset_follows_the_log(tmp_path: Path) -> None:
+def test_min_offset_follows_the_log(tmp_path):
     queue = filled(tmp_path, 35)
     queue.write_back()
     queue.correct_min_offset(1250)
@@ -268,7 +268,7 @@ def test_min_offset_follows_the_log(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_load_cuts_behind_a_hole_and_what_followed_stays_gone(tmp_path: Path) -> None:
+def test_load_cuts_behind_a_hole_and_what_followed_stays_gone(tmp_path):
     """Power loss left a zero page in the middle: units behind it must never resurface."""
     queue = filled(tmp_path, 25)
     flush(queue)
@@ -286,7 +286,7 @@ def test_load_cuts_behind_a_hole_and_what_followed_stays_gone(tmp_path: Path) ->
     queue.close()
 
 
-def test_load_refuses_wrong_length_and_missing_file(tmp_path: Path) -> None:
+def test_load_refuses_wrong_length_and_missing_file(tmp_path):
     queue = filled(tmp_path, 35)
     queue.close()
     second = folder_of(queue) / f"{FILE_SIZE:020d}"
@@ -306,7 +306,7 @@ def test_load_refuses_wrong_length_and_missing_file(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_a_torn_unit_with_a_negative_field_ends_the_queue(tmp_path: Path) -> None:
+def test_a_torn_unit_with_a_negative_field_ends_the_queue(tmp_path):
     queue = filled(tmp_path, 8)
     queue.close()
     path = folder_of(queue) / f"{0:020d}"
@@ -319,7 +319,7 @@ def test_a_torn_unit_with_a_negative_field_ends_the_queue(tmp_path: Path) -> Non
     queue.close()
 
 
-def test_a_full_tail_writes_itself_and_new_files_stay_sparse(tmp_path: Path) -> None:
+def test_a_full_tail_writes_itself_and_new_files_stay_sparse(tmp_path):
     queue = ConsumeQueue(tmp_path / "T" / "0", "T", 0)
     for index in range(4000):
         queue.append_unit(index, 1, 0)
@@ -334,7 +334,7 @@ def test_a_full_tail_writes_itself_and_new_files_stay_sparse(tmp_path: Path) -> 
     queue.close()
 
 
-def test_descriptors_are_bounded(tmp_path: Path) -> None:
+def test_descriptors_are_bounded(tmp_path):
     handles = FileHandles(3)
     paths = [tmp_path / str(n) for n in range(9)]
     for path in paths:
@@ -349,7 +349,7 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
     assert len(handles) == 0
 
 
-def test_store_of_queues_over_a_restart(tmp_path: Path) -> None:
+def test_store_of_queues_over_a_restart(tmp_path):
     root = tmp_path / "consumequeue"
     store = ConsumeQueueStore(root, file_size=FILE_SIZE, open_files_max=2)
     for topic in ("A", "%RETRY%g"):
@@ -380,7 +380,7 @@ def test_store_of_queues_over_a_restart(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_damaged_queue_is_named_and_removed_to_be_built_anew(tmp_path: Path) -> None:
+def test_a_damaged_queue_is_named_and_removed_to_be_built_anew(tmp_path):
     store = ConsumeQueueStore(tmp_path, file_size=FILE_SIZE)
     store.find_or_create("A", 0).append_unit(0, 10, 0)
     store.find_or_create("B", 0).append_unit(10, 10, 0)
@@ -395,7 +395,7 @@ def test_a_damaged_queue_is_named_and_removed_to_be_built_anew(tmp_path: Path) -
     store.close()
 
 
-def test_r22_a_file_that_a_cut_drops_is_gone_for_good(tmp_path: Path) -> None:
+def test_r22_a_file_that_a_cut_drops_is_gone_for_good(tmp_path):
     """Came it back after a power cut, its units would point into newer records."""
     queue = filled(tmp_path, 25)
     flush(queue)
@@ -403,7 +403,7 @@ def test_r22_a_file_that_a_cut_drops_is_gone_for_good(tmp_path: Path) -> None:
     assert paths is not None and folder_of(queue) in paths
 
 
-def test_r24_a_unit_that_a_cut_made_room_for_is_this_process_s_own(tmp_path: Path) -> None:
+def test_r24_a_unit_that_a_cut_made_room_for_is_this_process_s_own(tmp_path):
     """Those found in the files are checked when they are read."""
     queue = reopened(filled(tmp_path, 15))
     assert queue.loaded_end == 15
@@ -413,9 +413,7 @@ def test_r24_a_unit_that_a_cut_made_room_for_is_this_process_s_own(tmp_path: Pat
     assert queue.loaded_end == 12 < queue.max_offset
 
 
-def test_r24_a_hole_is_damage_also_where_the_synced_units_are_in_the_next_file(
-    tmp_path: Path,
-) -> None:
+def test_r24_a_hole_is_damage_also_where_the_synced_units_are_in_the_next_file(tmp_path):
     queue = filled(tmp_path, 25)
     queue.close()
     with Path(queue.place_of(0)[0]).open("r+b") as file:
@@ -426,7 +424,7 @@ def test_r24_a_hole_is_damage_also_where_the_synced_units_are_in_the_next_file(
         again.load(2500)
 
 
-def test_a_mended_unit_is_synced_with_the_next_flush(tmp_path: Path) -> None:
+def test_a_mended_unit_is_synced_with_the_next_flush(tmp_path):
     queue = filled(tmp_path, 15)
     flush(queue)
     assert queue not in queue._shared.dirty
@@ -435,9 +433,7 @@ def test_a_mended_unit_is_synced_with_the_next_flush(tmp_path: Path) -> None:
     assert reopened(queue).unit_at(3) == (300, 100, 7)
 
 
-def test_r24_what_a_large_tail_wrote_by_itself_is_synced_with_the_next_flush(
-    tmp_path: Path,
-) -> None:
+def test_r24_what_a_large_tail_wrote_by_itself_is_synced_with_the_next_flush(tmp_path):
     shared = SharedByQueues()
     queue = ConsumeQueue(tmp_path / "T" / "0", "T", 0, shared=shared)
     for index in range(-(-64 * 1024 // UNIT_SIZE)):
@@ -447,7 +443,7 @@ def test_r24_what_a_large_tail_wrote_by_itself_is_synced_with_the_next_flush(
     assert {path, folder_of(queue), tmp_path / "T", tmp_path} <= set(queue.write_back())
 
 
-def test_a_time_before_all_messages_selects_as_java_does(tmp_path: Path) -> None:
+def test_a_time_before_all_messages_selects_as_java_does(tmp_path):
     """UPPER gives 0, whatever the queue's first offset is."""
     queue = queue_at(tmp_path)
     queue.put_unit_at(5, 500, 100, 0)

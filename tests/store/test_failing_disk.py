@@ -6,8 +6,6 @@ led in which that call fails. It may pause (R45), end with an error, or notice n
 acknowledged is served by the next start, and no offset is given twice.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -217,8 +215,8 @@ def plain_life(rig: Any) -> Counter[tuple[str, str]]:
 @pytest.mark.parametrize("times", ["once", "from then on"])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_r40_r45_whatever_disk_call_fails_the_next_start_serves_what_was_acknowledged(
-    rig: Any, error: str, times: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    rig, error, times, caplog
+):
     counts = plain_life(rig)
     assert len(counts) > 40, "kinds of calls"
     rng = random.Random(f"{SEED} {error} {times}")
@@ -263,8 +261,8 @@ def looks(root: Path, seen: Callable[[str, str], None]) -> Iterator[None]:
 
 @pytest.mark.parametrize("times", ["once", "from then on"])
 def test_r40_whatever_look_at_the_disk_fails_the_next_start_serves_what_was_acknowledged(
-    rig: Any, times: str
-) -> None:
+    rig, times
+):
     """`stat`, reading a folder, and asking for free space fail, too, on a bad disk."""
     counts: Counter[tuple[str, str]] = Counter()
     rig.root = rig.folder / "plain"

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -306,24 +307,19 @@ def test_r45_expired_segments_go_though_the_epoch_list_finds_no_room(rig, full):
     assert not life.store.appender.is_writable
 
 
-def test_r45_a_sync_of_the_log_that_finds_no_room_is_a_failed_write_back(rig, monkeypatch):
+def test_r45_a_sync_of_the_log_that_finds_no_room_is_a_failed_write_back(rig, store, monkeypatch):
     """R40: thin storage is full, and the pages are lost. That does not pass by itself."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
     fatal = []
     store._on_fatal = fatal.append
-
-    def full(fd):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(disk, "fdatasync", full)
     with pytest.raises(OSError, match="No space left"):
         store.flush()
     assert fatal and store.trust.reason and store.health.has_failed
 
 
-def test_too_little_room_for_a_segment_is_known_without_allocating_it(rig, monkeypatch):
-    store = rig.open_master()
+def test_too_little_room_for_a_segment_is_known_without_allocating_it(rig, store, monkeypatch):
     rig.put_confirmed(store, b"a")
     store.log.ensure_segment(8192)
     allocated = []
@@ -334,9 +330,8 @@ def test_too_little_room_for_a_segment_is_known_without_allocating_it(rig, monke
     assert not allocated
 
 
-def test_r45_room_again_opens_no_replica_that_refuses_for_another_reason(rig):
+def test_r45_room_again_opens_no_replica_that_refuses_for_another_reason(rig, store):
     """1 a slave's disk is full. 2 there is space: it is a slave still, and becomes master later."""
-    store = rig.open_master()
     store.stop_writes()
     refusal = store.appender.refusal
     for reason in ("the disk is full", ""):
@@ -401,9 +396,8 @@ def note_full():
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_r45_there_is_room_again_when_a_whole_round_met_none(rig):
+def test_r45_there_is_room_again_when_a_whole_round_met_none(rig, store):
     """Not if something found no space meanwhile, and not while records of a turn wait."""
-    store = rig.open_master()
     space, health = store.disk_space, store.health
     health.note_full(note_full())
     probe = space.begin_probe()
@@ -437,8 +431,7 @@ def test_r45_what_found_no_room_keeps_its_place_before_what_came_later(rig):
     assert done == [1, 2]
 
 
-def test_r45_a_stop_is_not_clean_while_something_waits_for_room(rig):
-    store = rig.open_master()
+def test_r45_a_stop_is_not_clean_while_something_waits_for_room(rig, store):
     rig.put_confirmed(store, b"a")
 
     def never():
@@ -450,9 +443,8 @@ def test_r45_a_stop_is_not_clean_while_something_waits_for_room(rig):
     assert rig.open().max_phy_offset > 0
 
 
-def test_r45_one_round_at_a_time_waits_for_the_disk(rig, monkeypatch):
+def test_r45_one_round_at_a_time_waits_for_the_disk(rig, store, monkeypatch):
     """One that found no space comes again by itself; a second one behind it would only pile up."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
     jobs = []
     monkeypatch.setattr(store.background, "run_job", jobs.append)
@@ -524,10 +516,9 @@ class HeldLoop:
         self.now = end
 
 
-def test_r45_puts_are_taken_a_second_after_the_disk_has_space_again(rig):
+def test_r45_puts_are_taken_a_second_after_the_disk_has_space_again(rig, store):
     """Not only at the next round of expiry, 10 s later. At the edge of the level that round
     decides, so that one segment more or less does not switch puts on and off each second."""
-    store = rig.open_master()
     loop = HeldLoop()
     store.start(loop, lambda error: pytest.fail(str(error)))
     rig.disk_ratio = 0.91

@@ -43,8 +43,13 @@ def golden_records(broker: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.fixture
+def service(tmp_path: Path) -> IndexService:
+    return service_at(tmp_path)
+
+
 @pytest.mark.parametrize("broker", ["b0", "b1"])
-def test_every_golden_message_is_found_by_each_of_its_keys(broker: str, tmp_path: Path) -> None:
+def test_every_golden_message_is_found_by_each_of_its_keys(broker, tmp_path):
     shutil.copytree(GOLDEN / broker / "index", tmp_path / "index")
     service = service_at(tmp_path / "index")
     asked = 0
@@ -66,9 +71,7 @@ def test_every_golden_message_is_found_by_each_of_its_keys(broker: str, tmp_path
 
 @pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("broker", ["b0", "b1"])
-def test_the_golden_file_is_built_again_byte_by_byte(
-    broker: str, few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_golden_file_is_built_again_byte_by_byte(broker, few, tmp_path, monkeypatch):
     """Fed with the same records, one by one or as one batch, ours equals Java's file."""
     if not few:
         monkeypatch.setattr("batonmq.store.index_service._BATCH_MIN", 1)
@@ -83,8 +86,8 @@ def test_the_golden_file_is_built_again_byte_by_byte(
                 str(record["topic"]),
                 properties["UNIQ_KEY"].encode() if "UNIQ_KEY" in properties else None,
                 keys.encode() if keys is not None else None,
-                record["physicalOffset"],  # type: ignore[arg-type]
-                record["storeTimestamp"],  # type: ignore[arg-type]
+                record["physicalOffset"],
+                record["storeTimestamp"],
             )
         if few:
             service.drain()
@@ -108,7 +111,7 @@ keys_strategy = st.lists(
 
 @settings(deadline=None)
 @given(keys_strategy)
-def test_numpy_hashes_keys_as_java_does(keys: list[str]) -> None:
+def test_numpy_hashes_keys_as_java_does(keys):
     from batonmq.store.index_batch import key_hashes
 
     topics = [f"topic{index % 3}" for index in range(len(keys))]
@@ -118,7 +121,7 @@ def test_numpy_hashes_keys_as_java_does(keys: list[str]) -> None:
     assert hashes == [key_hash(topic, key) for topic, key in zip(topics, keys, strict=True)]
 
 
-def test_the_hash_of_min_value_is_zero() -> None:
+def test_the_hash_of_min_value_is_zero():
     """abs(Integer.MIN_VALUE) is negative in Java, and counts as 0; numpy agrees."""
     from batonmq.store.index_batch import key_hashes
 
@@ -129,7 +132,7 @@ def test_the_hash_of_min_value_is_zero() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=90), min_size=1, max_size=6))
-def test_batches_and_single_puts_make_the_same_file(batches: list[list[int]]) -> None:
+def test_batches_and_single_puts_make_the_same_file(batches):
     """Chains within a batch and to older batches are Java's, whichever way entries come."""
     with tempfile.TemporaryDirectory() as folder:
         handles = FileHandles(4)
@@ -157,7 +160,7 @@ def fill(service: IndexService, count: int, *, first: int = 0) -> None:
         service.put("T", b"U%d" % number, b"k%d all" % (number % 10), number * 100, 1000 * number)
 
 
-def test_query_by_key_and_time_newest_first_over_several_files(tmp_path: Path) -> None:
+def test_query_by_key_and_time_newest_first_over_several_files(tmp_path):
     service = service_at(tmp_path, index_num=100)  # 33 records of three keys each per file
     fill(service, 150)
     assert service.query("T", "all", 5).phy_offsets == [14900, 14800, 14700, 14600, 14500]
@@ -178,9 +181,8 @@ def test_query_by_key_and_time_newest_first_over_several_files(tmp_path: Path) -
     again.close()
 
 
-def test_a_record_is_indexed_once(tmp_path: Path) -> None:
+def test_a_record_is_indexed_once(service):
     """Dispatch begins again somewhat before the end of the index."""
-    service = service_at(tmp_path)
     fill(service, 10)
     service.drain()
     fill(service, 6, first=6)
@@ -193,9 +195,8 @@ def test_a_record_is_indexed_once(tmp_path: Path) -> None:
     service.close()
 
 
-def test_odd_keys_are_indexed_as_java_does(tmp_path: Path) -> None:
+def test_odd_keys_are_indexed_as_java_does(service):
     """Empty pieces are skipped; a key given twice is found once; a record without keys passes."""
-    service = service_at(tmp_path)
     service.put("T", None, b"  a  b a ", 0, 1)
     service.put("T", b"", b"", 100, 1)
     service.put("T", None, None, 200, 1)
@@ -207,8 +208,7 @@ def test_odd_keys_are_indexed_as_java_does(tmp_path: Path) -> None:
     service.close()
 
 
-def test_the_first_record_of_an_empty_log_is_indexed(tmp_path: Path) -> None:
-    service = service_at(tmp_path)
+def test_the_first_record_of_an_empty_log_is_indexed(service):
     assert service.end_phy_offset == -1
     service.put("T", b"U", None, 0, 1)
     assert service.query("T", "U", 1).phy_offsets == [0]
@@ -221,9 +221,7 @@ def test_the_first_record_of_an_empty_log_is_indexed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("cut", [0, 1, 3200, 3300, 3301, 8000, 14900, 14901])
-def test_r22_truncated_entries_are_out_of_reach(
-    tmp_path: Path, cut: int, batch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r22_truncated_entries_are_out_of_reach(tmp_path, cut, batch, monkeypatch):
     """The log is cut; other records come to the same offsets; no old key leads there."""
     if batch:
         monkeypatch.setattr("batonmq.store.index_file._LARGE", 1)
@@ -251,10 +249,9 @@ def test_r22_truncated_entries_are_out_of_reach(
     service._handles.close()
 
 
-def test_r22_dropped_entries_do_not_pass_for_new_ones_after_power_loss(tmp_path: Path) -> None:
+def test_r22_dropped_entries_do_not_pass_for_new_ones_after_power_loss(service, tmp_path):
     """Cut, then new entries, of which power loss keeps the header but not the page: the old
     entries must not stand in their place."""
-    service = service_at(tmp_path)
     fill(service, 40)
     service.drain()
     service.truncate_to(2000)
@@ -271,10 +268,9 @@ def test_r22_dropped_entries_do_not_pass_for_new_ones_after_power_loss(tmp_path:
 
 
 def test_r22_a_crash_within_the_truncation_is_made_good_by_doing_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    service, tmp_path, monkeypatch
+):
     """Slots went back, the header did not: reading is right already, repeating finishes it."""
-    service = service_at(tmp_path)
     fill(service, 40)
     service.drain()
 
@@ -299,7 +295,7 @@ def test_r22_a_crash_within_the_truncation_is_made_good_by_doing_it_again(
 
 
 @pytest.mark.parametrize("count", [30, 3000])
-def test_after_a_kill_slots_are_built_from_entries(tmp_path: Path, count: int) -> None:
+def test_after_a_kill_slots_are_built_from_entries(tmp_path, count):
     """Slots were in memory only (batches); the log need not be read again but for the last."""
     service = service_at(tmp_path, index_num=20_000)
     fill(service, count)
@@ -315,11 +311,8 @@ def test_after_a_kill_slots_are_built_from_entries(tmp_path: Path, count: int) -
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_power_loss_left_a_hole_among_the_entries(
-    tmp_path: Path, batch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_power_loss_left_a_hole_among_the_entries(service, tmp_path, batch, monkeypatch):
     """Everything behind the hole is cut off and comes again from the log."""
-    service = service_at(tmp_path)
     fill(service, 500)
     service.close()
     (path,) = tmp_path.iterdir()
@@ -340,9 +333,7 @@ def test_power_loss_left_a_hole_among_the_entries(
     service.close()
 
 
-def test_a_damaged_file_and_those_behind_it_are_built_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_and_those_behind_it_are_built_anew(tmp_path, caplog):
     service = service_at(tmp_path, index_num=100)
     fill(service, 150)
     service.close()
@@ -363,12 +354,7 @@ def test_a_damaged_file_and_those_behind_it_are_built_anew(
         ((0, 0, 9, 8, 0, 5), "begin offset 9, end offset 8"),
     ],
 )
-def test_a_garbled_header_is_not_believed(
-    tmp_path: Path,
-    header: tuple[int, ...],
-    reason: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_garbled_header_is_not_believed(tmp_path, header, reason, caplog):
     size = file_size(SLOTS, 100)
     (tmp_path / "20260101000000000").write_bytes(HEADER.pack(*header).ljust(size, b"\0"))
     service = service_at(tmp_path, index_num=100)
@@ -377,7 +363,7 @@ def test_a_garbled_header_is_not_believed(
     service.close()
 
 
-def test_files_below_the_log_expire_but_the_last_stays(tmp_path: Path) -> None:
+def test_files_below_the_log_expire_but_the_last_stays(tmp_path):
     service = service_at(tmp_path, index_num=100)
     fill(service, 150)
     service.drain()
@@ -392,7 +378,7 @@ def test_files_below_the_log_expire_but_the_last_stays(tmp_path: Path) -> None:
     service.close()
 
 
-def test_names_grow_even_if_the_clock_does_not(tmp_path: Path) -> None:
+def test_names_grow_even_if_the_clock_does_not(tmp_path):
     clock = Clock()
     service = IndexService(tmp_path, slot_num=SLOTS, index_num=100, clock_ms=clock)
     service.load(clean=True)
@@ -406,8 +392,7 @@ def test_names_grow_even_if_the_clock_does_not(tmp_path: Path) -> None:
     service.close()
 
 
-def test_flush_makes_slots_durable_and_tells_the_time(tmp_path: Path) -> None:
-    service = service_at(tmp_path)
+def test_flush_makes_slots_durable_and_tells_the_time(service, tmp_path):
     assert service.flush() == 0
     fill(service, 600)
     assert service.flush() == 599_000
@@ -424,7 +409,7 @@ def test_flush_makes_slots_durable_and_tells_the_time(tmp_path: Path) -> None:
     service.close()
 
 
-def test_new_files_are_sparse_and_idle_brokers_load_no_numpy(tmp_path: Path) -> None:
+def test_new_files_are_sparse_and_idle_brokers_load_no_numpy(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
@@ -446,7 +431,7 @@ assert "numpy" not in sys.modules
     assert path.stat().st_blocks * 512 < 1_000_000
 
 
-def test_r22_random_life_equals_a_plain_list(tmp_path: Path) -> None:
+def test_r22_random_life_equals_a_plain_list(tmp_path):
     """Puts, drains, cuts, kills and restarts in any order: queries equal a scan of a list."""
     rng = random.Random(7)
     service = service_at(tmp_path, index_num=300)
@@ -494,7 +479,7 @@ def test_long_keys_are_hashed_in_parts(monkeypatch):
     assert max(seen) <= 256 and sum(seen) == sum(map(len, keys))
 
 
-def test_a_large_table_of_slots_is_read_whole(tmp_path: Path) -> None:
+def test_a_large_table_of_slots_is_read_whole(tmp_path):
     """More than one read takes at once."""
     path, slots = tmp_path / "slots", 600_000
     path.write_bytes(bytes(40) + np.arange(1, slots + 1, dtype=">i4").tobytes())
@@ -503,7 +488,7 @@ def test_a_large_table_of_slots_is_read_whole(tmp_path: Path) -> None:
     assert table.used() == slots and table.get(slots - 1) == slots
 
 
-def test_r22_entries_that_were_cut_are_in_no_chain() -> None:
+def test_r22_entries_that_were_cut_are_in_no_chain():
     """A slot on the disk may still lead to them: numbers at or above the next entry's."""
     table = index_batch.SlotTable(10)
     table.set(3, 7)

@@ -73,8 +73,7 @@ async def test_a_crash_between_two_slices_costs_nothing(rig):
     assert store.background.is_slicing("flush-slices")
     put_everywhere(rig, store)
     store.background.stop_timers()
-    rig.kill(store)
-    store = rig.open(confirm_rule=ConfirmedByLog())
+    store = rig.reopen(store, confirm_rule=ConfirmedByLog())
     expected = [[b"%d" % number] * 2 for number in range(QUEUES)]
     assert bodies_of(rig, store) == expected
 
@@ -129,13 +128,12 @@ def test_r40_many_queues_are_synced_at_once_and_durably(rig, tmp_path):
     assert bodies_of(rig, store, queues) == [[b"%d" % number] for number in range(queues)]
 
 
-def test_r22_a_start_syncs_what_it_cuts_of_many_queues_at_once(rig, monkeypatch):
+def test_r22_a_start_syncs_what_it_cuts_of_many_queues_at_once(rig, store, monkeypatch):
     """A kill between two checkpoints leaves units above the last one in every queue's file."""
-    store = rig.open_master()
     put_everywhere(rig, store)
     store.checkpoints.flush_derived()
     put_everywhere(rig, store)
-    store._files.consume_queues.write_back()
+    rig.write_queues_back(store)
     rig.kill(store)
     syncs = []
     for name in ("fsync", "fdatasync", "syncfs"):
@@ -146,9 +144,8 @@ def test_r22_a_start_syncs_what_it_cuts_of_many_queues_at_once(rig, monkeypatch)
     assert 0 < len(syncs) < 10
 
 
-def test_queues_follow_expired_segments_in_slices(rig):
+def test_queues_follow_expired_segments_in_slices(rig, store):
     """R38: each keeps its place, also where nothing is left of it."""
-    store = rig.open_master()
     put_everywhere(rig, store)
     kept = 40
     while store.max_phy_offset < 40 * store.log.segment_size:

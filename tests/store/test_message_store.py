@@ -43,9 +43,8 @@ def put_batch(rig, store, *bodies):
 # Putting.
 
 
-def test_a_put_is_in_the_log_after_its_turn_and_visible_once_confirmed(rig):
+def test_a_put_is_in_the_log_after_its_turn_and_visible_once_confirmed(rig, store):
     """G4: a record is written at the end of the turn, and no one sees it before it is confirmed."""
-    store = rig.open_master()
     first = rig.put(store, b"one")
     second = rig.put(store, b"two")
     assert store.max_phy_offset == 0
@@ -63,9 +62,8 @@ def test_a_put_is_in_the_log_after_its_turn_and_visible_once_confirmed(rig):
     )
 
 
-def test_a_delay_begins_with_its_put_not_with_the_turn(rig):
+def test_a_delay_begins_with_its_put_not_with_the_turn(rig, store):
     """A long turn began before a delayed message was sent: by the turn's time it came early."""
-    store = rig.open_master()
     rig.put(store, b"first of the turn")
     rig.now_ms += 7
     delayed = NewMessage(SCHEDULE_TOPIC, 0, b"x", b"DELAY\x011", 0, None, None, 1, rig.host)
@@ -76,9 +74,8 @@ def test_a_delay_begins_with_its_put_not_with_the_turn(rig):
     assert due_ms == rig.now_ms + store.config.delay_levels.delay_ms(1)
 
 
-def test_r15_confirm_offset_never_falls_and_is_a_message_end(rig):
+def test_r15_confirm_offset_never_falls_and_is_a_message_end(rig, store):
     """An ack within a record confirms the records before it; a lower one changes nothing."""
-    store = rig.open_master()
     ends = [rig.put(store).end_offset for _ in range(3)]
     store.end_turn()
     assert store.advance_confirm_offset(ends[1] + 5) == ends[1]
@@ -86,9 +83,8 @@ def test_r15_confirm_offset_never_falls_and_is_a_message_end(rig):
     assert store.advance_confirm_offset(ends[2] + 1000) == ends[2]
 
 
-def test_a_record_that_does_not_fit_goes_to_the_next_segment_behind_a_blank(rig):
+def test_a_record_that_does_not_fit_goes_to_the_next_segment_behind_a_blank(rig, store):
     """The end of a file keeps 8 bytes for a blank; offsets and bytes agree on both sides of it."""
-    store = rig.open_master()
     while rig.put(store, bytes(900)).physical_offset < 8192:
         pass
     store.advance_confirm_offset(store.end_turn())
@@ -98,8 +94,7 @@ def test_a_record_that_does_not_fit_goes_to_the_next_segment_behind_a_blank(rig)
     assert store.log.view(0, 20000).nbytes == 8192
 
 
-def test_one_record_may_fill_a_segment_to_the_last_place(rig):
-    store = rig.open_master()
+def test_one_record_may_fill_a_segment_to_the_last_place(rig, store):
     size = rig.put(store, b"").size
     assert rig.put(store, bytes(8192 - 8 - 2 * size)).physical_offset == size
     assert rig.put(store, b"").physical_offset == 8192
@@ -108,9 +103,8 @@ def test_one_record_may_fill_a_segment_to_the_last_place(rig):
     assert rig.put(store, bytes(8192 - 8 - size)).physical_offset == 16384
 
 
-def test_a_batch_is_never_split_over_two_segments(rig):
+def test_a_batch_is_never_split_over_two_segments(rig, store):
     """Its records are adjacent and numbered on; what does not fit goes to the next segment."""
-    store = rig.open_master()
     rig.put(store, bytes(6000))
     results = put_batch(rig, store, bytes(500), bytes(500), bytes(500), bytes(500))
     assert [r.physical_offset // 8192 for r in results] == [1, 1, 1, 1]
@@ -144,16 +138,12 @@ def test_a_store_that_is_no_master_takes_no_puts(rig):
         rig.put(store)
 
 
-def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, monkeypatch):
+def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, store, monkeypatch):
     """R26, R45: segments are allocated before use, so a full disk refuses puts and breaks none."""
-    store = rig.open_master()
     monkeypatch.setattr(store.log, "preallocate_next", lambda: None)
     end = rig.put_confirmed(store, bytes(5000))
     real = os.posix_fallocate
-
-    def full(fd, offset, length):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(disk, "posix_fallocate", full)
     with pytest.raises(PutRefused, match="No space left"):
         rig.put(store, bytes(5000))
@@ -169,9 +159,8 @@ def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, monkeypatch):
     assert not list((rig.root / "commitlog" / ".baton").glob("0*"))
 
 
-def test_prepared_and_rollback_records_take_no_place_in_their_queue(rig):
+def test_prepared_and_rollback_records_take_no_place_in_their_queue(rig, store):
     """Transaction bits 4 and 0xC: queue offset 0, no unit; only the prepared one is indexed."""
-    store = rig.open_master()
     prepared = rig.put(store, b"half", uniq_key=b"P", sys_flag=0x4)
     rollback = rig.put(store, b"undo", uniq_key=b"R", sys_flag=0xC)
     plain = rig.put(store, b"plain")
@@ -191,8 +180,7 @@ def test_long_topics_and_ipv6_hosts(rig):
         NewMessage(topic, 1, b"v2", b"", 0, None, None, born_timestamp=1, born_host=born)
     )
     store.advance_confirm_offset(store.end_turn())
-    rig.kill(store)
-    store = rig.open(confirm_rule=ConfirmedByLog())
+    store = rig.reopen(store, confirm_rule=ConfirmedByLog())
     assert rig.read_bodies(store, topic, 1) == [b"v2"]
     assert store.queries.message_store_timestamp(topic, 1, 0) == rig.now_ms
 
@@ -200,8 +188,7 @@ def test_long_topics_and_ipv6_hosts(rig):
 # Listeners and system records.
 
 
-def test_arrival_is_told_once_per_queue_and_advance(rig):
-    store = rig.open_master()
+def test_arrival_is_told_once_per_queue_and_advance(rig, store):
     seen = []
     store.arrival_listeners.append(lambda *arrival: seen.append(arrival))
     for queue_id in (0, 1, 0):
@@ -234,8 +221,7 @@ def test_r31_system_records_reach_their_handler_in_log_order_and_have_no_queue(r
     assert applied == [(b"SYS", b"create"), (b"SYS", b"delete")]
 
 
-def test_r31_a_replica_announces_queues_that_its_log_shows(rig):
-    store = rig.open_master()
+def test_r31_a_replica_announces_queues_that_its_log_shows(rig, store):
     rig.put_confirmed(store, b"x", topic="New", queue_id=3)
     rig.kill(store)
     shown = []
@@ -260,18 +246,16 @@ def test_r31_what_the_log_showed_is_made_durable_before_the_checkpoint_passes_it
     rig.before_open = hook
     store = rig.open_master()
     rig.put_confirmed(store, b"x", topic="A")
-    rig.kill(store)
-    store = rig.open(confirm_rule=ConfirmedByLog())
+    store = rig.reopen(store, confirm_rule=ConfirmedByLog())
     assert (in_memory, on_disk) == ({"A"}, set())
     store.checkpoints.flush_derived()
     assert on_disk == {"A"}
 
 
-def test_a_queue_on_disk_whose_topic_was_not_stored_is_announced_again(rig):
+def test_a_queue_on_disk_whose_topic_was_not_stored_is_announced_again(rig, store):
     """Units may reach the disk before a checkpoint; the table of topics then lacks theirs."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"x", topic="A")
-    store._files.consume_queues.write_back()
+    rig.write_queues_back(store)
     rig.kill(store)
     shown = []
     rig.before_open = lambda store: setattr(
@@ -302,16 +286,14 @@ def test_a_deleted_topic_numbers_alike_on_master_and_slave(rig):
     rig.put_confirmed(store, b"m2")
     state = (store.queries.min_offset_in_queue("T", 0), store.queries.max_offset_in_queue("T", 0))
     assert rig.read_bodies(store) == [b"m1", b"m2"] and state == (1, 3)
-    rig.kill(store)
-    replica = rig.open(confirm_rule=ConfirmedByLog())
+    replica = rig.reopen(store, confirm_rule=ConfirmedByLog())
     assert rig.read_bodies(replica) == [b"m1", b"m2"]
 
 
 # Reading.
 
 
-def test_statuses_of_offsets_outside_the_queue(rig):
-    store = rig.open_master()
+def test_statuses_of_offsets_outside_the_queue(rig, store):
     status = lambda offset: store.queries.get_message("T", 0, offset, 32)  # noqa: E731
     assert status(0).status is GetMessageStatus.NO_MATCHED_LOGIC_QUEUE
     rig.put_confirmed(store, b"a", b"b")
@@ -323,12 +305,11 @@ def test_statuses_of_offsets_outside_the_queue(rig):
     assert status(-1).next_begin_offset == 0
 
 
-def test_r28_a_new_master_holds_a_pull_between_its_visible_end_and_its_log_end(rig):
+def test_r28_a_new_master_holds_a_pull_between_its_visible_end_and_its_log_end(rig, store):
     """1 a consumer read up to 3 from the old master. 2 the new one knows 1 as confirmed so far.
 
     Correcting the consumer back to 1 would deliver twice; it is held instead.
     """
-    store = rig.open_master()
     ends = [rig.put(store).end_offset for _ in range(3)]
     store.end_turn()
     store.advance_confirm_offset(ends[0])
@@ -341,8 +322,7 @@ def test_r28_a_new_master_holds_a_pull_between_its_visible_end_and_its_log_end(r
     assert store.queries.offset_in_queue_by_time("T", 0, FOREVER_MS, Boundary.LOWER) == 1
 
 
-def test_r28_nothing_of_a_queue_is_told_before_it_is_confirmed(rig):
-    store = rig.open_master()
+def test_r28_nothing_of_a_queue_is_told_before_it_is_confirmed(rig, store):
     rig.put(store, uniq_key=b"U")
     store.end_turn()
     assert store.queries.get_message("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
@@ -350,9 +330,8 @@ def test_r28_nothing_of_a_queue_is_told_before_it_is_confirmed(rig):
     assert store.queries.query_message("T", "U", 9, 0, FOREVER_MS).parts == []
 
 
-def test_r28_a_slave_corrects_no_reader(rig):
+def test_r28_a_slave_corrects_no_reader(rig, store):
     """Its queue may lag behind the master's, and its log may begin elsewhere."""
-    store = rig.open_master()
     expired = rig.put_confirmed(store, b"a")
     rig.put_confirmed(store, b"b")
     store._queues.get("T", 0).consume_queue.correct_min_offset(expired)
@@ -365,10 +344,9 @@ def test_r28_a_slave_corrects_no_reader(rig):
     ]
 
 
-def test_r28_a_key_finds_nothing_above_the_confirmed_end(rig):
+def test_r28_a_key_finds_nothing_above_the_confirmed_end(rig, store):
     """The index of the run before may reach further than this one has shown: what is there may be
     cut, and other records may come to the same place."""
-    store = rig.open_master()
     shown = rig.put_confirmed(store, b"a", uniq_key=b"U")
     rig.put_confirmed(store, b"b", uniq_key=b"U")
     store._dispatcher.restart_at(shown)
@@ -377,8 +355,7 @@ def test_r28_a_key_finds_nothing_above_the_confirmed_end(rig):
     assert store.queries.look_message_by_offset(shown) is None
 
 
-def test_a_pull_is_filtered_by_tag_and_ends_at_its_limits(rig):
-    store = rig.open_master()
+def test_a_pull_is_filtered_by_tag_and_ends_at_its_limits(rig, store):
     for number in range(12):
         rig.put(store, b"%d" % number, tag="A" if number % 3 == 0 else "B")
     store.advance_confirm_offset(store.end_turn())
@@ -410,9 +387,8 @@ def test_a_pull_from_disk_is_shorter_than_one_from_memory(rig):
     assert result.message_count == 3 and result.suggest_pulling_from_slave
 
 
-def test_key_query_compares_the_real_key(rig):
+def test_key_query_compares_the_real_key(rig, store):
     """The index knows hashes only: "Aa" and "BB" share one in Java."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"1", uniq_key=b"Aa", keys=b"k1 k2")
     rig.put_confirmed(store, b"2", uniq_key=b"BB", keys=b"k2")
     found = lambda key: [  # noqa: E731
@@ -424,8 +400,7 @@ def test_key_query_compares_the_real_key(rig):
     assert store.queries.query_message("T", "k2", 1, 0, FOREVER_MS).index_last_update_phyoffset > 0
 
 
-def test_offsets_by_time(rig):
-    store = rig.open_master()
+def test_offsets_by_time(rig, store):
     for _ in range(3):
         rig.now_ms += 1000
         rig.put_confirmed(store, b"m")
@@ -439,8 +414,7 @@ def test_offsets_by_time(rig):
     assert store.queries.message_store_timestamp("T", 0, 3) == -1
 
 
-def test_an_offset_within_a_record_is_no_message(rig):
-    store = rig.open_master()
+def test_an_offset_within_a_record_is_no_message(rig, store):
     rig.put_confirmed(store, b"body")
     assert store.queries.look_message_by_offset(7) is None
     assert store.queries.look_message_by_offset(-1) is None
@@ -470,8 +444,7 @@ def test_a_second_process_is_refused_and_the_error_names_the_first(rig):
     assert (rig.root / "lock").read_bytes() == b"lock"
 
 
-def test_a_segment_of_another_length_stops_the_start_by_name(rig):
-    store = rig.open_master()
+def test_a_segment_of_another_length_stops_the_start_by_name(rig, store):
     rig.put_confirmed(store, b"m")
     store.close()
     with pytest.raises(StoreFormatError, match="mappedFileSizeCommitLog is 4096"):
@@ -482,8 +455,7 @@ def test_a_segment_of_another_length_stops_the_start_by_name(rig):
         rig.open()
 
 
-def test_an_empty_last_file_is_deleted(rig):
-    store = rig.open_master()
+def test_an_empty_last_file_is_deleted(rig, store):
     rig.put_confirmed(store, b"m")
     store.close()
     rig.segment(1).touch()
@@ -498,8 +470,7 @@ def test_the_log_id_stays_with_its_log(rig):
     assert rig.open().log.log_id == log_id
 
 
-def test_runtime_info_has_javas_names(rig):
-    store = rig.open_master()
+def test_runtime_info_has_javas_names(rig, store):
     rig.put_confirmed(store, b"m")
     info = store.runtime_info()
     assert info["commitLogMaxOffset"] == info["confirmOffset"] == str(store.max_phy_offset)
@@ -544,8 +515,7 @@ def test_properties_leave_room_for_the_crc_that_is_added(rig, crc):
     assert rig.read_bodies(store) == [b"x"]
 
 
-def test_a_refused_put_leaves_its_time_to_no_later_one(rig):
-    store = rig.open_master()
+def test_a_refused_put_leaves_its_time_to_no_later_one(rig, store):
     with pytest.raises(PutIllegal):
         rig.put(store, bytes(8190))
     rig.now_ms += 5_000
@@ -584,8 +554,7 @@ def test_a_batch_that_is_encoded_ahead_has_the_bytes_of_one_that_is_not(
                 results = store.appender.put_batch(messages)
                 offsets = [each.physical_offset for each in results]
                 placed.append((results[0].queue_offset, results[-1].end_offset, offsets))
-        rig.put(store, b"after")
-        store.advance_confirm_offset(store.end_turn())
+        rig.put_confirmed(store, b"after")
         logs.append(bytes(store.log.view(0, 8192)) + bytes(store.log.view(8192, 8192)))
         assert len(rig.read_bodies(store, queue_id=1)) == 40
         totals.append(store.appender.messages_total)
@@ -609,10 +578,9 @@ def _bodies(first, last):
     return [b"b%03d" % n for n in range(first, last)]
 
 
-def test_r58_a_large_batch_is_written_over_several_turns(rig, small_slices):
+def test_r58_a_large_batch_is_written_over_several_turns(rig, small_slices, store):
     """Each turn ends at a record, whatever is put meanwhile comes behind it, and what is written
     may be confirmed."""
-    store = rig.open_master()
     rig.put(store, b"before")
     result = _batch(store, 10)
     rig.put(store, b"after")
@@ -628,8 +596,7 @@ def test_r58_a_large_batch_is_written_over_several_turns(rig, small_slices):
     assert len(store.queries.query_message("T", "k", 64, 0, 2**62).parts) == 13
 
 
-def test_r58_a_turn_that_must_be_whole_writes_all_of_a_batch(rig, small_slices):
-    store = rig.open_master()
+def test_r58_a_turn_that_must_be_whole_writes_all_of_a_batch(rig, small_slices, store):
     _batch(store, 10)
     store.end_turn(whole=False)
     end = store.stop_writes()
@@ -638,9 +605,8 @@ def test_r58_a_turn_that_must_be_whole_writes_all_of_a_batch(rig, small_slices):
     assert rig.read_bodies(store) == _bodies(0, 10)
 
 
-def test_r45_what_a_full_disk_keeps_of_a_batch_is_forgotten(rig, small_slices, monkeypatch):
+def test_r45_what_a_full_disk_keeps_of_a_batch_is_forgotten(rig, small_slices, store, monkeypatch):
     """The broker leaves its role: what is written stays, and the rest gives its offsets back."""
-    store = rig.open_master()
     _batch(store, 10)
     store.end_turn(whole=False)
     once = iter([OSError(errno.ENOSPC, "full")])
@@ -661,9 +627,8 @@ def test_r45_what_a_full_disk_keeps_of_a_batch_is_forgotten(rig, small_slices, m
 
 
 def test_r45_a_batch_that_found_no_space_is_written_when_there_is_some(
-    rig, small_slices, monkeypatch
+    rig, small_slices, store, monkeypatch
 ):
-    store = rig.open_master()
     _batch(store, 10)
     with monkeypatch.context() as full:
         full.setattr(disk, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "full")))
@@ -676,8 +641,7 @@ def test_r45_a_batch_that_found_no_space_is_written_when_there_is_some(
     assert store.appender.messages_total == 10
 
 
-def test_r39_a_batch_that_waits_goes_to_the_new_queue_of_its_topic(rig, small_slices):
-    store = rig.open_master()
+def test_r39_a_batch_that_waits_goes_to_the_new_queue_of_its_topic(rig, small_slices, store):
     rig.put_confirmed(store, b"old")
     _batch(store, 10)
     end = store.end_turn()

@@ -7,6 +7,7 @@ import errno
 import shutil
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,9 +45,7 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-def test_a_made_file_is_taken_with_its_folders_to_sync(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_made_file_is_taken_with_its_folders_to_sync(rig, monkeypatch):
     queue = rig.queue()
     making = rig.making(queue)
     making.run()
@@ -60,9 +59,7 @@ def test_a_made_file_is_taken_with_its_folders_to_sync(
     assert rig.written().unit_at(0) == (700, 50, 9)
 
 
-def test_r38_a_queue_whose_first_units_take_more_than_one_file_begins_at_the_first(
-    rig: Rig,
-) -> None:
+def test_r38_a_queue_whose_first_units_take_more_than_one_file_begins_at_the_first(rig):
     """1. A thread makes a file for 25 units, ten a file. 2. The process is killed before the loop
     writes one: a file of the last of them alone would be a queue that begins at 20."""
     queue = rig.queue()
@@ -72,7 +69,7 @@ def test_r38_a_queue_whose_first_units_take_more_than_one_file_begins_at_the_fir
     assert rig.written().max_offset == 0
 
 
-def test_r39_a_queue_that_was_deleted_meanwhile_leaves_its_files_to_nobody(rig: Rig) -> None:
+def test_r39_a_queue_that_was_deleted_meanwhile_leaves_its_files_to_nobody(rig):
     """1. A thread makes the file of a queue. 2. Its topic is deleted, and made again."""
     queue = rig.queue()
     making = rig.making(queue)
@@ -85,13 +82,13 @@ def test_r39_a_queue_that_was_deleted_meanwhile_leaves_its_files_to_nobody(rig: 
     assert rig.written().unit_at(0) == (700, 50, 9)
 
 
-def test_a_kill_before_a_made_file_is_taken_leaves_a_queue_without_units(rig: Rig) -> None:
+def test_a_kill_before_a_made_file_is_taken_leaves_a_queue_without_units(rig):
     rig.making(rig.queue()).run()
     found = rig.written()
     assert found.max_offset == 0 and found.last_physical_end == 0
 
 
-def test_a_file_that_is_there_is_left_alone(rig: Rig) -> None:
+def test_a_file_that_is_there_is_left_alone(rig):
     """It was made by the loop meanwhile, and has units."""
     queue = rig.queue()
     making = rig.making(queue)
@@ -101,16 +98,11 @@ def test_a_file_that_is_there_is_left_alone(rig: Rig) -> None:
     assert rig.written().unit_at(0) == (700, 50, 9)
 
 
-def test_r45_what_finds_no_room_is_left_to_the_loop(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r45_what_finds_no_room_is_left_to_the_loop(rig, monkeypatch):
     queue = rig.queue()
     making = rig.making(queue)
     with monkeypatch.context() as full:
-
-        def refuse(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "no space")
-
+        refuse = Mock(side_effect=OSError(errno.ENOSPC, "no space"))
         full.setattr(disk, "ftruncate", refuse)
         making.run()
         rig.handles.new_files.note(making)
@@ -120,7 +112,7 @@ def test_r45_what_finds_no_room_is_left_to_the_loop(
     assert rig.written().unit_at(0) == (700, 50, 9)
 
 
-def test_a_made_file_is_taken_once(rig: Rig) -> None:
+def test_a_made_file_is_taken_once(rig):
     """Whoever needs one of that name again makes it."""
     making = rig.making(rig.queue())
     making.run()
@@ -129,7 +121,7 @@ def test_a_made_file_is_taken_once(rig: Rig) -> None:
     assert rig.handles.new_files.take(path) and not rig.handles.new_files.take(path)
 
 
-def test_r39_nothing_is_made_in_the_folder_of_a_deleted_queue(rig: Rig) -> None:
+def test_r39_nothing_is_made_in_the_folder_of_a_deleted_queue(rig):
     queue = rig.queue()
     making = rig.making(queue)
     queue.forget_files()
@@ -138,7 +130,7 @@ def test_r39_nothing_is_made_in_the_folder_of_a_deleted_queue(rig: Rig) -> None:
     assert not rig.folder.exists() and not making.made
 
 
-def test_what_was_made_behind_a_cut_goes_with_it(rig: Rig) -> None:
+def test_what_was_made_behind_a_cut_goes_with_it(rig):
     """A hole between two files would be damage at the next start."""
     queue = rig.queue()
     for number in range(1, 21):
@@ -151,14 +143,14 @@ def test_what_was_made_behind_a_cut_goes_with_it(rig: Rig) -> None:
     assert rig.written().max_offset == 5
 
 
-def test_an_empty_file_of_a_queue_is_completed(rig: Rig) -> None:
+def test_an_empty_file_of_a_queue_is_completed(rig):
     rig.folder.mkdir(parents=True)
     (rig.folder / f"{0:020d}").touch()
     assert rig.written().max_offset == 0
     assert (rig.folder / f"{0:020d}").stat().st_size == FILE_SIZE
 
 
-def test_a_file_that_is_there_is_left_alone_and_not_taken(rig: Rig) -> None:
+def test_a_file_that_is_there_is_left_alone_and_not_taken(rig):
     """Whoever made it may have written to it."""
     queue = rig.queue()
     making = rig.making(queue)
@@ -171,22 +163,15 @@ def test_a_file_that_is_there_is_left_alone_and_not_taken(rig: Rig) -> None:
     assert path.read_bytes() == b"x" * FILE_SIZE
 
 
-def test_r45_a_making_that_meets_a_full_disk_has_ended_too(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r45_a_making_that_meets_a_full_disk_has_ended_too(rig, monkeypatch):
     making = rig.making(rig.queue())
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "no space"))
     monkeypatch.setattr(disk, "makedirs", full)
     making.run()
     assert making.is_done and not making.made
 
 
-def test_r39_a_folder_is_taken_away_when_nothing_is_being_made_in_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r39_a_folder_is_taken_away_when_nothing_is_being_made_in_it(rig, monkeypatch):
     """Else the second file of a queue would stand alone there: the next start would take it for a
     queue that begins behind it, and show no message of the topic made again."""
     making = rig.making(rig.queue())
@@ -213,7 +198,7 @@ def test_r39_a_folder_is_taken_away_when_nothing_is_being_made_in_it(
         rig.handles.new_files.forget(str(rig.folder))
         taken.append((rig.folder / f"{0:020d}").exists())
 
-    making._making = Asked()  # type: ignore[assignment]
+    making._making = Asked()
     monkeypatch.setattr(disk, "makedirs", slow)
     threads = [threading.Thread(target=making.run), threading.Thread(target=take)]
     threads[0].start()

@@ -175,8 +175,7 @@ def test_r38_a_log_may_begin_at_any_segment(rig):
             ) == master.queries.next_offset_in_queue(*queue), (segment, queue)
 
 
-def test_r38_without_a_whole_round_a_replica_is_not_joinable(rig):
-    master = rig.open_master()
+def test_r38_without_a_whole_round_a_replica_is_not_joinable(rig, master):
     rig.put_confirmed(master, b"old", topic="T")
     master.positions.due_at = 1 << 63  # as a Java master, which states nothing
     fill(rig, master, 2)
@@ -184,8 +183,7 @@ def test_r38_without_a_whole_round_a_replica_is_not_joinable(rig):
     assert later.positions.whole_from == later.max_phy_offset + 1
     assert later.runtime_info()["queuePositionsKnown"] == "false"
     later.checkpoints.flush_derived()
-    rig.kill(later)
-    later = rig.open()
+    later = rig.reopen(later)
     assert later.positions.whole_from > later.max_phy_offset
 
     master.positions.due_at = 0
@@ -199,8 +197,7 @@ def test_r38_without_a_whole_round_a_replica_is_not_joinable(rig):
     assert later.queries.next_offset_in_queue("T", 0) == 1
 
 
-def test_r38_a_segment_expires_only_behind_a_confirmed_round(rig):
-    master = rig.open_master()
+def test_r38_a_segment_expires_only_behind_a_confirmed_round(rig, master):
     master.positions.due_at = 1 << 63
     fill(rig, master, 3)
     age(rig.root, 3)
@@ -213,8 +210,7 @@ def test_r38_a_segment_expires_only_behind_a_confirmed_round(rig):
     assert master.expirer.clean_expired(manual=True) == 3
 
 
-def test_r38_a_full_disk_takes_the_round_that_expiry_waits_for(rig):
-    master = rig.open_master()
+def test_r38_a_full_disk_takes_the_round_that_expiry_waits_for(rig, master):
     master.positions.due_at = 1 << 63
     fill(rig, master, 2)
     rig.disk_ratio = 0.95
@@ -232,8 +228,7 @@ def test_r38_a_full_disk_takes_the_round_that_expiry_waits_for(rig):
     rig.put(master)
 
 
-def test_r38_a_slave_of_a_java_master_lets_segments_expire_without_rounds(rig):
-    master = rig.open_master()
+def test_r38_a_slave_of_a_java_master_lets_segments_expire_without_rounds(rig, master):
     master.positions.due_at = 1 << 63
     fill(rig, master, 4)
     slave = replica_of(rig, master, "slave")
@@ -242,10 +237,9 @@ def test_r38_a_slave_of_a_java_master_lets_segments_expire_without_rounds(rig):
     assert slave.expirer.clean_expired(manual=True) == 4
 
 
-def test_r27_a_slave_keeps_what_its_master_has_though_its_own_disk_is_nearly_full(rig):
+def test_r27_a_slave_keeps_what_its_master_has_though_its_own_disk_is_nearly_full(rig, master):
     """Else it loses acknowledged messages that the group still has, and is refused by R13 for as
     long as the master has them."""
-    master = rig.open_master()
     fill(rig, master, 4)
     slave = replica_of(rig, master, "slave")
     rig.disk_ratio = 0.86
@@ -260,9 +254,8 @@ def test_r27_a_slave_keeps_what_its_master_has_though_its_own_disk_is_nearly_ful
     assert slave.expirer.clean_expired() > 0, "as a master it decides"
 
 
-def test_r13_a_master_that_let_segments_go_comes_back_as_a_whole_member(rig):
+def test_r13_a_master_that_let_segments_go_comes_back_as_a_whole_member(rig, master):
     """Its disk was nearly full. The next master still has what the group no longer promises."""
-    master = rig.open_master()
     fill(rig, master, 3)
     rig.disk_ratio = 0.86
     assert master.expirer.clean_expired() == 3
@@ -274,8 +267,9 @@ def test_r13_a_master_that_let_segments_go_comes_back_as_a_whole_member(rig):
 
 
 @pytest.mark.parametrize("end", ["learns", "leads"])
-def test_r13_a_log_that_began_at_a_last_segment_is_short_until_the_group_begins_there(rig, end):
-    master = rig.open_master()
+def test_r13_a_log_that_began_at_a_last_segment_is_short_until_the_group_begins_there(
+    rig, master, end
+):
     fill(rig, master, 3)
     later = replica_of(rig, master, "later", 2 * SEGMENT)
     later.positions.master_begins_at(0)
@@ -295,9 +289,8 @@ def test_r13_a_log_that_began_at_a_last_segment_is_short_until_the_group_begins_
     assert reopened(rig, later).positions.whole_from == 0
 
 
-def test_r38_a_new_master_states_positions_if_its_segment_lacks_a_round(rig):
+def test_r38_a_new_master_states_positions_if_its_segment_lacks_a_round(rig, master):
     """The round of the master before may have been cut off with it."""
-    master = rig.open_master()
     rig.put_confirmed(master, b"old", topic="T")
     master.positions.due_at = 1 << 63
     fill(rig, master, 2)
@@ -351,9 +344,8 @@ def test_r38_a_round_of_many_queues_comes_in_pieces(rig):
     assert later.queries.next_offset_in_queue(topics[0], 3) == 2
 
 
-def test_r38_rounds_do_not_feed_on_themselves(rig):
+def test_r38_rounds_do_not_feed_on_themselves(rig, master):
     """Where a round is as large as a segment, the log grows by a multiple of it before the next."""
-    master = rig.open_master()
     for queue_id in range(300):
         rig.put_confirmed(master, topic="T", queue_id=queue_id)
     fill(rig, master, 40)
@@ -363,9 +355,8 @@ def test_r38_rounds_do_not_feed_on_themselves(rig):
     assert sum(record.whole for _, record in records) > 3
 
 
-def test_r38_what_a_deletion_in_the_log_takes_is_not_stated(rig):
+def test_r38_what_a_deletion_in_the_log_takes_is_not_stated(rig, master):
     """Stated behind the deletion, the position would outlive it at the other replicas."""
-    master = rig.open_master()
     rig.put_confirmed(master, b"old", topic="Gone")
     rig.put_confirmed(master, b"old", topic="T")
     master.deleting_topics["Gone"] = 1
@@ -374,10 +365,9 @@ def test_r38_what_a_deletion_in_the_log_takes_is_not_stated(rig):
     assert "Gone" not in record.positions and record.positions["T"] == {0: 1}
 
 
-def test_r38_positions_from_behind_a_cut_count_no_more(rig):
+def test_r38_positions_from_behind_a_cut_count_no_more(rig, master):
     """1. A replica that joined later knows T/0 by a round. 2. An unclean election cuts that round
     and messages of T before it. 3. It knows no position until the new master has stated them."""
-    master = rig.open_master()
     rig.put_confirmed(master, b"1", topic="T")
     master.positions.due_at = 1 << 63
     fill(rig, master, 2)
@@ -391,16 +381,14 @@ def test_r38_positions_from_behind_a_cut_count_no_more(rig):
     assert later.positions.whole_from > later.max_phy_offset
     assert later.queries.next_offset_in_queue("T", 0) == 0
     assert later.queries.next_offset_in_queue("W", 0) == 0
-    rig.kill(later)
-    later = rig.open()
+    later = rig.reopen(later)
     assert later.positions.whole_from > later.max_phy_offset
     later.close()
 
 
-def test_r38_a_part_of_a_round_is_no_round(rig):
+def test_r38_a_part_of_a_round_is_no_round(rig, master):
     """Its master was deposed between two pieces: the queues of the others are stated nowhere. So
     nothing expires for it, and a replica that has just that part does not know every position."""
-    master = rig.open_master()
     fill(rig, master, 2)
     master.positions.due_at = 1 << 63
     before, start = master._files.positions.stated_from, master.max_phy_offset
@@ -420,9 +408,8 @@ def test_r38_a_part_of_a_round_is_no_round(rig):
         assert later.queries.next_offset_in_queue("T", 0) == 9
 
 
-def test_r38_an_unreadable_statement_is_skipped(rig, caplog):
+def test_r38_an_unreadable_statement_is_skipped(store, caplog):
     """A later version's, or a Java client's joke: nothing is placed, nothing ends."""
-    store = rig.open_master()
     for body in (b"[]", b'{"v":2,"positions":{"T":{"0":9}},"since":0,"whole":true}', b"\xff"):
         store.appender.put_message(
             NewMessage(METADATA_TOPIC, POSITIONS_QUEUE, body, b"", 0, None, None, 0, bytes(8))
@@ -460,8 +447,7 @@ def test_r38_every_disk_call_of_a_new_beginning_may_fail(rig, monkeypatch):
             failed = False
         finally:
             disk.replace_calls(before)
-        rig.kill(replica)
-        replica = rig.open()
+        replica = rig.reopen(replica)
         if replica.min_phy_offset != 2 * SEGMENT:
             replica.slave_log.reset_for_empty_start(2 * SEGMENT)
         assert replica.positions.whole_from > replica.max_phy_offset
@@ -495,9 +481,10 @@ def test_g8_a_damaged_file_of_positions_is_named_and_built_anew(rig, caplog):
         later.close()
 
 
-def test_r38_a_cut_that_cannot_store_what_became_of_positions_ends_the_store(rig, monkeypatch):
+def test_r38_a_cut_that_cannot_store_what_became_of_positions_ends_the_store(
+    rig, master, monkeypatch
+):
     """The next start does it, for the log ends there."""
-    master = rig.open_master()
     rig.put_confirmed(master, b"1", topic="T")
     fill(rig, master, 1)
     cut = master.max_phy_offset
@@ -507,8 +494,7 @@ def test_r38_a_cut_that_cannot_store_what_became_of_positions_ends_the_store(rig
     monkeypatch.setattr(later._files.positions, "_store_now", _refuse)
     with pytest.raises(StoreFailedError):
         later.slave_log.truncate_to(cut, unclean_epoch=True)
-    rig.kill(later)
-    later = rig.open()
+    later = rig.reopen(later)
     assert later.max_phy_offset == cut and later._files.positions.stated_from == 0
 
 
@@ -516,9 +502,8 @@ def _refuse():
     raise OSError(5, "injected")
 
 
-def test_r38_a_round_that_is_taken_over_counts_when_it_is_confirmed(rig):
+def test_r38_a_round_that_is_taken_over_counts_when_it_is_confirmed(rig, master):
     """Until then it may be cut again, and with it what a shorter log would have to go by."""
-    master = rig.open_master()
     rig.put_confirmed(master, b"old", topic="T")
     confirmed = master.confirm_offset
     fill(rig, master, 3)

@@ -1,7 +1,5 @@
 """What a store does while its threads run: jobs beside the loop, and room that comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import threading
@@ -13,7 +11,6 @@ import pytest
 from batonmq.runtime import disk
 from tests.shared.no_threads import no_new_threads
 from tests.shared.waiting import until
-from tests.store.conftest import StoreRig
 
 
 def within(
@@ -26,9 +23,7 @@ def within(
     asyncio.run(run())
 
 
-def test_r39_a_topic_may_be_deleted_while_a_thread_makes_its_files(
-    rig: StoreRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r39_a_topic_may_be_deleted_while_a_thread_makes_its_files(rig, monkeypatch):
     """In a running store: the thread makes the file, the loop deletes the topic in its middle, and
     waits for that file."""
     store = rig.open_master(flush_interval_consume_queue=20)
@@ -45,7 +40,7 @@ def test_r39_a_topic_may_be_deleted_while_a_thread_makes_its_files(
             deleted.set()
 
         def makedirs(folder: object) -> None:
-            real(folder)  # type: ignore[arg-type]
+            real(folder)
             if "/T/" in str(folder) and not threads:
                 threads.append(threading.current_thread().name)
                 loop.call_soon_threadsafe(delete)
@@ -62,9 +57,7 @@ def test_r39_a_topic_may_be_deleted_while_a_thread_makes_its_files(
     within(8, play)
 
 
-def test_r45_expired_segments_go_while_another_job_waits_for_room(
-    rig: StoreRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r45_expired_segments_go_while_another_job_waits_for_room(rig, monkeypatch):
     store = rig.open_master(clean_resource_interval=20, disk_space_clean_forcibly_ratio=85)
     rig.put_confirmed(store, *[b"z" * 1000] * 30)
     store.checkpoints.flush_derived()
@@ -87,16 +80,14 @@ def test_r45_expired_segments_go_while_another_job_waits_for_room(
     within(8, play)
 
 
-def test_a_segment_is_allocated_although_no_thread_can_be_started(rig: StoreRig) -> None:
-    store = rig.open_master()
+def test_a_segment_is_allocated_although_no_thread_can_be_started(rig, store):
     with no_new_threads():
         for _ in range(30):
             rig.put_confirmed(store, bytes(850))
     assert len(store.log.segments) > 2
 
 
-def test_r54_a_timer_of_the_store_does_not_end_with_an_error(rig: StoreRig) -> None:
-    store = rig.open_master()
+def test_r54_a_timer_of_the_store_does_not_end_with_an_error(store):
 
     async def play(loop: asyncio.AbstractEventLoop) -> None:
         unhandled: list[object] = []

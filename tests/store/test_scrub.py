@@ -1,10 +1,9 @@
 """The background check of the log: what it reads, what it finds, and what it leaves alone."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -93,8 +92,7 @@ async def test_r24_a_bad_record_that_a_reader_meets_counts_as_found(rig, clock, 
     store.abandon()
 
 
-def test_r24_what_is_not_confirmed_is_not_judged(rig, clock):
-    store = rig.open_master()
+def test_r24_what_is_not_confirmed_is_not_judged(rig, clock, store):
     confirmed = rig.put_confirmed(store, b"a" * 80, b"b" * 80)
     rig.put(store, b"c" * 80)
     store.end_turn()
@@ -104,8 +102,7 @@ def test_r24_what_is_not_confirmed_is_not_judged(rig, clock):
     assert store.scrub.bytes_total == confirmed
 
 
-def test_r24_a_slice_that_was_cut_while_it_was_read_is_forgotten(rig, clock):
-    store = rig.open_master()
+def test_r24_a_slice_that_was_cut_while_it_was_read_is_forgotten(rig, clock, store):
     first = rig.put_confirmed(store, b"a" * 80)
     rig.put_confirmed(store, b"b" * 80)
     damage(rig, first + 95)
@@ -121,8 +118,7 @@ def test_r24_a_slice_that_was_cut_while_it_was_read_is_forgotten(rig, clock):
     assert not store.trust.reason and store.scrub.offset == first
 
 
-def test_a_segment_that_expired_is_passed_over(rig, clock, monkeypatch):
-    store = rig.open_master()
+def test_a_segment_that_expired_is_passed_over(rig, clock, store, monkeypatch):
     rig.put_confirmed(store, *[b"b" * 80] * 150)
     opened = disk.open
 
@@ -140,13 +136,11 @@ def test_a_segment_that_expired_is_passed_over(rig, clock, monkeypatch):
     assert store.scrub.passes == 1 and not store.trust.reason
 
 
-def test_r24_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(rig, clock, monkeypatch):
-    store = rig.open_master()
+def test_r24_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(
+    rig, clock, store, monkeypatch
+):
     rig.put_confirmed(store, b"a" * 80)
-
-    def unreadable(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+    unreadable = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     monkeypatch.setattr(disk, "pread", unreadable)
     store.scrub.step()
     assert "cannot read" in store.trust.reason and store.trust.damage.offset == 0
@@ -195,8 +189,7 @@ async def test_a_rate_of_0_turns_it_off(rig):
     store.close()
 
 
-def test_records_are_checked_up_to_the_first_that_is_cut_off(rig):
-    store = rig.open_master()
+def test_records_are_checked_up_to_the_first_that_is_cut_off(rig, store):
     ends = [rig.put_confirmed(store, b"x" * 80) for _ in range(5)]
     data = bytes(store.log.view(0, ends[-1]))
     assert check_records(data[:-1], 0, 8192) == (0, ends[-2], "", False)

@@ -1,7 +1,5 @@
 """Where a store is kept."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,7 @@ def read(folder: Path, text: str) -> StoreConfig:
     return config
 
 
-def test_a_store_is_in_the_home_unless_the_file_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_is_in_the_home_unless_the_file_says_where(tmp_path, monkeypatch):
     """As RocketMQ has it; the commit log follows the root, unless it has a path of its own."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     default = read(tmp_path, "haListenPort=10912\n")
@@ -34,6 +30,6 @@ def test_a_store_is_in_the_home_unless_the_file_says_where(
     assert apart.commit_log_folder == Path("/fast/log")
 
 
-def test_an_empty_root_is_refused(tmp_path: Path) -> None:
+def test_an_empty_root_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"storePathRootDir.*is empty"):
         read(tmp_path, "storePathRootDir=\n")

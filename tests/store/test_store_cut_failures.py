@@ -5,8 +5,6 @@ call. Then the store is asked for everything that a broker may still ask of it, 
 closes it, and opened again. A cut has happened whole by then, or not at all.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from contextlib import suppress

@@ -124,8 +124,7 @@ def test_r25_epochs_stay_until_the_files_of_their_bytes_are_gone(rig, monkeypatc
     assert [entry.epoch for entry in store.epochs.entries] == [2]
 
 
-def test_a_full_disk_refuses_puts_until_there_is_room(rig):
-    store = rig.open_master()
+def test_a_full_disk_refuses_puts_until_there_is_room(rig, store):
     rig.put_confirmed(store, b"m")
     rig.disk_ratio = 0.95
     store.expirer.clean_expired()
@@ -274,9 +273,8 @@ def test_r38_units_that_were_in_memory_only_may_expire_and_the_process_be_killed
     assert rig.put(store).queue_offset == 65
 
 
-def test_a_segment_that_cannot_be_unlinked_keeps_those_behind_it(rig, monkeypatch):
+def test_a_segment_that_cannot_be_unlinked_keeps_those_behind_it(rig, store, monkeypatch):
     """Else the next start would find a gap between two files, which is damage (R24)."""
-    store = rig.open_master()
     rig.put_confirmed(store, *(bytes(1000) for _ in range(30)))
     segments = [store.log.take_first_segment() for _ in range(2)]
     real = disk.unlink

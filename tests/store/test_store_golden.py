@@ -73,8 +73,7 @@ def test_a_broker_goes_on_from_it(golden):
     assert (result.physical_offset, result.queue_offset) == (END, before)
     store.advance_confirm_offset(store.end_turn())
     store.checkpoints.flush_derived()
-    rig.kill(store)
-    store = rig.open(**SIZES)
+    store = rig.reopen(store, **SIZES)
     assert rig.read_bodies(store, "GoldTopic", 1)[-1] == b"ours"
     assert len(store.queries.query_message("GoldTopic", "NEW", 9, 0, 2**62).parts) == 1
     assert store.confirm_offset == result.end_offset
@@ -117,9 +116,7 @@ def test_a_java_log_with_a_record_torn_in_its_properties(golden):
     checkpoint = bytearray((rig.root / "checkpoint").read_bytes())
     checkpoint[32:40] = last["physicalOffset"].to_bytes(8, "big")
     (rig.root / "checkpoint").write_bytes(checkpoint)
-    with (rig.root / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(END - 10)
-        file.write(bytes(10))
+    rig.overwrite(rig.root / "commitlog" / f"{0:020d}", END - 10, bytes(10))
     shutil.rmtree(rig.root / "consumequeue")  # else it tells that the record was confirmed (R24)
     store = rig.open(**SIZES)
     assert not store.trust.reason and store.max_phy_offset == last["physicalOffset"]

@@ -5,8 +5,6 @@ no checkpoint claims more, a cut is done as a whole or not at all.
 of each folder, once with the newest names.
 """
 
-from __future__ import annotations
-
 from threading import Lock
 from types import SimpleNamespace
 
@@ -70,10 +68,11 @@ def opened_after_the_cut(rig, left, boot="another boot"):
 
 
 @pytest.mark.parametrize("segment_cut", [9, 3, 12])
-def test_r22_a_power_cut_at_any_moment_of_a_cut_leaves_all_or_nothing_of_it(rig, segment_cut):
+def test_r22_a_power_cut_at_any_moment_of_a_cut_leaves_all_or_nothing_of_it(
+    rig, store, segment_cut
+):
     """1. A slave cuts its log, and the power goes. 2. The next start finds the log as it was, or
     finishes the cut. 3. What was cut is kept aside in full (R23)."""
-    store = rig.open_master()
     puts = two_epochs(rig, store)
     whole = log_bytes(rig.root, store.max_phy_offset)
     store.flush()
@@ -108,9 +107,8 @@ def test_r22_a_power_cut_at_any_moment_of_a_cut_leaves_all_or_nothing_of_it(rig,
     assert seen == {cut, end}
 
 
-def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig, monkeypatch):
+def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig, store, monkeypatch):
     """The write of the intent fails: no step has begun, in memory neither."""
-    store = rig.open_master()
     puts = two_epochs(rig, store)
     store.flush()
     store.checkpoints.flush_derived()
@@ -135,9 +133,8 @@ def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig, monkeypatch):
     assert state() == before
 
 
-def test_r24_no_checkpoint_counts_bytes_that_a_power_cut_takes(rig):
+def test_r24_no_checkpoint_counts_bytes_that_a_power_cut_takes(rig, store):
     """Log, queues and index first, then the checkpoint that vouches for them."""
-    store = rig.open_master()
     rig.put_confirmed(store, *(b"%02d" % n + bytes(500) for n in range(9)), uniq_key=b"U")
     store.close()
     root = rig.root
@@ -166,9 +163,8 @@ def test_r24_no_checkpoint_counts_bytes_that_a_power_cut_takes(rig):
     assert len(confirmed) == 2, "the power went before and after the checkpoint"
 
 
-def test_r17_after_a_power_cut_only_a_whole_log_counts_as_stopped_in_order(rig):
+def test_r17_after_a_power_cut_only_a_whole_log_counts_as_stopped_in_order(rig, store):
     """The mark of a run goes last when it stops, and is there before it takes a byte."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"before")
     store.close()
     root = rig.root
@@ -194,8 +190,7 @@ def test_r17_after_a_power_cut_only_a_whole_log_counts_as_stopped_in_order(rig):
     assert stops >= 1
 
 
-def test_r17_a_suspicion_outlives_a_power_cut(rig):
-    store = rig.open_master()
+def test_r17_a_suspicion_outlives_a_power_cut(rig, store):
     rig.put_confirmed(store, b"x")
     store.close()
     with watching(rig.root) as cut:
@@ -205,8 +200,7 @@ def test_r17_a_suspicion_outlives_a_power_cut(rig):
     assert "the disk failed" in opened_after_the_cut(rig, left).trust.reason
 
 
-def test_r26_under_sync_flush_what_a_new_master_inherits_is_durable_before_it_opens(rig):
-    master = rig.open_master()
+def test_r26_under_sync_flush_what_a_new_master_inherits_is_durable_before_it_opens(rig, master):
     end = rig.put_confirmed(master, *(bytes(900) for _ in range(20)))
     data = bytes(b"".join(master.log.view(at, min(8192, end - at)) for at in range(0, end, 8192)))
     rig.root = rig.folder / "slave"
@@ -218,9 +212,8 @@ def test_r26_under_sync_flush_what_a_new_master_inherits_is_durable_before_it_op
     assert log_bytes(left, end) == data
 
 
-def test_r27_a_log_that_starts_empty_leaves_the_old_one_or_none(rig):
+def test_r27_a_log_that_starts_empty_leaves_the_old_one_or_none(rig, store):
     """The master has no byte below 16384 any more; the old log is kept aside."""
-    store = rig.open_master()
     two_epochs(rig, store)
     whole = log_bytes(rig.root, store.max_phy_offset)
     store.close()
@@ -243,8 +236,7 @@ def test_r27_a_log_that_starts_empty_leaves_the_old_one_or_none(rig):
         store.abandon()
 
 
-def test_expired_segments_go_from_the_front_whatever_a_power_cut_leaves(rig):
-    store = rig.open_master()
+def test_expired_segments_go_from_the_front_whatever_a_power_cut_leaves(rig, store):
     rig.put_confirmed(store, *(b"%02d" % n + bytes(1000) for n in range(40)), uniq_key=b"U")
     store.close()
     root = rig.root
@@ -265,10 +257,9 @@ def test_expired_segments_go_from_the_front_whatever_a_power_cut_leaves(rig):
         store.abandon()
 
 
-def test_a_new_segment_is_durable_before_a_byte_is_in_it(rig):
+def test_a_new_segment_is_durable_before_a_byte_is_in_it(rig, store):
     """1. The log rolls to a new file; then only data is synced. 2. Power cut: the file is there, in
     its full length."""
-    store = rig.open_master()
     store.close()
     with watching(rig.root) as cut:
         store = rig.open_master()

@@ -1,7 +1,5 @@
 """Bytes of a consume queue that went bad on the disk: noticed, named, rebuilt from the log."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -81,9 +79,7 @@ def test_g8_a_start_that_builds_a_queue_anew_may_be_killed_at_any_disk_call(rig,
         rig.flip(path, position + 4)
     else:
         path, position = place(rig, 7)
-        with path.open("r+b") as file:
-            file.seek(position)
-            file.write(bytes(UNIT_SIZE))
+        rig.overwrite(path, position, bytes(UNIT_SIZE))
     damaged = rig.root
 
     def prepare(number):
@@ -117,17 +113,14 @@ def test_g8_a_bad_last_unit_says_nothing_of_the_log(rig, at, stop):
     assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
 
 
-def test_r24_a_last_unit_whose_message_is_nowhere_makes_the_log_suspect(rig):
+def test_r24_a_last_unit_whose_message_is_nowhere_makes_the_log_suspect(rig, store):
     """Its queue was written, the log's last page was not: an acknowledged message may be gone."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"m00")
     last = rig.put(store, b"m01")
     store.advance_confirm_offset(store.end_turn())
-    store._files.consume_queues.write_back()
+    rig.write_queues_back(store)
     rig.kill(store)
-    with rig.segment().open("r+b") as log:
-        log.seek(last.physical_offset)
-        log.write(bytes(last.size))
+    rig.overwrite(rig.segment(), last.physical_offset, bytes(last.size))
     assert "below what consume queues show" in rig.open().trust.reason
 
 
@@ -229,9 +222,10 @@ def test_g8_that_a_unit_is_good_says_nothing_of_one_of_another_block(rig, monkey
 @pytest.mark.parametrize("content", [b"", bytes(FILE_SIZE), b"\xff" * FILE_SIZE])
 @pytest.mark.parametrize("stop", ["clean", "killed", "killed later"])
 @pytest.mark.parametrize("count", [2, 27])  # the queue's only file, and its last one
-def test_g8_a_queue_whose_last_file_lost_its_units_is_built_from_the_log(rig, content, stop, count):
+def test_g8_a_queue_whose_last_file_lost_its_units_is_built_from_the_log(
+    rig, store, content, stop, count
+):
     """It would number on from a lower place, over messages that the log still has."""
-    store = rig.open_master()
     written = [b"m%02d" % number for number in range(count)]
     rig.put_confirmed(store, *written)
     rig.put_confirmed(store, b"other", topic="Other")
@@ -251,7 +245,7 @@ def stop(rig, store, how):
     if how == "killed later":
         rig.put_confirmed(store, *[b"later"] * 90, topic="Other")
         rig.put_confirmed(store, *[b"new"] * 30, topic="New")
-        store._files.consume_queues.write_back()
+        rig.write_queues_back(store)
     store.close() if how == "clean" else rig.kill(store)
 
 
@@ -274,8 +268,7 @@ def lose_folder(path):
 @pytest.mark.parametrize("damage", [lose_last_file, lose_second_half, lose_folder])
 @pytest.mark.parametrize("how", STOPS)
 @pytest.mark.parametrize("others", [0, 3])
-def test_r38_a_queue_that_lost_its_newest_units_numbers_none_again(rig, damage, how, others):
-    store = rig.open_master()
+def test_r38_a_queue_that_lost_its_newest_units_numbers_none_again(rig, store, damage, how, others):
     rig.put_confirmed(store, *SIXTY[:40])
     for number in range(others):
         rig.put_confirmed(store, *SIXTY[:number], topic=f"Other{number}")
@@ -304,9 +297,10 @@ def expire_first_segment(rig, store):
 @pytest.mark.parametrize("lost", [(0,), (0, 1), (1,)], ids=["first", "two", "middle"])
 @pytest.mark.parametrize("how", STOPS)
 @pytest.mark.parametrize("has_expired", [False, True])
-def test_g8_a_queue_that_lost_its_oldest_files_is_built_from_the_log(rig, lost, how, has_expired):
+def test_g8_a_queue_that_lost_its_oldest_files_is_built_from_the_log(
+    rig, store, lost, how, has_expired
+):
     """No message would be numbered twice, but those of the lost files would never be served."""
-    store = rig.open_master()
     rig.put_confirmed(store, *[b"old"] * (25 if has_expired else 0))
     rig.put_confirmed(store, *[bytes(900)] * (16 if has_expired else 0), topic="Other")
     begin = store.queries.next_offset_in_queue(TOPIC, 0)
@@ -328,9 +322,8 @@ def test_g8_a_queue_that_lost_its_oldest_files_is_built_from_the_log(rig, lost, 
     assert rig.read_bodies(rig.open_master())[-121:] == [*SIXTY * 2, b"m99"]
 
 
-def test_g8_an_expiry_that_is_killed_at_any_disk_call_raises_no_alarm(rig, caplog):
+def test_g8_an_expiry_that_is_killed_at_any_disk_call_raises_no_alarm(rig, store, caplog):
     """Whichever of log and queue files were removed by then."""
-    store = rig.open_master()
     rig.put_confirmed(store, *[b"old"] * 50)
     rig.put_confirmed(store, *[b"old"] * 25, queue_id=1)
     rig.put_confirmed(store, *[bytes(900)] * 16, topic="Other")

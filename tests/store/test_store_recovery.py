@@ -18,8 +18,7 @@ from batonmq.store.recovery import ConfirmedByLog, ConfirmedBySet
 BODIES = [b"m%03d" % number + bytes(200) for number in range(60)]
 
 
-def test_a_clean_stop_loses_nothing_and_leaves_no_abort_file(rig):
-    store = rig.open_master()
+def test_a_clean_stop_loses_nothing_and_leaves_no_abort_file(rig, store):
     end = rig.put_confirmed(store, *BODIES, uniq_key=b"U")
     assert (rig.root / "abort").exists()
     store.close()
@@ -30,8 +29,7 @@ def test_a_clean_stop_loses_nothing_and_leaves_no_abort_file(rig):
     assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
 
 
-def test_a_lost_index_is_built_anew(rig):
-    store = rig.open_master()
+def test_a_lost_index_is_built_anew(rig, store):
     rig.put_confirmed(store, *BODIES[:5], uniq_key=b"U")
     store.close()
     shutil.rmtree(rig.root / "index")
@@ -39,14 +37,12 @@ def test_a_lost_index_is_built_anew(rig):
     assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == 5
 
 
-def test_after_a_kill_the_whole_log_is_there_and_numbers_go_on(rig):
+def test_after_a_kill_the_whole_log_is_there_and_numbers_go_on(rig, store):
     """kill -9 loses what is in memory: tails of queues and index. The log builds them again."""
-    store = rig.open_master()
     rig.put_confirmed(store, *BODIES[:30], uniq_key=b"U")
     store.checkpoints.flush_derived()
     end = rig.put_confirmed(store, *BODIES[30:], uniq_key=b"U")
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store.max_phy_offset == end and not store.trust.reason
     assert rig.read_bodies(store) == BODIES[:30]
     store.prepare_master()
@@ -56,24 +52,21 @@ def test_after_a_kill_the_whole_log_is_there_and_numbers_go_on(rig):
     assert rig.put(store).queue_offset == len(BODIES)
 
 
-def test_the_confirmed_offset_is_stored_and_bounds_what_is_visible_after_a_kill(rig):
+def test_the_confirmed_offset_is_stored_and_bounds_what_is_visible_after_a_kill(rig, store):
     """4.6: what is above the stored confirmOffset stays in the log, but is not shown."""
-    store = rig.open_master()
     confirmed = rig.put_confirmed(store, b"a", b"b")
     rig.put(store, b"unconfirmed")
     end = store.end_turn()
     store.checkpoints.flush_derived()
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert (store.confirm_offset, store.max_phy_offset) == (confirmed, end)
     assert rig.read_bodies(store) == [b"a", b"b"]
     assert store.prepare_master() == end
     assert rig.put(store).queue_offset == 3
 
 
-def test_recovery_begins_at_its_own_point_not_at_the_start_of_the_segment(rig):
+def test_recovery_begins_at_its_own_point_not_at_the_start_of_the_segment(rig, store):
     """A flipped byte below the recovery point is not met at the start, but never served (G8)."""
-    store = rig.open_master()
     rig.put_confirmed(store, *BODIES[:5])
     store.checkpoints.flush_derived()
     rig.put_confirmed(store, *BODIES[5:9])
@@ -88,8 +81,7 @@ def test_recovery_begins_at_its_own_point_not_at_the_start_of_the_segment(rig):
     assert store.queries.get_message("T", 0, 1, 32).message_count == 8
 
 
-def test_g8_a_damaged_record_ends_the_result_before_it(rig):
-    store = rig.open_master()
+def test_g8_a_damaged_record_ends_the_result_before_it(rig, store):
     results = [rig.put(store, body) for body in BODIES[:5]]
     store.advance_confirm_offset(store.end_turn())
     store.close()
@@ -102,17 +94,14 @@ def test_g8_a_damaged_record_ends_the_result_before_it(rig):
         store.queries.get_message("T", 0, 3, 32)
 
 
-def test_r24_a_torn_tail_is_cut_and_zeroed(rig):
+def test_r24_a_torn_tail_is_cut_and_zeroed(rig, store):
     """The last record was written in part, nothing stands behind it, nothing confirmed it."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, *BODIES[:5])
     store.checkpoints.flush_derived()
     torn = rig.put(store, bytes(range(256)) * 4)
     store.end_turn()
     rig.kill(store)
-    with rig.segment().open("r+b") as file:
-        file.seek(end + 300)
-        file.write(bytes(torn.size))
+    rig.overwrite(rig.segment(), end + 300, bytes(torn.size))
     store = rig.open()
     assert not store.trust.reason and store.max_phy_offset == end
     assert rig.segment().read_bytes()[end:] == bytes(8192 - end)
@@ -121,28 +110,24 @@ def test_r24_a_torn_tail_is_cut_and_zeroed(rig):
 
 
 @pytest.mark.parametrize("missing", [1, 2, 11, 12, 20, 21])
-def test_r24_a_write_that_ends_within_the_property_crc_is_torn(rig, missing):
+def test_r24_a_write_that_ends_within_the_property_crc_is_torn(rig, store, missing):
     """Its name is there already, the digits behind it are not. With all digits only the mark that
     ends them lacks, which a flipped bit may have taken from a whole record: that is damage."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, *BODIES[:5])
     torn = rig.put(store, bytes(range(256)) * 2)
     store.end_turn()
     rig.kill(store)
-    with rig.segment().open("r+b") as file:
-        file.seek(torn.end_offset - missing)
-        file.write(bytes(missing))
+    rig.overwrite(rig.segment(), torn.end_offset - missing, bytes(missing))
     store = rig.open()
     assert store.max_phy_offset == end
     assert bool(store.trust.reason) == (missing == 1)
 
 
-def test_r24_a_flipped_byte_with_records_behind_it_is_damage(rig):
+def test_r24_a_flipped_byte_with_records_behind_it_is_damage(rig, store):
     """1 a byte flips above the recovery point. 2 the store opens up to it, named, not writable.
 
     3 as a slave it discards the damaged tail, keeps it aside, and fetches it again.
     """
-    store = rig.open_master()
     results = [rig.put(store, body) for body in BODIES[:30]]
     end = store.end_turn()
     store.advance_confirm_offset(results[3].end_offset)
@@ -161,8 +146,7 @@ def test_r24_a_flipped_byte_with_records_behind_it_is_damage(rig):
     assert rig.segment(1).exists(), "damage is not cut silently"
     assert store.trust.discard_damaged_tail() == bad and store.trust.damage.discarded
     assert list((rig.root / "truncated").iterdir())
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store.trust.damage.discarded, "the suspicion survives a restart"
     assert store.slave_log.append_replicated(bad, log[bad:]) == end
     store.advance_confirm_offset(end)
@@ -171,17 +155,14 @@ def test_r24_a_flipped_byte_with_records_behind_it_is_damage(rig):
     assert store.prepare_master() == end
 
 
-def test_r24_a_log_that_ends_below_its_confirmed_offset_is_damage(rig):
+def test_r24_a_log_that_ends_below_its_confirmed_offset_is_damage(rig, store):
     """The tail is gone though it was confirmed: that is no torn tail."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, *BODIES[:5])
     last = rig.put(store, b"confirmed")
     store.advance_confirm_offset(store.end_turn())
     store.checkpoints.flush_derived()
     rig.kill(store)
-    with rig.segment().open("r+b") as file:
-        file.seek(end)
-        file.write(bytes(last.size))
+    rig.overwrite(rig.segment(), end, bytes(last.size))
     checkpoint = rig.root / "checkpoint"
     data = bytearray(checkpoint.read_bytes())
     data[64:84] = bytes(20)  # without our own point, as Java leaves it
@@ -194,8 +175,7 @@ def test_r24_a_log_that_ends_below_its_confirmed_offset_is_damage(rig):
     assert store.trust.reason, "closing and opening does not wash it off"
 
 
-def test_r24_a_missing_middle_file_is_damage_named_by_its_path(rig):
-    store = rig.open_master()
+def test_r24_a_missing_middle_file_is_damage_named_by_its_path(rig, store):
     rig.put_confirmed(store, *BODIES * 2)
     store.close()
     assert rig.segment(3).exists()
@@ -211,9 +191,8 @@ def test_r24_a_missing_middle_file_is_damage_named_by_its_path(rig):
     assert {path.name for path in kept.iterdir()} >= {f"{2 * 8192:020d}", f"{3 * 8192:020d}"}
 
 
-def test_a_store_without_queues_builds_them_from_the_log(rig):
+def test_a_store_without_queues_builds_them_from_the_log(rig, store):
     """An operator deletes consumequeue and index: both come back, unit for unit."""
-    store = rig.open_master()
     rig.put_confirmed(store, *BODIES, uniq_key=b"U")
     store.close()
     before = {p.name: p.read_bytes() for p in (rig.root / "consumequeue").rglob("0" * 17 + "*")}
@@ -238,13 +217,11 @@ def test_r25_epochs_above_the_log_end_are_dropped(rig):
     assert [e.epoch for e in rig.open().epochs.entries] == [1, 2]
 
 
-def test_a_preallocated_segment_survives_a_restart_and_is_used(rig):
-    store = rig.open_master()
+def test_a_preallocated_segment_survives_a_restart_and_is_used(rig, store):
     rig.put_confirmed(store, bytes(5000))
     store.log.preallocate_next()
     assert rig.segment(1).exists()
-    rig.kill(store)
-    store = rig.open(confirm_rule=ConfirmedByLog())
+    store = rig.reopen(store, confirm_rule=ConfirmedByLog())
     assert rig.put(store, bytes(5000)).physical_offset == 8192
     store.advance_confirm_offset(store.end_turn())
     assert [len(body) for body in rig.read_bodies(store)] == [5000, 5000]
@@ -304,8 +281,7 @@ def test_r24_whatever_happens_to_the_tail(store_in, sizes, confirmed, checkpoint
         if not store.trust.reason:
             assert store.confirm_offset >= stored_confirm
             store.prepare_master()
-            rig.put(store, b"goes on")
-            store.advance_confirm_offset(store.end_turn())
+            rig.put_confirmed(store, b"goes on")
             good = [p for p in puts if p.end_offset <= expected_end]
             assert len(rig.read_bodies(store)) == len(good) + 1
 
@@ -339,26 +315,21 @@ def make_mishap(rig, mishap, at, end):
 def zero(rig, start, end):
     while start < end:
         stop = min(end, start - start % 8192 + 8192)
-        with rig.segment(start // 8192).open("r+b") as file:
-            file.seek(start % 8192)
-            file.write(bytes(stop - start))
+        rig.overwrite(rig.segment(start // 8192), start % 8192, bytes(stop - start))
         start = stop
 
 
-def test_recovery_does_not_go_back_to_the_last_key_of_the_index(rig):
+def test_recovery_does_not_go_back_to_the_last_key_of_the_index(rig, store):
     """Messages without keys leave the index behind; below the recovery point it is whole."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"keyed", uniq_key=b"U")
     end = rig.put_confirmed(store, *BODIES[:20])
     store.checkpoints.flush_derived()
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store._verified.start == end
     assert len(store.queries.query_message("T", "U", 9, 0, 2**62).parts) == 1
 
 
-def test_a_damaged_index_is_built_again_from_the_log(rig):
-    store = rig.open_master()
+def test_a_damaged_index_is_built_again_from_the_log(rig, store):
     for number in range(20):
         rig.put_confirmed(store, b"m", uniq_key=b"U%d" % number)
     store.checkpoints.flush_derived()
@@ -414,15 +385,12 @@ def ahead(rig):
         store.checkpoints.flush_derived()
         ends = [rig.put_confirmed(store, body, uniq_key=b"U") for body in BODIES[20:30]]
         store._files.index.write_back()
-        for queue in list(store._files.consume_queues.queues()):
-            queue.write_back()
+        rig.write_queues_back(store)
         if clean:
             store.close()
         else:
             rig.kill(store)
-        with rig.segment(ends[4] // 8192).open("r+b") as file:
-            file.seek(ends[4] % 8192)
-            file.write(bytes(8192 - ends[4] % 8192))
+        rig.overwrite(rig.segment(ends[4] // 8192), ends[4] % 8192, bytes(8192 - ends[4] % 8192))
         for path in sorted((rig.root / "commitlog").glob("0*"))[ends[4] // 8192 + 1 :]:
             path.unlink()
         return ends[4]
@@ -448,50 +416,40 @@ def test_queues_and_index_that_are_ahead_of_the_log_are_cut(rig, ahead, clean):
     assert len(store.queries.query_message("T", "NEW", 64, 0, 2**62).parts) == 1
 
 
-def test_a_unit_that_is_half_on_disk_above_the_checkpoint_is_built_again(rig):
-    store = rig.open_master()
+def test_a_unit_that_is_half_on_disk_above_the_checkpoint_is_built_again(rig, store):
     rig.put_confirmed(store, *BODIES[:10])
     store.checkpoints.flush_derived()
     rig.put_confirmed(store, *BODIES[10:18])
-    for queue in list(store._files.consume_queues.queues()):
-        queue.write_back()
+    rig.write_queues_back(store)
     rig.kill(store)
     path = rig.root / "consumequeue" / "T" / "0" / f"{0:020d}"
-    with path.open("r+b") as file:
-        file.seek(14 * 20)
-        file.write(bytes(20))
+    rig.overwrite(path, 14 * 20, bytes(20))
     store = rig.open(confirm_rule=ConfirmedByLog())
     assert rig.read_bodies(store) == BODIES[:18]
 
 
-def test_a_unit_of_which_a_sector_is_missing_above_the_checkpoint_is_built_again(rig):
+def test_a_unit_of_which_a_sector_is_missing_above_the_checkpoint_is_built_again(rig, store):
     """Its place is there and its tags code is not, which for a timer says when it is due. Nothing
     but the log tells that from a good one, and who reads due times reads the units only."""
-    store = rig.open_master()
     rig.put_confirmed(store, *BODIES[:10], tag="A")
     store.checkpoints.flush_derived()
     rig.put_confirmed(store, *BODIES[10:18], tag="A")
     written = store.queries.raw_units("T", 0, 0, 18)
-    for queue in list(store._files.consume_queues.queues()):
-        queue.write_back()
+    rig.write_queues_back(store)
     rig.kill(store)
     path = rig.root / "consumequeue" / "T" / "0" / f"{0:020d}"
-    with path.open("r+b") as file:
-        file.seek(14 * 20 + 12)
-        file.write(bytes(8))
+    rig.overwrite(path, 14 * 20 + 12, bytes(8))
     store = rig.open(confirm_rule=ConfirmedByLog())
     assert store.queries.raw_units("T", 0, 0, 18) == written
 
 
-def test_a_queue_that_is_dropped_for_its_damage_is_built_again_from_the_logs_beginning(rig):
+def test_a_queue_that_is_dropped_for_its_damage_is_built_again_from_the_logs_beginning(rig, store):
     """R24: also what lies below the checkpoint, where the other queues are whole."""
-    store = rig.open_master()
     for queue_id in (0, 1):
         rig.put_confirmed(store, *BODIES[:10], queue_id=queue_id)
     store.checkpoints.flush_derived()
     rig.put_confirmed(store, *BODIES[10:12])
-    for queue in list(store._files.consume_queues.queues()):
-        queue.write_back()
+    rig.write_queues_back(store)
     rig.kill(store)
     rig.flip(rig.root / "consumequeue" / "T" / "0" / f"{0:020d}", 6 * 20 + 3)  # it points too far
     store = rig.open(confirm_rule=ConfirmedByLog())
@@ -499,22 +457,19 @@ def test_a_queue_that_is_dropped_for_its_damage_is_built_again_from_the_logs_beg
     assert rig.read_bodies(store, queue_id=1) == BODIES[:10]
 
 
-def test_r26_what_a_killed_process_wrote_counts_as_flushed_when_this_one_has_flushed_it(rig):
+def test_r26_what_a_killed_process_wrote_counts_as_flushed_when_this_one_has_flushed_it(rig, store):
     """It may be in the page cache only, and the power may go next."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"checkpointed")
     store.checkpoints.flush_derived()
     begin = store.max_phy_offset
     rig.put_confirmed(store, b"written")
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store.max_phy_offset > begin == store.log.flushed_offset
     assert store.flush() == store.max_phy_offset == store.log.flushed_offset
 
 
-def test_r24_torn_bytes_go_also_from_a_file_with_an_empty_one_behind_it(rig):
+def test_r24_torn_bytes_go_also_from_a_file_with_an_empty_one_behind_it(rig, store):
     """Two files were made ahead, one began to be written, and nothing of it was whole."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"whole")
     for number in (1, 2):
         store.log.ensure_segment(number * 8192)
@@ -616,9 +571,8 @@ def test_r38_a_checkpoint_of_another_replica_hides_no_message(rig, caplog):
     store.close()
 
 
-def test_r38_a_checkpoint_of_the_version_before_is_believed(rig):
+def test_r38_a_checkpoint_of_the_version_before_is_believed(rig, store):
     """It does not say which log it is about."""
-    store = rig.open_master()
     rig.put_confirmed(store, *BODIES)
     store.close()
     path = rig.root / "checkpoint"

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -105,8 +106,7 @@ def test_a_new_master_may_inherit_an_end_within_a_blank(rig):
     slave = slave_of(rig)
     slave.slave_log.append_replicated(0, data[: last_in_first.end_offset + 4])
     assert slave.prepare_master() == last_in_first.end_offset
-    rig.put(slave, bytes(700))
-    slave.advance_confirm_offset(slave.end_turn())
+    rig.put_confirmed(slave, bytes(700))
     assert log_of(slave)[: 8192 + 100] != b"" and slave.max_phy_offset > 8192
 
 
@@ -145,8 +145,7 @@ def test_r26_what_a_killed_process_left_in_the_page_cache_is_not_durable(rig, mo
     slave = rig.open(flush_disk_type="SYNC_FLUSH")
     end = slave.slave_log.append_replicated(0, log_of(master))
     assert len(slave.log.segments) > 1
-    rig.kill(slave)
-    slave = rig.open(flush_disk_type="SYNC_FLUSH")
+    slave = rig.reopen(slave, flush_disk_type="SYNC_FLUSH")
     assert slave.max_phy_offset == end
     assert slave.log.flushed_offset == 0
     synced = []
@@ -187,8 +186,7 @@ def test_r27_an_empty_start_at_the_masters_first_offset(rig):
     assert slave.queries.min_offset_in_queue("T", 0) == first.queue_offset
     assert slave.queries.get_message("T", 0, 0, 32).next_begin_offset == 0
     slave.checkpoints.flush_derived()
-    rig.kill(slave)
-    slave = rig.open()
+    slave = rig.reopen(slave)
     assert (slave.min_phy_offset, slave.confirm_offset) == (8192, end)
     assert slave.queries.min_offset_in_queue("T", 0) == first.queue_offset
     with pytest.raises(ValueError):
@@ -211,8 +209,7 @@ def test_r27_what_was_confirmed_of_the_old_log_is_not_of_the_new_one(rig, comes_
     if comes_again:
         slave.slave_log.append_replicated(0, data[:comes_again])
     whole = slave.slave_log.whole_end
-    rig.kill(slave)
-    slave = rig.open()
+    slave = rig.reopen(slave)
     assert (slave.min_phy_offset, slave.max_phy_offset) == (0, whole)
     assert slave.confirm_offset == 0
     assert slave.trust.damage is None and not slave.trust.reason
@@ -266,10 +263,7 @@ async def test_a_failed_fdatasync_is_fatal(rig, monkeypatch):
     store.start(asyncio.get_running_loop(), fatal.set_result)
     rig.put(store)
     store.end_turn()
-
-    def broken(fd):
-        raise OSError(errno.EIO, "Input/output error")
-
+    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     monkeypatch.setattr(disk, "fdatasync", broken)
     store.background.request_flush()
     assert (await fatal).errno == errno.EIO
@@ -304,15 +298,11 @@ async def test_r17_an_fdatasync_that_fails_once_is_fatal(rig, monkeypatch):
     store.abandon()
 
 
-def test_a_failed_write_is_fatal_and_ends_all_puts(rig, monkeypatch):
-    store = rig.open_master()
+def test_a_failed_write_is_fatal_and_ends_all_puts(rig, store, monkeypatch):
     rig.put(store)
     fatal = []
     store._on_fatal = fatal.append
-
-    def broken(fd, data, position):
-        raise OSError(errno.EIO, "Input/output error")
-
+    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     monkeypatch.setattr(disk, "pwrite", broken)
     with pytest.raises(OSError):
         store.end_turn()
@@ -320,16 +310,12 @@ def test_a_failed_write_is_fatal_and_ends_all_puts(rig, monkeypatch):
     assert len(fatal) == 1 and not store.appender.is_writable
 
 
-def test_a_failed_write_within_a_put_is_fatal_too(rig, monkeypatch):
+def test_a_failed_write_within_a_put_is_fatal_too(rig, store, monkeypatch):
     """1. A turn has records in its buffer. 2. The next put leaves the segment, so they are written
     at once, and the disk fails: the turn is lost, the broker must stop."""
-    store = rig.open_master()
     fatal = []
     store._on_fatal = fatal.append
-
-    def broken(fd, data, position):
-        raise OSError(errno.EIO, "Input/output error")
-
+    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     rig.put(store)
     store.log.preallocate_next()
     store.log.ensure_segment(store.config.mapped_file_size_commit_log)
@@ -423,18 +409,16 @@ def test_a_slave_gives_no_place_in_a_queue_to_what_was_rolled_back(rig):
     assert rig.read_bodies(slave) == rig.read_bodies(master) == [b"a", b"b"]
 
 
-def test_r39_what_waits_behind_a_deletion_keeps_the_number_that_the_log_gave_it(rig):
+def test_r39_what_waits_behind_a_deletion_keeps_the_number_that_the_log_gave_it(rig, store):
     """A slave finds it in the log so: both number the same."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"old", b"old")
     assert rig.put(store, b"behind the deletion").queue_offset == 2
     store.delete_topic("T")
     assert rig.put(store, b"next").queue_offset == 3
 
 
-def test_a_master_that_is_elected_again_shows_each_message_once(rig):
+def test_a_master_that_is_elected_again_shows_each_message_once(rig, store):
     """It lost its role with messages not yet confirmed, and nothing was cut meanwhile."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
     for body in (b"b", b"c"):
         rig.put(store, body)

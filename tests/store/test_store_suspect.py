@@ -22,17 +22,15 @@ def reboot(rig):
     rig.before_open = lambda store: setattr(store, "_boot_id", lambda: "another boot")
 
 
-def test_r17_a_kill_under_the_same_boot_leaves_no_suspicion(rig):
-    store = rig.open_master()
+def test_r17_a_kill_under_the_same_boot_leaves_no_suspicion(rig, store):
     rig.put_confirmed(store, b"a")
     rig.kill(store)
     assert rig.open().trust.reason == ""
 
 
-def test_r17_an_unclean_stop_under_another_boot_is_remembered_until_it_is_cleared(rig):
+def test_r17_an_unclean_stop_under_another_boot_is_remembered_until_it_is_cleared(rig, store):
     """1 the machine loses power. 2 every later life says so. 3 the log has caught up with its
     master."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
     rig.kill(store)
     reboot(rig)
@@ -47,9 +45,8 @@ def test_r17_an_unclean_stop_under_another_boot_is_remembered_until_it_is_cleare
     assert rig.open().trust.reason == ""
 
 
-def test_r17_a_suspicion_that_the_disk_does_not_let_go_can_be_ended_again(rig, monkeypatch):
+def test_r17_a_suspicion_that_the_disk_does_not_let_go_can_be_ended_again(rig, store, monkeypatch):
     """The replica says what the next start would say. An operator's repair can be repeated."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
     rig.kill(store)
     reboot(rig)
@@ -66,8 +63,7 @@ def test_r17_a_suspicion_that_the_disk_does_not_let_go_can_be_ended_again(rig, m
     assert rig.open().trust.reason == ""
 
 
-def test_r17_a_clean_stop_survives_a_reboot(rig):
-    store = rig.open_master()
+def test_r17_a_clean_stop_survives_a_reboot(rig, store):
     rig.put_confirmed(store, b"a")
     store.close()
     reboot(rig)
@@ -82,17 +78,16 @@ def test_r17_a_run_that_acked_only_flushed_bytes_survives_a_reboot(rig):
     assert rig.open().trust.reason == "", "the settings of that run count, not those of this one"
 
 
-def test_r17_what_an_earlier_run_acked_unflushed_is_flushed_before_a_run_calls_itself_safe(rig):
+def test_r17_what_an_earlier_run_acked_unflushed_is_flushed_before_a_run_calls_itself_safe(
+    rig, store
+):
     """1 a run of ASYNC_FLUSH is killed. 2 SYNC_FLUSH from now on. 3 the power goes at once."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a")
-    rig.kill(store)
-    store = rig.open(**SAFE)
+    store = rig.reopen(store, **SAFE)
     assert store.log.flushed_offset == end
 
 
-def test_r17_a_java_folder_says_nothing_about_its_boot(rig):
-    store = rig.open_master()
+def test_r17_a_java_folder_says_nothing_about_its_boot(rig, store):
     rig.put_confirmed(store, b"a")
     rig.kill(store)
     (rig.root / "abort").write_text("1234")
@@ -100,9 +95,8 @@ def test_r17_a_java_folder_says_nothing_about_its_boot(rig):
     assert rig.open().trust.reason == ""
 
 
-def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig):
+def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig, store):
     """Every replica lost power; the controllers know, and elect the longest."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a")
     rig.kill(store)
     reboot(rig)
@@ -111,10 +105,9 @@ def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig):
     assert store.trust.reason == ""
 
 
-def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig):
+def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig, store):
     """1 the power goes, and takes a sector from the middle and all of the end. 2 what can be seen
     is fetched again: only having caught up with the master ends the suspicion."""
-    store = rig.open_master()
     puts = [rig.put(store, os.urandom(600)) for _ in range(5)]
     end = store.end_turn()
     log = bytes(store.log.view(0, end))
@@ -139,26 +132,23 @@ def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig):
     assert store.trust.reason == ""
 
 
-def test_r17_a_failed_fsync_is_remembered_and_what_came_after_the_last_sync_fetched_again(rig):
+def test_r17_a_failed_fsync_is_remembered_and_what_came_after_the_last_sync_fetched_again(
+    rig, store
+):
     """The kernel forgets that a page is dirty once it could not write it: what it shows then may
     not be on the disk."""
-    store = rig.open_master()
     synced = rig.put_confirmed(store, b"a")
     store.checkpoints.flush_derived()
     end = rig.put_confirmed(store, b"b", b"c")
     log = bytes(store.log.view(0, end))
     seen = []
     store._on_fatal = seen.append
-
-    def fail(target):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+    fail = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     store.log.datasync_to = fail
     with pytest.raises(OSError):
         store.flush()
     assert seen, "the process must end"
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert "the disk failed" in store.trust.reason and store.max_phy_offset == end
     assert store.trust.discard_damaged_tail() == synced
     store.slave_log.append_replicated(synced, log[synced:])
@@ -167,27 +157,23 @@ def test_r17_a_failed_fsync_is_remembered_and_what_came_after_the_last_sync_fetc
     assert store.trust.reason == "" and rig.read_bodies(store) == [b"a", b"b", b"c"]
 
 
-def test_a_full_disk_makes_nobody_suspect(rig):
-    store = rig.open_master()
+def test_a_full_disk_makes_nobody_suspect(store):
     store._on_fatal = lambda error: None
     store._fail(OSError(errno.ENOSPC, "full"))
     assert store.trust.reason == ""
 
 
-def test_r24_consume_queues_ahead_of_the_log_tell_of_lost_bytes(rig):
+def test_r24_consume_queues_ahead_of_the_log_tell_of_lost_bytes(rig, store):
     """Units are of confirmed records: a log that ends below them lost what it acknowledged.
 
     1 the units reach the disk, checkpoint and log do not. 2 the power goes.
     """
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a", b"b")
     last = rig.put(store, b"c")
     store.advance_confirm_offset(store.end_turn())
-    store._files.consume_queues.write_back()
+    rig.write_queues_back(store)
     rig.kill(store)
-    with rig.segment().open("r+b") as file:
-        file.seek(end)
-        file.write(bytes(last.size))
+    rig.overwrite(rig.segment(), end, bytes(last.size))
     store = rig.open()
     assert store.trust.damage is not None and store.trust.damage.offset == end
     assert "consume queues" in store.trust.reason
@@ -196,9 +182,8 @@ def test_r24_consume_queues_ahead_of_the_log_tell_of_lost_bytes(rig):
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 30, 100, -1, -15])
-def test_r24_a_whole_last_record_with_a_flipped_byte_is_damage(rig, at):
+def test_r24_a_whole_last_record_with_a_flipped_byte_is_damage(rig, store, at):
     """No byte of it is missing, so it was whole once and may have been acknowledged."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a")
     last = rig.put(store, os.urandom(300))
     store.end_turn()
@@ -210,9 +195,8 @@ def test_r24_a_whole_last_record_with_a_flipped_byte_is_damage(rig, at):
 
 
 @pytest.mark.parametrize(("at", "bit"), [(2, 1), (2, 64), (5, 1), (30, 1), (100, 1), (-10, 1)])
-def test_g8_a_bad_record_from_the_master_is_refused_and_taken_back(rig, at, bit):
+def test_g8_a_bad_record_from_the_master_is_refused_and_taken_back(rig, master, at, bit):
     """Whatever byte of it is bad, also a length that swallows what follows; in pieces of 100."""
-    master = rig.open_master()
     puts = [rig.put(master, os.urandom(300)) for _ in range(5)]
     end = master.end_turn()
     data = bytearray(master.log.view(0, end))
@@ -234,9 +218,8 @@ def test_g8_a_bad_record_from_the_master_is_refused_and_taken_back(rig, at, bit)
 
 
 @pytest.mark.parametrize("room", [8, 13, 35, 60])
-def test_a_slave_may_go_on_where_a_blank_ends_a_segment(rig, room):
+def test_a_slave_may_go_on_where_a_blank_ends_a_segment(rig, master, room):
     """Too close to the end of the file for a record, or even for the head of one, to begin."""
-    master = rig.open_master()
     overhead = rig.put(master, b"").end_offset
     size = rig.config.mapped_file_size_commit_log
     body = size - room - 2 * overhead
@@ -248,8 +231,7 @@ def test_a_slave_may_go_on_where_a_blank_ends_a_segment(rig, room):
 
 
 @pytest.mark.parametrize("at", [2, 5, 30, 100, -10])
-def test_r24_a_master_finds_its_bad_record_where_a_slave_goes_on(rig, at):
-    master = rig.open_master()
+def test_r24_a_master_finds_its_bad_record_where_a_slave_goes_on(rig, master, at):
     puts = [rig.put(master, os.urandom(300)) for _ in range(3)]
     master.advance_confirm_offset(master.end_turn())
     assert master.trust.fault_at(puts[1].physical_offset) == ""
@@ -270,25 +252,21 @@ def test_r24_a_master_finds_its_bad_record_where_a_slave_goes_on(rig, at):
     assert store.trust.discard_damaged_tail() == start
 
 
-def test_r24_a_record_that_misses_a_sector_is_torn(rig):
+def test_r24_a_record_that_misses_a_sector_is_torn(rig, store):
     """A lost page cache leaves any of a record's sectors, and zeros in place of the others."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a")
     rig.put(store, os.urandom(3000))
     store.end_turn()
     rig.kill(store)
-    with rig.segment().open("r+b") as file:
-        file.seek(1024)
-        file.write(bytes(512))
+    rig.overwrite(rig.segment(), 1024, bytes(512))
     store = rig.open()
     assert store.trust.reason == "" and store.max_phy_offset == end
 
 
 @pytest.mark.parametrize("at", [2, 100])
-def test_r24_a_new_master_takes_a_bad_last_record_for_damage_not_for_a_tail(rig, at):
+def test_r24_a_new_master_takes_a_bad_last_record_for_damage_not_for_a_tail(rig, master, at):
     """1 a slave's last, unconfirmed record goes bad while it runs. 2 it is elected: it refuses,
     names the place, and keeps the bytes. 3 as a slave it fetches the record again."""
-    master = rig.open_master()
     rig.put(master, b"a")
     last = rig.put(master, os.urandom(300))
     end = master.end_turn()
@@ -307,10 +285,9 @@ def test_r24_a_new_master_takes_a_bad_last_record_for_damage_not_for_a_tail(rig,
     assert slave.trust.reason == "" and slave.prepare_master() == end
 
 
-def test_r17_a_damaged_log_that_was_elected_as_such_opens_without_its_bad_end(rig):
+def test_r17_a_damaged_log_that_was_elected_as_such_opens_without_its_bad_end(rig, store):
     """1 all replicas are suspect, this one is the best of them. 2 It counts for what can be read,
     refuses an election that does not know of the damage, and opens for one that does."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a")
     last = rig.put(store, os.urandom(300))
     store.end_turn()
@@ -326,8 +303,7 @@ def test_r17_a_damaged_log_that_was_elected_as_such_opens_without_its_bad_end(ri
     assert any((rig.root / "truncated").iterdir()), "the bad bytes are kept aside"
 
 
-def test_r24_a_new_master_still_cuts_the_beginning_of_a_record(rig):
-    master = rig.open_master()
+def test_r24_a_new_master_still_cuts_the_beginning_of_a_record(rig, master):
     first = rig.put(master, b"a")
     rig.put(master, os.urandom(300))
     data = bytes(master.log.view(0, master.end_turn()))
@@ -338,8 +314,7 @@ def test_r24_a_new_master_still_cuts_the_beginning_of_a_record(rig):
     assert slave.trust.reason == ""
 
 
-def test_r24_nothing_is_appended_behind_damage_before_it_is_discarded(rig):
-    store = rig.open_master()
+def test_r24_nothing_is_appended_behind_damage_before_it_is_discarded(rig, store):
     end = rig.put_confirmed(store, b"a", b"b")
     record = bytes(store.log.view(0, end))
     rig.kill(store)
@@ -352,34 +327,28 @@ def test_r24_nothing_is_appended_behind_damage_before_it_is_discarded(rig):
     assert store.slave_log.append_replicated(begin, record[begin:]) == end
 
 
-def test_r15_what_a_killed_run_left_counts_as_flushed_when_this_run_has_flushed_it(rig):
+def test_r15_what_a_killed_run_left_counts_as_flushed_when_this_run_has_flushed_it(rig, store):
     """It may be in the page cache only; under SYNC_FLUSH a new master vouches for its disk."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a")
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store.log.flushed_offset == 0 < store.max_phy_offset == end
     assert store.flush() == end
 
 
-def test_r24_a_hole_with_records_behind_it_is_no_torn_tail(rig):
+def test_r24_a_hole_with_records_behind_it_is_no_torn_tail(rig, store):
     """A sector of zeros within a record looks torn; what stands behind may be acknowledged."""
-    store = rig.open_master()
     puts = [rig.put(store, bytes([65 + n]) * 2000) for n in range(3)]
     end = store.end_turn()
     rig.kill(store)
-    with rig.segment().open("r+b") as file:
-        file.seek(1024)
-        file.write(bytes(512))
+    rig.overwrite(rig.segment(), 1024, bytes(512))
     store = rig.open()
     damage = store.trust.damage
     assert damage is not None and f"at {puts[1].physical_offset}" in damage.what
     assert (damage.offset, damage.end_offset, damage.until_level) == (0, end, False)
 
 
-def test_r17_damage_after_a_loss_of_power_ends_only_level_with_a_master(rig):
+def test_r17_damage_after_a_loss_of_power_ends_only_level_with_a_master(rig, store):
     """What can still be seen is not all that there was."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a", b"b")
     rig.kill(store)
     rig.flip(rig.segment(), end - 10)
@@ -390,8 +359,7 @@ def test_r17_damage_after_a_loss_of_power_ends_only_level_with_a_master(rig):
 
 
 @pytest.mark.parametrize("until_level", [False, True])
-def test_r24_a_discarded_tail_is_trusted_when_all_that_it_held_is_confirmed(rig, until_level):
-    store = rig.open_master()
+def test_r24_a_discarded_tail_is_trusted_when_all_that_it_held_is_confirmed(store, until_level):
     bad = Suspicion("file", 100, "bad", 500, discarded=True, until_level=until_level)
     store.trust._mark.set(bad)
     store.trust.confirmed(499)
@@ -400,8 +368,7 @@ def test_r24_a_discarded_tail_is_trusted_when_all_that_it_held_is_confirmed(rig,
     assert store.trust.damage == (bad if until_level else None)
 
 
-def test_r24_good_bytes_that_came_in_place_of_a_discarded_tail_stay(rig):
-    store = rig.open_master()
+def test_r24_good_bytes_that_came_in_place_of_a_discarded_tail_stay(rig, store):
     end = rig.put_confirmed(store, b"a")
     store.trust._mark.set(Suspicion("file", 0, "bad", end, discarded=True))
     assert store.trust.discard_damaged_tail() == end > 0
@@ -417,8 +384,7 @@ def test_r24_damage_behind_what_was_discarded_leaves_what_came_in_its_place(rig)
     assert mark.report.offset == 300, "not discarded yet"
 
 
-def test_r40_a_failed_disk_adds_to_an_earlier_suspicion(rig):
-    store = rig.open_master()
+def test_r40_a_failed_disk_adds_to_an_earlier_suspicion(rig, store):
     mark = store.trust._mark
     mark.set(Suspicion("file", 100, "bad", 90_000, discarded=True))
     rig.put_confirmed(store, bytes(1000))
@@ -429,8 +395,7 @@ def test_r40_a_failed_disk_adds_to_an_earlier_suspicion(rig):
     assert mark.report is not None, "nothing in this process ends it"
 
 
-def test_r24_only_a_truncation_lowers_the_confirmed_end_of_the_checkpoint(rig):
-    store = rig.open_master()
+def test_r24_only_a_truncation_lowers_the_confirmed_end_of_the_checkpoint(rig, store):
     rig.put_confirmed(store, b"a")
     checkpoint = store._files.checkpoint
     checkpoint.confirm_phy_offset = 100_000
@@ -451,8 +416,7 @@ def test_a_broker_without_controllers_takes_writes_again_when_it_was_repaired(ri
     assert rig.put(store, b"taken").physical_offset == bad.physical_offset
 
 
-def test_r16_a_log_counts_up_to_its_damage(rig):
-    store = rig.open_master()
+def test_r16_a_log_counts_up_to_its_damage(rig, store):
     rig.put_confirmed(store, b"good")
     bad = rig.put(store, b"bad")
     rig.put_confirmed(store, b"behind")
@@ -461,9 +425,8 @@ def test_r16_a_log_counts_up_to_its_damage(rig):
     assert store.trust.end == bad.physical_offset
 
 
-def test_r40_what_a_failed_disk_leaves_is_trusted_up_to_a_record(rig):
+def test_r40_what_a_failed_disk_leaves_is_trusted_up_to_a_record(rig, store):
     """The last sync of a slave may have ended within one."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"synced")
     rig.put(store, b"half of it is")
     store.end_turn()
@@ -474,8 +437,9 @@ def test_r40_what_a_failed_disk_leaves_is_trusted_up_to_a_record(rig):
     assert store.trust.damage.offset == end
 
 
-def test_r17_a_disk_that_fails_after_a_reboot_leaves_nobody_who_knows_how_far_the_log_reached(rig):
-    store = rig.open_master()
+def test_r17_a_disk_that_fails_after_a_reboot_leaves_nobody_who_knows_how_far_the_log_reached(
+    rig, store
+):
     end = rig.put_confirmed(store, b"a")
     store.flush()
     mark = store._files.suspect_mark
@@ -484,9 +448,8 @@ def test_r17_a_disk_that_fails_after_a_reboot_leaves_nobody_who_knows_how_far_th
     assert mark.report.kind == "fsync" and mark.report.until_level
 
 
-def test_r48_a_reboot_is_noted_outside_controller_mode_too(rig):
+def test_r48_a_reboot_is_noted_outside_controller_mode_too(rig, store):
     """A life without controllers does not wash it off."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
     rig.kill(store)
     reboot(rig)
@@ -496,8 +459,9 @@ def test_r48_a_reboot_is_noted_outside_controller_mode_too(rig):
     assert "another boot" in rig.open().trust.reason
 
 
-def test_r48_a_store_opened_outside_controller_mode_has_no_epochs_from_its_first_write_on(rig):
-    store = rig.open_master()
+def test_r48_a_store_opened_outside_controller_mode_has_no_epochs_from_its_first_write_on(
+    rig, store
+):
     store.epochs.append(EpochEntry(1, 0))
     rig.put_confirmed(store, b"a")
     store.close()
@@ -505,8 +469,7 @@ def test_r48_a_store_opened_outside_controller_mode_has_no_epochs_from_its_first
     store = rig.open(confirm_rule=ConfirmedByLog())
     assert store.epochs.entries == ()
     rig.put_confirmed(store, b"b")
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store.epochs.entries == () and store.trust.lost_epochs
     store.epochs.append(EpochEntry(2, 0))
     assert not store.trust.lost_epochs

@@ -131,8 +131,7 @@ def test_r22_a_crash_during_the_resumption_is_resumed_again(rig, step):
     store.truncation.after_step = die_at("intent")
     with pytest.raises(Crash):
         store.slave_log.truncate_to(puts[9].physical_offset)
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     check_cut(rig, store, puts, 9)
     store.advance_confirm_offset(store.max_phy_offset)
     last = rig.put(store, b"last")
@@ -157,9 +156,8 @@ def test_r23_a_cut_below_the_own_confirmed_offset_is_refused(rig):
     check_cut(rig, rig.open(), puts, 3)
 
 
-def test_r23_what_is_confirmed_and_not_yet_shown_to_readers_is_not_cut(rig):
+def test_r23_what_is_confirmed_and_not_yet_shown_to_readers_is_not_cut(rig, master):
     """A slave that dispatches more slowly than it is told: the cut lies between the two."""
-    master = rig.open_master()
     puts = [rig.put(master, b"%d" % n + bytes(500)) for n in range(4)]
     data = bytes(master.log.view(0, master.end_turn()))
     rig.root = rig.folder / "slave"
@@ -173,10 +171,9 @@ def test_r23_what_is_confirmed_and_not_yet_shown_to_readers_is_not_cut(rig):
     assert slave.max_phy_offset == len(data)
 
 
-def test_r24_what_the_checkpoint_says_is_confirmed_does_not_fall_at_a_damaged_start(rig):
+def test_r24_what_the_checkpoint_says_is_confirmed_does_not_fall_at_a_damaged_start(rig, store):
     """1. 20 records are confirmed, the checkpoint says so. 2. One rots, so that less is dispatched.
     3. The next checkpoint still says how far it was: what is missing then is damage."""
-    store = rig.open_master()
     puts = [rig.put(store, b"%02d" % n + bytes(300)) for n in range(20)]
     store.advance_confirm_offset(store.end_turn())
     end = store.confirm_offset
@@ -192,10 +189,9 @@ def test_r24_what_the_checkpoint_says_is_confirmed_does_not_fall_at_a_damaged_st
     assert StoreCheckpoint(rig.root / "checkpoint").confirm_phy_offset == end
 
 
-def test_r23_the_beginning_of_a_confirmed_record_is_no_confirmed_record(rig):
+def test_r23_the_beginning_of_a_confirmed_record_is_no_confirmed_record(rig, master):
     """1 the master confirms a record of which this slave has only a part. 2 a cut to the start of
     that record takes nothing back."""
-    master = rig.open_master()
     first = rig.put(master, b"whole")
     second = rig.put(master, bytes(500))
     data = bytes(master.log.view(0, master.end_turn()))
@@ -259,8 +255,7 @@ def test_an_unclean_cut_at_the_last_record_of_a_segment_is_done(rig):
             store.slave_log.truncate_to(within, unclean_epoch=True)
     store.slave_log.truncate_to(end, unclean_epoch=True)
     assert store.max_phy_offset == store.confirm_offset == end
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store.max_phy_offset == end and not store.trust.reason
     assert store.advance_confirm_offset(end) == end and len(rig.read_bodies(store)) == last + 1
     assert rig.segment().read_bytes()[end:] == bytes(8192 - end)
@@ -287,17 +282,15 @@ def test_no_checkpoint_speaks_of_bytes_that_were_cut(rig):
     assert late_round is not None
     store.slave_log.truncate_to(puts[5].physical_offset, unclean_epoch=True)
     store.checkpoints.finish(late_round, [], [])
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert not store.trust.reason
     assert store.confirm_offset == store.max_phy_offset == puts[5].physical_offset
     assert store.log.flushed_offset <= store.max_phy_offset
 
 
-def test_a_sync_that_a_cut_overtakes_vouches_for_nothing_behind_the_cut(rig, monkeypatch):
+def test_a_sync_that_a_cut_overtakes_vouches_for_nothing_behind_the_cut(rig, store, monkeypatch):
     """1. The flush thread syncs up to the end. 2. Meanwhile the log is cut, and grows again. 3. The
     new bytes were never synced."""
-    store = rig.open_master()
     puts = [rig.put(store, b"%d" % n + bytes(500)) for n in range(4)]
     end = store.end_turn()
     real = Segment.datasync
@@ -325,8 +318,7 @@ def test_r24_a_log_that_ends_with_its_last_segment_survives_an_unclean_stop(rig)
     begins = next(p for p in puts[5:] if p.physical_offset % size == 0)
     store.slave_log.truncate_to(begins.physical_offset)
     kept = begins.queue_offset
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store.max_phy_offset == begins.physical_offset and not store.trust.reason
     store.advance_confirm_offset(store.max_phy_offset)
     assert [body[:2] for body in rig.read_bodies(store)] == [b"%02d" % n for n in range(kept)]
@@ -354,8 +346,7 @@ def test_what_comes_in_place_of_cut_bytes_is_neither_flushed_nor_checked_yet(rig
     assert store.flush() == begin + len(good)
 
 
-def test_a_sync_covers_every_segment_that_was_written_since_the_last(rig, monkeypatch):
-    store = rig.open_master()
+def test_a_sync_covers_every_segment_that_was_written_since_the_last(rig, store, monkeypatch):
     synced = []
     monkeypatch.setattr(Segment, "datasync", lambda segment: synced.append(segment.start_offset))
     for _ in range(20):
@@ -422,8 +413,7 @@ def test_r27_no_checkpoint_speaks_of_a_log_that_began_anew_since(rig):
     late_round = store.checkpoints.begin()
     store.slave_log.reset_for_empty_start(8192)
     store.checkpoints.finish(late_round, [], [])
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert not store.trust.reason and store.confirm_offset == store.max_phy_offset == 8192
 
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -119,10 +120,9 @@ def remember_the_end(monkeypatch):
     monkeypatch.setattr(MessageStore, "_abandon_files", noted)
 
 
-def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, monkeypatch):
+def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, store, monkeypatch):
     """1 the flush thread meets EIO. 2 before the loop hears of it, the round of the checkpoint
     syncs the same file. 3 the loop hears of it."""
-    store = rig.open_master()
     synced = rig.put_confirmed(store, b"a")
     store.checkpoints.flush_derived()
     end = rig.put_confirmed(store, b"b", b"c")
@@ -141,8 +141,7 @@ def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, monkeypa
     assert store.trust.reason, "nothing in this process ends it"
     with pytest.raises(PutRefused, match="has failed"):
         rig.put_confirmed(store, b"d")
-    rig.kill(store)
-    store = rig.open()
+    store = rig.reopen(store)
     assert store.trust.discard_damaged_tail() == synced
 
 
@@ -189,18 +188,14 @@ async def test_r40_both_threads_wait_for_the_device_that_gives_up(rig, monkeypat
 
 
 def test_r40_a_suspicion_that_could_not_be_stored_at_once_is_there_at_the_next_start(
-    rig, monkeypatch
+    rig, store, monkeypatch
 ):
     """1 fdatasync fails once. 2 the disk refuses the `suspect` file, too. 3 the broker closes."""
-    store = rig.open_master()
     synced = rig.put_confirmed(store, b"a")
     store.checkpoints.flush_derived()
     rig.put_confirmed(store, b"b", b"c")
     store._on_fatal = lambda error: None
-
-    def refuse(path, data):
-        raise OSError(errno.EIO, "the disk is away for a moment")
-
+    refuse = Mock(side_effect=OSError(errno.EIO, "the disk is away for a moment"))
     monkeypatch.setattr(suspicion, "replace_file", refuse)
     monkeypatch.setattr(suspicion, "show_file", refuse)
     monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
@@ -214,15 +209,11 @@ def test_r40_a_suspicion_that_could_not_be_stored_at_once_is_there_at_the_next_s
     assert store.trust.damage.offset == synced and store.trust.damage.kind == "fsync"
 
 
-def test_r40_a_suspicion_that_is_not_durable_outlives_a_kill(rig, monkeypatch):
+def test_r40_a_suspicion_that_is_not_durable_outlives_a_kill(rig, store, monkeypatch):
     """The disk syncs no file any more, but takes one: the page cache has it for the next start."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
     store._on_fatal = lambda error: None
-
-    def refuse(path, data):
-        raise OSError(errno.EIO, "the disk syncs nothing")
-
+    refuse = Mock(side_effect=OSError(errno.EIO, "the disk syncs nothing"))
     monkeypatch.setattr(suspicion, "replace_file", refuse)
     monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
     with pytest.raises(OSError, match="Input/output"):
@@ -233,15 +224,11 @@ def test_r40_a_suspicion_that_is_not_durable_outlives_a_kill(rig, monkeypatch):
 
 
 def test_r24_r40_damage_that_a_full_disk_did_not_let_note_is_noted_when_the_store_is_left(
-    rig, monkeypatch
+    rig, store, monkeypatch
 ):
     """The log itself did not fail: no one else notes the suspicion again."""
-    store = rig.open_master()
     end = rig.put_confirmed(store, b"a", b"b")
-
-    def refuse(path, data):
-        raise OSError(errno.ENOSPC, "no space for a moment")
-
+    refuse = Mock(side_effect=OSError(errno.ENOSPC, "no space for a moment"))
     monkeypatch.setattr(suspicion, "replace_file", refuse)
     monkeypatch.setattr(suspicion, "show_file", refuse)
     store.trust.note_damage(CorruptLogError(store.log.file_of(0), 0, "a flipped bit"))
@@ -253,10 +240,9 @@ def test_r24_r40_damage_that_a_full_disk_did_not_let_note_is_noted_when_the_stor
     assert store.trust.damage.end_offset >= end
 
 
-def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, monkeypatch):
+def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, store, monkeypatch):
     """The pages that could not be written count as clean: a sync alone would bring none of them
     to the disk. 1 the sync fails. 2 the next start rewrites log and index above the checkpoint."""
-    store = rig.open_master()
     synced = rig.put_confirmed(store, b"a", keys=b"k")
     store.checkpoints.flush_derived()
     end = rig.put_confirmed(store, b"b", b"c", keys=b"k")
@@ -288,10 +274,9 @@ def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, m
     assert indexed >= set(range(first + 20, first + 60)), "the entries of b and c"
 
 
-def test_r40_all_above_the_checkpoint_is_written_again_once(rig, monkeypatch):
+def test_r40_all_above_the_checkpoint_is_written_again_once(rig, store, monkeypatch):
     """1. a is below the checkpoint, b is synced, c and d are not when the sync fails. 2. The next
     start writes b, c and d again, in several pieces. 3. One after a clean stop writes nothing."""
-    store = rig.open_master()
     checkpoint = rig.put_confirmed(store, b"a" * 40)
     store.checkpoints.flush_derived()
     rig.put_confirmed(store, b"b" * 40)
@@ -324,9 +309,8 @@ def test_r40_all_above_the_checkpoint_is_written_again_once(rig, monkeypatch):
     assert written == []
 
 
-def test_r40_the_first_failure_of_the_log_is_the_one_that_is_noted(rig):
+def test_r40_the_first_failure_of_the_log_is_the_one_that_is_noted(rig, store):
     """Whatever ends the process then: no place in the log is known of another reason."""
-    store = rig.open_master()
     rig.put_confirmed(store, b"a")
     health = store.health
     health.log_failed(OSError(errno.EIO, "the first one"))
@@ -342,16 +326,14 @@ def test_r40_an_unreadable_suspicion_is_one_all_the_same(rig):
     assert "cannot be read" in rig.open().trust.reason
 
 
-async def test_r40_a_job_that_fails_while_the_store_closes_leaves_no_clean_stop(rig, monkeypatch):
+async def test_r40_a_job_that_fails_while_the_store_closes_leaves_no_clean_stop(
+    rig, store, monkeypatch
+):
     """The last jobs run within `close`, when the loop hears of nothing any more."""
 
-    store = rig.open_master()
     store.start(asyncio.get_running_loop(), lambda error: None)
     rig.put_confirmed(store, b"a")
-
-    def broken():
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+    broken = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     store.background.run_job(broken)
     with pytest.raises(OSError, match="Input/output"):
         store.close()
@@ -371,10 +353,9 @@ async def test_an_abandoned_store_writes_nothing_more(rig, monkeypatch):
 
 
 def test_r40_a_failed_write_of_the_log_is_noted_there_and_nothing_is_written_after_it(
-    rig, monkeypatch
+    store, monkeypatch
 ):
     """Whoever wrote: a master's turn, a slave's bytes, a blank."""
-    store = rig.open_master()
     log = store.log
     log.ensure_segment(0)
     failed = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -402,9 +383,7 @@ def test_r40_a_sync_of_the_log_that_found_no_room_does_not_pass():
 def test_r40_a_sync_of_derived_files_that_found_no_room_is_a_failed_write_back(
     tmp_path, monkeypatch
 ):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(upkeep, "sync_below", full)
     with pytest.raises(OSError, match="not written back") as failed:
         upkeep._sync_derived(tmp_path, [])
