@@ -5,6 +5,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,21 @@ def script() -> Iterator[Script]:
 
 
 @pytest.fixture
+def trio(script: Script) -> Script:
+    """One whose group has three replicas in sync."""
+    script.three_in_sync()
+    return script
+
+
+@pytest.fixture
 def new_script() -> Callable[[], Script]:
     """For tests that need several logs."""
     return Script
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> AbstractAsyncContextManager[Any]:
+    """Three Raft nodes: a `raft_cluster.Cluster`."""
+    from raft_cluster import started
+
+    return started(tmp_path)

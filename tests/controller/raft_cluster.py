@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,18 +119,6 @@ async def started(folder: Path, count: int = 3, **more: Any) -> AsyncIterator[Cl
         assert cluster.fatal == []
     finally:
         await cluster.close()
-
-
-def with_cluster(
-    folder: Path, scenario: Callable[[Cluster], Awaitable[None]], count: int = 3, **more: Any
-) -> None:
-    """Runs the scenario on a started cluster."""
-
-    async def run() -> None:
-        async with started(folder, count, **more) as cluster:
-            await scenario(cluster)
-
-    asyncio.run(run())
 
 
 def apply_id(number: int, broker_name: str = "broker-a") -> ApplyBrokerId:

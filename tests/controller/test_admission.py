@@ -1,14 +1,12 @@
 """How many groups and replicas may register, under which names, and what that costs (R46, R58)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 from typing import Any
 
 import pytest
-from test_remoting_endpoint import Endpoint, WithEndpoint, with_endpoint
+from test_remoting_endpoint import endpoint
 from test_requests import NAME, Leader, clocks
 
 from batonmq.client.admin.admin import Admin
@@ -29,7 +27,7 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.codes import ResponseCode as Code
 from tests.shared.turns import Turns, counted_turns
 
-__all__ = ["clocks", "with_endpoint"]
+__all__ = ["clocks", "endpoint"]
 
 MANY = 1_000
 LINES_A_TURN = 15_000
@@ -55,7 +53,7 @@ def of_many(count: int = MANY) -> ControllerState:
 
 
 class TestLimits:
-    def test_r58_groups_above_the_limit_are_refused_and_known_ones_never(self, clocks: Any) -> None:
+    def test_r58_groups_above_the_limit_are_refused_and_known_ones_never(self, clocks):
         leader = Leader(clocks, broker_groups_max=2)
         assert leader.submit(registration("a")).ok
         assert leader.submit(ApplyBrokerId(broker_name="b", broker_id=1)).ok
@@ -66,9 +64,7 @@ class TestLimits:
         assert leader.submit(registration("a", incarnation="next", broker_id=1)).ok
         assert leader.submit(registration("b", register_check_code="second")).ok  # a new replica
 
-    def test_r58_replicas_above_the_limits_are_refused_and_known_ones_never(
-        self, clocks: Any
-    ) -> None:
+    def test_r58_replicas_above_the_limits_are_refused_and_known_ones_never(self, clocks):
         leader = Leader(clocks, group_replicas_max=2, broker_replicas_max=3)
         for name, code in (("a", "1"), ("a", "2"), ("b", "1")):
             assert leader.submit(registration(name, register_check_code=code)).ok
@@ -78,7 +74,7 @@ class TestLimits:
         assert not refused.ok and "brokerReplicasMax" in refused.remark
         assert leader.submit(registration("a", register_check_code="2")).broker_id == 2
 
-    def test_r58_registrations_under_way_count(self, clocks: Any) -> None:
+    def test_r58_registrations_under_way_count(self, clocks):
         leader = Leader(clocks, broker_groups_max=1)
         release = asyncio.Event()
         propose = leader.propose
@@ -87,7 +83,7 @@ class TestLimits:
             await release.wait()
             return await propose(command, timeout_ms)
 
-        leader.propose = slow  # type: ignore[method-assign]
+        leader.propose = slow
 
         async def both() -> list[bool]:
             tasks = [
@@ -105,9 +101,7 @@ BAD_NAMES = ("", "a/b", "..", ".", "a\0b", "a\nb", "a\x1b[2J", "a\u2028b", "x" *
 
 class TestNames:
     @pytest.mark.parametrize("name", BAD_NAMES)
-    def test_r46_bad_names_of_groups_and_clusters_are_refused(
-        self, clocks: Any, name: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_r46_bad_names_of_groups_and_clusters_are_refused(self, clocks, name, caplog):
         # pytest keeps log lines as they are, and its workers cannot send half of a surrogate pair.
         caplog.set_level(logging.CRITICAL, logger="batonmq")
         leader = Leader(clocks)
@@ -117,12 +111,10 @@ class TestNames:
         assert not leader.state.groups
 
     @pytest.mark.parametrize("name", ["broker-a", "b" * 228, "брокер", "a b", "a.b:1", "a%1"])
-    def test_r46_legal_names_stay_legal(self, clocks: Any, name: str) -> None:
+    def test_r46_legal_names_stay_legal(self, clocks, name):
         assert Leader(clocks).submit(registration(name)).ok
 
-    def test_r46_a_group_with_a_bad_name_from_an_earlier_version_registers_again(
-        self, clocks: Any
-    ) -> None:
+    def test_r46_a_group_with_a_bad_name_from_an_earlier_version_registers_again(self, clocks):
         leader = Leader(clocks)
         assert leader.commit(registration("a\nb", controller_epoch=1)).ok
         assert leader.submit(registration("a\nb", broker_id=1, incarnation="next")).ok
@@ -138,9 +130,7 @@ class TestNames:
             {"earlier_lives": ("l",) * 257},
         ],
     )
-    def test_r46_texts_of_a_registration_are_short_and_printable(
-        self, clocks: Any, fields: dict[str, Any]
-    ) -> None:
+    def test_r46_texts_of_a_registration_are_short_and_printable(self, clocks, fields):
         assert not Leader(clocks).submit(registration("a", **fields)).ok
 
 
@@ -173,7 +163,7 @@ class TestOwners:
         )
 
     @pytest.mark.parametrize("owner", ["", "a stranger's"])
-    def test_r59_nobody_without_proof_takes_a_members_id(self, clocks: Any, owner: str) -> None:
+    def test_r59_nobody_without_proof_takes_a_members_id(self, clocks, owner):
         leader = self.in_sync(clocks)
         leader.closes(3)
         leader.passes(2 * UNHEARD_MS, 1, 2)
@@ -183,7 +173,7 @@ class TestOwners:
         assert self.claim(leader, "next", "owner-3").ok
 
     @pytest.mark.parametrize("owner", ["", "a stranger's"])
-    def test_r59_nor_that_of_a_replica_that_may_be_alive(self, clocks: Any, owner: str) -> None:
+    def test_r59_nor_that_of_a_replica_that_may_be_alive(self, clocks, owner):
         leader = self.in_sync(clocks)
         leader.alter(1, 2)
         leader.closes(3)
@@ -195,9 +185,7 @@ class TestOwners:
         assert not self.claim(leader, "stranger", owner).ok
 
     @pytest.mark.parametrize("known", ["epoch", "accepted_epoch"])
-    def test_r59_a_volume_of_another_cluster_does_not_stop_elections(
-        self, clocks: Any, known: str
-    ) -> None:
+    def test_r59_a_volume_of_another_cluster_does_not_stop_elections(self, clocks, known):
         """Its epochs are the highest: the controllers would seem to have forgotten (R19)."""
         leader = self.in_sync(clocks)
         leader.alter(1, 2)
@@ -214,8 +202,8 @@ class TestOwners:
 
     @pytest.mark.parametrize("owner", ["", "a stranger's"])
     def test_r59_the_owner_takes_its_id_back_from_a_living_process_without_proof(
-        self, clocks: Any, owner: str
-    ) -> None:
+        self, clocks, owner
+    ):
         leader = self.in_sync(clocks)
         leader.alter(1, 2)
         leader.closes(3)
@@ -230,11 +218,11 @@ class TestOwners:
         leader.beat(3, max_offset=0)
         assert not self.claim(leader, "stranger", owner).ok
 
-    def test_r59_two_processes_of_one_store_are_told_apart_as_before(self, clocks: Any) -> None:
+    def test_r59_two_processes_of_one_store_are_told_apart_as_before(self, clocks):
         leader = self.in_sync(clocks)
         assert "lives" in self.claim(leader, "a copy of its volume", "owner-3").remark
 
-    def test_r59_whom_an_operator_forgets_has_no_owner(self, clocks: Any) -> None:
+    def test_r59_whom_an_operator_forgets_has_no_owner(self, clocks):
         leader = self.in_sync(clocks)
         leader.alter(1, 2)
         leader.closes(3)
@@ -242,9 +230,7 @@ class TestOwners:
         assert leader.submit(CleanBrokerData(broker_name=NAME, broker_ids=(3,))).ok
         assert self.claim(leader, "stranger", "a stranger's").ok
 
-    def test_r59_a_replica_of_an_earlier_version_is_owned_from_its_next_start_on(
-        self, clocks: Any
-    ) -> None:
+    def test_r59_a_replica_of_an_earlier_version_is_owned_from_its_next_start_on(self, clocks):
         leader = Leader(clocks)
         for broker_id in (1, 2, 3):
             leader.register(broker_id)
@@ -254,60 +240,47 @@ class TestOwners:
 
 
 class TestAnswers:
-    def test_r58_the_state_of_many_groups_comes_in_pages_and_turns(
-        self, with_endpoint: WithEndpoint
-    ) -> None:
-        async def scenario(endpoint: Endpoint) -> None:
-            names = [f"g{number}" for number in range(2 * GROUPS_A_PAGE + 1)]
-            for name in names:
-                assert (await endpoint.service.requests.submit(registration(name))).ok
-            with counted_turns() as turns:
-                whole = await endpoint.ask(
-                    RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=json.dumps(names * 2).encode()
-                )
-            assert len(json.loads(whole.body)["replicasInfoTable"]) == len(names)
-            assert turns.lines < LINES_A_TURN
-            async with Admin("127.0.0.1:1") as admin:
-                controller = admin.controller(endpoint.address)
-                found = await controller.sync_state_data(names)
-                assert set(found.replicas_info_table) == set(names)
-                with counted_turns() as turns:
-                    found = await controller.sync_state_data([names[0], "unknown"], every=True)
+    async def test_r58_the_state_of_many_groups_comes_in_pages_and_turns(self, endpoint):
+        names = [f"g{number}" for number in range(2 * GROUPS_A_PAGE + 1)]
+        for name in names:
+            assert (await endpoint.service.requests.submit(registration(name))).ok
+        with counted_turns() as turns:
+            whole = await endpoint.ask(
+                RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=json.dumps(names * 2).encode()
+            )
+        assert len(json.loads(whole.body)["replicasInfoTable"]) == len(names)
+        assert turns.lines < LINES_A_TURN
+        async with Admin("127.0.0.1:1") as admin:
+            controller = admin.controller(endpoint.address)
+            found = await controller.sync_state_data(names)
             assert set(found.replicas_info_table) == set(names)
-            assert turns.lines < LINES_A_TURN
+            with counted_turns() as turns:
+                found = await controller.sync_state_data([names[0], "unknown"], every=True)
+        assert set(found.replicas_info_table) == set(names)
+        assert turns.lines < LINES_A_TURN
 
-        with_endpoint(scenario)
-
-    def test_r58_an_answer_that_is_too_large_says_so(
-        self, with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_r58_an_answer_that_is_too_large_says_so(self, endpoint, monkeypatch):
         monkeypatch.setattr("batonmq.controller.endpoints.remoting_endpoint._ANSWER_SIZE_MAX", 200)
+        for name in ("a", "b"):
+            assert (await endpoint.service.requests.submit(registration(name))).ok
+        code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+        refused = await endpoint.ask(code, body=b'["a","b"]')
+        assert refused.code == Code.SYSTEM_ERROR
+        assert "ask for fewer groups" in (refused.remark or "")
+        assert (await endpoint.ask(code, body=b'["a"]')).code == 0
 
-        async def scenario(endpoint: Endpoint) -> None:
-            for name in ("a", "b"):
-                assert (await endpoint.service.requests.submit(registration(name))).ok
-            code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
-            refused = await endpoint.ask(code, body=b'["a","b"]')
-            assert refused.code == Code.SYSTEM_ERROR
-            assert "ask for fewer groups" in (refused.remark or "")
-            assert (await endpoint.ask(code, body=b'["a"]')).code == 0
-
-        with_endpoint(scenario)
-
-    def test_r58_the_problems_of_many_groups_do_not_hide_the_leader(
-        self, clocks: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_r58_the_problems_of_many_groups_do_not_hide_the_leader(self, clocks, monkeypatch):
         leader = Leader(clocks)
         texts = tuple(f"g{number}: {'x' * 5000}" for number in range(MANY))
         monkeypatch.setattr(leader.core, "problems", lambda: texts)
-        leader.status = lambda: LogStatus(0, 0, 0)  # type: ignore[attr-defined]
+        leader.status = lambda: LogStatus(0, 0, 0)
         problems = leader.requests.metadata().problems
         assert sum(map(len, problems)) < 64 * 1024
         assert problems[-1] == f"{MANY - 32} more groups have a problem"
 
 
 class TestLiveness:
-    def test_r58_as_many_groups_as_may_register_cost_no_long_turn(self) -> None:
+    def test_r58_as_many_groups_as_may_register_cost_no_long_turn(self):
         for leads in (True, False):
             core, turns, now_ms = LivenessCore(), Turns(), 100_000
             turns.run(core.handle, ev.StateApplied(of_many()), now_ms)
@@ -320,7 +293,7 @@ class TestLiveness:
             turns.stop()
             assert turns.lines < 3 * LINES_A_TURN, leads
 
-    def test_r58_names_that_nobody_registered_leave_nothing_behind(self) -> None:
+    def test_r58_names_that_nobody_registered_leave_nothing_behind(self):
         core = LivenessCore()
         core.handle(ev.GateOpened(), 0)
         for number in range(MANY):

@@ -1,7 +1,5 @@
 """The `controller:` section: peers and ports, and the relations of its times (R34)."""
 
-from pathlib import Path
-
 import pytest
 
 from batonmq.controller.config import ControllerConfig, RuntimeConfig, parse_peers
@@ -11,13 +9,13 @@ from batonmq.runtime.settings import load_settings
 PEERS = "n0-127.0.0.1:9878;n1-127.0.0.1:9978;n2-127.0.0.1:10078"
 
 
-def test_defaults_are_valid() -> None:
+def test_defaults_are_valid():
     config = ControllerConfig()
     assert config.broker_session_timeout_ms == 800
     assert config.self_peer.remoting_address == "127.0.0.1:9878"
 
 
-def test_endpoints_stand_above_the_remoting_address() -> None:
+def test_endpoints_stand_above_the_remoting_address():
     config = ControllerConfig(controller_peers=PEERS, controller_self_id="n1")
     assert config.self_peer.remoting_address == "127.0.0.1:9978"
     assert config.self_peer.grpc_address == "127.0.0.1:9979"
@@ -25,7 +23,7 @@ def test_endpoints_stand_above_the_remoting_address() -> None:
     assert [peer.node_id for peer in config.peers] == ["n0", "n1", "n2"]
 
 
-def test_peer_hosts_may_hold_dashes() -> None:
+def test_peer_hosts_may_hold_dashes():
     (peer,) = parse_peers("n0-my-host.example:9878", 1, 2)
     assert (peer.node_id, peer.host, peer.port) == ("n0", "my-host.example", 9878)
 
@@ -41,12 +39,12 @@ def test_peer_hosts_may_hold_dashes() -> None:
         ("n0-127.0.0.1:9878;n1-127.0.0.1:9879", "leave ports"),
     ],
 )
-def test_bad_peers_are_said(peers: str, said: str) -> None:
+def test_bad_peers_are_said(peers, said):
     with pytest.raises(ValueError, match=said):
         ControllerConfig(controller_peers=peers)
 
 
-def test_nodes_may_meet_at_other_hosts_than_admin_tools_dial() -> None:
+def test_nodes_may_meet_at_other_hosts_than_admin_tools_dial():
     config = ControllerConfig(
         controller_peers="n0-10.0.0.1:9878;n1-10.0.0.1:9888",
         controller_inner_hosts="n0-namesrv-1; n1-namesrv-2",
@@ -67,20 +65,18 @@ def test_nodes_may_meet_at_other_hosts_than_admin_tools_dial() -> None:
         ("n7-a", "n7 is not among the peers"),
     ],
 )
-def test_bad_inner_hosts_are_said(hosts: str, said: str) -> None:
+def test_bad_inner_hosts_are_said(hosts, said):
     with pytest.raises(ValueError, match=f"controllerInnerHosts: {said}"):
         ControllerConfig(controller_inner_hosts=hosts)
 
 
-def test_own_id_must_be_among_the_peers() -> None:
+def test_own_id_must_be_among_the_peers():
     with pytest.raises(ValueError, match=r"controllerDLegerSelfId.*n7.*n0, n1, n2"):
         ControllerConfig(controller_peers=PEERS, controller_self_id="n7")
 
 
 @pytest.mark.parametrize("name", ["old.yaml", "old.conf"])
-def test_settings_of_earlier_versions_are_named_and_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
+def test_settings_of_earlier_versions_are_named_and_passed_over(tmp_path, caplog, name):
     """`batonmq up` and operators wrote them; a new version starts with their files."""
     lines = ["historyTopicGroup: broker-b", "historyTopicBatch: 7", "historyFiles: 3"]
     yaml = "\n  ".join(["controller:", *lines])
@@ -98,9 +94,7 @@ def test_settings_of_earlier_versions_are_named_and_passed_over(
     assert f"where={tmp_path / name}:" in told[0]
 
 
-def test_a_kept_setting_of_an_earlier_version_is_named_and_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kept_setting_of_an_earlier_version_is_named_and_passed_over(tmp_path, caplog):
     kept = tmp_path / "controller.properties"
     kept.write_text("brokerGroupsMax=7\nhistoryTopicGroup=none\n")
     runtime = RuntimeConfig(ControllerConfig(controller_store_path=str(tmp_path)))
@@ -109,32 +103,32 @@ def test_a_kept_setting_of_an_earlier_version_is_named_and_passed_over(
     assert f"setting_no_longer_used key=historyTopicGroup where={kept}" in caplog.text
 
 
-def test_r34_two_heartbeats_and_a_pause_fit_into_the_lease() -> None:
+def test_r34_two_heartbeats_and_a_pause_fit_into_the_lease():
     ControllerConfig(broker_session_heartbeat_ms=149)
     with pytest.raises(ValueError, match="masterLeaseMs: 600 must exceed"):
         ControllerConfig(broker_session_heartbeat_ms=150)
 
 
-def test_r34_the_lease_ends_before_the_session_does() -> None:
+def test_r34_the_lease_ends_before_the_session_does():
     ControllerConfig(broker_session_timeout_ms=713)
     with pytest.raises(ValueError, match="brokerSessionTimeoutMs: 712 must exceed"):
         ControllerConfig(broker_session_timeout_ms=712)
 
 
-def test_r34_a_raft_election_leaves_time_for_the_failover() -> None:
+def test_r34_a_raft_election_leaves_time_for_the_failover():
     ControllerConfig(raft_election_timeout_max_ms=799)
     with pytest.raises(ValueError, match="raftElectionTimeoutMaxMs: 800 must stay below 800"):
         ControllerConfig(raft_election_timeout_max_ms=800)
 
 
-def test_raft_times_fit_together() -> None:
+def test_raft_times_fit_together():
     with pytest.raises(ValueError, match="raftElectionTimeoutMaxMs: 300 must exceed"):
         ControllerConfig(raft_election_timeout_max_ms=300)
     with pytest.raises(ValueError, match="raftElectionTimeoutMinMs: 300 must exceed"):
         ControllerConfig(raft_heartbeat_ms=100)
 
 
-def test_reads_rocketmqs_keys_and_names_the_bad_one(tmp_path: Path) -> None:
+def test_reads_rocketmqs_keys_and_names_the_bad_one(tmp_path):
     good = tmp_path / "good.conf"
     good.write_text(
         f"controllerDLegerGroup=g\ncontrollerDLegerPeers={PEERS}\ncontrollerDLegerSelfId=n2\n"

@@ -5,8 +5,6 @@ Counted, not timed. As many groups and replicas are registered as the settings a
 must name everything that is served.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging
@@ -127,7 +125,7 @@ class World:
         request = METHODS[method](self.names)
         address = self.service.config.self_peer.grpc_address
         async with grpc.aio.insecure_channel(address) as channel:
-            stub: Any = ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub: Any = ControllerServiceStub(channel)
             if method != "BrokerSession":
                 return await getattr(stub, method)(request)
 
@@ -162,7 +160,7 @@ def world(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> I
     runner.run(world.service.close())
 
 
-def test_every_code_and_method_has_a_case(world: World) -> None:
+def test_every_code_and_method_has_a_case(world):
     processors = world.service._remoting_endpoint._server._processors
     assert set(CODES) == set(processors.handlers)
     served = {name for name, _ in inspect.getmembers(GrpcEndpoint) if name[0].isupper()}
@@ -170,9 +168,7 @@ def test_every_code_and_method_has_a_case(world: World) -> None:
 
 
 @pytest.mark.parametrize("what", [*CODES, *METHODS])
-def test_r58_the_largest_request_of_a_controller_is_cheap(
-    world: World, runner: asyncio.Runner, what: int | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r58_the_largest_request_of_a_controller_is_cheap(world, runner, what, monkeypatch):
     monkeypatch.setattr(budget, "boot_s", lambda: 0.0)  # slices are not cut short by the time
 
     async def play() -> None:

@@ -42,7 +42,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.process
-def test_sigterm_ends_a_leading_node_with_0(tmp_path: Path) -> None:
+def test_sigterm_ends_a_leading_node_with_0(tmp_path):
     process = start(write_config(tmp_path, free_ports(10)))
     assert process.stderr is not None
     for line in process.stderr:
@@ -57,7 +57,7 @@ def test_sigterm_ends_a_leading_node_with_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_taken_port_is_one_line_and_exit_1(tmp_path: Path) -> None:
+def test_a_taken_port_is_one_line_and_exit_1(tmp_path):
     base = free_ports(10)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", base))
@@ -70,7 +70,7 @@ def test_a_taken_port_is_one_line_and_exit_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_second_process_on_the_folder_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
+def test_a_second_process_on_the_folder_is_refused_and_told_whose_it_is(tmp_path):
     base = free_ports(20)
     first = start(write_config(tmp_path, base))
     assert first.stderr is not None
@@ -87,7 +87,7 @@ def test_a_second_process_on_the_folder_is_refused_and_told_whose_it_is(tmp_path
 
 
 @pytest.mark.process
-def test_a_damaged_log_is_one_line_and_exit_1(tmp_path: Path) -> None:
+def test_a_damaged_log_is_one_line_and_exit_1(tmp_path):
     """A byte of an old entry has changed on disk; going on without what it said is no option."""
     config = write_config(tmp_path, free_ports(10))
     process = start(config)
@@ -109,7 +109,7 @@ def test_a_damaged_log_is_one_line_and_exit_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_bad_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_a_bad_setting_is_one_line_and_exit_2(tmp_path):
     config = write_config(tmp_path, free_ports(10), "  masterLeaseMs: 10\n")
     code, written = finish(start(config))
     assert code == 2

@@ -42,68 +42,63 @@ def test_quirk_a_a_taken_id_is_never_offered_again(script):
     assert script.register().broker_id == 10
 
 
-def test_quirk_b_partial_clean_leaves_no_half_group(script):
+def test_quirk_b_partial_clean_leaves_no_half_group(trio):
     """Cleaning the whole set while other replicas remain is refused: it would wedge the group.
 
     Then with a member left it goes, the deposed master's epoch passes, and the group is whole.
     """
-    script.three_in_sync()
-    script.alter(1, 2)
-    script.die(1, 2)
-    refused = script.clean(1, 2)
+    trio.alter(1, 2)
+    trio.die(1, 2)
+    refused = trio.clean(1, 2)
     assert refused.code is Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
-    assert script.group.sync_state_set == (1, 2)
-    assert script.clean(1).ok
-    assert script.group.master_broker_id == 0
-    assert script.group.sync_state_set == (2,)
-    assert script.epochs == (2, 4)
-    assert effect_types(script) == [RoleChanged]
-    assert script.clean(2, 3, clean_living_broker=True).ok
-    assert effect_types(script) == [GroupRemoved]
+    assert trio.group.sync_state_set == (1, 2)
+    assert trio.clean(1).ok
+    assert trio.group.master_broker_id == 0
+    assert trio.group.sync_state_set == (2,)
+    assert trio.epochs == (2, 4)
+    assert effect_types(trio) == [RoleChanged]
+    assert trio.clean(2, 3, clean_living_broker=True).ok
+    assert effect_types(trio) == [GroupRemoved]
 
 
-def test_quirk_b_forced_clean_takes_only_what_is_named(script):
+def test_quirk_b_forced_clean_takes_only_what_is_named(trio):
     """Java ignores the ids with isCleanLivingBroker and erases the group."""
-    script.three_in_sync()
-    assert script.clean(3, clean_living_broker=True).ok
-    assert [record.broker_id for record in script.group.replicas] == [1, 2]
-    assert script.group.sync_state_set == (1, 2)
-    assert script.group.master_broker_id == 1
+    assert trio.clean(3, clean_living_broker=True).ok
+    assert [record.broker_id for record in trio.group.replicas] == [1, 2]
+    assert trio.group.sync_state_set == (1, 2)
+    assert trio.group.master_broker_id == 1
 
 
-def test_quirk_c_shrink_needs_no_life_of_the_members_it_keeps(script):
+def test_quirk_c_shrink_needs_no_life_of_the_members_it_keeps(trio):
     """9897: two slaves die; dropping one of them is not refused because of the other."""
-    script.three_in_sync()
-    script.die(2, 3)
-    assert script.alter(1, 2).ok
-    assert script.alter(1).ok
-    dead = script.alter(1, 2)
+    trio.die(2, 3)
+    assert trio.alter(1, 2).ok
+    assert trio.alter(1).ok
+    dead = trio.alter(1, 2)
     assert dead.code is Code.CONTROLLER_BROKER_NOT_ALIVE
 
 
-def test_quirk_d_fencing_comes_before_equality(script):
+def test_quirk_d_fencing_comes_before_equality(trio):
     """A deposed master resubmits the set that is recorded: 2002, 2000 or 2001, never 2013."""
-    script.three_in_sync()
-    same = script.alter(1, 2, 3)
+    same = trio.alter(1, 2, 3)
     assert same.code is Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
     old = {"master_broker_id": 1, "master_incarnation": "life-1", "master_epoch": 1}
-    script.elect(2, designate=True)
-    assert script.group.sync_state_set == (1, 2, 3)
-    fenced = script.alter(1, 2, 3, **old, sync_state_set_epoch=2)
+    trio.elect(2, designate=True)
+    assert trio.group.sync_state_set == (1, 2, 3)
+    fenced = trio.alter(1, 2, 3, **old, sync_state_set_epoch=2)
     assert fenced.code is Code.CONTROLLER_INVALID_MASTER
-    script.elect(1, designate=True)
-    fenced = script.alter(1, 2, 3, **old, sync_state_set_epoch=2)
+    trio.elect(1, designate=True)
+    fenced = trio.alter(1, 2, 3, **old, sync_state_set_epoch=2)
     assert fenced.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
-    fenced = script.alter(1, 2, 3, sync_state_set_epoch=2)
+    fenced = trio.alter(1, 2, 3, sync_state_set_epoch=2)
     assert fenced.code is Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
     assert fenced.view.sync_state_set_epoch == 4
 
 
-def test_quirk_e_the_answer_to_an_election_holds_the_whole_member_group(script):
+def test_quirk_e_the_answer_to_an_election_holds_the_whole_member_group(trio):
     """1002's body needs every replica's address, the master's above all; 2011 carries it too."""
-    script.three_in_sync()
-    script.die(1)
-    for result in (script.elect(), script.elect(3)):
+    trio.die(1)
+    for result in (trio.elect(), trio.elect(3)):
         addresses = {replica.broker_id: replica.address for replica in result.view.replicas}
         assert addresses == {n: f"10.0.0.{n}:10911" for n in (1, 2, 3)}
         assert result.view.master_address == "10.0.0.2:10911"
@@ -121,30 +116,28 @@ def test_quirk_controller_election_does_not_burn_epoch_zero(script):
     assert script.epochs == (1, 1)
 
 
-def test_quirk_failed_elections_spend_one_epoch_not_one_each(script):
-    script.three_in_sync()
-    script.alter(1)
-    script.die(1)
+def test_quirk_failed_elections_spend_one_epoch_not_one_each(trio):
+    trio.alter(1)
+    trio.die(1)
     for _ in range(3):
-        assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
-    assert script.epochs == (2, 3)
-    assert script.kinds.count("election_failed") == 1
+        assert trio.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert trio.epochs == (2, 3)
+    assert trio.kinds.count("election_failed") == 1
 
 
-def test_quirk_offsets_and_priorities_do_not_overflow(script):
+def test_quirk_offsets_and_priorities_do_not_overflow(trio):
     """Java subtracts in int: an offset 2**31 ahead, and priorities of both signs, lose there."""
-    script.three_in_sync()
-    script.die(1)
-    script.tell(2, epoch=1, max_offset=1)
-    script.tell(3, epoch=1, max_offset=1 + 2**31)
-    assert script.elect().view.master_broker_id == 3
-    script.revive(1, epoch=1, max_offset=2**40, election_priority=2**31 - 1)
-    script.tell(2, epoch=1, max_offset=2**40, election_priority=-(2**31))
-    script.register(1, incarnation="life-1")
-    assert script.alter(1, 2, 3).ok
-    script.revive(1, epoch=1, max_offset=2**40, election_priority=2**31 - 1)
-    script.die(3)
-    assert script.elect().view.master_broker_id == 2
+    trio.die(1)
+    trio.tell(2, epoch=1, max_offset=1)
+    trio.tell(3, epoch=1, max_offset=1 + 2**31)
+    assert trio.elect().view.master_broker_id == 3
+    trio.revive(1, epoch=1, max_offset=2**40, election_priority=2**31 - 1)
+    trio.tell(2, epoch=1, max_offset=2**40, election_priority=-(2**31))
+    trio.register(1, incarnation="life-1")
+    assert trio.alter(1, 2, 3).ok
+    trio.revive(1, epoch=1, max_offset=2**40, election_priority=2**31 - 1)
+    trio.die(3)
+    assert trio.elect().view.master_broker_id == 2
 
 
 def test_quirk_a_tie_goes_to_the_smallest_id_whatever_the_order(new_script):
@@ -165,184 +158,169 @@ def test_quirk_the_first_master_is_registered_and_no_learner(script):
     assert script.elect().view.master_broker_id == 2
 
 
-def test_learners_are_never_added_nor_elected(script):
-    script.three_in_sync()
-    learner = script.register(learner=True).broker_id
-    assert script.alter(1, 2, 3, learner).code is Code.CONTROLLER_INVALID_REPLICAS
-    script.die(1, 2, 3)
-    script.elect()
-    assert script.elect(learner, designate=True).code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    unclean = script.elect(learner, designate=True, unclean=True)
+def test_learners_are_never_added_nor_elected(trio):
+    learner = trio.register(learner=True).broker_id
+    assert trio.alter(1, 2, 3, learner).code is Code.CONTROLLER_INVALID_REPLICAS
+    trio.die(1, 2, 3)
+    trio.elect()
+    assert trio.elect(learner, designate=True).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    unclean = trio.elect(learner, designate=True, unclean=True)
     assert unclean.code is Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
-def test_a_member_that_registers_as_learner_leaves_the_set(script):
-    script.three_in_sync()
-    assert script.register(3, learner=True).ok
-    assert script.group.sync_state_set == (1, 2)
-    assert effect_types(script) == [SetChanged]
-    script.alter(1)
-    refused = script.register(1, learner=True)
+def test_a_member_that_registers_as_learner_leaves_the_set(trio):
+    assert trio.register(3, learner=True).ok
+    assert trio.group.sync_state_set == (1, 2)
+    assert effect_types(trio) == [SetChanged]
+    trio.alter(1)
+    refused = trio.register(1, learner=True)
     assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
 
 
 # --- rules ------------------------------------------------------------------------------------
 
 
-def test_r3_a_new_life_of_the_master_opens_an_election_which_it_may_win(script):
+def test_r3_a_new_life_of_the_master_opens_an_election_which_it_may_win(trio):
     """1. Master 1 is killed and comes back at once, registering another incarnation.
 
     2. It is not "the master that lives": 2011 would let it go on in its old epoch.
     3. With the longest log it wins, one epoch on.
     """
-    script.three_in_sync()
-    script.die(1)
-    script.register(1, incarnation="life-1b", max_offset=50, epoch=1)
-    assert script.group.needs_election == REASON_MASTER_RESTARTED
-    assert effect_types(script) == [ReplicasChanged]
-    assert not script.register(2).master_alive
-    result = script.elect(expected_master_epoch=1)
+    trio.die(1)
+    trio.register(1, incarnation="life-1b", max_offset=50, epoch=1)
+    assert trio.group.needs_election == REASON_MASTER_RESTARTED
+    assert effect_types(trio) == [ReplicasChanged]
+    assert not trio.register(2).master_alive
+    result = trio.elect(expected_master_epoch=1)
     assert result.ok
     assert (result.view.master_broker_id, result.view.master_epoch) == (1, 2)
     assert result.view.master_incarnation == "life-1b"
-    assert script.group.needs_election == ""
+    assert trio.group.needs_election == ""
 
 
-def test_r3_an_alter_of_another_life_of_the_master_is_refused(script):
-    script.three_in_sync()
-    script.die(1)
-    script.register(1, incarnation="life-1b")
-    refused = script.alter(1, master_incarnation="life-1b")
+def test_r3_an_alter_of_another_life_of_the_master_is_refused(trio):
+    trio.die(1)
+    trio.register(1, incarnation="life-1b")
+    refused = trio.alter(1, master_incarnation="life-1b")
     assert refused.code is Code.CONTROLLER_INVALID_MASTER
-    refused = script.alter(1, master_incarnation="")
+    refused = trio.alter(1, master_incarnation="")
     assert refused.code is Code.CONTROLLER_INVALID_MASTER
 
 
-def test_r9_an_election_keeps_the_live_old_members(script):
+def test_r9_an_election_keeps_the_live_old_members(trio):
     """{winner} alone would make the first acks a single copy."""
-    script.three_in_sync()
-    script.die(1)
-    assert script.elect().view.sync_state_set == {2, 3}
-    script.die(3)
-    script.revive(1)
-    script.alter(1, 2, 3)
-    assert script.elect(1, designate=True).view.sync_state_set == {1, 2}
+    trio.die(1)
+    assert trio.elect().view.sync_state_set == {2, 3}
+    trio.die(3)
+    trio.revive(1)
+    trio.alter(1, 2, 3)
+    assert trio.elect(1, designate=True).view.sync_state_set == {1, 2}
 
 
-def test_r9_without_a_candidate_the_set_stays_and_the_epoch_moves_once(script):
-    script.three_in_sync()
-    script.die(1, 2, 3)
-    script.elect()
-    assert script.group.master_broker_id == 0
-    assert script.group.sync_state_set == (1, 2, 3)
-    assert script.epochs == (2, 2)
-    assert effect_types(script) == [RoleChanged]
+def test_r9_without_a_candidate_the_set_stays_and_the_epoch_moves_once(trio):
+    trio.die(1, 2, 3)
+    trio.elect()
+    assert trio.group.master_broker_id == 0
+    assert trio.group.sync_state_set == (1, 2, 3)
+    assert trio.epochs == (2, 2)
+    assert effect_types(trio) == [RoleChanged]
 
 
-def test_r10_duplicate_triggers_elect_once(script):
+def test_r10_duplicate_triggers_elect_once(trio):
     """Two scans saw the same death; the second names an epoch that has passed."""
-    script.three_in_sync()
-    script.die(1)
-    assert script.elect(expected_master_epoch=1).ok
-    master = script.group.master_broker_id
-    script.die(master)
-    stale = script.elect(expected_master_epoch=1)
+    trio.die(1)
+    assert trio.elect(expected_master_epoch=1).ok
+    master = trio.group.master_broker_id
+    trio.die(master)
+    stale = trio.elect(expected_master_epoch=1)
     assert stale.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
     assert stale.view.key == (2, 3)
-    assert script.group.master_broker_id == master
+    assert trio.group.master_broker_id == master
 
 
-def test_r10_an_election_in_place_of_nobody_names_its_epoch_too(script):
+def test_r10_an_election_in_place_of_nobody_names_its_epoch_too(trio):
     """1. No candidate: the group has no master, and epoch 2. 2. A late duplicate of the trigger of
     epoch 1 elects nobody, though somebody could be elected by now."""
-    script.three_in_sync()
-    script.die(1, 2, 3)
-    script.elect(expected_master_epoch=1)
-    assert (script.group.master_broker_id, script.group.master_epoch) == (0, 2)
-    script.revive(2)
-    stale = script.elect(expected_master_epoch=1)
+    trio.die(1, 2, 3)
+    trio.elect(expected_master_epoch=1)
+    assert (trio.group.master_broker_id, trio.group.master_epoch) == (0, 2)
+    trio.revive(2)
+    stale = trio.elect(expected_master_epoch=1)
     assert stale.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
-    assert (script.group.master_broker_id, script.group.master_epoch) == (0, 2)
-    assert script.elect(expected_master_epoch=2).ok
-    assert (script.group.master_broker_id, script.group.master_epoch) == (2, 3)
+    assert (trio.group.master_broker_id, trio.group.master_epoch) == (0, 2)
+    assert trio.elect(expected_master_epoch=2).ok
+    assert (trio.group.master_broker_id, trio.group.master_epoch) == (2, 3)
 
 
-def test_r10_alter_names_the_set_that_it_replaces(script):
-    script.three_in_sync()
-    assert script.alter(1, 2).ok
-    stale = script.alter(1, 3, sync_state_set_epoch=2)
+def test_r10_alter_names_the_set_that_it_replaces(trio):
+    assert trio.alter(1, 2).ok
+    stale = trio.alter(1, 3, sync_state_set_epoch=2)
     assert stale.code is Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
-    assert script.group.sync_state_set == (1, 2)
+    assert trio.group.sync_state_set == (1, 2)
 
 
-def test_r11_a_repeated_request_hears_the_same_answer(script):
+def test_r11_a_repeated_request_hears_the_same_answer(trio):
     """The reply to an expand is lost, a shrink follows, the expand is asked again.
 
     It is not carried out again, and the answer is the one of then.
     """
-    script.three_in_sync()
-    script.alter(1)
-    first = script.alter(1, 2, request_id="expand-7")
+    trio.alter(1)
+    first = trio.alter(1, 2, request_id="expand-7")
     assert first.ok
     again = {"request_id": "expand-7", "sync_state_set_epoch": 3}
-    assert script.alter(1, 2, **again) == first
-    assert script.effects == ()
-    script.alter(1)
-    assert script.alter(1, 2, **again) == first
-    assert script.group.sync_state_set == (1,)
+    assert trio.alter(1, 2, **again) == first
+    assert trio.effects == ()
+    trio.alter(1)
+    assert trio.alter(1, 2, **again) == first
+    assert trio.group.sync_state_set == (1,)
 
 
-def test_r11_refusals_are_remembered_too_but_not_those_of_a_deposed_leader(script):
-    script.three_in_sync()
-    script.die(3)
-    script.alter(1)
-    refused = script.alter(1, 3, request_id="x")
+def test_r11_refusals_are_remembered_too_but_not_those_of_a_deposed_leader(trio):
+    trio.die(3)
+    trio.alter(1)
+    refused = trio.alter(1, 3, request_id="x")
     assert refused.code is Code.CONTROLLER_BROKER_NOT_ALIVE
-    script.revive(3)
-    assert script.alter(1, 3, request_id="x") == refused
-    script.lead()
-    script.lead()
-    script.controller_epoch = 1
-    assert script.alter(1, 3, request_id="y").code is Code.CONTROLLER_NOT_LEADER
-    script.controller_epoch = 2
-    assert script.alter(1, 3, request_id="y").ok
+    trio.revive(3)
+    assert trio.alter(1, 3, request_id="x") == refused
+    trio.lead()
+    trio.lead()
+    trio.controller_epoch = 1
+    assert trio.alter(1, 3, request_id="y").code is Code.CONTROLLER_NOT_LEADER
+    trio.controller_epoch = 2
+    assert trio.alter(1, 3, request_id="y").ok
 
 
-def test_r11_the_table_of_answers_is_bounded(script):
-    script.three_in_sync()
+def test_r11_the_table_of_answers_is_bounded(trio):
     for number in range(ANSWERS_MAX + 5):
-        script.elect(request_id=f"request-{number}")
-    assert len(script.state.answered) == ANSWERS_MAX
-    assert script.state.answer_to("request-4") is None
-    assert script.state.answer_to("request-5") is not None
+        trio.elect(request_id=f"request-{number}")
+    assert len(trio.state.answered) == ANSWERS_MAX
+    assert trio.state.answer_to("request-4") is None
+    assert trio.state.answer_to("request-5") is not None
 
 
-def test_r12_alter_refuses_an_added_member_that_restarted(script):
+def test_r12_alter_refuses_an_added_member_that_restarted(trio):
     """2 acked, was killed (page cache kept or not), registered anew: the ack was another life's."""
-    script.three_in_sync()
-    script.alter(1, 3)
-    script.die(2)
-    script.register(2, incarnation="life-2b")
+    trio.alter(1, 3)
+    trio.die(2)
+    trio.register(2, incarnation="life-2b")
     acked_by = (NewMember(1, "life-1"), NewMember(2, "life-2"), NewMember(3, "life-3"))
-    refused = script.alter(new_set=acked_by)
+    refused = trio.alter(new_set=acked_by)
     assert refused.code is Code.CONTROLLER_INVALID_REPLICAS
-    assert script.alter(1, 2, 3).ok
+    assert trio.alter(1, 2, 3).ok
 
 
-def test_r12_a_master_that_can_name_processes_names_that_of_each_added_member(script):
+def test_r12_a_master_that_can_name_processes_names_that_of_each_added_member(trio):
     """A member that stays needs no name: it was compared when it was added."""
-    script.three_in_sync()
-    script.alter(1, 3)
-    refused = script.alter(new_set=(NewMember(1), NewMember(2), NewMember(3)))
+    trio.alter(1, 3)
+    refused = trio.alter(new_set=(NewMember(1), NewMember(2), NewMember(3)))
     assert refused.code is Code.CONTROLLER_INVALID_REPLICAS
-    assert script.alter(new_set=(NewMember(1), NewMember(2, "life-2"), NewMember(3))).ok
+    assert trio.alter(new_set=(NewMember(1), NewMember(2, "life-2"), NewMember(3))).ok
 
 
-def test_r12_a_member_that_lives_in_an_unregistered_life_is_not_alive(script):
-    script.three_in_sync()
-    script.alter(1, 3)
-    script.revive(2, "life-2b")
-    assert script.alter(1, 2, 3).code is Code.CONTROLLER_BROKER_NOT_ALIVE
+def test_r12_a_member_that_lives_in_an_unregistered_life_is_not_alive(trio):
+    trio.alter(1, 3)
+    trio.revive(2, "life-2b")
+    assert trio.alter(1, 2, 3).code is Code.CONTROLLER_BROKER_NOT_ALIVE
 
 
 def test_r12_java_brokers_have_no_lives_and_may_alter(script):
@@ -361,33 +339,31 @@ def test_r12_java_brokers_have_no_lives_and_may_alter(script):
     assert refused.code is Code.CONTROLLER_INVALID_MASTER
 
 
-def test_r13_a_log_that_begins_later_than_the_masters_does_not_join(script):
+def test_r13_a_log_that_begins_later_than_the_masters_does_not_join(trio):
     """Begun at the master's last file, it lacks the old messages that the master still has."""
-    script.three_in_sync()
-    script.alter(1, 2)
-    script.tell(1, min_offset=0)
-    script.tell(3, min_offset=4096)
-    assert script.alter(1, 2, 3).code is Code.CONTROLLER_INVALID_REPLICAS
-    script.tell(1, min_offset=4096)
-    assert script.alter(1, 2, 3).ok
+    trio.alter(1, 2)
+    trio.tell(1, min_offset=0)
+    trio.tell(3, min_offset=4096)
+    assert trio.alter(1, 2, 3).code is Code.CONTROLLER_INVALID_REPLICAS
+    trio.tell(1, min_offset=4096)
+    assert trio.alter(1, 2, 3).ok
 
 
-def test_r16_a_candidate_behind_the_confirm_offset_is_passed_over(script):
+def test_r16_a_candidate_behind_the_confirm_offset_is_passed_over(trio):
     """Both what the leader heard and what an Alter said count; an unclean election resets it."""
-    script.three_in_sync()
-    script.alter(1, 2, confirm_offset=500)
-    script.die(1)
-    script.tell(2, epoch=1, max_offset=400)
-    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
-    script.tell(2, max_offset=500)
-    refused = script.elect(confirm_floor=501)
+    trio.alter(1, 2, confirm_offset=500)
+    trio.die(1)
+    trio.tell(2, epoch=1, max_offset=400)
+    assert trio.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    trio.tell(2, max_offset=500)
+    refused = trio.elect(confirm_floor=501)
     assert refused.code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
-    assert script.epochs[0] == 2
-    assert script.elect(confirm_floor=500).ok
-    script.die(2)
-    script.tell(3, epoch=1, max_offset=10)
-    assert script.elect(3, designate=True, unclean=True).ok
-    assert script.group.confirm_floor == -1
+    assert trio.epochs[0] == 2
+    assert trio.elect(confirm_floor=500).ok
+    trio.die(2)
+    trio.tell(3, epoch=1, max_offset=10)
+    assert trio.elect(3, designate=True, unclean=True).ok
+    assert trio.group.confirm_floor == -1
 
 
 def test_r17_a_replaced_log_leaves_the_set_while_a_healthy_member_lives(script):
@@ -462,87 +438,79 @@ def test_r17_a_wiped_disk_leaves_the_set(script):
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_r17_a_restored_backup_leaves_the_set(script, heard):
+def test_r17_a_restored_backup_leaves_the_set(trio, heard):
     """The same identity and the same log id, but a shorter log than what it had acknowledged.
 
     The leader heard the confirmOffset, or only an Alter told it before the leader changed.
     """
-    script.three_in_sync()
-    script.alter(1, 2, confirm_offset=-1 if heard else 800)
+    trio.alter(1, 2, confirm_offset=-1 if heard else 800)
     fields = {"max_offset": 700, "epoch": 1, "confirm_floor": 800 if heard else -1}
-    restarted(script, 2, **fields)
-    assert script.group.sync_state_set == (1,)
-    assert last_reason(script) == "broker 2: suspect: its log ends at 700, confirmed was 800"
+    restarted(trio, 2, **fields)
+    assert trio.group.sync_state_set == (1,)
+    assert last_reason(trio) == "broker 2: suspect: its log ends at 700, confirmed was 800"
 
 
-def test_r17_a_folder_that_was_put_back_does_not_know_its_last_life(script):
+def test_r17_a_folder_that_was_put_back_does_not_know_its_last_life(trio):
     """A backup of life 1; life 2 acknowledged more, which no controller heard of before it died."""
-    script.three_in_sync()
-    restarted(script, 2, earlier_lives=("life-2",), max_offset=900)
-    assert script.group.sync_state_set == (1, 2, 3)
-    restarted(script, 2, incarnation="life-2c", earlier_lives=("life-2",), max_offset=800)
-    assert script.group.sync_state_set == (1, 3)
-    assert last_reason(script).endswith("does not know its last life life-2b: it was put back")
+    restarted(trio, 2, earlier_lives=("life-2",), max_offset=900)
+    assert trio.group.sync_state_set == (1, 2, 3)
+    restarted(trio, 2, incarnation="life-2c", earlier_lives=("life-2",), max_offset=800)
+    assert trio.group.sync_state_set == (1, 3)
+    assert last_reason(trio).endswith("does not know its last life life-2b: it was put back")
 
 
-def test_r17_lives_that_ended_before_they_registered_do_no_harm(script):
-    script.three_in_sync()
-    restarted(script, 2, incarnation="life-2d", earlier_lives=("life-2", "life-2b", "life-2c"))
-    restarted(script, 3, incarnation="life-3b", earlier_lives=())
-    assert script.group.sync_state_set == (1, 2, 3)
+def test_r17_lives_that_ended_before_they_registered_do_no_harm(trio):
+    restarted(trio, 2, incarnation="life-2d", earlier_lives=("life-2", "life-2b", "life-2c"))
+    restarted(trio, 3, incarnation="life-3b", earlier_lives=())
+    assert trio.group.sync_state_set == (1, 2, 3)
 
 
-def test_r17_a_restart_with_the_whole_log_stays_in_the_set(script):
-    script.three_in_sync()
-    restarted(script, 2, max_offset=800, confirm_floor=800)
-    assert script.group.sync_state_set == (1, 2, 3)
+def test_r17_a_restart_with_the_whole_log_stays_in_the_set(trio):
+    restarted(trio, 2, max_offset=800, confirm_floor=800)
+    assert trio.group.sync_state_set == (1, 2, 3)
 
 
-def test_r17_a_life_that_goes_on_may_tell_of_an_older_log_end(script):
+def test_r17_a_life_that_goes_on_may_tell_of_an_older_log_end(trio):
     """Its registration was under way while it acked more."""
-    script.three_in_sync()
-    assert script.register(2, max_offset=700, confirm_floor=800).ok
-    assert script.group.sync_state_set == (1, 2, 3)
+    assert trio.register(2, max_offset=700, confirm_floor=800).ok
+    assert trio.group.sync_state_set == (1, 2, 3)
 
 
-def test_r17_a_rebooted_machine_leaves_the_set_and_returns_when_it_is_whole_again(script):
+def test_r17_a_rebooted_machine_leaves_the_set_and_returns_when_it_is_whole_again(trio):
     """1. Power loss on 2; it says that its log may miss what it acked. 2. It leaves the set.
 
     3. Refilled in part it is not taken in (R12). 4. It announces itself whole, and joins.
     """
-    script.three_in_sync()
-    restarted(script, 2, suspect="stopped uncleanly before a reboot", max_offset=900)
-    assert script.group.sync_state_set == (1, 3)
-    assert "reboot" in last_reason(script)
-    assert script.kinds[-2:] == ["broker_registered", "set_altered"]
-    refused = script.alter(1, 2, 3)
+    restarted(trio, 2, suspect="stopped uncleanly before a reboot", max_offset=900)
+    assert trio.group.sync_state_set == (1, 3)
+    assert "reboot" in last_reason(trio)
+    assert trio.kinds[-2:] == ["broker_registered", "set_altered"]
+    refused = trio.alter(1, 2, 3)
     assert refused.code is Code.CONTROLLER_INVALID_REPLICAS
     assert "reboot" in refused.remark
-    assert script.register(2, incarnation="life-2b", max_offset=900).ok
-    assert script.kinds[-1] == "broker_registered"
-    assert script.alter(1, 2, 3).ok
+    assert trio.register(2, incarnation="life-2b", max_offset=900).ok
+    assert trio.kinds[-1] == "broker_registered"
+    assert trio.alter(1, 2, 3).ok
 
 
-def test_r17_an_operators_repair_lifts_what_the_replica_itself_said(script):
+def test_r17_an_operators_repair_lifts_what_the_replica_itself_said(trio):
     """Set {1,2}: 2 burnt, the machine of 1 rebooted. mqctl repairReplica makes the same life of 1
     say that its log is whole: it is elected, and by a clean election."""
-    script.three_in_sync()
-    script.alter(1, 2)
-    script.die(2, 3)
-    restarted(script, 1, suspect="reboot", epoch=1, max_offset=100)
-    assert not script.elect().ok
-    assert script.register(1, incarnation="life-1b", epoch=1, max_offset=100).ok
-    assert script.elect().view.master_broker_id == 1
-    assert script.group.unclean_epoch == 0
+    trio.alter(1, 2)
+    trio.die(2, 3)
+    restarted(trio, 1, suspect="reboot", epoch=1, max_offset=100)
+    assert not trio.elect().ok
+    assert trio.register(1, incarnation="life-1b", epoch=1, max_offset=100).ok
+    assert trio.elect().view.master_broker_id == 1
+    assert trio.group.unclean_epoch == 0
 
 
-def test_r17_another_life_does_not_lift_what_its_predecessor_said(script):
-    script.three_in_sync()
-    script.alter(1, 2)
-    script.die(2, 3)
-    restarted(script, 1, suspect="reboot", epoch=1, max_offset=100)
-    restarted(script, 1, incarnation="life-1c", epoch=1, max_offset=100)
-    assert not script.elect().ok
+def test_r17_another_life_does_not_lift_what_its_predecessor_said(trio):
+    trio.alter(1, 2)
+    trio.die(2, 3)
+    restarted(trio, 1, suspect="reboot", epoch=1, max_offset=100)
+    restarted(trio, 1, incarnation="life-1c", epoch=1, max_offset=100)
+    assert not trio.elect().ok
 
 
 @pytest.mark.parametrize(
@@ -576,50 +544,47 @@ def test_r17_what_the_controllers_found_out_no_replica_takes_back(script, found,
         ({"epoch": 1, "max_offset": 1000, "learner": True}, ""),
     ],
 )
-def test_r17_a_suspect_is_not_elected_by_itself_over_more_outside_the_set(script, outside, blocked):
+def test_r17_a_suspect_is_not_elected_by_itself_over_more_outside_the_set(trio, outside, blocked):
     """1. A blip shrank the set to {1}; the others stream again. 2. The building loses power.
 
     3. 1 lost its page cache; 3, no member, holds what 1 had acknowledged. An operator decides.
     """
-    script.three_in_sync()
-    script.alter(1)
-    script.tell(1, master_epoch=1)
-    script.die(1, 2, 3)
+    trio.alter(1)
+    trio.tell(1, master_epoch=1)
+    trio.die(1, 2, 3)
     if outside["epoch"] == 2:
-        script.elect()
-    restarted(script, 2, suspect="reboot", epoch=0, max_offset=100)
-    restarted(script, 3, **outside)
-    script.die(3)
-    restarted(script, 1, suspect="reboot", epoch=1, max_offset=900)
-    result = script.elect()
+        trio.elect()
+    restarted(trio, 2, suspect="reboot", epoch=0, max_offset=100)
+    restarted(trio, 3, **outside)
+    trio.die(3)
+    restarted(trio, 1, suspect="reboot", epoch=1, max_offset=900)
+    result = trio.elect()
     if not blocked:
         assert result.view.master_broker_id == 1
-        assert script.group.unclean_epoch == script.group.master_epoch
+        assert trio.group.unclean_epoch == trio.group.master_epoch
         return
     assert result.code is Code.CONTROLLER_ELECT_MASTER_FAILED
     assert blocked in result.remark and "name the master" in result.remark
-    assert script.elect(1, designate=True, unclean=True).ok
+    assert trio.elect(1, designate=True, unclean=True).ok
 
 
-def test_r17_what_was_confirmed_before_an_unclean_epoch_stops_no_later_election(script):
+def test_r17_what_was_confirmed_before_an_unclean_epoch_stops_no_later_election(trio):
     """3 has been away since; an operator knew of what it had when he named 1."""
-    script.three_in_sync()
-    script.alter(1, 2)
-    script.die(1, 2, 3)
-    restarted(script, 3, epoch=1, max_offset=1000, confirm_offset=1000)
-    script.die(3)
-    restarted(script, 1, suspect="reboot", epoch=1, max_offset=900)
-    assert script.elect(1, designate=True, unclean=True).ok
-    restarted(script, 1, incarnation="life-1c", suspect="reboot", epoch=2, max_offset=950)
-    result = script.elect()
+    trio.alter(1, 2)
+    trio.die(1, 2, 3)
+    restarted(trio, 3, epoch=1, max_offset=1000, confirm_offset=1000)
+    trio.die(3)
+    restarted(trio, 1, suspect="reboot", epoch=1, max_offset=900)
+    assert trio.elect(1, designate=True, unclean=True).ok
+    restarted(trio, 1, incarnation="life-1c", suspect="reboot", epoch=2, max_offset=950)
+    result = trio.elect()
     assert result.ok and result.view.master_broker_id == 1
 
 
-def test_r17_a_living_master_that_finds_damage_makes_room(script):
-    script.three_in_sync()
-    assert script.register(1, suspect="damage at 4711").ok
-    assert script.group.sync_state_set == (2, 3)
-    assert script.elect().view.master_broker_id == 2
+def test_r17_a_living_master_that_finds_damage_makes_room(trio):
+    assert trio.register(1, suspect="damage at 4711").ok
+    assert trio.group.sync_state_set == (2, 3)
+    assert trio.elect().view.master_broker_id == 2
 
 
 def test_r17_saying_the_same_again_changes_nothing(script):
@@ -635,82 +600,75 @@ def test_r17_saying_the_same_again_changes_nothing(script):
     assert script.group.sync_state_set == (1, 2)
 
 
-def test_r17_nobody_is_elected_while_a_healthy_member_may_come(script):
+def test_r17_nobody_is_elected_while_a_healthy_member_may_come(trio):
     """1. Everyone loses power; 2 comes back from a backup, first. 2. It is not elected.
 
     3. 3 comes back whole, and wins over the suspect, whose log looks longer.
     """
-    script.three_in_sync()
-    script.die(1, 2, 3)
-    restarted(script, 2, suspect="reboot", epoch=1, max_offset=900)
-    assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
-    restarted(script, 3, epoch=1, max_offset=800)
-    result = script.elect()
+    trio.die(1, 2, 3)
+    restarted(trio, 2, suspect="reboot", epoch=1, max_offset=900)
+    assert trio.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert trio.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    restarted(trio, 3, epoch=1, max_offset=800)
+    result = trio.elect()
     assert (result.view.master_broker_id, result.view.sync_state_set) == (3, {3})
-    assert script.group.unclean_epoch == 0
+    assert trio.group.unclean_epoch == 0
 
 
-def test_r16_r17_a_wiped_last_member_is_only_for_an_operator(script):
+def test_r16_r17_a_wiped_last_member_is_only_for_an_operator(trio):
     """Set {1}: its disk is gone, and with it what only it had. 2 has most of it."""
-    script.three_in_sync()
-    script.alter(1, confirm_offset=800)
-    restarted(script, 1, log_id="log-1b", max_offset=0)
-    script.tell(2, epoch=1, max_offset=700)
-    refused = script.elect()
+    trio.alter(1, confirm_offset=800)
+    restarted(trio, 1, log_id="log-1b", max_offset=0)
+    trio.tell(2, epoch=1, max_offset=700)
+    refused = trio.elect()
     assert refused.code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
     assert "only an unclean election" in refused.remark
-    assert not script.elect(2, designate=True).ok
-    result = script.elect(2, designate=True, unclean=True)
+    assert not trio.elect(2, designate=True).ok
+    result = trio.elect(2, designate=True, unclean=True)
     assert result.view.master_broker_id == 2
     assert result.view.unclean_epoch == result.view.master_epoch
 
 
-def test_r7_an_operator_who_names_a_suspect_must_ask_for_an_unclean_election(script):
-    script.three_in_sync()
-    script.die(1, 2, 3)
-    restarted(script, 2, suspect="reboot")
-    assert not script.elect(2, designate=True).ok
-    assert script.elect(2, designate=True, unclean=True).view.unclean_epoch == 2
+def test_r7_an_operator_who_names_a_suspect_must_ask_for_an_unclean_election(trio):
+    trio.die(1, 2, 3)
+    restarted(trio, 2, suspect="reboot")
+    assert not trio.elect(2, designate=True).ok
+    assert trio.elect(2, designate=True, unclean=True).view.unclean_epoch == 2
 
 
-def test_r7_an_unclean_election_takes_a_living_replica_that_was_named(script):
-    script.three_in_sync()
-    assert script.alter(1, 2).ok
-    script.die(1, 2)
-    assert not script.elect(3, unclean=True).ok, "it asks for itself: nobody named it"
-    script.die(3)
-    assert not script.elect(3, designate=True, unclean=True).ok
-    script.revive(3)
-    assert script.elect(3, designate=True, unclean=True).ok
-    assert script.group.master_broker_id == 3
+def test_r7_an_unclean_election_takes_a_living_replica_that_was_named(trio):
+    assert trio.alter(1, 2).ok
+    trio.die(1, 2)
+    assert not trio.elect(3, unclean=True).ok, "it asks for itself: nobody named it"
+    trio.die(3)
+    assert not trio.elect(3, designate=True, unclean=True).ok
+    trio.revive(3)
+    assert trio.elect(3, designate=True, unclean=True).ok
+    assert trio.group.master_broker_id == 3
 
 
-def test_r7_a_complete_member_asked_for_uncleanly_is_elected_cleanly(script):
-    script.three_in_sync()
-    script.die(1)
-    assert script.elect(2, designate=True, unclean=True).ok
-    assert script.group.unclean_epoch == 0
-    assert script.group.sync_state_set == (2, 3)
+def test_r7_a_complete_member_asked_for_uncleanly_is_elected_cleanly(trio):
+    trio.die(1)
+    assert trio.elect(2, designate=True, unclean=True).ok
+    assert trio.group.unclean_epoch == 0
+    assert trio.group.sync_state_set == (2, 3)
 
 
-def test_r7_r16_a_member_behind_what_was_confirmed_marks_the_epoch(script):
-    script.three_in_sync()
-    script.die(1, 3)
-    script.tell(2, epoch=1, max_offset=700)
-    assert not script.elect(2, designate=True, confirm_floor=800).ok
-    assert script.elect(2, designate=True, unclean=True, confirm_floor=800).ok
-    assert script.group.unclean_epoch == script.group.master_epoch
+def test_r7_r16_a_member_behind_what_was_confirmed_marks_the_epoch(trio):
+    trio.die(1, 3)
+    trio.tell(2, epoch=1, max_offset=700)
+    assert not trio.elect(2, designate=True, confirm_floor=800).ok
+    assert trio.elect(2, designate=True, unclean=True, confirm_floor=800).ok
+    assert trio.group.unclean_epoch == trio.group.master_epoch
 
 
-def test_r18_a_second_life_is_refused_while_the_first_lives(script):
-    script.three_in_sync()
-    refused = script.register(2, incarnation="clone")
+def test_r18_a_second_life_is_refused_while_the_first_lives(trio):
+    refused = trio.register(2, incarnation="clone")
     assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
-    assert script.group.replica(2).incarnation == "life-2"
-    assert script.register(2).ok
-    script.die(2)
-    assert script.register(2, incarnation="life-2b").ok
+    assert trio.group.replica(2).incarnation == "life-2"
+    assert trio.register(2).ok
+    trio.die(2)
+    assert trio.register(2, incarnation="life-2b").ok
 
 
 def test_r19_an_empty_log_is_not_elected_while_another_has_data(script):
@@ -783,61 +741,57 @@ def test_r19_the_first_epoch_is_above_what_a_replica_accepted(script):
     assert script.elect(1).view.master_epoch == 7
 
 
-def test_r19_a_newer_set_of_the_same_epoch_stops_elections_too(script):
+def test_r19_a_newer_set_of_the_same_epoch_stops_elections_too(trio):
     """Set {1} was recorded by an Alter that these controllers lost: 2 lacks what 1 acked since."""
-    script.three_in_sync()
-    script.die(1)
-    script.tell(2, master_epoch=1, sync_state_set_epoch=2)
-    script.tell(3, master_epoch=1, sync_state_set_epoch=3)
-    refused = script.elect()
+    trio.die(1)
+    trio.tell(2, master_epoch=1, sync_state_set_epoch=2)
+    trio.tell(3, master_epoch=1, sync_state_set_epoch=3)
+    refused = trio.elect()
     assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
     assert "broker 3 knows of masterEpoch 1 with syncStateSetEpoch 3" in refused.remark
-    assert script.epochs == (1, 2)
+    assert trio.epochs == (1, 2)
 
 
-def test_r19_a_controller_that_forgot_stops_electing(script):
+def test_r19_a_controller_that_forgot_stops_electing(trio):
     """A replica knows a higher epoch than is recorded: only an operator may go on from there."""
-    script.three_in_sync()
-    script.die(1)
-    script.tell(3, master_epoch=9)
-    refused = script.elect()
+    trio.die(1)
+    trio.tell(3, master_epoch=9)
+    refused = trio.elect()
     assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
     assert "9" in refused.remark
-    assert script.epochs == (1, 2)
-    result = script.elect(2, designate=True)
+    assert trio.epochs == (1, 2)
+    result = trio.elect(2, designate=True)
     assert (result.view.master_broker_id, result.view.master_epoch) == (2, 10)
 
 
-def test_r20_every_change_of_role_or_set_grows_the_key_of_the_view(script):
-    script.three_in_sync()
-    keys = [script.view.key]
-    script.alter(1, 2)
-    keys.append(script.view.key)
-    script.die(1)
-    script.elect()
-    keys.append(script.view.key)
-    script.die(2)
-    script.elect()
-    keys.append(script.view.key)
-    script.revive(2)
-    script.elect()
-    keys.append(script.view.key)
+def test_r20_every_change_of_role_or_set_grows_the_key_of_the_view(trio):
+    keys = [trio.view.key]
+    trio.alter(1, 2)
+    keys.append(trio.view.key)
+    trio.die(1)
+    trio.elect()
+    keys.append(trio.view.key)
+    trio.die(2)
+    trio.elect()
+    keys.append(trio.view.key)
+    trio.revive(2)
+    trio.elect()
+    keys.append(trio.view.key)
     assert keys == sorted(set(keys))
 
 
-def test_every_epoch_bump_is_an_event(script):
+def test_every_epoch_bump_is_an_event(trio):
     """Elected, deposed without a successor, deposed by a clean: each bump is in the history."""
-    script.three_in_sync()
-    script.die(1, 2, 3)
-    script.elect()
-    script.revive(2)
-    script.revive(3)
-    script.elect()
-    script.die(2)
-    assert script.clean(2).ok
-    epochs = {event.master_epoch for event in script.state.history if event.broker_name}
+    trio.die(1, 2, 3)
+    trio.elect()
+    trio.revive(2)
+    trio.revive(3)
+    trio.elect()
+    trio.die(2)
+    assert trio.clean(2).ok
+    epochs = {event.master_epoch for event in trio.state.history if event.broker_name}
     assert epochs == {0, 1, 2, 3, 4}
-    assert script.group.master_epoch == 4
+    assert trio.group.master_epoch == 4
 
 
 # --- registration, fences, reports ------------------------------------------------------------
@@ -862,15 +816,14 @@ def test_an_id_is_given_only_against_a_check_code(script):
     assert refused.code is Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
 
 
-def test_a_changed_address_is_told_and_recorded(script):
-    script.three_in_sync()
-    script.register(2, address="10.9.9.9:10911")
-    assert effect_types(script) == [ReplicasChanged]
-    assert script.effects[0].view.replica(2).address == "10.9.9.9:10911"
-    assert script.state.history[-1].address == "10.9.9.9:10911"
-    script.register(2, address="10.9.9.9:10911", max_offset=77)
-    assert script.effects == ()
-    assert script.group.replica(2).max_offset == 77
+def test_a_changed_address_is_told_and_recorded(trio):
+    trio.register(2, address="10.9.9.9:10911")
+    assert effect_types(trio) == [ReplicasChanged]
+    assert trio.effects[0].view.replica(2).address == "10.9.9.9:10911"
+    assert trio.state.history[-1].address == "10.9.9.9:10911"
+    trio.register(2, address="10.9.9.9:10911", max_offset=77)
+    assert trio.effects == ()
+    assert trio.group.replica(2).max_offset == 77
 
 
 def test_a_deposed_controllers_commands_are_refused(script):
@@ -941,12 +894,11 @@ def test_nonsense_is_not_registered(script, fields):
     assert script.apply_id(1, "c" * 300).code is Code.CONTROLLER_INVALID_REQUEST
 
 
-def test_an_election_tells_the_history_when_and_how_the_need_was_seen(script):
-    script.three_in_sync()
-    script.die(1)
-    script.tell(2, epoch=1, max_offset=640)
-    script.elect(reason="session_closed", detected_ms=999_990, confirm_floor=600)
-    event = script.state.history[-1]
+def test_an_election_tells_the_history_when_and_how_the_need_was_seen(trio):
+    trio.die(1)
+    trio.tell(2, epoch=1, max_offset=640)
+    trio.elect(reason="session_closed", detected_ms=999_990, confirm_floor=600)
+    event = trio.state.history[-1]
     assert event.kind == "elected"
     assert (event.reason, event.detected_ms, event.time_ms) == (
         "session_closed",
@@ -958,12 +910,11 @@ def test_an_election_tells_the_history_when_and_how_the_need_was_seen(script):
     assert (event.max_offset, event.confirm_offset) == (640, 600)
 
 
-def test_the_history_says_how_a_set_changed(script):
-    script.three_in_sync()
-    script.alter(1)
-    script.alter(1, 2)
-    script.alter(1, 3, reason="2 lags by 700 ms")
-    reasons = [e.reason for e in script.state.history if e.kind == "set_altered"]
+def test_the_history_says_how_a_set_changed(trio):
+    trio.alter(1)
+    trio.alter(1, 2)
+    trio.alter(1, 3, reason="2 lags by 700 ms")
+    reasons = [e.reason for e in trio.state.history if e.kind == "set_altered"]
     assert reasons == ["expand", "shrink", "expand", "2 lags by 700 ms"]
 
 
@@ -975,20 +926,18 @@ def test_the_clock_of_the_state_does_not_go_back(script):
     assert script.state.history[-1].time_ms == 1_000_000
 
 
-def test_a_master_must_be_in_the_set_it_proposes(script):
-    script.three_in_sync()
-    result = script.alter(2, 3)
+def test_a_master_must_be_in_the_set_it_proposes(trio):
+    result = trio.alter(2, 3)
     assert result.code is Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
-    unknown = script.alter(1, 9)
+    unknown = trio.alter(1, 9)
     assert unknown.code is Code.CONTROLLER_INVALID_REPLICAS
 
 
-def test_without_a_master_nobody_alters(script):
-    script.three_in_sync()
-    script.die(1, 2, 3)
-    script.elect()
+def test_without_a_master_nobody_alters(trio):
+    trio.die(1, 2, 3)
+    trio.elect()
     for master in (0, 1):
-        refused = script.alter(1, master_broker_id=master)
+        refused = trio.alter(1, master_broker_id=master)
         assert refused.code is Code.CONTROLLER_INVALID_MASTER
 
 
@@ -1017,15 +966,14 @@ def test_a_snapshot_that_cannot_be_read_is_refused(snapshot):
         ControllerState.from_snapshot(snapshot)
 
 
-def test_groups_do_not_touch_each_other(script):
-    script.three_in_sync()
+def test_groups_do_not_touch_each_other(trio):
     other = RegisterBroker(
         broker_name="broker-b", cluster_name="c", register_check_code="k", incarnation="x"
     )
-    assert script.apply(other).broker_id == 1
-    assert script.state.broker_names() == ("broker-a", "broker-b")
+    assert trio.apply(other).broker_id == 1
+    assert trio.state.broker_names() == ("broker-a", "broker-b")
     elect = ElectMaster(broker_name="broker-b", broker_id=1, live=(LiveBroker(1, "x"),))
-    assert script.apply(elect).ok
+    assert trio.apply(elect).ok
     alter = AlterSyncStateSet(
         broker_name="broker-b",
         master_broker_id=1,
@@ -1034,90 +982,82 @@ def test_groups_do_not_touch_each_other(script):
         sync_state_set_epoch=1,
         new_set=(NewMember(1, "x"), NewMember(2, "life-2")),
     )
-    assert script.apply(alter).code is Code.CONTROLLER_INVALID_REPLICAS
-    assert script.epochs == (1, 2)
+    assert trio.apply(alter).code is Code.CONTROLLER_INVALID_REPLICAS
+    assert trio.epochs == (1, 2)
 
 
-def test_r16_what_the_leader_of_an_election_heard_stays_a_floor_for_the_next(script):
+def test_r16_what_the_leader_of_an_election_heard_stays_a_floor_for_the_next(trio):
     """1. Its leader heard that 600 is confirmed, and 2 wins. 2. The lead moves to a controller that
     heard nothing, 2 dies: 3, which ends at 500, is not elected."""
-    script.three_in_sync()
-    script.tell(2, epoch=1, max_offset=600)
-    script.tell(3, epoch=1, max_offset=500)
-    script.die(1)
-    assert script.elect(confirm_floor=600).ok
-    assert (script.group.master_broker_id, script.group.confirm_floor) == (2, 600)
-    script.die(2)
-    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    trio.tell(2, epoch=1, max_offset=600)
+    trio.tell(3, epoch=1, max_offset=500)
+    trio.die(1)
+    assert trio.elect(confirm_floor=600).ok
+    assert (trio.group.master_broker_id, trio.group.confirm_floor) == (2, 600)
+    trio.die(2)
+    assert trio.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
 
 
-def test_r16_an_election_that_heard_less_keeps_the_floor_that_is_recorded(script):
+def test_r16_an_election_that_heard_less_keeps_the_floor_that_is_recorded(trio):
     """1. An Alter recorded that 500 is confirmed. 2. A new leader, which heard of 100 only, elects.
     3. A later candidate must still reach 500."""
-    script.three_in_sync()
-    assert script.alter(1, 2, confirm_offset=500).ok
-    assert script.group.confirm_floor == 500
-    script.tell(2, max_offset=600)
-    script.die(1)
-    assert script.elect(confirm_floor=100).ok
-    assert script.group.master_broker_id == 2
-    assert script.group.confirm_floor == 500
+    assert trio.alter(1, 2, confirm_offset=500).ok
+    assert trio.group.confirm_floor == 500
+    trio.tell(2, max_offset=600)
+    trio.die(1)
+    assert trio.elect(confirm_floor=100).ok
+    assert trio.group.master_broker_id == 2
+    assert trio.group.confirm_floor == 500
 
 
-def test_r7_a_later_clean_election_does_not_forget_the_unclean_one(script):
+def test_r7_a_later_clean_election_does_not_forget_the_unclean_one(trio):
     """A replica that was away for both must still learn why its bytes may be cut (R23)."""
-    script.three_in_sync()
-    assert script.alter(1, 2).ok
-    script.die(1, 2)
-    assert script.elect(3, designate=True, unclean=True).ok
-    unclean = script.group.master_epoch
-    assert script.group.unclean_epoch == unclean
-    script.revive(2)
-    assert script.alter(2, 3).ok
-    script.die(3)
-    assert script.elect().ok
-    assert script.group.master_epoch > unclean
-    assert script.group.unclean_epoch == unclean
+    assert trio.alter(1, 2).ok
+    trio.die(1, 2)
+    assert trio.elect(3, designate=True, unclean=True).ok
+    unclean = trio.group.master_epoch
+    assert trio.group.unclean_epoch == unclean
+    trio.revive(2)
+    assert trio.alter(2, 3).ok
+    trio.die(3)
+    assert trio.elect().ok
+    assert trio.group.master_epoch > unclean
+    assert trio.group.unclean_epoch == unclean
 
 
-def test_r16_an_alter_that_confirmed_less_lowers_no_floor(script):
-    script.three_in_sync()
-    assert script.alter(1, 2, confirm_offset=500).ok
-    assert script.alter(1, 2, 3, confirm_offset=400).ok
-    assert script.group.confirm_floor == 500
+def test_r16_an_alter_that_confirmed_less_lowers_no_floor(trio):
+    assert trio.alter(1, 2, confirm_offset=500).ok
+    assert trio.alter(1, 2, 3, confirm_offset=400).ok
+    assert trio.group.confirm_floor == 500
 
 
-def test_r3_the_master_of_the_epoch_before_changes_no_set(script):
+def test_r3_the_master_of_the_epoch_before_changes_no_set(trio):
     """The same process, elected again meanwhile; it does not know yet."""
-    script.three_in_sync()
-    fenced = script.alter(1, 2, master_epoch=script.group.master_epoch - 1)
+    fenced = trio.alter(1, 2, master_epoch=trio.group.master_epoch - 1)
     assert fenced.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
-    assert script.group.sync_state_set == (1, 2, 3)
+    assert trio.group.sync_state_set == (1, 2, 3)
 
 
-def test_r7_after_an_unclean_election_the_winner_is_alone_in_the_set(script):
+def test_r7_after_an_unclean_election_the_winner_is_alone_in_the_set(trio):
     """What the old members hold beyond its log is of another history."""
-    script.three_in_sync()
-    assert script.alter(1, 2).ok
-    script.die(1)
-    assert script.elect(3, designate=True, unclean=True).ok
-    assert script.group.sync_state_set == (3,)
+    assert trio.alter(1, 2).ok
+    trio.die(1)
+    assert trio.elect(3, designate=True, unclean=True).ok
+    assert trio.group.sync_state_set == (3,)
 
 
 @pytest.mark.parametrize("end, stays", [(0, False), (499, False), (500, True)])
-def test_r17_a_new_life_whose_log_ends_below_what_was_confirmed_leaves(script, end, stays):
-    script.three_in_sync()
-    assert script.alter(1, 2, confirm_offset=500).ok
-    restarted(script, 2, max_offset=end)
-    assert (2 in script.group.sync_state_set) == stays
+def test_r17_a_new_life_whose_log_ends_below_what_was_confirmed_leaves(trio, end, stays):
+    assert trio.alter(1, 2, confirm_offset=500).ok
+    restarted(trio, 2, max_offset=end)
+    assert (2 in trio.group.sync_state_set) == stays
 
 
-def test_an_id_is_not_taken_over_with_another_check_code(script):
-    script.three_in_sync()
-    script.die(2)
-    refused = script.register(2, incarnation="life-x", register_check_code="of another folder")
+def test_an_id_is_not_taken_over_with_another_check_code(trio):
+    trio.die(2)
+    refused = trio.register(2, incarnation="life-x", register_check_code="of another folder")
     assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
-    assert script.group.replica(2).incarnation == "life-2"
+    assert trio.group.replica(2).incarnation == "life-2"
 
 
 def test_r19_an_operator_who_names_an_empty_log_first_has_to_say_so(script):
@@ -1140,36 +1080,33 @@ def test_r19_the_first_election_waits_for_the_one_that_has_data(script):
     assert script.epochs == (0, 0)
 
 
-def test_r59_an_absurd_floor_comes_down_to_the_end_of_the_masters_log(script):
-    script.three_in_sync()
-    script.tell(1, max_offset=1_000)
-    assert script.alter(1, 2, confirm_offset=10**15).ok
-    assert script.group.confirm_floor == 1_000
+def test_r59_an_absurd_floor_comes_down_to_the_end_of_the_masters_log(trio):
+    trio.tell(1, max_offset=1_000)
+    assert trio.alter(1, 2, confirm_offset=10**15).ok
+    assert trio.group.confirm_floor == 1_000
 
 
-def test_r59_an_operator_lowers_a_floor_that_no_replica_reaches(script):
+def test_r59_an_operator_lowers_a_floor_that_no_replica_reaches(trio):
     """The refusal has the numbers; an unclean election of a named replica lowers the floor."""
-    script.three_in_sync()
-    assert script.alter(1, 2, confirm_offset=10**15).ok  # before the master's first heartbeat
-    script.tell(2, max_offset=700)
-    script.die(1)
-    refused = script.elect()
+    assert trio.alter(1, 2, confirm_offset=10**15).ok  # before the master's first heartbeat
+    trio.tell(2, max_offset=700)
+    trio.die(1)
+    refused = trio.elect()
     assert refused.code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
     for part in ("broker 2 ends at 700", f"{10**15}", "electMaster", "--unclean"):
         assert part in refused.remark, refused.remark
-    assert script.elect(2, designate=True, unclean=True).ok
-    assert (script.group.master_broker_id, script.group.confirm_floor) == (2, -1)
+    assert trio.elect(2, designate=True, unclean=True).ok
+    assert (trio.group.master_broker_id, trio.group.confirm_floor) == (2, -1)
 
 
-def test_r52_a_late_registration_of_an_earlier_life_is_refused(script):
+def test_r52_a_late_registration_of_an_earlier_life_is_refused(trio):
     """1 I1 registers; the request is slow. 2 I1 is killed, I2 registers. 3 I1's request arrives."""
-    script.three_in_sync()
-    script.die(2)
-    assert script.register(2, incarnation="I2", earlier_lives=("life-2", "I1")).ok
-    script.die(2)  # it has no session yet
-    before = script.state.group("broker-a")
-    late = script.register(2, incarnation="I1", earlier_lives=("life-2",))
+    trio.die(2)
+    assert trio.register(2, incarnation="I2", earlier_lives=("life-2", "I1")).ok
+    trio.die(2)  # it has no session yet
+    before = trio.state.group("broker-a")
+    late = trio.register(2, incarnation="I1", earlier_lives=("life-2",))
     assert late.code is Code.CONTROLLER_BROKER_ID_INVALID
-    assert script.group == before and "earlier life" in late.remark
-    script.die(2)
-    assert script.register(2, incarnation="I3", earlier_lives=("life-2", "I1", "I2")).ok
+    assert trio.group == before and "earlier life" in late.remark
+    trio.die(2)
+    assert trio.register(2, incarnation="I3", earlier_lives=("life-2", "I1", "I2")).ok

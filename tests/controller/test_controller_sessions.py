@@ -23,19 +23,19 @@ VIEW = RoleView(
 )
 
 
-def test_views_survive_the_wire() -> None:
+def test_views_survive_the_wire():
     message = role_view_to_pb(VIEW)
     assert list(message.sync_state_set) == [2, 3]
     assert role_view_from_pb(pb.RoleView.FromString(message.SerializeToString())) == VIEW
 
 
-def test_no_master_is_0_on_the_wire() -> None:
+def test_no_master_is_0_on_the_wire():
     message = role_view_to_pb(RoleView("c", "broker-a"))
     assert message.master_broker_id == 0
     assert role_view_from_pb(message).master_broker_id is None
 
 
-async def test_a_view_goes_to_the_sessions_of_its_group_in_order() -> None:
+async def test_a_view_goes_to_the_sessions_of_its_group_in_order():
     book = SessionTable()
     mine, other = book.add("broker-a", 1, "x"), book.add("broker-b", 1, "y")
     written: list[pb.ControllerMessage] = []
@@ -55,7 +55,7 @@ async def test_a_view_goes_to_the_sessions_of_its_group_in_order() -> None:
     assert len(book) == 0 and not book.of_group("broker-a")
 
 
-async def test_a_session_that_does_not_read_is_cut() -> None:
+async def test_a_session_that_does_not_read_is_cut():
     session = SessionTable().add("broker-a", 1, "x")
     message = pb.ControllerMessage()
     while not session.cut.is_set():

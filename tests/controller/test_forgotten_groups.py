@@ -1,7 +1,5 @@
 """Controllers that know less than the replicas: the epoch they begin with, and whom they elect."""
 
-from __future__ import annotations
-
 import pytest
 
 from batonmq.controller.rules.commands import (
@@ -93,8 +91,8 @@ BEHIND = {1: (5, 2000), 2: (5, 2000), 3: (3, 500)}
     ],
 )
 def test_r49_a_replica_below_what_another_reports_needs_an_unclean_election(
-    facts: dict[int, tuple[int, int]], elected: int, is_behind: bool
-) -> None:
+    facts, elected, is_behind
+):
     controllers = Forgetful(facts)
     result = controllers.apply(controllers.command(elected))
     assert result.ok is not is_behind
@@ -109,9 +107,7 @@ def test_r49_a_replica_below_what_another_reports_needs_an_unclean_election(
 
 
 @pytest.mark.parametrize(("elected", "lacks"), [(1, False), (2, False), (3, True)])
-def test_r49_a_member_of_an_older_recorded_set_is_behind_what_others_report(
-    elected: int, lacks: bool
-) -> None:
+def test_r49_a_member_of_an_older_recorded_set_is_behind_what_others_report(elected, lacks):
     """The controllers came back with an older memory: their set is not the one of now."""
     controllers = Forgetful(dict.fromkeys((1, 2, 3), (0, 0)))
     assert controllers.apply(controllers.command(1)).ok
@@ -125,7 +121,7 @@ def test_r49_a_member_of_an_older_recorded_set_is_behind_what_others_report(
     assert not lacks_reported(controllers.group, controllers.command(7))
 
 
-def test_r19_the_living_master_may_be_named_where_the_record_is_older() -> None:
+def test_r19_the_living_master_may_be_named_where_the_record_is_older():
     """Its set is a newer one than these controllers know: it goes on in an epoch above all."""
     controllers = Forgetful({1: (0, 0), 2: (0, 0)})
     assert controllers.apply(controllers.command(1)).ok
@@ -140,7 +136,7 @@ def test_r19_the_living_master_may_be_named_where_the_record_is_older() -> None:
     assert (result.view.master_broker_id, result.view.master_epoch) == (1, 1 + STEP + 1)
 
 
-def test_r19_an_election_waits_for_the_first_heartbeat_of_a_session() -> None:
+def test_r19_an_election_waits_for_the_first_heartbeat_of_a_session():
     """The process that has only said hello may know newer epochs than these controllers."""
     heard, hello = LiveBroker(1, "i1", epoch=1, max_offset=5, master_epoch=1), LiveBroker(3, "i3")
     waits = unreported(ElectMaster(broker_name="g", live=(heard, hello)))
@@ -148,7 +144,7 @@ def test_r19_an_election_waits_for_the_first_heartbeat_of_a_session() -> None:
     assert not unreported(ElectMaster(broker_name="g", live=(heard,)))
 
 
-def test_r49_whoever_may_follow_a_master_of_the_highest_epoch_is_out_of_sight() -> None:
+def test_r49_whoever_may_follow_a_master_of_the_highest_epoch_is_out_of_sight():
     controllers = Forgetful(BEHIND)
     group = controllers.group
     assert members_of(group) == (1, 2)
@@ -166,7 +162,7 @@ def test_r49_whoever_may_follow_a_master_of_the_highest_epoch_is_out_of_sight() 
     assert passed("23") == [], "2 hears of the election, and acknowledges nothing from then on"
 
 
-def test_r47_controllers_that_forgot_begin_far_above_all_epochs_that_are_reported() -> None:
+def test_r47_controllers_that_forgot_begin_far_above_all_epochs_that_are_reported():
     """An absent replica may know the next number already."""
     controllers = Forgetful({1: (5, 2000), 2: (5, 2000)})
     command = with_new_epochs(controllers.group, controllers.command(1), STEP)
@@ -181,13 +177,13 @@ def test_r47_controllers_that_forgot_begin_far_above_all_epochs_that_are_reporte
     assert with_new_epochs(controllers.group, known, STEP) is known
 
 
-def test_r47_a_new_group_begins_with_epoch_1() -> None:
+def test_r47_a_new_group_begins_with_epoch_1():
     controllers = Forgetful({1: (-1, 0), 2: (-1, 0)})
     command = controllers.command(1)
     assert with_new_epochs(controllers.group, command, STEP) is command
 
 
-def test_r47_restored_controllers_that_know_an_older_epoch_begin_above_it_as_well() -> None:
+def test_r47_restored_controllers_that_know_an_older_epoch_begin_above_it_as_well():
     controllers = Forgetful({1: (0, 0), 2: (0, 0)})
     assert controllers.apply(controllers.command(1)).ok
     controllers.live = tuple(

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import errno
 import struct
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Callable
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import grpc
 import pytest
 from test_admission import registration
-from test_remoting_endpoint import Endpoint, WithEndpoint, with_endpoint
+from test_remoting_endpoint import Endpoint, endpoint, serving
 
 from batonmq.controller.endpoints import grpc_endpoint, grpc_places
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces
@@ -23,7 +23,7 @@ from batonmq.controller.liveness.watch import SESSIONS_OF_ID_MAX, STRANGERS_MAX
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 
-__all__ = ["with_endpoint"]
+__all__ = ["endpoint"]
 
 METHOD = b"/baton.controller.v1.ControllerService/BrokerSession"
 HEADERS, RST_STREAM, SETTINGS = 1, 3, 4
@@ -98,7 +98,7 @@ class Caller:
         self.channel = grpc.aio.insecure_channel(
             endpoint.service.config.self_peer.grpc_address, options=ONE_CHANNEL_EACH
         )
-        self.call: Any = pb_grpc.ControllerServiceStub(self.channel).BrokerSession()  # type: ignore[no-untyped-call]
+        self.call: Any = pb_grpc.ControllerServiceStub(self.channel).BrokerSession()
 
     async def hello(self, name: str, broker_id: int, incarnation: str) -> Caller:
         hello = pb.Hello(broker_name=name, broker_id=broker_id, incarnation=incarnation)
@@ -125,26 +125,22 @@ class Caller:
 
 
 Dial = Callable[[], Caller]
-Scenario = Callable[[Endpoint, Dial], Awaitable[None]]
-Play = Callable[[Scenario], None]
 
 
 @pytest.fixture
-def play(with_endpoint: WithEndpoint) -> Play:
-    """Runs a scenario with a controller, and a function that makes a caller, ended behind it."""
+@contextlib.asynccontextmanager
+async def dialled(tmp_path: Path) -> AsyncIterator[tuple[Endpoint, Dial]]:
+    """A controller, and a function that makes a caller, ended behind it."""
+    callers: list[Caller] = []
 
-    async def scene(scenario: Scenario, endpoint: Endpoint) -> None:
-        callers: list[Caller] = []
+    def dial() -> Caller:
+        callers.append(Caller(endpoint))
+        return callers[-1]
 
-        def dial() -> Caller:
-            callers.append(Caller(endpoint))
-            return callers[-1]
-
-        await scenario(endpoint, dial)
+    async with serving(tmp_path) as endpoint:
+        yield endpoint, dial
         for caller in callers:
             await caller.channel.close()
-
-    return lambda scenario: with_endpoint(partial(scene, scenario))
 
 
 def set_option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
@@ -158,37 +154,30 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0)
 
 
-def test_r58_a_connection_opens_a_limited_number_of_streams(play: Play) -> None:
-    async def scenario(endpoint: Endpoint, dial: Dial) -> None:
-        client = await RawClient.dial(endpoint.service.config.self_peer.grpc_port)
-        for _ in range(200):
-            client.open_stream()
-        async with asyncio.timeout(20):
-            await client.refused(200 - grpc_endpoint._STREAMS_MAX)
-        assert client.streams_allowed == grpc_endpoint._STREAMS_MAX
-        await (await dial().hello("a", 1, "life")).beats()
-        client.writer.close()
-
-    play(scenario)
+async def test_r58_a_connection_opens_a_limited_number_of_streams(dialled):
+    endpoint, dial = dialled
+    client = await RawClient.dial(endpoint.service.config.self_peer.grpc_port)
+    for _ in range(200):
+        client.open_stream()
+    async with asyncio.timeout(20):
+        await client.refused(200 - grpc_endpoint._STREAMS_MAX)
+    assert client.streams_allowed == grpc_endpoint._STREAMS_MAX
+    await (await dial().hello("a", 1, "life")).beats()
+    client.writer.close()
 
 
-def test_r58_streams_without_hello_end_the_oldest_first(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r58_streams_without_hello_end_the_oldest_first(dialled, monkeypatch):
     monkeypatch.setattr(grpc_endpoint, "_HELLOS_AWAITED_MAX", 2)
-
-    async def scenario(endpoint: Endpoint, dial: Dial) -> None:
-        awaited = endpoint.service._grpc_endpoint._hellos.awaited
-        silent = []
-        for number in range(3):
-            silent.append(dial())
-            before = set(awaited)
-            await until(lambda before=before: set(awaited) - before)
-            assert len(awaited) == min(number + 1, 3)
-        assert await silent[0].ended() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await (await silent[2].hello("a", 1, "life")).beats()
-
-    play(scenario)
+    endpoint, dial = dialled
+    awaited = endpoint.service._grpc_endpoint._hellos.awaited
+    silent = []
+    for number in range(3):
+        silent.append(dial())
+        before = set(awaited)
+        await until(lambda before=before: set(awaited) - before)
+        assert len(awaited) == min(number + 1, 3)
+    assert await silent[0].ended() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await (await silent[2].hello("a", 1, "life")).beats()
 
 
 @pytest.mark.parametrize(
@@ -199,40 +188,33 @@ def test_r58_streams_without_hello_end_the_oldest_first(
     ],
     ids=["without Hello", "with a large one"],
 )
-def test_r58_a_stream_ends(
-    play: Play, monkeypatch: pytest.MonkeyPatch, name: str, code: grpc.StatusCode
-) -> None:
+async def test_r58_a_stream_ends(dialled, monkeypatch, name, code):
     if not name:
         monkeypatch.setattr(grpc_endpoint, "_HELLO_S", 0.01)
-
-    async def scenario(_: Endpoint, dial: Dial) -> None:
-        caller = dial()
-        if name:
-            await caller.hello(name, 1, "life")
-        assert await caller.ended() is code
-
-    play(scenario)
+    _endpoint, dial = dialled
+    caller = dial()
+    if name:
+        await caller.hello(name, 1, "life")
+    assert await caller.ended() is code
 
 
-def test_r58_sessions_of_strangers_take_no_place_of_a_registered_broker(play: Play) -> None:
-    async def scenario(endpoint: Endpoint, dial: Dial) -> None:
-        requests, sessions = endpoint.service.requests, endpoint.service.sessions
-        assert (await requests.submit(registration("a"))).ok
-        own = await dial().hello("a", 1, "life")
-        await own.beats()
-        for number in range(STRANGERS_MAX):
-            await dial().hello(f"s{number}", 1, "life")
-        await until(lambda: len(sessions) == STRANGERS_MAX + 1)
-        refused = await dial().hello("one-more", 1, "life")
-        assert await refused.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await (await dial().hello("a", 1, "life")).beats()
-        await own.beats()
-        newer = [await dial().hello("a", 1, "life") for _ in range(SESSIONS_OF_ID_MAX)]
-        await newer[-1].beats()
-        assert await own.ended() is not None
-        assert len(list(sessions.of_group("a"))) <= SESSIONS_OF_ID_MAX + 1
-
-    play(scenario)
+async def test_r58_sessions_of_strangers_take_no_place_of_a_registered_broker(dialled):
+    endpoint, dial = dialled
+    requests, sessions = endpoint.service.requests, endpoint.service.sessions
+    assert (await requests.submit(registration("a"))).ok
+    own = await dial().hello("a", 1, "life")
+    await own.beats()
+    for number in range(STRANGERS_MAX):
+        await dial().hello(f"s{number}", 1, "life")
+    await until(lambda: len(sessions) == STRANGERS_MAX + 1)
+    refused = await dial().hello("one-more", 1, "life")
+    assert await refused.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await (await dial().hello("a", 1, "life")).beats()
+    await own.beats()
+    newer = [await dial().hello("a", 1, "life") for _ in range(SESSIONS_OF_ID_MAX)]
+    await newer[-1].beats()
+    assert await own.ended() is not None
+    assert len(list(sessions.of_group("a"))) <= SESSIONS_OF_ID_MAX + 1
 
 
 async def _admitted(endpoint: Endpoint) -> Caller:
@@ -248,15 +230,14 @@ async def _admitted(endpoint: Endpoint) -> Caller:
             return caller
 
 
-def test_r58_connections_are_limited_and_a_broker_keeps_and_gets_its_place(
-    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r58_connections_are_limited_and_a_broker_keeps_and_gets_its_place(
+    tmp_path, monkeypatch
+):
     """1 a registered broker has a session. 2 strangers take all places that are left: the next
     connection is refused. 3 the oldest of them are shut down, and another broker comes in."""
     monkeypatch.setattr(grpc_places, "_CONNECTIONS_MAX", 16)
     set_option(monkeypatch, "grpc.max_connection_idle_ms", 600_000)
-
-    async def scenario(endpoint: Endpoint) -> None:
+    async with serving(tmp_path) as endpoint:
         port = endpoint.service.config.self_peer.grpc_port
         places = endpoint.service._grpc_endpoint._places
         for name in ("a", "b"):
@@ -277,33 +258,20 @@ def test_r58_connections_are_limited_and_a_broker_keeps_and_gets_its_place(
         for stranger in strangers:
             stranger.writer.close()
 
-    with_endpoint(scenario)
-
 
 @pytest.mark.parametrize("short", [OSError(errno.EMFILE, "too many"), RuntimeError("no thread")])
-def test_r58_a_process_without_descriptors_looks_for_strangers_again(
-    monkeypatch: pytest.MonkeyPatch, short: Exception
-) -> None:
+async def test_r58_a_process_without_descriptors_looks_for_strangers_again(monkeypatch, short):
     looks = Mock(side_effect=chain((short,), repeat([])))
     monkeypatch.setattr(grpc_places, "accepted_at", looks)
     monkeypatch.setattr(grpc_places, "descriptors_in_use", lambda: 1 << 20)
     monkeypatch.setattr(grpc_places, "_CHECK_S", 0)
-
-    async def run() -> None:
-        watching = asyncio.create_task(GrpcPlaces(tuple).watch(1))
-        await until(lambda: looks.call_count > 1 or watching.done())
-        assert watching.cancel()
-
-    asyncio.run(run())
+    watching = asyncio.create_task(GrpcPlaces(tuple).watch(1))
+    await until(lambda: looks.call_count > 1 or watching.done())
+    assert watching.cancel()
 
 
-def test_r58_a_connection_without_a_call_ends(
-    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r58_a_connection_without_a_call_ends(tmp_path, monkeypatch):
     set_option(monkeypatch, "grpc.max_connection_idle_ms", 1)
-
-    async def scenario(endpoint: Endpoint) -> None:
+    async with serving(tmp_path) as endpoint:
         client = await RawClient.dial(endpoint.service.config.self_peer.grpc_port)
         assert await client.ended()
-
-    with_endpoint(scenario)

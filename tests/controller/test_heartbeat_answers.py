@@ -46,18 +46,20 @@ class BrokerSession:
 
 
 Beat = Callable[[int, int], None]
+Leading = tuple[Requests, BrokerSession, Beat]
 
 
+@pytest.fixture
 @contextlib.asynccontextmanager
 async def leading() -> AsyncIterator[tuple[Requests, BrokerSession, Beat]]:
     requests, session = Requests(), BrokerSession()
-    answers = HeartbeatAnswers(requests, lambda: requests.now_ms)  # type: ignore[arg-type]
+    answers = HeartbeatAnswers(requests, lambda: requests.now_ms)
 
     def beat(sequence: int, now_ms: int) -> None:
         requests.now_ms = now_ms
         answers.note_loop_turn(now_ms)
         heartbeat = pb.Heartbeat(sequence=sequence, sent_ms=now_ms)
-        answers.answer(session, heartbeat)  # type: ignore[arg-type]
+        answers.answer(session, heartbeat)
 
     answers.note_loop_turn(1_000)
     yield requests, session, beat
@@ -70,108 +72,104 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_heartbeat_is_answered_in_the_same_turn() -> None:
-    async with leading() as (requests, session, beat):
-        beat(1, 1_000 + STALL_MS - 1)
-        assert session.answers == [(1, 999 + STALL_MS, True)]
-        assert requests.asked == 0
+async def test_a_heartbeat_is_answered_in_the_same_turn(leading):
+    requests, session, beat = leading
+    beat(1, 1_000 + STALL_MS - 1)
+    assert session.answers == [(1, 999 + STALL_MS, True)]
+    assert requests.asked == 0
 
 
 @pytest.mark.parametrize(
     ("master", "no_lease"),
     [((1, "life-1"), False), ((1, "life-2"), True), ((2, "life-1"), True), ((0, ""), True)],
 )
-async def test_r7_only_the_master_on_record_gets_a_lease(
-    master: tuple[int, str], no_lease: bool
-) -> None:
+async def test_r7_only_the_master_on_record_gets_a_lease(leading, master, no_lease):
     """Controllers that lost their newest entries may give the epoch of a living master again."""
-    async with leading() as (requests, session, beat):
-        broker_id, incarnation = master
-        group = BrokerGroup(
-            "C", "broker-a", master_broker_id=broker_id, master_incarnation=incarnation
-        )
-        requests.state = ControllerState(groups={"broker-a": group})
-        beat(1, 1_001)
-        assert session.no_lease is no_lease
+    requests, session, beat = leading
+    broker_id, incarnation = master
+    group = BrokerGroup("C", "broker-a", master_broker_id=broker_id, master_incarnation=incarnation)
+    requests.state = ControllerState(groups={"broker-a": group})
+    beat(1, 1_001)
+    assert session.no_lease is no_lease
 
 
-async def test_r5_a_woken_leader_grants_nothing_before_a_majority_confirmed_it() -> None:
+async def test_r5_a_woken_leader_grants_nothing_before_a_majority_confirmed_it(leading):
     """Stopped for 5 s: heartbeats of that time lie in its sockets, another may lead by now."""
-    async with leading() as (requests, session, beat):
-        beat(1, 6_000)
-        beat(2, 6_001)
-        await settled()
-        assert (session.answers, requests.asked) == ([], 1)
-        requests.majority.put_nowait(True)
-        await settled()
-        assert session.answers == [(1, 6_000, True), (2, 6_001, True)]
-        beat(3, 6_100)
-        assert session.answers[2:] == [(3, 6_100, True)]
+    requests, session, beat = leading
+    beat(1, 6_000)
+    beat(2, 6_001)
+    await settled()
+    assert (session.answers, requests.asked) == ([], 1)
+    requests.majority.put_nowait(True)
+    await settled()
+    assert session.answers == [(1, 6_000, True), (2, 6_001, True)]
+    beat(3, 6_100)
+    assert session.answers[2:] == [(3, 6_100, True)]
 
 
-async def test_r5_a_woken_leader_that_was_deposed_never_grants() -> None:
-    async with leading() as (requests, session, beat):
-        beat(1, 6_000)
-        await settled()
-        requests.leading, requests.controller_epoch = False, 0
-        requests.majority.put_nowait(False)
-        await settled()
-        beat(2, 6_100)
-        await until(lambda: len(session.answers) == 2)
-        assert [answer[2] for answer in session.answers] == [False, False]
+async def test_r5_a_woken_leader_that_was_deposed_never_grants(leading):
+    requests, session, beat = leading
+    beat(1, 6_000)
+    await settled()
+    requests.leading, requests.controller_epoch = False, 0
+    requests.majority.put_nowait(False)
+    await settled()
+    beat(2, 6_100)
+    await until(lambda: len(session.answers) == 2)
+    assert [answer[2] for answer in session.answers] == [False, False]
 
 
-async def test_r5_a_leader_that_finds_no_majority_sends_brokers_elsewhere_and_asks_again() -> None:
-    async with leading() as (requests, session, beat):
-        beat(1, 6_000)
-        await settled()
-        requests.majority.put_nowait(False)
-        await settled()
-        assert session.answers == [(1, 6_000, False)]
-        beat(2, 6_100)
-        assert len(session.answers) == 1
-        await until(lambda: requests.asked == 2)
-        requests.majority.put_nowait(True)
-        await settled()
-        assert session.answers[1:] == [(2, 6_100, True)]
+async def test_r5_a_leader_that_finds_no_majority_sends_brokers_elsewhere_and_asks_again(leading):
+    requests, session, beat = leading
+    beat(1, 6_000)
+    await settled()
+    requests.majority.put_nowait(False)
+    await settled()
+    assert session.answers == [(1, 6_000, False)]
+    beat(2, 6_100)
+    assert len(session.answers) == 1
+    await until(lambda: requests.asked == 2)
+    requests.majority.put_nowait(True)
+    await settled()
+    assert session.answers[1:] == [(2, 6_100, True)]
 
 
-async def test_r5_a_woken_leader_that_has_no_news_at_first_is_in_doubt_too() -> None:
+async def test_r5_a_woken_leader_that_has_no_news_at_first_is_in_doubt_too(leading):
     """1. Right after the stall nobody has answered it: the gate is shut. 2. Answers of before the
     stall open it for a moment. 3. No lease is granted by that."""
-    async with leading() as (requests, session, beat):
-        requests.leading = False
-        beat(1, 6_000)
-        await settled()
-        requests.leading = True
-        beat(2, 6_010)
-        await settled()
-        assert session.answers == []
-        requests.majority.put_nowait(False)
-        await settled()
-        assert [answer[2] for answer in session.answers] == [False, False]
+    requests, session, beat = leading
+    requests.leading = False
+    beat(1, 6_000)
+    await settled()
+    requests.leading = True
+    beat(2, 6_010)
+    await settled()
+    assert session.answers == []
+    requests.majority.put_nowait(False)
+    await settled()
+    assert [answer[2] for answer in session.answers] == [False, False]
 
 
-async def test_r5_the_gate_shut_for_an_instant_does_not_end_the_doubt() -> None:
-    async with leading() as (requests, session, beat):
-        beat(1, 6_000)
-        await settled()
-        requests.leading = False
-        requests.majority.put_nowait(False)
-        await until(lambda: requests.asked == 2)
-        requests.leading = True
-        beat(2, 6_010)
-        assert session.answers == [(1, 6_000, False)]
-        requests.majority.put_nowait(True)
-        await settled()
-        assert session.answers[1:] == [(2, 6_010, True)]
+async def test_r5_the_gate_shut_for_an_instant_does_not_end_the_doubt(leading):
+    requests, session, beat = leading
+    beat(1, 6_000)
+    await settled()
+    requests.leading = False
+    requests.majority.put_nowait(False)
+    await until(lambda: requests.asked == 2)
+    requests.leading = True
+    beat(2, 6_010)
+    assert session.answers == [(1, 6_000, False)]
+    requests.majority.put_nowait(True)
+    await settled()
+    assert session.answers[1:] == [(2, 6_010, True)]
 
 
-async def test_r5_a_second_stall_makes_the_majoritys_word_stale() -> None:
-    async with leading() as (requests, session, beat):
-        beat(1, 6_000)
-        await settled()
-        requests.now_ms = 9_000
-        requests.majority.put_nowait(True)
-        await settled()
-        assert (session.answers, requests.asked) == ([], 2)
+async def test_r5_a_second_stall_makes_the_majoritys_word_stale(leading):
+    requests, session, beat = leading
+    beat(1, 6_000)
+    await settled()
+    requests.now_ms = 9_000
+    requests.majority.put_nowait(True)
+    await settled()
+    assert (session.answers, requests.asked) == ([], 2)

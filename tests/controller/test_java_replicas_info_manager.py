@@ -38,33 +38,30 @@ def test_register_with_master_exist_resp(script):
     assert result.view.sync_state_set == {1}
 
 
-def test_registered_is_told_no_master_that_is_dead(script):
+def test_registered_is_told_no_master_that_is_dead(trio):
     """5631: 1003 names a master only while it lives."""
-    script.three_in_sync()
-    script.die(1)
-    result = script.register(3)
+    trio.die(1)
+    result = trio.register(3)
     assert result.ok
     assert not result.master_alive
     assert result.view.master_broker_id == 1
 
 
-def test_register_with_old_master_inactive(script):
+def test_register_with_old_master_inactive(trio):
     """Only 3 lives and asks: master 3, epochs 2/3, set {3}."""
-    script.three_in_sync()
-    script.die(1, 2)
-    result = script.elect(3)
+    trio.die(1, 2)
+    result = trio.elect(3)
     assert result.ok
     assert result.view.master_broker_id == 3
     assert result.view.key == (2, 3)
     assert result.view.sync_state_set == {3}
 
 
-def test_elect_master_old_master_still_alive(script):
-    script.three_in_sync()
-    result = script.elect()
+def test_elect_master_old_master_still_alive(trio):
+    result = trio.elect()
     assert result.code is Code.CONTROLLER_MASTER_STILL_EXIST
     assert result.view.key == (1, 2)
-    assert script.effects == ()
+    assert trio.effects == ()
 
 
 @pytest.mark.parametrize(
@@ -82,108 +79,100 @@ def test_elect_master_old_master_still_alive(script):
     ],
     ids=["higher epoch", "higher offset when epochs equal", "smaller priority when both equal"],
 )
-def test_elect_master_preference(script, facts, winner):
+def test_elect_master_preference(trio, facts, winner):
     """The expired master is excluded though its log is the longest."""
-    script.three_in_sync()
-    script.tell(1, epoch=1, max_offset=1_000)
-    script.die(1)
+    trio.tell(1, epoch=1, max_offset=1_000)
+    trio.die(1)
     for broker_id, told in facts.items():
-        script.tell(broker_id, **told)
-    result = script.elect()
+        trio.tell(broker_id, **told)
+    result = trio.elect()
     assert result.ok
     assert result.view.master_broker_id == winner
     assert result.view.master_epoch == 2
 
 
-def test_elect_master_by_name(script):
+def test_elect_master_by_name(trio):
     """Dead named: 2012. The current one named: 2011. 1 named while 3 is dead: 1, one epoch on."""
-    script.three_in_sync()
-    script.die(1)
-    assert script.elect().ok
-    master = script.group.master_broker_id
-    assert script.group.master_epoch == 2
-    refused = script.elect(1, designate=True)
+    trio.die(1)
+    assert trio.elect().ok
+    master = trio.group.master_broker_id
+    assert trio.group.master_epoch == 2
+    refused = trio.elect(1, designate=True)
     assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    assert script.elect(master, designate=True).code is Code.CONTROLLER_MASTER_STILL_EXIST
-    script.revive(1)
-    assert script.alter(1, 2, 3).ok
-    script.die(master)
-    result = script.elect(1, designate=True)
+    assert trio.elect(master, designate=True).code is Code.CONTROLLER_MASTER_STILL_EXIST
+    trio.revive(1)
+    assert trio.alter(1, 2, 3).ok
+    trio.die(master)
+    result = trio.elect(1, designate=True)
     assert result.ok
     assert (result.view.master_broker_id, result.view.master_epoch) == (1, 3)
 
 
 @pytest.mark.parametrize("unclean", [False, True])
-def test_an_election_of_an_unknown_broker_names_the_known_ones(script, unclean):
-    script.three_in_sync()
+def test_an_election_of_an_unknown_broker_names_the_known_ones(trio, unclean):
     for dead in ((), (1,)):
-        script.die(*dead)
-        refused = script.elect(9, designate=True, unclean=unclean)
+        trio.die(*dead)
+        refused = trio.elect(9, designate=True, unclean=unclean)
         assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
         assert refused.remark == "broker set broker-a has no broker 9; known are 1, 2, 3"
 
 
-def test_an_election_of_a_dead_broker_does_not_advise_an_unclean_one(script):
-    script.three_in_sync()
-    script.die(2)
-    assert script.elect(2, designate=True).remark == "broker 2 does not live"
+def test_an_election_of_a_dead_broker_does_not_advise_an_unclean_one(trio):
+    trio.die(2)
+    assert trio.elect(2, designate=True).remark == "broker 2 does not live"
 
 
-def test_a_wrong_cluster_name_is_refused_and_none_is_not(script):
-    script.three_in_sync()
+def test_a_wrong_cluster_name_is_refused_and_none_is_not(trio):
     for refused in (
-        script.elect(2, designate=True, cluster_name="Other"),
-        script.elect(cluster_name="Other"),
-        script.clean(3, cluster_name="Other", clean_living_broker=True),
+        trio.elect(2, designate=True, cluster_name="Other"),
+        trio.elect(cluster_name="Other"),
+        trio.clean(3, cluster_name="Other", clean_living_broker=True),
     ):
         assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
         assert "broker-a belongs to cluster DefaultCluster, not to Other" in refused.remark
-    assert script.epochs == (1, 2)
-    assert script.elect(2, designate=True, cluster_name="DefaultCluster").ok
+    assert trio.epochs == (1, 2)
+    assert trio.elect(2, designate=True, cluster_name="DefaultCluster").ok
 
 
-def test_all_replicas_shutdown_and_restart(script):
+def test_all_replicas_shutdown_and_restart(trio):
     """Set {1}, 1 dead: one "not elected" event, no master, epoch 2; 2 is refused, 1 returns."""
-    script.three_in_sync()
-    script.alter(1)
-    script.die(1)
-    result = script.elect()
+    trio.alter(1)
+    trio.die(1)
+    result = trio.elect()
     assert result.code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
     assert result.view.master_broker_id is None
-    assert script.epochs == (2, 3)
-    assert script.group.sync_state_set == (1,)
-    assert [type(effect) for effect in script.effects] == [RoleChanged, HistoryAppended]
-    assert script.kinds[-1] == "election_failed"
-    assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    script.register(1, incarnation="life-1-again")
-    assert script.elect(1).ok
-    assert script.group.master_broker_id == 1
-    assert script.epochs == (3, 4)
+    assert trio.epochs == (2, 3)
+    assert trio.group.sync_state_set == (1,)
+    assert [type(effect) for effect in trio.effects] == [RoleChanged, HistoryAppended]
+    assert trio.kinds[-1] == "election_failed"
+    assert trio.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    trio.register(1, incarnation="life-1-again")
+    assert trio.elect(1).ok
+    assert trio.group.master_broker_id == 1
+    assert trio.epochs == (3, 4)
 
 
-def test_clean_broker_data(script):
+def test_clean_broker_data(trio):
     """A live id, or no id while there is a master: 2009. Dead ids go; forced takes everything."""
-    script.three_in_sync()
     invalid = Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
-    assert script.clean(2).code is invalid
-    assert script.clean().code is invalid
-    assert script.clean(broker_name="broker-x", clean_living_broker=True).code is invalid
-    script.die(2)
-    assert script.clean(2).ok
-    assert [record.broker_id for record in script.group.replicas] == [1, 3]
-    assert script.group.sync_state_set == (1, 3)
-    assert script.clean(clean_living_broker=True).ok
-    assert script.state.group("broker-a") is None
-    assert script.state.next_broker_id("broker-a") == 1
+    assert trio.clean(2).code is invalid
+    assert trio.clean().code is invalid
+    assert trio.clean(broker_name="broker-x", clean_living_broker=True).code is invalid
+    trio.die(2)
+    assert trio.clean(2).ok
+    assert [record.broker_id for record in trio.group.replicas] == [1, 3]
+    assert trio.group.sync_state_set == (1, 3)
+    assert trio.clean(clean_living_broker=True).ok
+    assert trio.state.group("broker-a") is None
+    assert trio.state.next_broker_id("broker-a") == 1
 
 
-def test_clean_without_ids_when_nobody_is_master(script):
-    script.three_in_sync()
-    script.die(1, 2, 3)
-    script.elect()
-    assert script.group.master_broker_id == 0
-    assert script.clean().ok
-    assert script.state.group("broker-a") is None
+def test_clean_without_ids_when_nobody_is_master(trio):
+    trio.die(1, 2, 3)
+    trio.elect()
+    assert trio.group.master_broker_id == 0
+    assert trio.clean().ok
+    assert trio.state.group("broker-a") is None
 
 
 def test_apply_broker_id_as_java_brokers_do(script):
@@ -212,22 +201,21 @@ def test_unknown_group_is_named_by_each_commands_own_code(script):
     assert altered.view is None
 
 
-def test_unclean_election_only_by_name(script):
+def test_unclean_election_only_by_name(trio):
     """G5: DLedgerControllerTest's unclean election, here asked for by an operator.
 
     Set {1}, 1 dead, 2 alive but outside. Nothing elects 2 but its name together with `unclean`.
     The set is then 2 alone, and the epoch is marked.
     """
-    script.three_in_sync()
-    script.alter(1)
-    script.die(1)
-    assert script.elect(unclean=True).code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
-    assert script.elect(2, designate=True).code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    result = script.elect(2, designate=True, unclean=True)
+    trio.alter(1)
+    trio.die(1)
+    assert trio.elect(unclean=True).code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert trio.elect(2, designate=True).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    result = trio.elect(2, designate=True, unclean=True)
     assert result.ok
     assert result.view.sync_state_set == {2}
-    assert script.group.unclean_epoch == script.group.master_epoch
-    assert script.state.history[-1].unclean
+    assert trio.group.unclean_epoch == trio.group.master_epoch
+    assert trio.state.history[-1].unclean
 
 
 def test_foreign_cluster_is_refused(script):

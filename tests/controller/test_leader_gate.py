@@ -45,11 +45,11 @@ def apply_id(controller_epoch: int, number: int = 1) -> ApplyBrokerId:
     )
 
 
-async def test_r8_it_is_open_only_while_a_majority_answers() -> None:
+async def test_r8_it_is_open_only_while_a_majority_answers():
     """A process that was stopped may decide nothing when it wakes, before any message says so."""
     log = LocalLog("n0", Machine())
     touch = True
-    log.in_touch = lambda: touch  # type: ignore[method-assign]
+    log.in_touch = lambda: touch
     gate = make_gate(log, [])
     await log.start()
     await opened(gate)
@@ -61,7 +61,7 @@ async def test_r8_it_is_open_only_while_a_majority_answers() -> None:
     gate.close()
 
 
-async def test_leading_alone_does_not_open_it() -> None:
+async def test_leading_alone_does_not_open_it():
     changes: list[bool] = []
     log = SlowLog("n0", Machine())
     gate = make_gate(log, changes)
@@ -75,7 +75,7 @@ async def test_leading_alone_does_not_open_it() -> None:
     assert (gate.open, changes) == (False, [True, False])
 
 
-async def test_it_closes_with_the_role_and_opens_with_a_higher_epoch() -> None:
+async def test_it_closes_with_the_role_and_opens_with_a_higher_epoch():
     changes: list[bool] = []
     log = LocalLog("n0", Machine())
     gate = make_gate(log, changes)
@@ -89,18 +89,16 @@ async def test_it_closes_with_the_role_and_opens_with_a_higher_epoch() -> None:
     assert changes == [True, False, True]
 
 
-async def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_another_led() -> (
-    None
-):
+async def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_another_led():
     """It knew of another leader at 100, led until 900, and leads again at 1 000."""
     now_ms = 100
     log = LocalLog("n0", Machine())
     gate = LeaderGate(
         log, "n0", wall_ms=lambda: now_ms, timeout_ms=100, on_change=lambda is_open: None
     )
-    log.leader_hint = lambda: "n1"  # type: ignore[method-assign]
+    log.leader_hint = lambda: "n1"
     gate.note_leader_seen()
-    log.leader_hint = lambda: "n0"  # type: ignore[method-assign]
+    log.leader_hint = lambda: "n0"
     now_ms = 500
     await log.start()
     await opened(gate)
@@ -119,9 +117,7 @@ async def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when
     assert seen == [100, 900]
 
 
-async def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behind(monkeypatch):
     """Else two would follow one another: the gate would open twice, the brokers' leases with it."""
     monkeypatch.setattr(gate_module, "RETRY_S", 0)
     changes: list[bool] = []
@@ -139,7 +135,7 @@ async def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behi
     gate.close()
 
 
-async def test_it_closes_when_another_controller_is_applied_here() -> None:
+async def test_it_closes_when_another_controller_is_applied_here():
     """A late command of a node that led before: fenced here until this node says so again."""
     changes: list[bool] = []
     log = LocalLog("n0", Machine())
@@ -152,7 +148,7 @@ async def test_it_closes_when_another_controller_is_applied_here() -> None:
     assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
 
 
-async def test_a_controller_applied_while_it_opens_is_overtaken() -> None:
+async def test_a_controller_applied_while_it_opens_is_overtaken():
     """Between this node's command and the opening, another one is applied: it proposes again."""
 
     class Interleaved(LocalLog):
@@ -172,7 +168,7 @@ async def test_a_controller_applied_while_it_opens_is_overtaken() -> None:
     assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
 
 
-async def test_commands_of_a_deposed_leader_are_fenced() -> None:
+async def test_commands_of_a_deposed_leader_are_fenced():
     log = LocalLog("n0", Machine())
     gate = make_gate(log, [])
     await log.start()
@@ -188,9 +184,7 @@ async def test_commands_of_a_deposed_leader_are_fenced() -> None:
     assert isinstance(await log.propose(apply_id(2), 100), NotApplied)
 
 
-def test_a_bug_in_apply_keeps_the_state_and_is_answered(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_in_apply_keeps_the_state_and_is_answered(monkeypatch, caplog):
     machine = Machine()
     machine.commit(machine.encode(BecomeController(node="n0", nonce="x")), 1)
     before = machine.state
@@ -203,9 +197,7 @@ def test_a_bug_in_apply_keeps_the_state_and_is_answered(
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError(), OSError()])
-def test_what_may_strike_one_node_alone_is_raised(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_strike_one_node_alone_is_raised(error, monkeypatch):
     machine = Machine()
     monkeypatch.setattr(ControllerState, "apply", raising(error))
     with pytest.raises(type(error)):
@@ -213,12 +205,12 @@ def test_what_may_strike_one_node_alone_is_raised(
 
 
 @pytest.mark.parametrize("raw", [b"", b"nonsense", b'{"command":{},"v":1}', b'{"v":2}'])
-def test_an_entry_that_cannot_be_read_is_raised(raw: bytes) -> None:
+def test_an_entry_that_cannot_be_read_is_raised(raw):
     with pytest.raises(CommandDecodeError):
         Machine().commit(raw, 1)
 
 
-def test_a_snapshot_takes_the_states_place() -> None:
+def test_a_snapshot_takes_the_states_place():
     source, target = Machine(), Machine()
     source.commit(source.encode(BecomeController(node="n0", nonce="x")), 1)
     source.commit(source.encode(apply_id(1)), 2)
@@ -234,7 +226,7 @@ def raising(error: BaseException) -> Callable[..., None]:
     return fail
 
 
-async def test_r10_each_attempt_to_open_it_is_the_same_command() -> None:
+async def test_r10_each_attempt_to_open_it_is_the_same_command():
     """Each may be applied late: then it is answered from the table, and fences nobody."""
     log = SlowLog("n0", Machine())
     proposed: list[commands.AnyCommand] = []
@@ -246,7 +238,7 @@ async def test_r10_each_attempt_to_open_it_is_the_same_command() -> None:
             log.reachable.set()
         return await propose(command, timeout_ms)
 
-    log.propose = note  # type: ignore[method-assign]
+    log.propose = note
     gate = make_gate(log, [])
     await log.start()
     await opened(gate)
@@ -255,7 +247,7 @@ async def test_r10_each_attempt_to_open_it_is_the_same_command() -> None:
     gate.close()
 
 
-def test_what_may_fail_on_one_node_alone_ends_that_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_fail_on_one_node_alone_ends_that_node(monkeypatch):
     """An answer to it would let the states of the nodes differ."""
     machine = Machine()
 

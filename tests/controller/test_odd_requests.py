@@ -1,7 +1,5 @@
 """No request ends a name server or a controller, or spoils what they keep (R46, R53, R58)."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -103,14 +101,14 @@ async def running(kind: str, folder: Path) -> AsyncIterator[Scene]:
     if names is not None and controller is not None:
         names.controller = controller
     scene = Scene(names, controller)
-    await (names or controller).start()  # type: ignore[union-attr]
+    await (names or controller).start()
     try:
         if controller is not None:
             await opened(controller.gate)
         yield scene
     finally:
         await scene.client.close()
-        await (names or controller).close()  # type: ignore[union-attr]
+        await (names or controller).close()
 
 
 async def check_names(scene: Scene, address: str) -> None:
@@ -237,9 +235,7 @@ def kept_of(scene: Scene) -> tuple[Any, Any]:
 @pytest.mark.request_fuzz
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", ["name server", "controller", "both"])
-def test_r46_r53_r58_after_odd_requests_of_every_code_all_works(
-    tmp_path: Path, kind: str, seed: int
-) -> None:
+def test_r46_r53_r58_after_odd_requests_of_every_code_all_works(tmp_path, kind, seed):
     async def play(*steps: Callable[[Scene], Awaitable[None]]) -> Any:
         async with running(kind, tmp_path) as scene:
             for step in steps:

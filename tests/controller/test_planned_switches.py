@@ -1,7 +1,5 @@
 """R33 at the leading controller: a switch is asked for on the master's session, and always ends."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +29,7 @@ class Scene:
         sessions = SessionTable()
         for broker_id in (1, 2, 3):
             session = sessions.add(NAME, broker_id, f"life-{broker_id}")
-            session.send = self.asked.append  # type: ignore[method-assign]
+            session.send = self.asked.append
         self.submitted: list[ElectMaster] = []
         requests: Any = SimpleNamespace(
             leading=True,
@@ -55,7 +53,7 @@ class Scene:
         return task
 
 
-async def test_r33_a_lost_lead_leaves_the_outcome_unknown(script: Any) -> None:
+async def test_r33_a_lost_lead_leaves_the_outcome_unknown(script):
     """The election may be in the log already: no answer may call it failed."""
     scene = Scene(script)
     task = await scene.begin()
@@ -66,9 +64,7 @@ async def test_r33_a_lost_lead_leaves_the_outcome_unknown(script: Any) -> None:
     assert scene.noted == ["switch_requested"]
 
 
-async def test_r33_a_master_that_does_not_answer_is_given_up(
-    script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r33_a_master_that_does_not_answer_is_given_up(script, monkeypatch):
     monkeypatch.setattr(planned_switches, "OUTCOME_MS", 10)
     scene = Scene(script)
     task = await scene.begin()
@@ -80,9 +76,7 @@ async def test_r33_a_master_that_does_not_answer_is_given_up(
     assert scene.noted == ["switch_requested", "switch_failed"]
 
 
-async def test_r33_an_operator_who_goes_away_leaves_no_switch_in_the_way_of_the_next(
-    script: Any,
-) -> None:
+async def test_r33_an_operator_who_goes_away_leaves_no_switch_in_the_way_of_the_next(script):
     scene = Scene(script)
     gone = await scene.begin()
     gone.cancel()
@@ -100,9 +94,7 @@ def drained(switch_id: str, **changes: Any) -> ElectMaster:
     )
 
 
-async def test_r59_what_was_drained_counts_only_for_the_switch_that_this_controller_began(
-    script: Any,
-) -> None:
+async def test_r59_what_was_drained_counts_only_for_the_switch_that_this_controller_began(script):
     """Its id has 128 random bits and went to the master's session alone."""
     scene = Scene(script)
     task = await scene.begin()
@@ -127,9 +119,7 @@ async def test_r59_what_was_drained_counts_only_for_the_switch_that_this_control
 
 
 @pytest.mark.parametrize("broker_id", [0, 2])
-async def test_r50_a_master_that_another_controller_hears_is_not_deposed(
-    script: Any, broker_id: int
-) -> None:
+async def test_r50_a_master_that_another_controller_hears_is_not_deposed(script, broker_id):
     """The leader is cut from the brokers: it sees no session of the master. It asks its peers."""
     scene, asked = Scene(script), ElectMaster(broker_name=NAME, broker_id=broker_id)
     scene.elsewhere = 1

@@ -4,9 +4,7 @@ The lead is handed over at a clean stop.
 """
 
 import asyncio
-from pathlib import Path
 
-import pytest
 from raft_cluster import BECOME, apply_id, started
 
 from batonmq.controller.raft import log as raft_log
@@ -30,7 +28,7 @@ def watch_at(index: int, digest: str) -> tuple[DigestWatch, RaftProblems]:
     return watch, problems
 
 
-def test_a_difference_is_an_alarm_until_a_later_comparison_agrees() -> None:
+def test_a_difference_is_an_alarm_until_a_later_comparison_agrees():
     watch, problems = watch_at(7, "a" * 64)
     assert watch.compare("n1", 7, "b" * 64) == "a" * 64
     ((subject, text),) = problems.texts().items()
@@ -40,7 +38,7 @@ def test_a_difference_is_an_alarm_until_a_later_comparison_agrees() -> None:
     assert problems.texts() == {}
 
 
-def test_a_node_that_is_behind_compares_when_it_is_there_and_one_that_is_past_does_not() -> None:
+def test_a_node_that_is_behind_compares_when_it_is_there_and_one_that_is_past_does_not():
     watch, problems = watch_at(7, "a")
     assert watch.compare("n1", 9, "x") is None
     watch.applied(8, State("b"))
@@ -51,7 +49,7 @@ def test_a_node_that_is_behind_compares_when_it_is_there_and_one_that_is_past_do
     assert list(problems.texts()) == ["state of n1"]
 
 
-def test_states_of_other_rules_are_not_compared() -> None:
+def test_states_of_other_rules_are_not_compared():
     """In a rolling upgrade the versions record different fields: that is no alarm, and what was
     one before is over."""
     for theirs in ("b" * 64, f"1:{'b' * 64}"):
@@ -62,7 +60,7 @@ def test_states_of_other_rules_are_not_compared() -> None:
         assert problems.texts() == {}
 
 
-def test_it_is_sent_when_something_changed_and_not_more_often() -> None:
+def test_it_is_sent_when_something_changed_and_not_more_often():
     watch, _ = watch_at(7, "a")
     assert watch.due(100.0) == (7, "a")
     assert watch.due(200.0) is None, "nothing changed"
@@ -74,9 +72,7 @@ def test_it_is_sent_when_something_changed_and_not_more_often() -> None:
     assert watch.report.index == 9
 
 
-async def test_nodes_that_hold_other_states_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nodes_that_hold_other_states_say_so(tmp_path, monkeypatch):
     """One node's state is changed behind its log's back; both it and the leader tell of it."""
     monkeypatch.setattr(raft_log, "_DIGEST_INTERVAL_S", 0.02)
     async with started(tmp_path) as cluster:
@@ -100,9 +96,7 @@ async def test_nodes_that_hold_other_states_say_so(
         assert status.digest_index > 0 and status.state_digest.startswith(f"{RULES}:")
 
 
-async def test_a_log_above_its_limit_is_an_alarm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_above_its_limit_is_an_alarm(tmp_path, monkeypatch):
     async with started(tmp_path, count=1) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
@@ -112,18 +106,17 @@ async def test_a_log_above_its_limit_is_an_alarm(
         assert problem.startswith("the Raft log has")
 
 
-async def test_the_lead_is_handed_over(tmp_path: Path) -> None:
-    async with started(tmp_path) as cluster:
-        leader_id, leader = await cluster.leader()
-        assert isinstance(await leader.propose(BECOME, 2000), Applied)
-        assert leader.in_touch()
-        assert await leader.hand_over(5000)
-        assert not leader.in_touch()
-        await cluster.until(lambda: any(cluster.leading.values()))
-        assert next(each for each, leads in cluster.leading.items() if leads) != leader_id
+async def test_the_lead_is_handed_over(cluster):
+    leader_id, leader = await cluster.leader()
+    assert isinstance(await leader.propose(BECOME, 2000), Applied)
+    assert leader.in_touch()
+    assert await leader.hand_over(5000)
+    assert not leader.in_touch()
+    await cluster.until(lambda: any(cluster.leading.values()))
+    assert next(each for each, leads in cluster.leading.items() if leads) != leader_id
 
 
-async def test_a_lead_that_comes_back_is_not_handed_over_again(tmp_path: Path) -> None:
+async def test_a_lead_that_comes_back_is_not_handed_over_again(tmp_path):
     """Two nodes that both offered theirs would pass it to and fro until the offers run out."""
     async with started(tmp_path, count=2) as cluster:
         _, first = await cluster.leader()

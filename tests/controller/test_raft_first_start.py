@@ -1,7 +1,5 @@
 """kill -9 at every step of a controller's start: the next start works, and forgets nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -48,9 +46,7 @@ def elected(folder: Path) -> DurableJournal:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_g7_a_first_start_killed_at_any_step_is_followed_by_another(
-    tmp_path: Path, moment: Moment
-) -> None:
+def test_g7_a_first_start_killed_at_any_step_is_followed_by_another(tmp_path, moment):
     def check(folder: Path) -> None:
         journal = elected(folder)
         assert journal[:] == [(NO_OP, 1, 0), (b"first command", 2, 1)]
@@ -63,7 +59,7 @@ def test_g7_a_first_start_killed_at_any_step_is_followed_by_another(
 
 
 @pytest.mark.parametrize("term", [0, 1])
-def test_g7_a_journal_without_its_vote_is_new_only_in_term_0(tmp_path: Path, term: int) -> None:
+def test_g7_a_journal_without_its_vote_is_new_only_in_term_0(tmp_path, term):
     """Folders that an interrupted first start left: the journal with its first entry, no meta."""
     journal = first_start(tmp_path)
     if term:
@@ -81,7 +77,7 @@ def test_g7_a_journal_without_its_vote_is_new_only_in_term_0(tmp_path: Path, ter
     assert (tmp_path / "meta").exists()
 
 
-def test_g7_a_joined_journal_without_its_vote_is_damage(tmp_path: Path) -> None:
+def test_g7_a_joined_journal_without_its_vote_is_damage(tmp_path):
     journal = first_start(tmp_path)
     journal.join()
     journal.close()
@@ -90,7 +86,7 @@ def test_g7_a_joined_journal_without_its_vote_is_damage(tmp_path: Path) -> None:
         first_start(tmp_path)
 
 
-def test_g7_no_start_in_term_1_makes_a_journal_anew(tmp_path: Path) -> None:
+def test_g7_no_start_in_term_1_makes_a_journal_anew(tmp_path):
     journal = first_start(tmp_path)
     journal.setCurrentTerm(1, "n0")
     journal.close()
@@ -117,7 +113,7 @@ def opened(folder: Path) -> DurableJournal:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_g7_a_snapshot_killed_at_any_step_loses_no_entry(tmp_path: Path, moment: Moment) -> None:
+def test_g7_a_snapshot_killed_at_any_step_loses_no_entry(tmp_path, moment):
     """A snapshot up to entry 8 of 10, then the journal shortened, as compaction does it."""
     entries: list[LogEntry] = [(NO_OP, 1, 0), *((b"command %d" % i, i, 1) for i in range(2, 11))]
     whole = tmp_path / "whole"
@@ -152,7 +148,7 @@ def test_g7_a_snapshot_killed_at_any_step_loses_no_entry(tmp_path: Path, moment:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_the_password_is_whole_or_not_there(tmp_path: Path, moment: Moment) -> None:
+def test_the_password_is_whole_or_not_there(tmp_path, moment):
     """`batonmq up` makes one where there is none: a half one would stop every start after it."""
 
     def made(folder: Path) -> None:

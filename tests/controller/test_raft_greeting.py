@@ -8,14 +8,14 @@ import logging
 import pickle
 import struct
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from raft_cluster import BECOME, Cluster, apply_id, free_peers, with_cluster
+from raft_cluster import BECOME, Cluster, apply_id, free_peers, started
 
 from batonmq.controller.config import Peer
 from batonmq.controller.raft import transport
@@ -90,9 +90,7 @@ STRANGERS: dict[str, bytes] = {
 }
 
 
-def test_strangers_are_cut_off_and_the_node_goes_on_leading(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_strangers_are_cut_off_and_the_node_goes_on_leading(cluster, caplog, monkeypatch):
     """Each alone, then more than there may be at once; a member comes through all the same."""
     monkeypatch.setattr(transport, "_STRANGER_S", 0.3)
     largest = 0
@@ -106,30 +104,26 @@ def test_strangers_are_cut_off_and_the_node_goes_on_leading(
         return more
 
     monkeypatch.setattr(GuardedConnection, "_TcpConnection__processRead", watched_read)
-
-    async def scenario(cluster: Cluster) -> None:
-        leader_id, leader = await cluster.leader()
-        assert isinstance(await leader.propose(BECOME, 2000), Applied)
-        term = leader.status().term
-        peer = next(peer for peer in cluster.peers if peer.node_id == leader_id)
-        address = (peer.host, peer.raft_port)
-        await asyncio.gather(*(cut_off(address, data) for data in STRANGERS.values()))
-        silent = [await asyncio.open_connection(*address) for _ in range(80)]
-        assert isinstance(await leader.propose(apply_id(1), 2000), Applied)
-        assert (leader.status().term, cluster.leading[leader_id]) == (term, True)
-        other = next(each for each in cluster.nodes if each != leader_id)
-        await cluster.stop(other)
-        await cluster.start(other)
-        await cluster.until(lambda: len(cluster.commits[other]) == 2)
-        for _, writer in silent:
-            writer.close()
-
-    with_cluster(tmp_path, scenario)
+    leader_id, leader = await cluster.leader()
+    assert isinstance(await leader.propose(BECOME, 2000), Applied)
+    term = leader.status().term
+    peer = next(peer for peer in cluster.peers if peer.node_id == leader_id)
+    address = (peer.host, peer.raft_port)
+    await asyncio.gather(*(cut_off(address, data) for data in STRANGERS.values()))
+    silent = [await asyncio.open_connection(*address) for _ in range(80)]
+    assert isinstance(await leader.propose(apply_id(1), 2000), Applied)
+    assert (leader.status().term, cluster.leading[leader_id]) == (term, True)
+    other = next(each for each in cluster.nodes if each != leader_id)
+    await cluster.stop(other)
+    await cluster.start(other)
+    await cluster.until(lambda: len(cluster.commits[other]) == 2)
+    for _, writer in silent:
+        writer.close()
     assert largest <= (1 << 16) + GREETING_BYTES_MAX, "no more than a read and a greeting is kept"
     assert any("raft_stranger" in record.message for record in caplog.records)
 
 
-def test_a_members_frame_has_a_limit_as_well() -> None:
+def test_a_members_frame_has_a_limit_as_well():
     conn = GuardedConnection(poller=None)
     why: list[str] = []
     conn.on_refused = why.append
@@ -142,42 +136,36 @@ def test_a_members_frame_has_a_limit_as_well() -> None:
     assert conn._frame_size() == FRAME_BYTES_MAX
 
 
-def test_of_too_many_strangers_the_oldest_makes_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_too_many_strangers_the_oldest_makes_room(tmp_path, monkeypatch):
     """Else whoever keeps the places filled would keep members out."""
     monkeypatch.setattr(transport, "_STRANGER_S", 60.0)
     monkeypatch.setattr(transport, "_STRANGERS_MAX", 2)
-
-    async def run() -> None:
-        cluster = Cluster(tmp_path, peers=ordered_peers())
-        try:
-            node, first = await cluster.start("n0"), cluster.peers[0]
-            assert node._node is not None
-            strangers = node._node.transport._unknownConnections
-            opened = []
-            async with asyncio.timeout(10):
-                for number in range(3):
-                    opened.append(await asyncio.open_connection(first.host, first.raft_port))
-                    while len(strangers) < min(number + 1, 2):  # noqa: ASYNC110  another thread
-                        await asyncio.sleep(0.01)
-                assert await opened[0][0].read() == b""
-            for _, writer in opened:
-                writer.close()
-        finally:
-            await cluster.close()
-
-    asyncio.run(run())
+    cluster = Cluster(tmp_path, peers=ordered_peers())
+    try:
+        node, first = await cluster.start("n0"), cluster.peers[0]
+        assert node._node is not None
+        strangers = node._node.transport._unknownConnections
+        opened = []
+        async with asyncio.timeout(10):
+            for number in range(3):
+                opened.append(await asyncio.open_connection(first.host, first.raft_port))
+                while len(strangers) < min(number + 1, 2):  # noqa: ASYNC110  another thread
+                    await asyncio.sleep(0.01)
+            assert await opened[0][0].read() == b""
+        for _, writer in opened:
+            writer.close()
+    finally:
+        await cluster.close()
 
 
-def test_a_stranger_may_send_a_greeting_and_nothing_longer() -> None:
+def test_a_stranger_may_send_a_greeting_and_nothing_longer():
     for size, taken in ((GREETING_BYTES_MAX, GREETING_BYTES_MAX), (GREETING_BYTES_MAX + 1, None)):
         conn = GuardedConnection(poller=None)
         conn._TcpConnection__readBuffer = struct.pack("i", size)
         assert conn._frame_size() == taken
 
 
-def test_what_a_frame_grows_to_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_frame_grows_to_is_limited(monkeypatch):
     monkeypatch.setattr(transport, "PLAIN_BYTES_MAX", 1_000)
     assert transport._inflate(zlib.compress(bytes(1_000))) == bytes(1_000)
     for grown in (zlib.compress(bytes(1_001)), zlib.compress(bytes(1_000))[:-1]):
@@ -185,43 +173,36 @@ def test_what_a_frame_grows_to_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
             transport._inflate(grown)
 
 
-def test_a_recorded_greeting_or_frame_is_worth_nothing(tmp_path: Path) -> None:
+async def test_a_recorded_greeting_or_frame_is_worth_nothing(cluster):
     """The third word of the greeting must carry the number that this node drew just now."""
-
-    async def scenario(cluster: Cluster) -> None:
-        dialled = min(cluster.peers, key=lambda peer: peer.raft_address)
-        dials = max(cluster.peers, key=lambda peer: peer.raft_address)
-        node = cluster.nodes[dialled.node_id]
-        assert node._node is not None
-        connections = node._node.transport._connections
-        async with asyncio.timeout(10):
-            while sum(c.admitted for c in connections.values()) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # members that only now connect would be others
-        first = greeting_of(cluster, address=dials.raft_address)
-        last = greeting_of(cluster, address=dials.raft_address, echo="cd" * 32)
-        before = dict(connections)
-        answer = await cut_off(
-            (dialled.host, dialled.raft_port), frame(first.encode()) + frame(last.encode())
-        )
-        assert decode_greeting(answer[4:]).echo == NONCE
-        assert connections == before, "the true connection stands"
-
-    with_cluster(tmp_path, scenario)
+    dialled = min(cluster.peers, key=lambda peer: peer.raft_address)
+    dials = max(cluster.peers, key=lambda peer: peer.raft_address)
+    node = cluster.nodes[dialled.node_id]
+    assert node._node is not None
+    connections = node._node.transport._connections
+    async with asyncio.timeout(10):
+        while sum(c.admitted for c in connections.values()) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # members that only now connect would be others
+    first = greeting_of(cluster, address=dials.raft_address)
+    last = greeting_of(cluster, address=dials.raft_address, echo="cd" * 32)
+    before = dict(connections)
+    answer = await cut_off(
+        (dialled.host, dialled.raft_port), frame(first.encode()) + frame(last.encode())
+    )
+    assert decode_greeting(answer[4:]).echo == NONCE
+    assert connections == before, "the true connection stands"
 
 
-def test_only_the_side_that_dials_is_let_in_and_only_members(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        dials = max(cluster.peers, key=lambda peer: peer.raft_address)
-        dialled = min(cluster.peers, key=lambda peer: peer.raft_address)
-        address = (dials.host, dials.raft_port)
-        for claimed in (dialled.raft_address, "127.0.0.1:9", dials.raft_address):
-            greeting = greeting_of(cluster, address=claimed)
-            assert await cut_off(address, frame(greeting.encode()))
-
-    with_cluster(tmp_path, scenario)
+async def test_only_the_side_that_dials_is_let_in_and_only_members(cluster):
+    dials = max(cluster.peers, key=lambda peer: peer.raft_address)
+    dialled = min(cluster.peers, key=lambda peer: peer.raft_address)
+    address = (dials.host, dials.raft_port)
+    for claimed in (dialled.raft_address, "127.0.0.1:9", dials.raft_address):
+        greeting = greeting_of(cluster, address=claimed)
+        assert await cut_off(address, frame(greeting.encode()))
 
 
-def test_a_member_that_dials_again_has_one_connection(tmp_path: Path) -> None:
+async def test_a_member_that_dials_again_has_one_connection(tmp_path):
     """Over the older one nothing comes any more, though it may look open for long."""
 
     async def dial(cluster: Cluster) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -234,32 +215,26 @@ def test_a_member_that_dials_again_has_one_connection(tmp_path: Path) -> None:
         writer.write(frame(greeting_of(cluster, address=own, echo=answer.nonce).encode()))
         return reader, writer
 
-    async def run() -> None:
-        cluster = Cluster(tmp_path, peers=ordered_peers())
-        try:
-            node = await cluster.start("n0")
-            assert node._node is not None
-            connections = node._node.transport._connections
-            async with asyncio.timeout(10):
-                older, first = await dial(cluster)
-                while not any(each.admitted for each in connections.values()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                _, second = await dial(cluster)
-                await older.read()
-            for writer in (first, second):
-                writer.close()
-        finally:
-            await cluster.close()
-
-    asyncio.run(run())
+    cluster = Cluster(tmp_path, peers=ordered_peers())
+    try:
+        node = await cluster.start("n0")
+        assert node._node is not None
+        connections = node._node.transport._connections
+        async with asyncio.timeout(10):
+            older, first = await dial(cluster)
+            while not any(each.admitted for each in connections.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            _, second = await dial(cluster)
+            await older.read()
+        for writer in (first, second):
+            writer.close()
+    finally:
+        await cluster.close()
 
 
-def test_a_member_that_goes_away_is_named_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_that_goes_away_is_named_each_time(tmp_path, monkeypatch):
     monkeypatch.setattr(transport, "_APART_S", 0.1)
-
-    async def scenario(cluster: Cluster) -> None:
+    async with pair(tmp_path) as cluster:
         for _ in range(2):
             await cluster.leader()
             node = cluster.nodes["n0"]
@@ -269,32 +244,27 @@ def test_a_member_that_goes_away_is_named_each_time(
             assert "does not answer on its Raft port" in await said(cluster, "n0", "controller n1")
             await cluster.start("n1")
 
-    run_pair(tmp_path, ({}, {}), scenario)
-
 
 def messages(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
 
 
-def run_pair(
+@asynccontextmanager
+async def pair(
     folder: Path,
-    others: tuple[dict[str, Any], dict[str, Any]],
-    scenario: Callable[[Cluster], Awaitable[None]],
+    first: dict[str, Any] | None = None,
+    second: dict[str, Any] | None = None,
     peers: tuple[Peer, ...] = (),
-) -> None:
+) -> AsyncIterator[Cluster]:
     """Two nodes of three, n0 dialled by n1, each with its own arguments."""
-
-    async def run() -> None:
-        cluster = Cluster(folder, peers=peers or ordered_peers())
-        try:
-            for node_id, other in zip(("n0", "n1"), others, strict=True):
-                await cluster.start(node_id, **other)
-            async with asyncio.timeout(10):
-                await scenario(cluster)
-        finally:
-            await cluster.close()
-
-    asyncio.run(run())
+    cluster = Cluster(folder, peers=peers or ordered_peers())
+    try:
+        await cluster.start("n0", **(first or {}))
+        await cluster.start("n1", **(second or {}))
+        async with asyncio.timeout(10):
+            yield cluster
+    finally:
+        await cluster.close()
 
 
 def ordered_peers() -> tuple[Peer, ...]:
@@ -312,11 +282,10 @@ async def said(cluster: Cluster, node_id: str, text: str) -> str:
         await asyncio.sleep(0.01)
 
 
-def test_nodes_with_other_member_lists_form_no_quorum_and_both_say_so(tmp_path: Path) -> None:
+async def test_nodes_with_other_member_lists_form_no_quorum_and_both_say_so(tmp_path):
     peers = ordered_peers()
     stranger = Peer("n9", "127.0.0.1", 9, 9, 9)
-
-    async def scenario(cluster: Cluster) -> None:
+    async with pair(tmp_path, {}, {"peers": (*peers[:2], stranger)}, peers) as cluster:
         for node_id, other in (("n0", "n1"), ("n1", "n0")):
             problem = await said(cluster, node_id, "its members are")
             assert problem.startswith(f"controller {other} (127.0.0.1:")
@@ -324,16 +293,12 @@ def test_nodes_with_other_member_lists_form_no_quorum_and_both_say_so(tmp_path: 
             assert f"n2@{peers[2].raft_address}" in problem
         assert not any(cluster.leading.values())
 
-    run_pair(tmp_path, ({}, {"peers": (*peers[:2], stranger)}), scenario, peers)
 
-
-def test_nodes_of_two_clusters_form_no_quorum(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_nodes_of_two_clusters_form_no_quorum(tmp_path):
+    async with pair(tmp_path, {"cluster": "a"}, {"cluster": "b"}) as cluster:
         await said(cluster, "n0", "it belongs to cluster 'b', this node to 'a'")
         await said(cluster, "n1", "it belongs to cluster 'a', this node to 'b'")
         assert not any(cluster.leading.values())
-
-    run_pair(tmp_path, ({"cluster": "a"}, {"cluster": "b"}), scenario)
 
 
 Answer = Callable[[Greeting, Greeting], Greeting | None]
@@ -378,28 +343,19 @@ async def dialled_by_a_node(
     ],
     ids=["a recorded greeting", "another member"],
 )
-def test_who_answers_a_dial_must_be_there_now_and_the_one_that_was_dialled(
-    tmp_path: Path, answer: Answer, problem: str
-) -> None:
-    async def run() -> None:
-        async with dialled_by_a_node(tmp_path, answer) as (cluster, counts):
-            await said(cluster, "n1", problem)
-            assert max(counts) == 1, "no second word, which lets messages pass"
-
-    asyncio.run(run())
+async def test_who_answers_a_dial_must_be_there_now_and_the_one_that_was_dialled(
+    tmp_path, answer, problem
+):
+    async with dialled_by_a_node(tmp_path, answer) as (cluster, counts):
+        await said(cluster, "n1", problem)
+        assert max(counts) == 1, "no second word, which lets messages pass"
 
 
-def test_a_dial_that_nobody_answers_is_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dial_that_nobody_answers_is_begun_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(transport, "_DIAL_S", 0.1)
-
-    async def run() -> None:
-        async with dialled_by_a_node(tmp_path, lambda asked, true: None) as (_, counts):
-            while len(counts) < 3:  # noqa: ASYNC110  another thread dials
-                await asyncio.sleep(0.01)
-
-    asyncio.run(run())
+    async with dialled_by_a_node(tmp_path, lambda asked, true: None) as (_, counts):
+        while len(counts) < 3:  # noqa: ASYNC110  another thread dials
+            await asyncio.sleep(0.01)
 
 
 def secret(folder: Path, name: str) -> Path:
@@ -408,8 +364,8 @@ def secret(folder: Path, name: str) -> Path:
     return path
 
 
-def test_a_password_lets_its_holders_in(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_a_password_lets_its_holders_in(tmp_path):
+    async with started(tmp_path, password_file=secret(tmp_path, "secret")) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         outcomes = await asyncio.gather(*(leader.propose(apply_id(n), 2000) for n in range(1, 6)))
@@ -420,10 +376,8 @@ def test_a_password_lets_its_holders_in(tmp_path: Path) -> None:
         answer = await cut_off((peer.host, peer.raft_port), frame(plain.encode()))
         assert answer == frame(OTHER_PASSWORD)
 
-    with_cluster(tmp_path, scenario, password_file=secret(tmp_path, "secret"))
 
-
-def test_a_password_changes_while_all_run_and_no_connection_ends(tmp_path: Path) -> None:
+async def test_a_password_changes_while_all_run_and_no_connection_ends(tmp_path):
     """Each node takes each step at another time. Then a stranger with the old one is refused."""
     path = secret(tmp_path, "secret")
     old = read_cipher(path)
@@ -432,7 +386,7 @@ def test_a_password_changes_while_all_run_and_no_connection_ends(tmp_path: Path)
         transports = [node._node.transport for node in cluster.nodes.values()]
         return {id(each) for one in transports for each in one._connections.values()}
 
-    async def scenario(cluster: Cluster) -> None:
+    async with started(tmp_path, password_file=path) as cluster:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
         await cluster.agree()
@@ -449,37 +403,25 @@ def test_a_password_changes_while_all_run_and_no_connection_ends(tmp_path: Path)
         greeting = frame(old.encrypt(greeting_of(cluster).encode()))
         assert await cut_off((peer.host, peer.raft_port), greeting) == frame(OTHER_PASSWORD)
 
-    with_cluster(tmp_path, scenario, password_file=path)
-
 
 @pytest.mark.parametrize("which", ["another", "none at the dialled", "none at the dialling"])
-def test_another_password_is_refused_and_both_sides_say_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str
-) -> None:
+async def test_another_password_is_refused_and_both_sides_say_so(tmp_path, caplog, which):
     caplog.set_level(logging.INFO)
-    own: dict[str, Any] = {"password_file": secret(tmp_path, "one")}
-    other: dict[str, Any] = {"password_file": secret(tmp_path, "two")}
-    pair = {
-        "another": (own, other),
-        "none at the dialled": ({}, other),
-        "none at the dialling": (own, {}),
-    }[which]
-
-    async def scenario(cluster: Cluster) -> None:
+    first = {"password_file": secret(tmp_path, "one")} if which != "none at the dialled" else {}
+    second = {"password_file": secret(tmp_path, "two")} if which != "none at the dialling" else {}
+    async with pair(tmp_path, first, second) as cluster:
         await said(cluster, "n1", "another Raft password (raftPasswordFile)")
         await said(cluster, "n0", "does not answer on its Raft port")
         assert not any(cluster.leading.values())
-
-    run_pair(tmp_path, pair, scenario)
-    why = "no greeting of a controller" if not pair[0] else "without the Raft password of this node"
+    why = "no greeting of a controller" if not first else "without the Raft password of this node"
     assert why in messages(caplog)
 
 
-def test_a_recorded_frame_of_another_turn_is_refused(tmp_path: Path) -> None:
+def test_a_recorded_frame_of_another_turn_is_refused(tmp_path):
     sender, receiver = GuardedConnection(poller=None), GuardedConnection(poller=None)
     written: list[bytes] = []
     cipher = read_cipher(secret(tmp_path, "secret"))
-    sender._write = written.append  # type: ignore[method-assign]
+    sender._write = written.append
     for conn in (sender, receiver):
         conn.encryptor = cipher
     sender.admit("aa" * 32, "bb" * 32)
@@ -494,7 +436,7 @@ def test_a_recorded_frame_of_another_turn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another connection"):
         receiver._open(written[0])
     again = GuardedConnection(poller=None)
-    again._write, again.encryptor = written.append, sender.encryptor  # type: ignore[method-assign]
+    again._write, again.encryptor = written.append, sender.encryptor
     again.admit("aa" * 32, "cc" * 32)
     again.send({"type": "x", "n": 2})
     assert receiver._open(written[2]) == {"type": "x", "n": 2}, "each connection counts from 0"
@@ -503,7 +445,7 @@ def test_a_recorded_frame_of_another_turn_is_refused(tmp_path: Path) -> None:
 # The file.
 
 
-def test_a_password_file_is_made_once_and_read(tmp_path: Path) -> None:
+def test_a_password_file_is_made_once_and_read(tmp_path):
     path = secret(tmp_path, "secret")
     assert path.stat().st_mode & 0o777 == 0o600
     password = read_passwords(path)
@@ -513,7 +455,7 @@ def test_a_password_file_is_made_once_and_read(tmp_path: Path) -> None:
     assert read_passwords(path) == password
 
 
-def test_a_password_of_two_lines_is_one_password(tmp_path: Path) -> None:
+def test_a_password_of_two_lines_is_one_password(tmp_path):
     """As `openssl rand -base64 64` prints it, and as earlier controllers read it."""
     path = secret(tmp_path, "secret")
     two = "x" * 64 + "\n" + "y" * 22 + "=="
@@ -524,7 +466,7 @@ def test_a_password_of_two_lines_is_one_password(tmp_path: Path) -> None:
         assert read_passwords(path) == given
 
 
-def test_a_password_file_that_is_no_use_is_named(tmp_path: Path) -> None:
+def test_a_password_file_that_is_no_use_is_named(tmp_path):
     path = tmp_path / "secret"
     with pytest.raises(SecretFileError, match=r"secret: No such file"):
         read_passwords(path)
@@ -548,7 +490,7 @@ def test_a_password_file_that_is_no_use_is_named(tmp_path: Path) -> None:
         read_passwords(tmp_path)
 
 
-def test_a_bad_greeting_is_refused() -> None:
+def test_a_bad_greeting_is_refused():
     good = Greeting(address="a:1", cluster="c", members=("n0@a:1",), nonce=NONCE)
     assert decode_greeting(good.encode()) == good
     for changed in ({"version": 2}, {"nonce": "ab"}, {"nonce": "x" * 64}):

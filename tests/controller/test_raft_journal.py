@@ -1,13 +1,12 @@
 """DurableJournal: what it wrote is there after a kill, what it did not sync is not half there."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
 import shutil
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,7 +51,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_synced_entries_term_and_vote_survive(tmp_path: Path) -> None:
+def test_synced_entries_term_and_vote_survive(tmp_path):
     journal = filled(tmp_path, 5)
     journal.setCurrentTerm(7, "n2")
     journal.add(b"never synced", 6, 7)
@@ -62,9 +61,7 @@ def test_synced_entries_term_and_vote_survive(tmp_path: Path) -> None:
     again.close()
 
 
-def test_cut_and_add_is_one_group_and_agreeing_entries_are_not_written_again(
-    tmp_path: Path, syncs: list[int]
-) -> None:
+def test_cut_and_add_is_one_group_and_agreeing_entries_are_not_written_again(tmp_path, syncs):
     journal = filled(tmp_path, 4)
     before, size = len(syncs), journal.size_bytes
     journal.deleteEntriesFrom(1)
@@ -83,7 +80,7 @@ def test_cut_and_add_is_one_group_and_agreeing_entries_are_not_written_again(
     again.close()
 
 
-def test_commit_advance_syncs_first(tmp_path: Path, syncs: list[int]) -> None:
+def test_commit_advance_syncs_first(tmp_path, syncs):
     journal = filled(tmp_path, 1)
     journal.add(b"x", 2, 1)
     before = len(syncs)
@@ -94,7 +91,7 @@ def test_commit_advance_syncs_first(tmp_path: Path, syncs: list[int]) -> None:
     journal.close()
 
 
-def test_prefix_up_to_the_snapshot_is_cut_at_open(tmp_path: Path) -> None:
+def test_prefix_up_to_the_snapshot_is_cut_at_open(tmp_path):
     journal = filled(tmp_path, 10)
     head = (journal[5], journal[6])
     journal.close()
@@ -105,7 +102,7 @@ def test_prefix_up_to_the_snapshot_is_cut_at_open(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_snapshot_that_the_journal_did_not_follow_takes_its_place(tmp_path: Path) -> None:
+def test_a_snapshot_that_the_journal_did_not_follow_takes_its_place(tmp_path):
     """A leader's snapshot was stored, then the node died before its journal began with it: what
     the journal holds is older, or was never committed."""
     heads: list[tuple[LogEntry, LogEntry]] = [
@@ -120,7 +117,7 @@ def test_a_snapshot_that_the_journal_did_not_follow_takes_its_place(tmp_path: Pa
             again.close()
 
 
-def test_a_gap_between_snapshot_and_journal_is_fatal(tmp_path: Path) -> None:
+def test_a_gap_between_snapshot_and_journal_is_fatal(tmp_path):
     """An older copy of the snapshot was put back, or none."""
     journal = filled(tmp_path, 10)
     early, late = (journal[1], journal[2]), (journal[5], journal[6])
@@ -136,7 +133,7 @@ def test_a_gap_between_snapshot_and_journal_is_fatal(tmp_path: Path) -> None:
         open_journal(tmp_path)
 
 
-def test_a_journal_that_is_gone_is_not_a_new_one(tmp_path: Path) -> None:
+def test_a_journal_that_is_gone_is_not_a_new_one(tmp_path):
     journal = filled(tmp_path, 4)
     head = (journal[1], journal[2])
     journal.close()
@@ -146,7 +143,7 @@ def test_a_journal_that_is_gone_is_not_a_new_one(tmp_path: Path) -> None:
             open_journal(tmp_path, snapshot)
 
 
-def test_what_was_joined_stays_joined(tmp_path: Path, syncs: list[int]) -> None:
+def test_what_was_joined_stays_joined(tmp_path, syncs):
     """The mark is in the group of the entries that made the log whole: with them or not at all."""
     journal = filled(tmp_path, 5)
     assert journal.joining
@@ -171,7 +168,7 @@ def test_what_was_joined_stays_joined(tmp_path: Path, syncs: list[int]) -> None:
     journal.close()
 
 
-def test_holds_tells_entries_of_this_log_from_others(tmp_path: Path) -> None:
+def test_holds_tells_entries_of_this_log_from_others(tmp_path):
     journal = filled(tmp_path, 10)
     head = (journal[5], journal[6])
     journal.close()
@@ -183,7 +180,7 @@ def test_holds_tells_entries_of_this_log_from_others(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_damage_in_the_middle_is_named_and_not_cut(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_named_and_not_cut(tmp_path):
     journal = open_journal(tmp_path)
     journal.setCurrentTerm(1, None)
     for index in range(1, 4):
@@ -197,7 +194,7 @@ def test_damage_in_the_middle_is_named_and_not_cut(tmp_path: Path) -> None:
         open_journal(tmp_path)
 
 
-def test_bad_or_missing_vote_is_fatal(tmp_path: Path) -> None:
+def test_bad_or_missing_vote_is_fatal(tmp_path):
     filled(tmp_path, 2).close()
     (tmp_path / "meta").write_bytes(b"garbage")
     with pytest.raises(JournalDamage, match="meta: checksum differs"):
@@ -207,7 +204,7 @@ def test_bad_or_missing_vote_is_fatal(tmp_path: Path) -> None:
         open_journal(tmp_path)
 
 
-def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path: Path) -> None:
+def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path):
     """3,600 images: cut at any byte, one byte flipped, or a stretch of zeros as a lost page leaves
     it. Never a wrong entry, never a gap; and what is refused is named. The reader
     is the one that a start uses."""
@@ -254,7 +251,7 @@ def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path: Path) -> 
     assert cut == 1_200, "a torn tail is never damage"
 
 
-def test_a_torn_tail_is_cut_off(tmp_path: Path) -> None:
+def test_a_torn_tail_is_cut_off(tmp_path):
     """Else it would stand behind the groups of this process, for a later start to judge."""
     filled(tmp_path, 3).close()
     path = tmp_path / "journal"
@@ -268,9 +265,7 @@ def test_a_torn_tail_is_cut_off(tmp_path: Path) -> None:
     ("call", "number"),
     [("pwrite", errno.EIO), ("fdatasync", errno.EIO)],
 )
-def test_a_disk_that_refuses_the_journal_ends_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
+def test_a_disk_that_refuses_the_journal_ends_the_node(tmp_path, monkeypatch, call, number):
     journal = filled(tmp_path, 2)
     journal.add(b"x", 3, 1)
     broken_disk(monkeypatch, call, number)
@@ -280,9 +275,7 @@ def test_a_disk_that_refuses_the_journal_ends_the_node(
     journal.close()
 
 
-def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(tmp_path, monkeypatch):
     journal = filled(tmp_path, 4)
     broken_disk(monkeypatch, "fsync", errno.EIO)
     with pytest.raises(AssertionError, match=f"cannot store term and vote in {tmp_path}/meta"):
@@ -296,13 +289,11 @@ def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(
 
 
 def broken_disk(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
-    def refuse(*_: object) -> NoReturn:
-        raise OSError(number, os.strerror(number))
-
+    refuse = Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr(disk, call, refuse)
 
 
-def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path: Path) -> None:
+def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path):
     """A snapshot's journal begins with the snapshot's last entries, and is replaced as a whole: a
     file cut down to its first bytes has lost what this node acknowledged."""
     head = ((b"a", 7, 2), (b"b", 8, 2))
@@ -320,7 +311,7 @@ def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path
         DurableJournal(tmp_path, head, fatal)
 
 
-def test_an_entry_that_does_not_follow_the_last_one_is_damage(tmp_path: Path) -> None:
+def test_an_entry_that_does_not_follow_the_last_one_is_damage(tmp_path):
     """Committed entries would move to other indexes."""
     journal = filled(tmp_path, 3)
     journal.add(b"behind a gap", 5, 1)

@@ -1,10 +1,8 @@
 """A folder belongs to one quorum: no node leads alone because it was told of fewer members."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
-from raft_cluster import started
 
 from batonmq.controller.config import Peer
 from batonmq.controller.raft.membership import MembersChangedError, Membership, check_members
@@ -15,7 +13,7 @@ def membership(*ids: str, cluster: str = "c") -> Membership:
     return Membership(cluster, tuple(f"{each}@host-{each}:1" for each in ids))
 
 
-def test_another_list_on_a_kept_folder_is_refused_by_name(tmp_path: Path) -> None:
+def test_another_list_on_a_kept_folder_is_refused_by_name(tmp_path):
     check_members(tmp_path, membership("n0", "n1", "n2"))
     check_members(tmp_path, membership("n0", "n1", "n2"))
     for other in (
@@ -28,7 +26,7 @@ def test_another_list_on_a_kept_folder_is_refused_by_name(tmp_path: Path) -> Non
             check_members(tmp_path, other)
 
 
-def test_r53_an_operator_changes_one_member_at_a_time(tmp_path: Path) -> None:
+def test_r53_an_operator_changes_one_member_at_a_time(tmp_path):
     """As the error says. Of three, {n0, n1} may have the newest entry: {n2, n3} of a list with
     two new members would be a majority without it."""
     three, four = membership("n0", "n1", "n2"), membership("n0", "n1", "n2", "n3")
@@ -50,29 +48,26 @@ def test_r53_an_operator_changes_one_member_at_a_time(tmp_path: Path) -> None:
         check_members(tmp_path, three)
 
 
-def test_a_member_may_move_to_another_address(tmp_path: Path) -> None:
+def test_a_member_may_move_to_another_address(tmp_path):
     check_members(tmp_path, membership("n0", "n1", "n2"))
     check_members(tmp_path, Membership("c", ("n0@new:7", "n1@host-n1:1", "n2@host-n2:1")))
 
 
-def test_a_file_that_is_no_list_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_list_is_named(tmp_path):
     (tmp_path / "members").write_bytes(b"{")
     with pytest.raises(BatonError, match="members: no list of members"):
         check_members(tmp_path, membership("n0"))
 
 
-async def test_g2_a_node_told_only_of_itself_does_not_lead_beside_the_others(
-    tmp_path: Path,
-) -> None:
+async def test_g2_a_node_told_only_of_itself_does_not_lead_beside_the_others(cluster):
     """1 a quorum of three has a log. 2 one of them is started with a list of one: it would be a
     majority by itself. 3 It is refused; with the old list it is a member again."""
-    async with started(tmp_path) as cluster:
-        await cluster.agree()
-        first, _ = await cluster.leader()
-        await cluster.stop(first)
-        alone: tuple[Peer, ...] = tuple(p for p in cluster.peers if p.node_id == first)
-        with pytest.raises(MembersChangedError):
-            await cluster.start(first, peers=alone)
-        del cluster.nodes[first], cluster.machines[first]
-        await cluster.start(first)
-        await asyncio.wait_for(cluster.agree(), 20)
+    await cluster.agree()
+    first, _ = await cluster.leader()
+    await cluster.stop(first)
+    alone: tuple[Peer, ...] = tuple(p for p in cluster.peers if p.node_id == first)
+    with pytest.raises(MembersChangedError):
+        await cluster.start(first, peers=alone)
+    del cluster.nodes[first], cluster.machines[first]
+    await cluster.start(first)
+    await asyncio.wait_for(cluster.agree(), 20)

@@ -18,7 +18,7 @@ from pysyncobj.syncobj import _RAFT_STATE, SyncObj
 from pysyncobj.tcp_connection import TcpConnection
 from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
-from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, started
+from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Applied, Machine, NotApplied, Unknown
@@ -27,7 +27,7 @@ from batonmq.runtime.clock import boot_s
 from batonmq.runtime.sockets import CannotListenError
 
 
-def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
+def test_the_pinned_version_still_has_the_names_the_hooks_stand_on():
     assert VERSION == "0.3.17"
     assert pysyncobj.__name__
     for name in ("__onMessageReceived", "__doApplyCommand", "__tryLogCompaction"):
@@ -67,7 +67,7 @@ def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
     assert "_unknownConnections" in TCPTransport.__init__.__code__.co_names
 
 
-def test_a_connected_node_waits_for_its_deadline_and_not_for_ticks() -> None:
+def test_a_connected_node_waits_for_its_deadline_and_not_for_ticks():
     """A deadline is met sooner than by ticks; between heartbeats only messages wake a node."""
 
     def wait_s(state: int, left_s: float, *, is_apart: bool = False) -> float:
@@ -79,7 +79,7 @@ def test_a_connected_node_waits_for_its_deadline_and_not_for_ticks() -> None:
         )
         of = "newAppendEntriesTime" if state == leader else "raftElectionDeadline"
         setattr(node, f"_SyncObj__{of}", boot_s() + left_s)
-        return _Node._wait_s(node, 0.05)  # type: ignore[arg-type]
+        return _Node._wait_s(node, 0.05)
 
     follower, leader = _RAFT_STATE.FOLLOWER, _RAFT_STATE.LEADER
     assert wait_s(follower, 100) == wait_s(follower, math.inf) == 0.2
@@ -91,7 +91,7 @@ def test_a_connected_node_waits_for_its_deadline_and_not_for_ticks() -> None:
     assert wait_s(_RAFT_STATE.CANDIDATE, 100) == 0.05
 
 
-def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None:
+def test_settings_are_those_of_the_audit_and_unknown_names_are_refused():
     conf = make_conf(ControllerConfig().raft_timings, "127.0.0.1:1")
     assert conf.appendEntriesBatchSizeBytes == 2**26
     assert conf.connectionTimeout == 1e6
@@ -102,89 +102,84 @@ def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None
         make_conf(ControllerConfig().raft_timings, "127.0.0.1:1", flushJournal=True)
 
 
-async def test_three_nodes_apply_one_order(tmp_path: Path) -> None:
-    async with started(tmp_path) as cluster:
-        _, leader = await cluster.leader()
-        assert isinstance(await leader.propose(BECOME, 2000), Applied)
-        outcomes = await asyncio.gather(
-            *(leader.propose(apply_id(number), 2000) for number in range(1, 6))
-        )
-        for number, outcome in enumerate(outcomes, 1):
-            assert isinstance(outcome, Applied)
-            assert (outcome.result.code, outcome.result.broker_id) == (0, number)
-        await cluster.until(lambda: all(len(c) == 6 for c in cluster.commits.values()))
-        assert len({machine.state.digest() for machine in cluster.machines.values()}) == 1
-        indexes = [[c.raft_index for c in commits] for commits in cluster.commits.values()]
-        assert indexes[0] == indexes[1] == indexes[2]
-        assert indexes[0] == sorted(set(indexes[0]))
-        assert await leader.read_barrier(2000)
-        assert leader.status().applied_index >= indexes[0][-1]
+async def test_three_nodes_apply_one_order(cluster):
+    _, leader = await cluster.leader()
+    assert isinstance(await leader.propose(BECOME, 2000), Applied)
+    outcomes = await asyncio.gather(
+        *(leader.propose(apply_id(number), 2000) for number in range(1, 6))
+    )
+    for number, outcome in enumerate(outcomes, 1):
+        assert isinstance(outcome, Applied)
+        assert (outcome.result.code, outcome.result.broker_id) == (0, number)
+    await cluster.until(lambda: all(len(c) == 6 for c in cluster.commits.values()))
+    assert len({machine.state.digest() for machine in cluster.machines.values()}) == 1
+    indexes = [[c.raft_index for c in commits] for commits in cluster.commits.values()]
+    assert indexes[0] == indexes[1] == indexes[2]
+    assert indexes[0] == sorted(set(indexes[0]))
+    assert await leader.read_barrier(2000)
+    assert leader.status().applied_index >= indexes[0][-1]
 
 
-async def test_only_the_leader_takes_proposals_and_all_know_it(tmp_path: Path) -> None:
-    async with started(tmp_path) as cluster:
-        leader_id, leader = await cluster.leader()
-        assert isinstance(await leader.propose(BECOME, 2000), Applied)
-        await cluster.until(lambda: all(cluster.commits.values()))
-        for node_id, node in cluster.nodes.items():
-            assert node.leader_hint() == leader_id
-            if node_id != leader_id:
-                assert isinstance(await node.propose(apply_id(1), 2000), NotApplied)
-                assert not await node.read_barrier(2000)
+async def test_only_the_leader_takes_proposals_and_all_know_it(cluster):
+    leader_id, leader = await cluster.leader()
+    assert isinstance(await leader.propose(BECOME, 2000), Applied)
+    await cluster.until(lambda: all(cluster.commits.values()))
+    for node_id, node in cluster.nodes.items():
+        assert node.leader_hint() == leader_id
+        if node_id != leader_id:
+            assert isinstance(await node.propose(apply_id(1), 2000), NotApplied)
+            assert not await node.read_barrier(2000)
 
 
-async def test_a_minority_never_answers_applied(tmp_path: Path) -> None:
+async def test_a_minority_never_answers_applied(cluster):
     """Both followers go; what the old leader still takes ends as Unknown, then it leads no more."""
-    async with started(tmp_path) as cluster:
-        leader_id, leader = await cluster.leader()
-        assert isinstance(await leader.propose(BECOME, 2000), Applied)
-        for node_id in [each for each in cluster.nodes if each != leader_id]:
-            await cluster.stop(node_id)
-        outcome = await leader.propose(apply_id(1), 2000)
-        assert isinstance(outcome, Unknown | NotApplied)
-        await cluster.until(lambda: not cluster.leading[leader_id])
-        assert isinstance(await leader.propose(apply_id(2), 2000), NotApplied)
-        assert cluster.machines[leader_id].state.group("broker-a") is None
+    leader_id, leader = await cluster.leader()
+    assert isinstance(await leader.propose(BECOME, 2000), Applied)
+    for node_id in [each for each in cluster.nodes if each != leader_id]:
+        await cluster.stop(node_id)
+    outcome = await leader.propose(apply_id(1), 2000)
+    assert isinstance(outcome, Unknown | NotApplied)
+    await cluster.until(lambda: not cluster.leading[leader_id])
+    assert isinstance(await leader.propose(apply_id(2), 2000), NotApplied)
+    assert cluster.machines[leader_id].state.group("broker-a") is None
 
 
-async def test_a_restarted_node_fetches_the_state_from_the_others(tmp_path: Path) -> None:
-    async with started(tmp_path) as cluster:
-        leader_id, leader = await cluster.leader()
-        assert isinstance(await leader.propose(BECOME, 2000), Applied)
-        assert isinstance(await leader.propose(apply_id(1), 2000), Applied)
-        other = next(each for each in cluster.nodes if each != leader_id)
-        await cluster.stop(other)
-        assert isinstance(await leader.propose(apply_id(2), 2000), Applied)
-        await cluster.start(other)
-        await cluster.until(lambda: len(cluster.commits[other]) == 3)
-        assert cluster.machines[other].state.digest() == cluster.machines[leader_id].state.digest()
+async def test_a_restarted_node_fetches_the_state_from_the_others(cluster):
+    leader_id, leader = await cluster.leader()
+    assert isinstance(await leader.propose(BECOME, 2000), Applied)
+    assert isinstance(await leader.propose(apply_id(1), 2000), Applied)
+    other = next(each for each in cluster.nodes if each != leader_id)
+    await cluster.stop(other)
+    assert isinstance(await leader.propose(apply_id(2), 2000), Applied)
+    await cluster.start(other)
+    await cluster.until(lambda: len(cluster.commits[other]) == 3)
+    assert cluster.machines[other].state.digest() == cluster.machines[leader_id].state.digest()
 
 
-async def test_a_shortened_log_loses_no_state(tmp_path: Path) -> None:
+async def test_a_shortened_log_loses_no_state(cluster):
     """The log is compacted; a node that comes back empty gets the snapshot, then what follows."""
-    async with started(tmp_path) as cluster:
-        leader_id, leader = await cluster.leader()
-        assert isinstance(await leader.propose(BECOME, 2000), Applied)
-        for number in range(1, 9):
-            assert isinstance(await leader.propose(apply_id(number), 2000), Applied)
-        other = next(each for each in cluster.nodes if each != leader_id)
-        await cluster.stop(other)
-        assert leader._node is not None
-        leader._node.forceLogCompaction()
-        async with asyncio.timeout(60):
-            while leader._node._getRaftLogSize() > 3:  # noqa: ASYNC110  pysyncobj's own thread
-                await asyncio.sleep(0.01)
-        shutil.rmtree(cluster.folder / other)
-        await cluster.start(other)
-        await cluster.until(lambda: any(c.command is None for c in cluster.commits[other]))
-        _, leader = await cluster.leader()  # it may have become another one
-        assert isinstance(await leader.propose(apply_id(9), 2000), Applied)
-        await cluster.agree()
-        snapshot = next(c for c in cluster.commits[other] if c.command is None)
-        assert snapshot.state.next_broker_id("broker-a") >= 9
+    leader_id, leader = await cluster.leader()
+    assert isinstance(await leader.propose(BECOME, 2000), Applied)
+    for number in range(1, 9):
+        assert isinstance(await leader.propose(apply_id(number), 2000), Applied)
+    other = next(each for each in cluster.nodes if each != leader_id)
+    await cluster.stop(other)
+    assert leader._node is not None
+    leader._node.forceLogCompaction()
+    async with asyncio.timeout(60):
+        while leader._node._getRaftLogSize() > 3:  # noqa: ASYNC110  pysyncobj's own thread
+            await asyncio.sleep(0.01)
+    shutil.rmtree(cluster.folder / other)
+    await cluster.start(other)
+    await cluster.until(lambda: any(c.command is None for c in cluster.commits[other]))
+    _, leader = await cluster.leader()  # it may have become another one
+    assert isinstance(await leader.propose(apply_id(9), 2000), Applied)
+    await cluster.agree()
+    snapshot = next(c for c in cluster.commits[other] if c.command is None)
+    assert snapshot.state.next_broker_id("broker-a") >= 9
 
 
-async def test_a_command_that_cannot_be_read_ends_the_node(tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_read_ends_the_node(tmp_path):
     """Skipping it would let this node drift from the others."""
     cluster = Cluster(tmp_path, 1)
     try:
@@ -200,7 +195,7 @@ async def test_a_command_that_cannot_be_read_ends_the_node(tmp_path: Path) -> No
         await cluster.close()
 
 
-async def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
+async def test_a_taken_port_is_said_at_once(tmp_path):
     (peer,) = free_peers(1)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -212,7 +207,7 @@ async def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
         await node.close()
 
 
-def test_close_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+def test_close_leaves_no_descriptor_behind(tmp_path):
     def run_once() -> None:
         coroutine: Coroutine[Any, Any, None] = one_node()
         asyncio.run(coroutine)

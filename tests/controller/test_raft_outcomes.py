@@ -49,7 +49,7 @@ async def leading() -> AsyncIterator[tuple[RaftLog, StandIn]]:
     peers = free_peers(3)
     log = RaftLog(RaftSettings(peers[0], peers, TIMINGS, Path("unused")), Machine())
     log._loop = asyncio.get_running_loop()
-    log._node = node = StandIn()  # type: ignore[assignment]
+    log._node = node = StandIn()
     log._role_changed(True)
     yield log, node
 
@@ -68,22 +68,20 @@ PERHAPS = ["LEADER_CHANGED", "DISCARDED", "UNKNOWN_OUTCOME"]
     ("reason", "outcome"),
     [*((name, NotApplied) for name in NEVER), *((name, Unknown) for name in PERHAPS)],
 )
-async def test_r11_a_failed_proposal_is_refused_only_where_it_never_enters_a_log(
-    reason: str, outcome: type
-) -> None:
+async def test_r11_a_failed_proposal_is_refused_only_where_it_never_enters_a_log(reason, outcome):
     async with leading() as (log, node):
         task = await proposing(log)
         node.answer(None, getattr(FAIL_REASON, reason))
         assert isinstance(await task, outcome)
 
 
-async def test_r11_a_proposal_that_nobody_answers_may_still_be_applied() -> None:
+async def test_r11_a_proposal_that_nobody_answers_may_still_be_applied():
     async with leading() as (log, node):
         assert isinstance(await log.propose(BECOME, 1), Unknown)
         node.answer("late", FAIL_REASON.SUCCESS)  # reaches nobody
 
 
-async def test_r11_what_waits_when_the_lead_is_lost_may_still_be_applied() -> None:
+async def test_r11_what_waits_when_the_lead_is_lost_may_still_be_applied():
     async with leading() as (log, node):
         task = await proposing(log)
         log._role_changed(False)
@@ -92,21 +90,21 @@ async def test_r11_what_waits_when_the_lead_is_lost_may_still_be_applied() -> No
         assert len(node.proposed) == 1, "what is proposed without the lead goes nowhere"
 
 
-async def test_what_waits_when_the_node_is_closed_ends_at_once() -> None:
+async def test_what_waits_when_the_node_is_closed_ends_at_once():
     async with leading() as (log, _):
         task = await proposing(log)
         await log.close()
         assert task.done() and isinstance(await task, Unknown)
 
 
-async def test_a_committed_proposal_is_answered_by_the_state_machine() -> None:
+async def test_a_committed_proposal_is_answered_by_the_state_machine():
     async with leading() as (log, node):
         task = await proposing(log)
         node.answer("result", FAIL_REASON.SUCCESS)
-        assert await task == Applied("result")  # type: ignore[arg-type]
+        assert await task == Applied("result")
 
 
-async def test_r8_a_leader_is_in_touch_for_the_shortest_election_time() -> None:
+async def test_r8_a_leader_is_in_touch_for_the_shortest_election_time():
     """After that another node may lead already."""
     async with leading() as (log, node):
         assert log.in_touch()
@@ -118,7 +116,7 @@ async def test_r8_a_leader_is_in_touch_for_the_shortest_election_time() -> None:
 
 
 @pytest.mark.parametrize("nodes, needed", [(2, 1), (3, 1), (4, 2), (5, 2)])
-def test_r8_in_touch_means_that_more_than_half_answered(nodes: int, needed: int) -> None:
+def test_r8_in_touch_means_that_more_than_half_answered(nodes, needed):
     """The leader itself is one of them; an answer of that very moment is too old."""
     others = [f"n{n}" for n in range(1, nodes)]
     for answered in range(nodes):
@@ -129,7 +127,7 @@ def test_r8_in_touch_means_that_more_than_half_answered(nodes: int, needed: int)
         assert node.majority_answered_since(5.0) == (answered >= needed)
 
 
-async def test_a_hand_over_lasts_until_the_lead_has_moved() -> None:
+async def test_a_hand_over_lasts_until_the_lead_has_moved():
     async with leading() as (log, node):
         for _ in range(2):
             task = asyncio.create_task(log.hand_over(60_000))
@@ -143,7 +141,7 @@ async def test_a_hand_over_lasts_until_the_lead_has_moved() -> None:
         assert not await log.hand_over(1)
 
 
-async def test_listeners_see_the_state_after_the_command_that_they_are_told_of() -> None:
+async def test_listeners_see_the_state_after_the_command_that_they_are_told_of():
     async with leading() as (log, _):
         seen = []
         log.on_applied(lambda commit: seen.append((commit.raft_index, log.state is commit.state)))
@@ -152,7 +150,7 @@ async def test_listeners_see_the_state_after_the_command_that_they_are_told_of()
         assert seen == [(7, True)]
 
 
-async def test_states_of_before_a_snapshot_are_compared_with_nobodys() -> None:
+async def test_states_of_before_a_snapshot_are_compared_with_nobodys():
     """They are of a history that this node may have had alone."""
     async with leading() as (log, _):
         earlier = Machine().commit(Machine().encode(BECOME), 5).state

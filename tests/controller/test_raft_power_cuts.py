@@ -1,8 +1,6 @@
 """G7: what a node stored before it answered is there after a power cut; files only synced in part
 are not trusted. `power_cut` keeps of each file and folder what was synced, and nothing else."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -43,28 +41,24 @@ def add(journal: DurableJournal, *entries: LogEntry) -> None:
         journal.add(command, index, term)
 
 
-def test_g7_a_vote_given_in_the_term_that_was_stored_before_is_durable(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stored",
+    [[(7, None), (7, "n2")], [(7, "n2"), (8, None)]],
+    ids=[
+        "a vote in the term that was stored before",
+        "a term without a vote after one with a vote",
+    ],
+)
+def test_g7_what_is_stored_last_of_term_and_vote_is_durable(tmp_path, stored):
     """pysyncobj stores a new term first, without a vote, and the vote in a second call."""
     with watching(tmp_path / "raft") as cut:
         journal = opened(cut.root / "n1")
-        journal.setCurrentTerm(7, None)
-        journal.setCurrentTerm(7, "n2")
+        for term, voted_for in stored:
+            journal.setCurrentTerm(term, voted_for)
         left = cut.leave(tmp_path / "left")
         journal.close()
     again = opened(left / "n1")
-    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (7, "n2")
-    again.close()
-
-
-def test_g7_a_term_without_a_vote_takes_the_place_of_a_vote(tmp_path: Path) -> None:
-    with watching(tmp_path / "raft") as cut:
-        journal = opened(cut.root / "n1")
-        journal.setCurrentTerm(7, "n2")
-        journal.setCurrentTerm(8, None)
-        left = cut.leave(tmp_path / "left")
-        journal.close()
-    again = opened(left / "n1")
-    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (8, None)
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == stored[-1]
     again.close()
 
 
@@ -110,9 +104,7 @@ def _close(journal: DurableJournal) -> list[LogEntry]:
 
 
 @pytest.mark.parametrize("act", [_append, _commit, _replace, _replace_by_fewer, _cut, _close])
-def test_g7_each_change_of_the_log_is_durable_on_return_and_whole_before(
-    act: Callable[[DurableJournal], list[LogEntry]], tmp_path: Path
-) -> None:
+def test_g7_each_change_of_the_log_is_durable_on_return_and_whole_before(act, tmp_path):
     root, after = tmp_path / "raft", []
     journal = opened(root)
     journal.setCurrentTerm(1, "n1")
@@ -133,9 +125,7 @@ def test_g7_each_change_of_the_log_is_durable_on_return_and_whole_before(
 
 
 @pytest.mark.parametrize("call", ["fsync", "fdatasync"])
-def test_r40_what_a_start_shows_after_a_failed_sync_is_on_the_disk(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r40_what_a_start_shows_after_a_failed_sync_is_on_the_disk(call, tmp_path, monkeypatch):
     """A failed sync ends the node. The kernel shows the lost bytes to the next start, and its next
     sync returns 0 over them: what this start answers by must be written again. Each sync of a life
     fails once; so does one of a start, which ends it."""
@@ -191,9 +181,7 @@ FULL = [*((call, error) for call in ("open", *CHANGES) for error in ("ENOSPC", "
 
 
 @pytest.mark.parametrize(("call", "error"), [*FULL, ("open", "EMFILE"), ("open", "ENFILE")])
-def test_r53_a_full_disk_at_any_call_ends_no_node_and_loses_nothing(
-    call: str, error: str, tmp_path: Path
-) -> None:
+def test_r53_a_full_disk_at_any_call_ends_no_node_and_loses_nothing(call, error, tmp_path):
     """What a failed sync should have written is gone for good unless it is written again."""
 
     def attempt(rule: str, number: int) -> bool:
@@ -239,8 +227,8 @@ def _shortened(journal: DurableJournal) -> None:
 
 @pytest.mark.parametrize(("call", "error"), [*FULL, ("open", "EMFILE")])
 def test_r53_a_full_disk_keeps_a_snapshot_from_being_stored_only_for_a_while(
-    call: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    call, error, tmp_path, monkeypatch
+):
     monkeypatch.setattr("batonmq.controller.raft.snapshot._FULL_RETRY_S", 0)
 
     def attempt(rule: str, number: int) -> bool:
@@ -264,9 +252,7 @@ def test_r53_a_full_disk_keeps_a_snapshot_from_being_stored_only_for_a_while(
     walk_errors(f"{call} * {error}", attempt)
 
 
-def test_r40_a_start_on_a_full_disk_needs_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r40_a_start_on_a_full_disk_needs_no_room(tmp_path, monkeypatch):
     """A quorum whose disk filled up starts again: its files are written again in place."""
     journal = opened(tmp_path)
     journal.setCurrentTerm(1, "n1")
@@ -291,7 +277,7 @@ def test_r40_a_start_on_a_full_disk_needs_no_room(
     again.close()
 
 
-def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path: Path) -> None:
+def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path):
     root = tmp_path / "raft"
     journal = opened(root)
     journal.setCurrentTerm(1, "n1")
@@ -311,9 +297,7 @@ def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path: Pa
             assert b"command 1" not in begun and b"command 6" in begun
 
 
-def test_g7_having_joined_is_durable_with_the_entries_that_completed_the_log(
-    tmp_path: Path,
-) -> None:
+def test_g7_having_joined_is_durable_with_the_entries_that_completed_the_log(tmp_path):
     with watching(tmp_path / "raft") as cut:
         journal = opened(cut.root)
         journal.setCurrentTerm(1, None)
@@ -330,7 +314,7 @@ def test_g7_having_joined_is_durable_with_the_entries_that_completed_the_log(
         again.close()
 
 
-def test_g7_a_snapshot_is_durable_before_the_log_is_shortened(tmp_path: Path) -> None:
+def test_g7_a_snapshot_is_durable_before_the_log_is_shortened(tmp_path):
     """pysyncobj cuts the log once `checkSerializing` says success."""
     root = tmp_path / "raft"
     root.mkdir()
@@ -356,7 +340,7 @@ def test_g7_a_snapshot_is_durable_before_the_log_is_shortened(tmp_path: Path) ->
         assert state["state"] in (("new",) if returned else ("old", "new")), what
 
 
-def test_g7_a_leaders_snapshot_is_durable_before_it_is_loaded(tmp_path: Path) -> None:
+def test_g7_a_leaders_snapshot_is_durable_before_it_is_loaded(tmp_path):
     def snapshots(path: Path) -> FileSnapshots:
         return FileSnapshots(
             path,
@@ -378,7 +362,7 @@ def test_g7_a_leaders_snapshot_is_durable_before_it_is_loaded(tmp_path: Path) ->
     assert decode_snapshot((left / "snapshot").read_bytes())[0] == {"state": "whole"}
 
 
-def test_the_members_of_a_log_are_durable_before_it_begins(tmp_path: Path) -> None:
+def test_the_members_of_a_log_are_durable_before_it_begins(tmp_path):
     """Else a shorter list could make one node a majority by itself."""
     three = Membership("c", ("n0@h:1", "n1@h:2", "n2@h:3"))
     with watching(tmp_path / "raft") as cut:
@@ -389,7 +373,7 @@ def test_the_members_of_a_log_are_durable_before_it_begins(tmp_path: Path) -> No
         check_members(left, Membership("c", ("n0@h:1",)))
 
 
-def test_members_that_differ_in_one_address_may_form_no_quorum() -> None:
+def test_members_that_differ_in_one_address_may_form_no_quorum():
     three = Membership("c", ("n0@h:1", "n1@h:2", "n2@h:3"))
 
     def greeting(*members: str, cluster: str = "c") -> Greeting:

@@ -2,8 +2,8 @@
 
 import copy
 import errno
-from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 from raft_sim import Sim
@@ -22,9 +22,7 @@ def terms(sim: Sim) -> int:
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("way", ["one", "both"])
-def test_r51_a_partial_cut_raises_the_term_once_at_most(
-    pair: tuple[int, int], way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r51_a_partial_cut_raises_the_term_once_at_most(pair, way, monkeypatch):
     sim = Sim(1, monkeypatch)
     sim.lead()
     sim.run(1)
@@ -42,9 +40,7 @@ def test_r51_a_partial_cut_raises_the_term_once_at_most(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_r51_a_leader_that_falls_silent_is_succeeded_within_its_time(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r51_a_leader_that_falls_silent_is_succeeded_within_its_time(seed, monkeypatch):
     sim = Sim(seed, monkeypatch)
     leader = sim.lead()
     sim.run(1)
@@ -52,9 +48,7 @@ def test_r51_a_leader_that_falls_silent_is_succeeded_within_its_time(
     assert sim.run(1.5, lambda: any(n != leader for n in sim.leaders()))
 
 
-def test_r51_a_node_with_a_higher_term_comes_back_to_its_leader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_r51_a_node_with_a_higher_term_comes_back_to_its_leader(monkeypatch):
     """As an earlier version leaves it, which raises its term while it is cut off."""
     sim = Sim(1, monkeypatch)
     leader = sim.lead()
@@ -69,7 +63,7 @@ def test_r51_a_node_with_a_higher_term_comes_back_to_its_leader(
     assert sim.run(5, sim.converged) and name in core.applied
 
 
-def test_r51_a_follower_agrees_once_its_leader_is_lost() -> None:
+def test_r51_a_follower_agrees_once_its_leader_is_lost():
     led = Leadership()
     assert not led.forbids("b", 1.0, 0.3)
     led.hear("a", 1.0)
@@ -81,7 +75,7 @@ def test_r51_a_follower_agrees_once_its_leader_is_lost() -> None:
     assert not led.forbids("b", 1.0, 0.3)
 
 
-def test_r51_joining_members_count_only_where_all_agree() -> None:
+def test_r51_joining_members_count_only_where_all_agree():
     asked = PreVote(3)
     asked.begin()
     assert not asked.won
@@ -94,7 +88,7 @@ def test_r51_joining_members_count_only_where_all_agree() -> None:
     assert asked.won and not asked.unanimous
 
 
-def test_r51_an_earlier_version_greets_without_pre_vote() -> None:
+def test_r51_an_earlier_version_greets_without_pre_vote():
     nonce = "0" * 64
     text = f'{{"address":"a","cluster":"c","members":[],"nonce":"{nonce}","version":1}}'
     assert not decode_greeting(text.encode()).pre_vote
@@ -102,9 +96,7 @@ def test_r51_an_earlier_version_greets_without_pre_vote() -> None:
 
 @pytest.mark.parametrize("sent", [True, False], ids=["sent its entry", "only stored it"])
 @pytest.mark.parametrize("seed", range(3))
-def test_r53_a_kill_in_the_first_start_leaves_a_quorum_that_elects(
-    seed: int, sent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r53_a_kill_in_the_first_start_leaves_a_quorum_that_elects(seed, sent, monkeypatch):
     """The third controller starts late; the first leader ends when it has its first entry."""
     sim = Sim(seed, monkeypatch)
     sim.kill(2)
@@ -127,8 +119,8 @@ def test_r53_a_kill_in_the_first_start_leaves_a_quorum_that_elects(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_r53_a_node_whose_applied_entries_the_leader_lacks_ends_and_builds_its_state_again(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    seed, monkeypatch
+):
     sim = Sim(seed, monkeypatch)
     first = sim.lead()
     for _ in range(3):
@@ -157,9 +149,7 @@ def test_r53_a_node_whose_applied_entries_the_leader_lacks_ends_and_builds_its_s
     assert sim.run(10, sim.converged) and not sim.forked()
 
 
-def test_r53_a_leader_with_a_full_disk_gives_way_and_votes_for_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_r53_a_leader_with_a_full_disk_gives_way_and_votes_for_none(monkeypatch):
     sim = Sim(1, monkeypatch)
     leader = sim.lead()
     sim.run(1)
@@ -175,9 +165,7 @@ def test_r53_a_leader_with_a_full_disk_gives_way_and_votes_for_none(
     assert sim.run(5, sim.converged) and sim.lost() == []
 
 
-def test_r53_a_journal_on_a_full_disk_keeps_what_it_has_and_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r53_a_journal_on_a_full_disk_keeps_what_it_has_and_goes_on_later(tmp_path, monkeypatch):
     def fatal(what: str) -> NoReturn:
         raise AssertionError(what)
 
@@ -185,10 +173,7 @@ def test_r53_a_journal_on_a_full_disk_keeps_what_it_has_and_goes_on_later(
     journal.add(b"\x01", 1, 0)
     assert journal.sync()
     write, replace = disk.pwrite, disk.replace
-
-    def no_room(*args: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, "full")
-
+    no_room = Mock(side_effect=OSError(errno.ENOSPC, "full"))
     monkeypatch.setattr(disk, "pwrite", no_room)
     journal.setCurrentTerm(3, "n1")
     journal.add(b"second", 2, 3)

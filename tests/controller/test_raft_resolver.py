@@ -1,18 +1,15 @@
 """Looking up the other nodes never holds up the thread that keeps the lead."""
 
-from __future__ import annotations
-
 import threading
 
 import pysyncobj.dns_resolver
-import pytest
 from pysyncobj.node import TCPNode
 
 from batonmq.controller.raft.transport import BackgroundResolver, install
 from tests.shared.no_threads import no_new_threads
 
 
-def test_an_address_is_its_own_answer() -> None:
+def test_an_address_is_its_own_answer():
     def look_up(host: str) -> str:
         raise AssertionError(host)
 
@@ -21,7 +18,7 @@ def test_an_address_is_its_own_answer() -> None:
     assert resolver.resolve("::1") == "::1"
 
 
-def test_a_name_service_that_hangs_holds_nobody_up() -> None:
+def test_a_name_service_that_hangs_holds_nobody_up():
     may_answer = threading.Event()
     asked: list[str] = []
 
@@ -39,7 +36,7 @@ def test_a_name_service_that_hangs_holds_nobody_up() -> None:
     resolver.wait("n1")
 
 
-def test_a_name_for_which_no_thread_can_be_started_is_looked_up_at_the_next_call() -> None:
+def test_a_name_for_which_no_thread_can_be_started_is_looked_up_at_the_next_call():
     resolver = BackgroundResolver(lambda host: "10.0.0.1")
     with no_new_threads():
         assert resolver.resolve("n1") is None
@@ -50,7 +47,7 @@ def test_a_name_for_which_no_thread_can_be_started_is_looked_up_at_the_next_call
     resolver.wait("n1")
 
 
-def test_a_node_that_moved_is_found_and_a_failed_look_up_forgets_nothing() -> None:
+def test_a_node_that_moved_is_found_and_a_failed_look_up_forgets_nothing():
     answers: list[str | OSError] = ["10.0.0.1", OSError("no such name"), "10.0.0.2"]
 
     def look_up(host: str) -> str:
@@ -70,7 +67,7 @@ def test_a_node_that_moved_is_found_and_a_failed_look_up_forgets_nothing() -> No
     assert heard == [None, "10.0.0.1", "10.0.0.1", "10.0.0.2"]
 
 
-def test_pysyncobj_asks_it_at_every_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pysyncobj_asks_it_at_every_connect(monkeypatch):
     monkeypatch.setattr(pysyncobj.dns_resolver, "_g_resolver", None)
     install()
     resolver = pysyncobj.dns_resolver.globalDnsResolver()

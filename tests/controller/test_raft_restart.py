@@ -58,19 +58,18 @@ async def stop_all(cluster: Cluster) -> str:
     return digest
 
 
-async def test_all_nodes_stop_and_start_again(tmp_path: Path) -> None:
-    async with started(tmp_path) as cluster:
-        assert await lead_anew(cluster, "first") == 1
-        await propose_ids(cluster, 1, 9)
-        digest = await stop_all(cluster)
-        await cluster.start_all()
-        await cluster.agree()
-        assert cluster.machines["n0"].state.digest() == digest
-        assert cluster.machines["n0"].state.next_broker_id("broker-a") == 10
-        assert await lead_anew(cluster, "second") == 2
+async def test_all_nodes_stop_and_start_again(cluster):
+    assert await lead_anew(cluster, "first") == 1
+    await propose_ids(cluster, 1, 9)
+    digest = await stop_all(cluster)
+    await cluster.start_all()
+    await cluster.agree()
+    assert cluster.machines["n0"].state.digest() == digest
+    assert cluster.machines["n0"].state.next_broker_id("broker-a") == 10
+    assert await lead_anew(cluster, "second") == 2
 
 
-async def test_a_shortened_log_and_its_snapshot_are_resumed(tmp_path: Path) -> None:
+async def test_a_shortened_log_and_its_snapshot_are_resumed(tmp_path):
     """With compaction after each 10 entries; a commit of the second life begins at the snapshot."""
     async with started(tmp_path, compact_after_entries=10) as cluster:
         assert await lead_anew(cluster, "first") == 1
@@ -91,67 +90,63 @@ async def test_a_shortened_log_and_its_snapshot_are_resumed(tmp_path: Path) -> N
         assert node._journal.size_bytes == (cluster.folder / "n0" / "journal").stat().st_size
 
 
-async def test_term_and_vote_outlive_the_node(tmp_path: Path) -> None:
-    async with started(tmp_path) as cluster:
-        await lead_anew(cluster, "first")
-        await stop_all(cluster)
-        stored = {
-            node_id: json.loads((tmp_path / node_id / "meta").read_bytes().partition(b" ")[2])
-            for node_id in ("n0", "n1", "n2")
-        }
-        # One of them may have stood in a newer term while the others ended.
-        votes = Counter((each["term"], each["votedFor"]) for each in stored.values())
-        assert max(count for (_, vote), count in votes.items() if vote is not None) >= 2
-        for node_id, meta in stored.items():
-            node = await cluster.start(node_id)
-            status = node.status()
-            assert status.term >= meta["term"]
-            assert node._node is not None
-            if status.term == meta["term"]:
-                journal = node._node._SyncObj__raftLog
-                assert journal.getVotedForNodeId() == meta["votedFor"]
-        await cluster.leader()
+async def test_term_and_vote_outlive_the_node(cluster, tmp_path):
+    await lead_anew(cluster, "first")
+    await stop_all(cluster)
+    stored = {
+        node_id: json.loads((tmp_path / node_id / "meta").read_bytes().partition(b" ")[2])
+        for node_id in ("n0", "n1", "n2")
+    }
+    # One of them may have stood in a newer term while the others ended.
+    votes = Counter((each["term"], each["votedFor"]) for each in stored.values())
+    assert max(count for (_, vote), count in votes.items() if vote is not None) >= 2
+    for node_id, meta in stored.items():
+        node = await cluster.start(node_id)
+        status = node.status()
+        assert status.term >= meta["term"]
+        assert node._node is not None
+        if status.term == meta["term"]:
+            journal = node._node._SyncObj__raftLog
+            assert journal.getVotedForNodeId() == meta["votedFor"]
+    await cluster.leader()
 
 
-async def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(
-    tmp_path: Path,
-) -> None:
+async def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(cluster):
     """1. Entries are acknowledged by A and C; B was down. 2. A stops, C loses its folder. 3. B asks
     C for its vote: together they would be a majority that forgot the entries. C waits. 4. A comes
     back, is elected by B, and C gets everything."""
-    async with started(tmp_path) as cluster:
-        await lead_anew(cluster, "first")
-        await cluster.agree()
-        a, _ = await cluster.leader()
-        b, c = (node_id for node_id in cluster.nodes if node_id != a)
-        await cluster.stop(b)
-        await propose_ids(cluster, 1, 9)
-        digest = cluster.machines[a].state.digest()
-        await cluster.stop(c)
-        await cluster.stop(a)
-        shutil.rmtree(cluster.folder / c)
-        loop, asked = asyncio.get_running_loop(), asyncio.Event()
-        told = logging.Handler()
-        told.emit = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[method-assign]
-        logging.getLogger("batonmq.controller.raft.election_messages").addHandler(told)
-        await cluster.start(b)
-        node = await cluster.start(c)
-        async with asyncio.timeout(10):
-            await asked.wait()
-        logging.getLogger("batonmq.controller.raft.election_messages").removeHandler(told)
-        assert not any(cluster.leading.values())
-        (problem,) = [each for each in node.status().problems if "empty folder" in each]
-        assert "gives no vote until a leader has sent it the log" in problem
-        await cluster.start(a)
-        leader_id, _ = await cluster.leader()
-        assert leader_id == a
-        await cluster.agree()
-        assert not any("empty folder" in each for each in node.status().problems)
-        assert cluster.machines[c].state.digest() == digest
-        assert node._journal is not None and not node._journal.joining
+    await lead_anew(cluster, "first")
+    await cluster.agree()
+    a, _ = await cluster.leader()
+    b, c = (node_id for node_id in cluster.nodes if node_id != a)
+    await cluster.stop(b)
+    await propose_ids(cluster, 1, 9)
+    digest = cluster.machines[a].state.digest()
+    await cluster.stop(c)
+    await cluster.stop(a)
+    shutil.rmtree(cluster.folder / c)
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    told = logging.Handler()
+    told.emit = lambda _: loop.call_soon_threadsafe(asked.set)
+    logging.getLogger("batonmq.controller.raft.election_messages").addHandler(told)
+    await cluster.start(b)
+    node = await cluster.start(c)
+    async with asyncio.timeout(10):
+        await asked.wait()
+    logging.getLogger("batonmq.controller.raft.election_messages").removeHandler(told)
+    assert not any(cluster.leading.values())
+    (problem,) = [each for each in node.status().problems if "empty folder" in each]
+    assert "gives no vote until a leader has sent it the log" in problem
+    await cluster.start(a)
+    leader_id, _ = await cluster.leader()
+    assert leader_id == a
+    await cluster.agree()
+    assert not any("empty folder" in each for each in node.status().problems)
+    assert cluster.machines[c].state.digest() == digest
+    assert node._journal is not None and not node._journal.joining
 
 
-async def test_a_snapshot_that_is_damaged_is_named_at_the_start(tmp_path: Path) -> None:
+async def test_a_snapshot_that_is_damaged_is_named_at_the_start(tmp_path):
     (peer,) = free_peers(1)
     cluster = Cluster(tmp_path, 1, peers=(peer,), compact_after_entries=5)
     await cluster.start_all()
@@ -248,9 +243,7 @@ class KilledNodes:
         return verb
 
 
-async def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(
-    tmp_path: Path,
-) -> None:
+async def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(tmp_path):
     """Under load, with a snapshot every 40 entries. All three are killed at once in every round,
     and before that, in every other one, one or two of them alone."""
     rng = random.Random(20260117)
@@ -278,7 +271,7 @@ async def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(
     assert nodes.kills >= 3.5 * ROUNDS
 
 
-def test_r8_a_leader_that_was_stopped_wakes_behind_a_closed_gate(tmp_path: Path) -> None:
+def test_r8_a_leader_that_was_stopped_wakes_behind_a_closed_gate(tmp_path):
     """SIGSTOP of the leader under load; another one leads; the old one wakes and believes to lead
     until its Raft thread looks. What asks it in that moment finds the gate closed."""
     peers = free_peers(3)
@@ -299,9 +292,7 @@ def test_r8_a_leader_that_was_stopped_wakes_behind_a_closed_gate(tmp_path: Path)
     assert nodes.wrongly_open == [] and nodes.died == []
 
 
-def test_a_full_disk_ends_that_node_and_names_the_file_while_the_others_go_on(
-    tmp_path: Path,
-) -> None:
+def test_a_full_disk_ends_that_node_and_names_the_file_while_the_others_go_on(tmp_path):
     """The kernel refuses the leader's next write; that process ends with code 70."""
     peers = free_peers(3)
     nodes = KilledNodes(tmp_path, [peer.raft_port for peer in peers])

@@ -3,15 +3,12 @@
 "The next version" has rules of a number more, by which it counts the commands that it carried out.
 """
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 import pytest
-from raft_cluster import BECOME, Cluster, apply_id, started
+from raft_cluster import BECOME, Cluster, apply_id
 
 from batonmq.controller.raft.log import Applied, Machine, UnknownRulesError
 from batonmq.controller.raft.membership import common_rules
@@ -63,16 +60,16 @@ def next_version() -> Machine:
     ],
 )
 def test_rules_are_those_of_the_earliest_and_do_not_rise_while_a_member_is_away(
-    others: tuple[int, ...], in_force: int, expected: int
-) -> None:
+    others, in_force, expected
+):
     assert common_rules(4, others, 3, in_force) == expected
 
 
-def test_a_single_controller_knows_all_members() -> None:
+def test_a_single_controller_knows_all_members():
     assert common_rules(4, (), 1, 0) == 4
 
 
-def test_a_command_of_unknown_rules_or_a_snapshot_with_them_is_not_applied() -> None:
+def test_a_command_of_unknown_rules_or_a_snapshot_with_them_is_not_applied():
     ahead = next_version()
     ahead.commit(encode(BECOME), 1)
     entry = encode(apply_id(1), NEXT)
@@ -87,7 +84,7 @@ def test_a_command_of_unknown_rules_or_a_snapshot_with_them_is_not_applied() -> 
     assert machine.state is before
 
 
-def test_a_deposed_leader_and_a_new_one_change_no_rules() -> None:
+def test_a_deposed_leader_and_a_new_one_change_no_rules():
     """The former may not know what all members know by now, the latter which rules are in force."""
     state = ControllerState().apply(BECOME, 1).state
     state = state.apply(apply_id(1), 2, NOW).state
@@ -96,7 +93,7 @@ def test_a_deposed_leader_and_a_new_one_change_no_rules() -> None:
     assert (state.controller_epoch, state.rules) == (2, NOW)
 
 
-def test_a_note_of_no_group_changes_the_rules_and_nothing_else() -> None:
+def test_a_note_of_no_group_changes_the_rules_and_nothing_else():
     before = ControllerState().apply(BECOME, 1).state
     note = NoteEvent(broker_name="", kind="", node="n0", controller_epoch=1)
     done = before.apply(note, 2, NOW)
@@ -168,45 +165,44 @@ def shorten(node: RaftLog) -> None:
 
 
 async def test_new_rules_begin_when_every_controller_knows_them_and_end_before_the_way_back(
-    tmp_path: Path,
-) -> None:
-    async with started(tmp_path) as cluster:
-        group = Group(cluster)
+    cluster,
+):
+    group = Group(cluster)
+    await group.settle(NOW)
+    for node_id in ("n0", "n1"):
+        await group.restart(node_id, next_version())
         await group.settle(NOW)
-        for node_id in ("n0", "n1"):
-            await group.restart(node_id, next_version())
-            await group.settle(NOW)
-            await group.propose()
-        assert group.counted == [0, 0]
-        group.check_equal()
-
-        # The last of the version before is upgraded on a snapshot that it wrote itself.
-        shorten(cluster.nodes["n2"])
-        await group.snapshots("n2", above=0)
-        await group.restart("n2", next_version())
-        await group.settle(NEXT)
-        group.check_equal()
-        assert len(set(group.counted)) == 1 and group.counted[0] > 0
-
-        # A member that is away ends nothing, and one that is of the version before ends itself.
-        await cluster.stop("n2")
         await group.propose()
-        assert {state["rules"] for state in group.states} == {NEXT}
-        await cluster.start("n2")
-        await cluster.until(lambda: bool(cluster.fatal))
-        assert f"controllerRulesMax={NOW}" in cluster.fatal[0]
-        await group.restart("n2", next_version())
-        cluster.fatal.clear()
+    assert group.counted == [0, 0]
+    group.check_equal()
 
-        # The way back: first the rules, then the nodes.
-        for node in cluster.nodes.values():
-            node.rules_most = NOW
-        before = max(state["applied_index"] for state in group.states)
+    # The last of the version before is upgraded on a snapshot that it wrote itself.
+    shorten(cluster.nodes["n2"])
+    await group.snapshots("n2", above=0)
+    await group.restart("n2", next_version())
+    await group.settle(NEXT)
+    group.check_equal()
+    assert len(set(group.counted)) == 1 and group.counted[0] > 0
+
+    # A member that is away ends nothing, and one that is of the version before ends itself.
+    await cluster.stop("n2")
+    await group.propose()
+    assert {state["rules"] for state in group.states} == {NEXT}
+    await cluster.start("n2")
+    await cluster.until(lambda: bool(cluster.fatal))
+    assert f"controllerRulesMax={NOW}" in cluster.fatal[0]
+    await group.restart("n2", next_version())
+    cluster.fatal.clear()
+
+    # The way back: first the rules, then the nodes.
+    for node in cluster.nodes.values():
+        node.rules_most = NOW
+    before = max(state["applied_index"] for state in group.states)
+    await group.settle(NOW)
+    assert group.counted == [0, 0, 0]
+    await group.snapshots("n0", "n1", "n2", above=before)
+    for node_id in ("n0", "n1", "n2"):
+        await group.restart(node_id, Machine())
         await group.settle(NOW)
-        assert group.counted == [0, 0, 0]
-        await group.snapshots("n0", "n1", "n2", above=before)
-        for node_id in ("n0", "n1", "n2"):
-            await group.restart(node_id, Machine())
-            await group.settle(NOW)
-            await group.propose()
-        group.check_equal()
+        await group.propose()
+    group.check_equal()

@@ -112,9 +112,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_library_are_there_without_and_gone_with_their_cures(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_of_the_library_are_there_without_and_gone_with_their_cures(fault, monkeypatch):
     scenario, cures = FAULTS[fault]
     seeds = range(SEEDS[fault] * MORE)
     harmed = [seed for seed in seeds if scenario(seed, monkeypatch, without(*cures))]
@@ -123,9 +121,7 @@ def test_faults_of_the_library_are_there_without_and_gone_with_their_cures(
 
 
 @pytest.mark.parametrize("seed", range(200 if SOAK else 6))
-def test_partitions_and_crashes_lose_nothing_and_end_in_one_state(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partitions_and_crashes_lose_nothing_and_end_in_one_state(seed, monkeypatch):
     """Cuts, kills of one and of all, restarts from what was synced; under load, with snapshots."""
     sim = Sim(seed, monkeypatch, compact_after=30, delay_s=(0.0005, 0.02))
     for _ in range(40):

@@ -56,11 +56,11 @@ def _fatal(what: str) -> NoReturn:
     raise AssertionError(what)
 
 
-def test_round_trip() -> None:
+def test_round_trip():
     assert decode_snapshot(encode_snapshot(STATE, ENTRIES)) == (STATE, ENTRIES)
 
 
-def test_a_missing_or_changed_byte_is_noticed() -> None:
+def test_a_missing_or_changed_byte_is_noticed():
     data = encode_snapshot(STATE, ENTRIES)
     for size in range(len(data)):
         with pytest.raises(BadSnapshot):
@@ -73,7 +73,7 @@ def test_a_missing_or_changed_byte_is_noticed() -> None:
             decode_snapshot(bytes(changed))
 
 
-def test_a_snapshot_travels_in_pieces_and_is_restored(tmp_path: Path) -> None:
+def test_a_snapshot_travels_in_pieces_and_is_restored(tmp_path):
     """Leader serializes, sends pieces until an empty one, the follower stores and loads it."""
     leader, follower = Node(tmp_path, "n1"), Node(tmp_path, "n2")
     assert leader.snapshots.getTransmissionData("n2") is None, "nothing was taken yet"
@@ -87,7 +87,7 @@ def test_a_snapshot_travels_in_pieces_and_is_restored(tmp_path: Path) -> None:
     assert follower.restored == [(STATE, 9)]
 
 
-def test_a_snapshot_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_a_snapshot_is_there_after_a_restart(tmp_path):
     node = Node(tmp_path, "n1")
     assert node.snapshots.head is None
     node.take()
@@ -98,7 +98,7 @@ def test_a_snapshot_is_there_after_a_restart(tmp_path: Path) -> None:
     assert node.restored == [(STATE, 9)]
 
 
-def test_a_damaged_file_is_not_opened(tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_opened(tmp_path):
     node = Node(tmp_path, "n1")
     node.take()
     data = bytearray(node.path.read_bytes())
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_not_opened(tmp_path: Path) -> None:
         node.open()
 
 
-def test_a_snapshot_of_what_the_log_holds_is_passed_over(tmp_path: Path) -> None:
+def test_a_snapshot_of_what_the_log_holds_is_passed_over(tmp_path):
     """1. The leader heard a late question for entries that it has no more, and sends its snapshot
     again. 2. By now the follower's log holds that and acknowledged entries behind it: loading the
     snapshot would cut them."""
@@ -119,14 +119,14 @@ def test_a_snapshot_of_what_the_log_holds_is_passed_over(tmp_path: Path) -> None
     assert not follower.path.exists()
 
 
-def test_a_disk_that_refuses_ends_the_node(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_ends_the_node(tmp_path):
     node = Node(tmp_path, "n1")
     node.path.mkdir()
     with pytest.raises(AssertionError, match="cannot store the snapshot"):
         node.take()
 
 
-def test_a_piece_that_is_lost_does_not_load(tmp_path: Path) -> None:
+def test_a_piece_that_is_lost_does_not_load(tmp_path):
     """The connection broke between two pieces; the rest comes over the next one."""
     leader, follower = Node(tmp_path, "n1"), Node(tmp_path, "n2")
     leader.take()
@@ -137,14 +137,14 @@ def test_a_piece_that_is_lost_does_not_load(tmp_path: Path) -> None:
     assert follower.snapshots.getTransmissionData("n3") is None, "nothing was taken over"
 
 
-def test_pieces_without_a_first_one_are_passed_over(tmp_path: Path) -> None:
+def test_pieces_without_a_first_one_are_passed_over(tmp_path):
     follower = Node(tmp_path, "n2").snapshots
     assert not follower.setTransmissionData((b"rest", False, False))
     assert not follower.setTransmissionData((b"", False, True))
     assert not follower.setTransmissionData(None)
 
 
-def test_a_snapshot_that_is_sent_anew_begins_anew(tmp_path: Path) -> None:
+def test_a_snapshot_that_is_sent_anew_begins_anew(tmp_path):
     leader, follower = Node(tmp_path, "leader"), Node(tmp_path, "follower")
     leader.take()
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_a_snapshot_that_is_sent_anew_begins_anew(tmp_path: Path) -> None:
     assert leader.send_to(follower)
 
 
-def test_a_newer_snapshot_takes_the_place_of_the_one_under_way(tmp_path: Path) -> None:
+def test_a_newer_snapshot_takes_the_place_of_the_one_under_way(tmp_path):
     """The log behind the older one is gone: its follower would ask for entries that are nowhere."""
     leader, follower = Node(tmp_path, "leader"), Node(tmp_path, "follower")
     leader.take()

@@ -1,7 +1,5 @@
 """Raft over TLS: nodes prove themselves before the greeting; strangers cost them nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import ssl
@@ -38,9 +36,7 @@ async def lead(cluster: Cluster, number: int = 1) -> None:
     await cluster.agree()
 
 
-async def test_a_quorum_under_tls_elects_commits_and_catches_up(
-    made: Authority, tmp_path: Path
-) -> None:
+async def test_a_quorum_under_tls_elects_commits_and_catches_up(made, tmp_path):
     async with started(tmp_path, tls=port(made, "n0")) as cluster:
         await lead(cluster)
         node_id, _ = await cluster.leader()
@@ -50,7 +46,7 @@ async def test_a_quorum_under_tls_elects_commits_and_catches_up(
         await lead(cluster, 3)
 
 
-async def test_a_permissive_quorum_has_nodes_of_both_kinds(made: Authority, tmp_path: Path) -> None:
+async def test_a_permissive_quorum_has_nodes_of_both_kinds(made, tmp_path):
     dials = {"n0": None, "n1": True, "n2": False}
     cluster = Cluster(tmp_path / "raft")
     try:
@@ -65,8 +61,8 @@ async def test_a_permissive_quorum_has_nodes_of_both_kinds(made: Authority, tmp_
 
 @pytest.mark.parametrize("dials", ["alert unknown ca", "takes TLS only"])
 async def test_a_node_of_another_authority_or_without_tls_is_no_member(
-    made: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, dials: str
-) -> None:
+    made, tmp_path, caplog, dials
+):
     tls = port(authority(tmp_path / "other"), "n2") if "ca" in dials else None
     async with started(tmp_path / "raft", tls=port(made, "n0")) as cluster:
         await cluster.stop("n2")
@@ -76,7 +72,7 @@ async def test_a_node_of_another_authority_or_without_tls_is_no_member(
         assert stranger.status().committed_index <= 1 and not stranger.in_touch()
 
 
-async def test_r58_strangers_at_an_enforcing_raft_port(made: Authority, tmp_path: Path) -> None:
+async def test_r58_strangers_at_an_enforcing_raft_port(made, tmp_path):
     late = str(made.issue("late.pem", ["controller/n9"], [], days=-1).path)
 
     async def ended(address: tuple[str, int], context: ssl.SSLContext | None, data: bytes) -> bytes:
@@ -109,14 +105,14 @@ async def test_r58_strangers_at_an_enforcing_raft_port(made: Authority, tmp_path
         await lead(cluster, 2)
 
 
-def test_the_first_bytes_tell_a_handshake_from_a_greeting() -> None:
+def test_the_first_bytes_tell_a_handshake_from_a_greeting():
     assert is_hello(b"\x16\x03\x01") and is_hello(b"\x16\x03\x03\x02")
     assert is_hello(b"\x16") is None and is_hello(b"\x16\x03") is None
     for size in range(1, 8 << 10):
         assert is_hello(size.to_bytes(4, "little")) is False
 
 
-def test_bytes_that_are_written_during_the_handshake_come_first(made: Authority) -> None:
+def test_bytes_that_are_written_during_the_handshake_come_first(made):
     tls = node_tls(made)
     server = TlsBytes(tls.for_raft.context(), server_side=True)
     dialled = tls.for_raft.dials
@@ -134,7 +130,7 @@ def test_bytes_that_are_written_during_the_handshake_come_first(made: Authority)
 
 
 @pytest.mark.parametrize("stranger", ["broker/a/1", "namesrv/n1", "admin"])
-def test_at_both_ends_of_raft_are_controllers_only(made: Authority, stranger: str) -> None:
+def test_at_both_ends_of_raft_are_controllers_only(made, stranger):
     ours, other = port(made, "n0"), node_tls(made, stranger).for_raft
     for dials, accepts in ((ours, other), (other, ours)):
         context = dials.dials

@@ -75,7 +75,12 @@ class Harness:
         return self.received
 
 
-def test_utility_messages_are_never_registered() -> None:
+@pytest.fixture
+def harness() -> Harness:
+    return Harness()
+
+
+def test_utility_messages_are_never_registered():
     """`status` tells strangers, the others change the cluster."""
     transport: Any = GuardedTransport.__new__(GuardedTransport)
     transport._onUtilityMessageCallbacks = {}
@@ -84,8 +89,7 @@ def test_utility_messages_are_never_registered() -> None:
     assert transport._onUtilityMessageCallbacks == {}
 
 
-def test_only_rafts_messages_pass() -> None:
-    harness = Harness()
+def test_only_rafts_messages_pass(harness):
     forwarded = {"type": "apply_command", "command": b"past the gate"}
     for message in (["x"], {"no": "type"}, None, forwarded):
         assert harness.receive(message) == []
@@ -93,19 +97,18 @@ def test_only_rafts_messages_pass() -> None:
     assert harness.receive({"type": "timeout_now", "term": 2}) != []
 
 
-def test_a_joining_node_takes_over_from_nobody() -> None:
-    harness = Harness()
+def test_a_joining_node_takes_over_from_nobody(harness):
     harness.journal.joining = True
     assert harness.receive({"type": "timeout_now", "term": 2}) == []
 
 
-def test_fault_a_a_snapshot_message_commits_nothing() -> None:
+def test_fault_a_a_snapshot_message_commits_nothing():
     message = {"type": "append_entries", "term": 2, "commit_index": 40, "serialized": None}
     (seen,) = Harness().receive(message)
     assert seen["commit_index"] == 0
 
 
-def test_fault_f_acknowledgements_carry_the_term() -> None:
+def test_fault_f_acknowledgements_carry_the_term():
     harness = Harness(term=5)
     acknowledgement = {"type": "next_node_idx", "next_node_idx": 7, "reset": False, "success": True}
     harness.transport.send(PEER, acknowledgement)
@@ -115,7 +118,7 @@ def test_fault_f_acknowledgements_carry_the_term() -> None:
     assert harness.receive({k: v for k, v in acknowledgement.items() if k != "term"}) == []
 
 
-def test_r8_an_answer_counts_as_of_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r8_an_answer_counts_as_of_its_question(monkeypatch):
     """A leader that was stopped finds old answers in its sockets; they may not keep it leading."""
     monkeypatch.setattr(pysyncobj.syncobj, "monotonicTime", lambda: 100.0)
     leader, follower = Harness(), Harness()
@@ -141,7 +144,7 @@ def test_r8_an_answer_counts_as_of_its_question(monkeypatch: pytest.MonkeyPatch)
     assert heard_at(now=130.0, before=90.0, message=without) == 90.0
 
 
-def test_r8_an_old_answer_never_counts_as_new_to_another_thread() -> None:
+def test_r8_an_old_answer_never_counts_as_new_to_another_thread():
     """The core notes it as of now, before that is corrected. The loop may ask just then."""
     leader = Harness()
     heard = leader.transport._syncObj._SyncObj__lastResponseTime
@@ -163,7 +166,7 @@ def test_r8_an_old_answer_never_counts_as_new_to_another_thread() -> None:
     assert node.majority_answered_since(99.0) and not node.majority_answered_since(100.0)
 
 
-def test_r8_an_acknowledgement_repeats_when_its_question_was_sent() -> None:
+def test_r8_an_acknowledgement_repeats_when_its_question_was_sent():
     """A leader that stood still meanwhile reads it late, and must not take it for new."""
     harness = Harness(LOG)
     answer: dict[str, Any] = {"type": "next_node_idx", "next_node_idx": 5, "success": True}
@@ -197,9 +200,8 @@ def counting(harness: Harness, **core: Any) -> list[str]:
     return done
 
 
-def test_the_lead_is_offered_at_each_tick_of_its_time_and_not_longer(now: SimpleNamespace) -> None:
+def test_the_lead_is_offered_at_each_tick_of_its_time_and_not_longer(now, harness):
     """Else it would go to the next follower that is complete, long after nobody asks for it."""
-    harness = Harness()
     done = counting(harness)
     harness.transport.hand_over(1.0)
     for now.s in (100.0, 100.9, 101.0, 160.0):
@@ -207,9 +209,8 @@ def test_the_lead_is_offered_at_each_tick_of_its_time_and_not_longer(now: Simple
     assert done == ["offers"] * 2
 
 
-def test_a_journal_that_stays_large_is_not_compacted_at_every_tick(now: SimpleNamespace) -> None:
+def test_a_journal_that_stays_large_is_not_compacted_at_every_tick(now, harness):
     """Nodes that are far behind, or large entries, may keep it so."""
-    harness = Harness()
     done, limit = counting(harness), messages.COMPACT_AFTER_BYTES
     sizes = [limit, limit + 1, limit + 1, 2 * limit + 1, 2 * limit + 2, 1, limit + 1]
     told = []
@@ -231,10 +232,9 @@ def test_a_journal_that_stays_large_is_not_compacted_at_every_tick(now: SimpleNa
     ids=["a follower", "joining", "a leader", "of another leader"],
 )
 def test_only_a_follower_with_its_whole_log_stands_when_its_leaders_link_breaks(
-    change: dict[str, Any], stands: bool, now: SimpleNamespace
-) -> None:
+    harness, change, stands, now
+):
     """One that joins could win over the node that holds what it acknowledged before."""
-    harness = Harness()
     harness.journal.joining = change.pop("joining", False)
     core: dict[str, Any] = {
         "_SyncObj__raftState": 0,
@@ -257,10 +257,9 @@ def vote_question(last_index: int, last_term: int) -> dict[str, Any]:
     }
 
 
-def test_a_joining_node_votes_only_where_nobody_has_a_log() -> None:
+def test_a_joining_node_votes_only_where_nobody_has_a_log(harness):
     """Its folder was lost; beside a candidate with a log it may be the voter that makes forgotten
     what it acknowledged before. Once it heard of such a log, it elects no empty node either."""
-    harness = Harness()
     harness.journal.joining = True
     assert harness.receive(vote_question(1, 0)) != [], "the first election of a new cluster"
     assert harness.receive(vote_question(9, 1)) == []
@@ -269,14 +268,14 @@ def test_a_joining_node_votes_only_where_nobody_has_a_log() -> None:
     assert harness.receive(vote_question(9, 1)) != []
 
 
-def test_a_joining_node_with_half_a_log_votes_for_nobody() -> None:
+def test_a_joining_node_with_half_a_log_votes_for_nobody():
     harness = Harness([(b"", 8, 1), (b"", 9, 1)])
     harness.journal.joining = True
     assert harness.receive(vote_question(1, 0)) == []
     assert harness.receive(vote_question(9, 1)) == []
 
 
-def test_a_joining_node_has_joined_when_it_holds_all_that_its_leader_had() -> None:
+def test_a_joining_node_has_joined_when_it_holds_all_that_its_leader_had():
     harness = Harness(LOG)
     harness.journal.joining = True
     acknowledgement = {"type": "next_node_idx", "next_node_idx": 5, "reset": False, "success": True}
@@ -299,10 +298,7 @@ def test_a_joining_node_has_joined_when_it_holds_all_that_its_leader_had() -> No
 
 
 @pytest.mark.parametrize("kind", ["request_vote", "response_vote", "next_node_idx"])
-def test_nothing_that_speaks_of_the_log_leaves_before_it_is_durable(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harness = Harness()
+def test_nothing_that_speaks_of_the_log_leaves_before_it_is_durable(harness, kind, monkeypatch):
     synced_at_send: list[int] = []
     monkeypatch.setattr(
         pysyncobj.transport.TCPTransport,
@@ -328,21 +324,21 @@ def append(previous: tuple[int, int], *entries: tuple[bytes, int, int]) -> dict[
     }
 
 
-def test_fault_b_entries_that_agree_are_not_truncated() -> None:
+def test_fault_b_entries_that_agree_are_not_truncated():
     """A leader that went back sends again what this log holds: only the new part gets through."""
     (seen,) = Harness(LOG).receive(append((1, 0), *LOG[1:], (b"d", 5, 2)))
     assert (seen["prevLogIdx"], seen["prevLogTerm"]) == (4, 2)
     assert seen["entries"] == [(b"d", 5, 2)]
 
 
-def test_fault_b_a_late_message_cuts_nothing_off() -> None:
+def test_fault_b_a_late_message_cuts_nothing_off():
     """Of the same term, ending before this log does: it was sent before what came already."""
     harness = Harness(LOG)
     assert harness.receive(append((2, 1), (b"b", 3, 2))) == []
     assert harness.receive(append((2, 1))) == []
 
 
-def test_entries_that_differ_are_left_to_raft() -> None:
+def test_entries_that_differ_are_left_to_raft():
     """This log ends with entries of term 1 that nobody else has; term 2 replaces them."""
     log = [(b"", 1, 0), (b"a", 2, 1), (b"old", 3, 1), (b"old", 4, 1)]
     (seen,) = Harness(log).receive(append((1, 0), (b"a", 2, 1), (b"b", 3, 2)))
@@ -350,7 +346,7 @@ def test_entries_that_differ_are_left_to_raft() -> None:
     assert seen["entries"] == [(b"b", 3, 2)]
 
 
-def test_unknown_predecessor_is_left_to_raft() -> None:
+def test_unknown_predecessor_is_left_to_raft():
     harness = Harness(LOG)
     for message in (append((9, 2), (b"x", 10, 2)), append((2, 7), (b"b", 3, 2), (b"c", 4, 2))):
         before = dict(message)
@@ -358,7 +354,7 @@ def test_unknown_predecessor_is_left_to_raft() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_restricted_loads_refuses_code_in_every_protocol(protocol: int) -> None:
+def test_restricted_loads_refuses_code_in_every_protocol(protocol):
     """Protocol 2 names `__builtin__`, later ones `builtins`: the sender chooses."""
     for value in (print, eval, getattr, SimpleNamespace(), pickle.Unpickler):
         with pytest.raises(pickle.UnpicklingError):
@@ -369,7 +365,7 @@ def test_restricted_loads_refuses_code_in_every_protocol(protocol: int) -> None:
 
 @pytest.mark.parametrize("name", ["eval", "exec", "print", "open", "__import__", "getattr", "type"])
 @pytest.mark.parametrize("module", ["builtins", "__builtin__", "os", "posix", "codecs"])
-def test_no_name_but_those_of_bytes_is_found(module: str, name: str) -> None:
+def test_no_name_but_those_of_bytes_is_found(module, name):
     for opcode in (
         f"c{module}\n{name}\n(S'1'\ntR.".encode(),
         b"\x80\x04\x8c%c%b\x8c%c%b\x93." % (len(module), module.encode(), len(name), name.encode()),
@@ -378,7 +374,7 @@ def test_no_name_but_those_of_bytes_is_found(module: str, name: str) -> None:
             restricted_loads(opcode)
 
 
-def test_restricted_loads_takes_what_pysyncobj_sends() -> None:
+def test_restricted_loads_takes_what_pysyncobj_sends():
     message = {
         "type": "append_entries",
         "entries": [(b"\x00\x01\xff", 1, 2), (b"", 2, 2)],
@@ -392,12 +388,12 @@ def test_restricted_loads_takes_what_pysyncobj_sends() -> None:
 @pytest.mark.parametrize(
     "value", [print, SimpleNamespace(), pickle.Unpickler, {1, 2}, ValueError()]
 )
-def test_restricted_loads_refuses_code(value: object) -> None:
+def test_restricted_loads_refuses_code(value):
     with pytest.raises(pickle.UnpicklingError):
         restricted_loads(pickle.dumps(value, protocol=2))
 
 
-def test_a_stranger_cannot_run_code() -> None:
+def test_a_stranger_cannot_run_code():
     class Attack:
         def __reduce__(self) -> tuple[Any, ...]:
             return eval, ("1/0",)
@@ -406,7 +402,7 @@ def test_a_stranger_cannot_run_code() -> None:
         restricted_loads(pickle.dumps(Attack(), protocol=2))
 
 
-def test_install_puts_the_plain_reader_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_puts_the_plain_reader_in_place(monkeypatch):
     for module, name in (
         (pysyncobj.pickle, "loads"),
         (pysyncobj.pickle, "load"),
@@ -430,7 +426,7 @@ def test_install_puts_the_plain_reader_in_place(monkeypatch: pytest.MonkeyPatch)
         pysyncobj.pickle.load(None)
 
 
-def test_r58_a_raft_port_that_cannot_accept_for_a_moment_listens_again() -> None:
+def test_r58_a_raft_port_that_cannot_accept_for_a_moment_listens_again():
     """Without a descriptor for what it accepts, pysyncobj closes the port."""
     transport: Any = GuardedTransport.__new__(GuardedTransport)
     conf = SimpleNamespace(bindRetryTime=0.0, maxBindRetries=10)

@@ -1,7 +1,5 @@
 """How a controller's parts are wired, over a log of one node: pushes, the folder, the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from batonmq.controller.rules.commands import (
 from batonmq.controller.service import ControllerService
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.lock_file import FolderLockedError
 
 FACTS = (
@@ -66,7 +63,7 @@ class Scene:
         )
         self.pushed: list[Any] = []
         session = self.service.sessions.add("broker-a", 1, "life-1")
-        session.send = self.pushed.append  # type: ignore[method-assign]
+        session.send = self.pushed.append
 
     def applies(self, *effects: Any) -> None:
         """A command with these effects; without any, a snapshot."""
@@ -75,7 +72,7 @@ class Scene:
         self.service._applied(Commit(9, command, result, effects, self.state))
 
 
-async def test_r20_a_snapshot_is_pushed_to_every_group(tmp_path: Path, script: Any) -> None:
+async def test_r20_a_snapshot_is_pushed_to_every_group(tmp_path, script):
     """Any view may have changed in what it replaced."""
     scene = Scene(tmp_path, script)
     scene.applies()
@@ -85,8 +82,8 @@ async def test_r20_a_snapshot_is_pushed_to_every_group(tmp_path: Path, script: A
 
 @pytest.mark.parametrize("effect", [RoleChanged, SetChanged, ReplicasChanged])
 async def test_r20_whatever_changed_in_a_view_is_pushed_when_it_is_applied(
-    tmp_path: Path, script: Any, effect: Callable[[RoleView], Any]
-) -> None:
+    tmp_path, script, effect
+):
     """Here by a follower: its sessions hear of it as early as the leader's."""
     scene = Scene(tmp_path, script)
     assert not scene.service.gate.open
@@ -95,9 +92,7 @@ async def test_r20_whatever_changed_in_a_view_is_pushed_when_it_is_applied(
     assert message.view.master_broker_id == 1
 
 
-async def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more(
-    tmp_path: Path, script: Any
-) -> None:
+async def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more(tmp_path, script):
     """Brokers use its successor already; what it still applies they hear from that one."""
     scene = Scene(tmp_path, script)
     view = scene.state.role_view("broker-a")
@@ -113,9 +108,7 @@ async def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more
     assert (scene.log.offers, len(scene.pushed)) == (1, 1)
 
 
-async def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(
-    tmp_path: Path, script: Any
-) -> None:
+async def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(tmp_path, script):
     """Two processes with one log could vote twice."""
     first, second = (ControllerService(one_of(tmp_path)) for _ in range(2))
     await first._open_store()
@@ -132,9 +125,7 @@ def one_of(folder: Path) -> ControllerConfig:
     )
 
 
-async def test_r10_an_election_names_the_epoch_that_it_replaces(
-    tmp_path: Path, script: Any
-) -> None:
+async def test_r10_an_election_names_the_epoch_that_it_replaces(tmp_path, script):
     """Proposed twice, it elects once; the time of its cause goes with it."""
     proposed: list[ElectMaster] = []
 
@@ -143,7 +134,7 @@ async def test_r10_an_election_names_the_epoch_that_it_replaces(
         return CommandResult(ResponseCode.SUCCESS)
 
     scene = Scene(tmp_path, script)
-    scene.service.requests.submit = submit  # type: ignore[method-assign]
+    scene.service.requests.submit = submit
     await scene.service._watch._run_election(ProposeElect("broker-a", 7, "session_silent", 0, 812))
     await scene.service.close()
     (command,) = proposed
@@ -152,8 +143,8 @@ async def test_r10_an_election_names_the_epoch_that_it_replaces(
 
 
 async def test_r5_a_heartbeat_brings_which_answer_arrived_and_what_the_replica_holds(
-    tmp_path: Path, script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, script, monkeypatch
+):
     """By the first a broker that no answer reaches is known, by the rest the best candidate."""
     heard: list[Any] = []
 

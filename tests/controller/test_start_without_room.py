@@ -1,7 +1,5 @@
 """R53: a first start of a controller on a full disk waits for disk space, and reports that."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -51,9 +49,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_r53_a_first_start_goes_on_whatever_finds_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r53_a_first_start_goes_on_whatever_finds_no_room(tmp_path, monkeypatch):
     """The n-th call that needs room fails, for each n; nothing stays open of what was given up."""
     monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)
 
@@ -80,7 +76,7 @@ def test_r53_a_first_start_goes_on_whatever_finds_no_room(
     assert walk_errors("room * ENOSPC", start) > 5
 
 
-def test_r53_a_waiting_controller_says_what_is_missing_and_can_be_stopped(tmp_path: Path) -> None:
+def test_r53_a_waiting_controller_says_what_is_missing_and_can_be_stopped(tmp_path):
     config = config_in(tmp_path / "store")
 
     async def play() -> list[str]:
@@ -100,9 +96,7 @@ def test_r53_a_waiting_controller_says_what_is_missing_and_can_be_stopped(tmp_pa
     assert "waits for disk space" in problem and str(tmp_path / "store") in problem
 
 
-async def test_r53_a_name_server_answers_while_its_controller_waits_for_room(
-    tmp_path: Path,
-) -> None:
+async def test_r53_a_name_server_answers_while_its_controller_waits_for_room(tmp_path):
     namesrv = NamesrvConfig(
         listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
     )
@@ -117,7 +111,7 @@ async def test_r53_a_name_server_answers_while_its_controller_waits_for_room(
         assert not await start
 
 
-def test_another_error_of_the_disk_ends_the_start(tmp_path: Path) -> None:
+def test_another_error_of_the_disk_ends_the_start(tmp_path):
     async def play() -> None:
         with failing("room * EIO once"):
             await ControllerService(config_in(tmp_path / "store")).start()

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from local_log import LocalLog
@@ -67,9 +66,7 @@ def offers(
     return asyncio.run(run())
 
 
-def test_r5_r35_a_leader_that_never_saw_a_member_offers_the_lead_once(
-    script: Any, tmp_path: Path
-) -> None:
+def test_r5_r35_a_leader_that_never_saw_a_member_offers_the_lead_once(script, tmp_path):
     """1. A controller is started again, and follows. 2. Before broker 1, the master, dials it,
     master and leader are killed: it leads. 3. To it the master is unknown, not dead, for a whole
     session time-out; the third controller saw its session close."""
@@ -79,18 +76,14 @@ def test_r5_r35_a_leader_that_never_saw_a_member_offers_the_lead_once(
     assert offers(tmp_path / "sees", state, seen=(1, 2, 3)) == 0
 
 
-def test_r35_after_a_restart_of_all_controllers_none_offers_the_lead(
-    script: Any, tmp_path: Path
-) -> None:
+def test_r35_after_a_restart_of_all_controllers_none_offers_the_lead(script, tmp_path):
     script.three_in_sync()
     state: ControllerState = script.state
     assert offers(tmp_path, state, followed=False) == 0
 
 
 @pytest.mark.parametrize("left", [(1,), (1, 2)])
-def test_r35_who_left_the_set_need_not_have_been_seen(
-    left: tuple[int, ...], script: Any, tmp_path: Path
-) -> None:
+def test_r35_who_left_the_set_need_not_have_been_seen(left, script, tmp_path):
     script.three_in_sync()
     script.alter(*left)
     state: ControllerState = script.state

@@ -1,7 +1,5 @@
 """R33 at the controllers: when an election is a planned switch, and what ends one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -32,10 +30,9 @@ def planned(script: Any, command: ElectMaster, native: Any = NATIVE) -> object:
     return plan(script.state.group(NAME), command, script.live(), native)
 
 
-def test_r33_a_living_master_hands_over_to_a_living_member(script: Any) -> None:
-    script.three_in_sync()
-    assert planned(script, asking(2)) == AskMaster(1, "life-1", 1, 2)
-    assert planned(script, asking(2, expected_master_epoch=1)) == AskMaster(1, "life-1", 1, 2)
+def test_r33_a_living_master_hands_over_to_a_living_member(trio):
+    assert planned(trio, asking(2)) == AskMaster(1, "life-1", 1, 2)
+    assert planned(trio, asking(2, expected_master_epoch=1)) == AskMaster(1, "life-1", 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +53,8 @@ def test_r33_a_living_master_hands_over_to_a_living_member(script: Any) -> None:
     ],
 )
 def test_r33_everything_else_is_an_election_with_its_own_rules(
-    script: Any, why: str, change: str | None, command: ElectMaster, native: Any
-) -> None:
+    script, why, change, command, native
+):
     if change is not None:
         script.three_in_sync()
         what, *ids = change.split() or [""]
@@ -68,48 +65,42 @@ def test_r33_everything_else_is_an_election_with_its_own_rules(
     assert planned(script, command, native) == OrdinaryElection(), why
 
 
-def test_r33_a_master_that_was_started_again_is_not_asked(script: Any) -> None:
+def test_r33_a_master_that_was_started_again_is_not_asked(trio):
     """It is not master any more (R3), though the session of the process before it is not over."""
-    script.three_in_sync()
     native = (*NATIVE, (1, "life-1b"))
-    assert isinstance(planned(script, asking(2), native), AskMaster)
-    script.die(1)
-    assert script.register(1, incarnation="life-1b").ok
-    assert planned(script, asking(2), native) == OrdinaryElection()
+    assert isinstance(planned(trio, asking(2), native), AskMaster)
+    trio.die(1)
+    assert trio.register(1, incarnation="life-1b").ok
+    assert planned(trio, asking(2), native) == OrdinaryElection()
 
 
-def test_r33_the_chosen_one_wins_though_the_old_master_lives_and_keeps_it_in_the_set(
-    script: Any,
-) -> None:
+def test_r33_the_chosen_one_wins_though_the_old_master_lives_and_keeps_it_in_the_set(trio):
     """Its own last heartbeat is older than the drained offset: the fenced master vouches (R16)."""
-    script.three_in_sync()
-    script.tell(2, max_offset=900)
+    trio.tell(2, max_offset=900)
     fields = {"designate": True, "expected_master_epoch": 1, "confirm_floor": 1_000}
-    refused = script.elect(2, **fields)
+    refused = trio.elect(2, **fields)
     assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    elected = script.elect(2, **fields, live=with_drained(script.live(), 2, 1_000))
+    elected = trio.elect(2, **fields, live=with_drained(trio.live(), 2, 1_000))
     assert elected.ok
-    assert (script.group.master_broker_id, script.epochs) == (2, (2, 3))
-    assert script.group.sync_state_set == (1, 2, 3)
-    assert script.group.confirm_floor == 1_000
+    assert (trio.group.master_broker_id, trio.epochs) == (2, (2, 3))
+    assert trio.group.sync_state_set == (1, 2, 3)
+    assert trio.group.confirm_floor == 1_000
     # The same request once more, or one of the old epoch, elects nobody.
-    again = script.elect(3, designate=True, expected_master_epoch=1)
+    again = trio.elect(3, designate=True, expected_master_epoch=1)
     assert again.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
 
 
-def test_r33_the_old_master_vouches_for_the_chosen_one_only(script: Any) -> None:
-    script.three_in_sync()
-    script.tell(2, max_offset=900)
-    script.tell(3, max_offset=2_000)
-    offsets = [seen.max_offset for seen in with_drained(script.live(), 3, 1_000)]
+def test_r33_the_old_master_vouches_for_the_chosen_one_only(trio):
+    trio.tell(2, max_offset=900)
+    trio.tell(3, max_offset=2_000)
+    offsets = [seen.max_offset for seen in with_drained(trio.live(), 3, 1_000)]
     assert offsets == [-1, 900, 2_000]
 
 
-def test_r19_where_replicas_know_of_newer_epochs_an_operator_decides(script: Any) -> None:
+def test_r19_where_replicas_know_of_newer_epochs_an_operator_decides(trio):
     """The master acts in an epoch that the controllers forgot: it would refuse every switch."""
-    script.three_in_sync()
-    script.tell(1, master_epoch=7, sync_state_set_epoch=1)
-    assert planned(script, asking(2)) == OrdinaryElection()
+    trio.tell(1, master_epoch=7, sync_state_set_epoch=1)
+    assert planned(trio, asking(2)) == OrdinaryElection()
 
 
 def begun(book: PendingSwitches, script: Any, target: int = 2, now_ms: int = 0) -> str:
@@ -120,33 +111,30 @@ def begun(book: PendingSwitches, script: Any, target: int = 2, now_ms: int = 0) 
     return switch_id
 
 
-def test_r33_the_next_epoch_answers_a_switch_once(script: Any) -> None:
-    script.three_in_sync()
+def test_r33_the_next_epoch_answers_a_switch_once(trio):
     book = PendingSwitches()
-    switch_id = begun(book, script)
-    assert script.alter(1, 2).ok  # the set's epoch alone ends nothing
-    assert book.applied(script.group) == []
-    assert script.elect(2, designate=True).ok
-    assert book.applied(script.group) == [SwitchOutcome(switch_id, Code.SUCCESS)]
-    assert book.applied(script.group) == book.expired(NAME, 10**9) == []
+    switch_id = begun(book, trio)
+    assert trio.alter(1, 2).ok  # the set's epoch alone ends nothing
+    assert book.applied(trio.group) == []
+    assert trio.elect(2, designate=True).ok
+    assert book.applied(trio.group) == [SwitchOutcome(switch_id, Code.SUCCESS)]
+    assert book.applied(trio.group) == book.expired(NAME, 10**9) == []
 
 
-def test_r33_somebody_else_elected_meanwhile_is_told(script: Any) -> None:
-    script.three_in_sync()
+def test_r33_somebody_else_elected_meanwhile_is_told(trio):
     book = PendingSwitches()
-    begun(book, script)
-    script.die(1)
-    assert script.elect(3, designate=True).ok
-    (ended,) = book.applied(script.group)
+    begun(book, trio)
+    trio.die(1)
+    assert trio.elect(3, designate=True).ok
+    (ended,) = book.applied(trio.group)
     assert ended.code is Code.CONTROLLER_ELECT_MASTER_FAILED
     assert ended.reason == "broker 3 was elected meanwhile, in masterEpoch 2"
 
 
-def test_r33_one_switch_of_a_group_at_a_time(script: Any) -> None:
-    script.three_in_sync()
+def test_r33_one_switch_of_a_group_at_a_time(trio):
     book = PendingSwitches()
-    first = begun(book, script)
-    asked = planned(script, asking(3))
+    first = begun(book, trio)
+    asked = planned(trio, asking(3))
     assert isinstance(asked, AskMaster)
     refused = book.begin(NAME, asked, "nonce", 1)
     assert isinstance(refused, SwitchOutcome)
@@ -157,23 +145,21 @@ def test_r33_one_switch_of_a_group_at_a_time(script: Any) -> None:
         Code.CONTROLLER_ELECT_MASTER_FAILED,
         "broker 2 does not follow",
     )
-    assert begun(book, script, 3) != first
+    assert begun(book, trio, 3) != first
 
 
-def test_r33_a_master_that_says_nothing_is_not_waited_for_long(script: Any) -> None:
-    script.three_in_sync()
+def test_r33_a_master_that_says_nothing_is_not_waited_for_long(trio):
     book = PendingSwitches()
-    begun(book, script)
+    begun(book, trio)
     assert book.expired(NAME, OUTCOME_MS - 1) == []
     (ended,) = book.expired(NAME, OUTCOME_MS)
     assert "broker 1, the master, did not hand over to broker 2 in 1500 ms" in ended.reason
     assert len(book) == 0
 
 
-def test_r33_a_controller_that_leads_no_more_lets_go(script: Any) -> None:
-    script.three_in_sync()
+def test_r33_a_controller_that_leads_no_more_lets_go(trio):
     book = PendingSwitches()
-    begun(book, script)
+    begun(book, trio)
     (ended,) = book.gate_closed()
     assert ended.code is Code.CONTROLLER_NOT_LEADER
     assert len(book) == 0
