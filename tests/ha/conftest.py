@@ -361,6 +361,11 @@ def new_group(tmp_path: Path) -> NewGroup:
 
 
 @pytest.fixture
+def group(new_group: NewGroup) -> contextlib.AbstractAsyncContextManager[Group]:
+    return new_group()
+
+
+@pytest.fixture
 def wait_until() -> Callable[..., Awaitable[None]]:
     return until
 

@@ -1,7 +1,5 @@
 """What the tests of the cores share: a log in memory, a host for a slave core, a mastership."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from batonmq.epoch.entry import EpochEntry, with_ends

@@ -1,7 +1,5 @@
 """Classic HA without sockets: what Java 5.3.3 sent, replayed, and the rules of both cores."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -73,14 +71,14 @@ def a_slave(log_end: int = 0, *, remoting: str = "", **policy: bool) -> ClassicS
 # -- what Java sent
 
 
-def test_the_recorded_reports_and_frames_are_read() -> None:
+def test_the_recorded_reports_and_frames_are_read():
     frames = java_frames()
     heads = [(head.offset, head.size) for head, _ in frames]
     assert heads == [(0, 0x17E5), (0x17E5, 401), *[(LOG_END, 0)] * 4]
     assert ReportReader().feed(java_bytes("slave")) == LOG_END
 
 
-def test_our_master_sends_the_java_slave_what_javas_sent() -> None:
+def test_our_master_sends_the_java_slave_what_javas_sent():
     core = a_master(heartbeat_ms=5_000)
     core.connection_opened(1, "127.0.0.1:5000", NOW)
     reader, sent = ReportReader(), []
@@ -99,7 +97,7 @@ def test_our_master_sends_the_java_slave_what_javas_sent() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_our_slave_takes_javas_stream_however_it_is_cut(seed: int) -> None:
+def test_our_slave_takes_javas_stream_however_it_is_cut(seed):
     core, reader, log = a_slave(), ClassicFrameReader(), b""
     stream = java_bytes("master")
     cuts = sorted(random.Random(seed).sample(range(1, len(stream)), 30)) if seed else []
@@ -123,22 +121,22 @@ def test_our_slave_takes_javas_stream_however_it_is_cut(seed: int) -> None:
 
 
 @pytest.mark.parametrize("head", [(0, -1), (-1, 10), (0, BODY_SIZE_MAX + 1)])
-def test_a_frame_that_cannot_be_is_refused(head: tuple[int, int]) -> None:
+def test_a_frame_that_cannot_be_is_refused(head):
     with pytest.raises(RemoteProtocolError, match="HA frame"):
         list(ClassicFrameReader().feed(memoryview(encode_head(*head))))
 
 
-def test_a_negative_report_is_refused() -> None:
+def test_a_negative_report_is_refused():
     with pytest.raises(RemoteProtocolError, match="reports -1"):
         ReportReader().feed(encode_report(-1))
 
 
-def test_the_largest_frame_that_java_takes_is_taken() -> None:
+def test_the_largest_frame_that_java_takes_is_taken():
     head = FrameHead(7, BODY_SIZE_MAX)
     assert list(ClassicFrameReader().feed(memoryview(encode_head(*head)))) == [head]
 
 
-def test_reports_are_read_however_they_are_cut() -> None:
+def test_reports_are_read_however_they_are_cut():
     reader, stream = ReportReader(), b"".join(map(encode_report, (5, 70_000, 1 << 40)))
     read = [reader.feed(stream[at : at + 5]) for at in range(0, len(stream), 5)]
     assert read == [None, 5, None, 70_000, 1 << 40]
@@ -147,21 +145,21 @@ def test_reports_are_read_however_they_are_cut() -> None:
 # -- the master
 
 
-def test_an_empty_slave_starts_with_the_last_segment() -> None:
+def test_an_empty_slave_starts_with_the_last_segment():
     core = a_master(end=3 * SEGMENT + 100)
     core.connection_opened(1, "a:1", NOW)
     (sent,) = core.reported(1, 0, NOW)
     assert (sent.offset, sent.size) == (3 * SEGMENT, 100)
 
 
-def test_an_empty_slave_is_sent_nothing_from_before_the_log_begins() -> None:
+def test_an_empty_slave_is_sent_nothing_from_before_the_log_begins():
     core = a_master(end=500, begin=100)
     core.connection_opened(1, "a:1", NOW)
     (sent,) = core.reported(1, 0, NOW)
     assert (sent.offset, sent.size) == (100, 400)
 
 
-def test_a_frame_stays_within_its_segment_and_the_window() -> None:
+def test_a_frame_stays_within_its_segment_and_the_window():
     core = a_master(end=SEGMENT + 10, batch_bytes=SEGMENT, window_bytes=SEGMENT - 1)
     core.connection_opened(1, "a:1", NOW)
     (first,) = core.reported(1, 1, NOW)
@@ -173,7 +171,7 @@ def test_a_frame_stays_within_its_segment_and_the_window() -> None:
 @pytest.mark.parametrize(
     ("report", "why"), [(501, "above the end of this one, 500"), (99, "begins at 100")]
 )
-def test_a_slave_with_another_history_is_refused_by_name(report: int, why: str) -> None:
+def test_a_slave_with_another_history_is_refused_by_name(report, why):
     core = a_master(end=500, begin=100, needed_slaves=1)
     core.connection_opened(1, "a:1", NOW)
     close, missing = core.reported(1, report, NOW)
@@ -183,7 +181,7 @@ def test_a_slave_with_another_history_is_refused_by_name(report: int, why: str) 
     assert not core.connections
 
 
-def test_a_report_above_what_was_sent_acknowledges_nothing() -> None:
+def test_a_report_above_what_was_sent_acknowledges_nothing():
     core = a_master(end=100, needed_slaves=1, window_bytes=1 << 20)
     core.connection_opened(1, "a:1", NOW)
     core.reported(1, 100, NOW)
@@ -192,7 +190,7 @@ def test_a_report_above_what_was_sent_acknowledges_nothing() -> None:
     assert core.acknowledged == 100
 
 
-def test_enough_slaves_must_have_a_byte() -> None:
+def test_enough_slaves_must_have_a_byte():
     core = a_master(end=100, needed_slaves=2)
     for number in (1, 2, 3):
         core.connection_opened(number, f"host{number}:1", NOW)
@@ -203,7 +201,7 @@ def test_enough_slaves_must_have_a_byte() -> None:
     assert Acknowledged(100) in core.reported(2, 100, NOW)
 
 
-def test_a_faster_slave_proves_nothing_about_a_wiped_one() -> None:
+def test_a_faster_slave_proves_nothing_about_a_wiped_one():
     """Java keeps one highest offset of all."""
     core = a_master(end=100, needed_slaves=2)
     core.connection_opened(1, "a:1", NOW)
@@ -213,7 +211,7 @@ def test_a_faster_slave_proves_nothing_about_a_wiped_one() -> None:
     assert core.acknowledged == 0
 
 
-def test_two_connections_of_one_slave_count_once() -> None:
+def test_two_connections_of_one_slave_count_once():
     """The older one may be half open; Java counts both."""
     core = a_master(end=100, needed_slaves=2)
     core.connection_opened(1, "a:1", NOW)
@@ -224,7 +222,7 @@ def test_two_connections_of_one_slave_count_once() -> None:
     assert Acknowledged(100) in core.reported(1, 100, NOW), "another slave of the same host"
 
 
-def test_a_slave_beyond_the_gap_is_missed() -> None:
+def test_a_slave_beyond_the_gap_is_missed():
     core = a_master(end=10, needed_slaves=1, gap_bytes=100, window_bytes=1 << 20)
     core.connection_opened(1, "a:1", NOW)
     core.reported(1, 10, NOW)
@@ -232,7 +230,7 @@ def test_a_slave_beyond_the_gap_is_missed() -> None:
     assert SlavesMissing(1, 0) in core.appended(110, NOW)
 
 
-def test_a_silent_slave_is_dropped_and_a_quiet_one_gets_heartbeats() -> None:
+def test_a_silent_slave_is_dropped_and_a_quiet_one_gets_heartbeats():
     core = a_master(end=10, heartbeat_ms=5_000, housekeeping_ms=20_000)
     core.connection_opened(1, "a:1", NOW)
     core.reported(1, 10, NOW)
@@ -244,7 +242,7 @@ def test_a_silent_slave_is_dropped_and_a_quiet_one_gets_heartbeats() -> None:
     assert "20000 ms" in close.reason
 
 
-def test_flow_control_counts_bodies() -> None:
+def test_flow_control_counts_bodies():
     """Java counts the headers only."""
     core = a_master(end=1_000, flow_bytes_per_s=300)
     core.connection_opened(1, "a:1", NOW)
@@ -254,7 +252,7 @@ def test_flow_control_counts_bodies() -> None:
     assert [e.size for e in core.tick(NOW + 1_000)] == [300]
 
 
-def test_r58_connections_that_never_report_leave_room_for_a_slave() -> None:
+def test_r58_connections_that_never_report_leave_room_for_a_slave():
     """They name no one, so the host with the most of them loses its oldest."""
     core = a_master(end=100, needed_slaves=1)
     core.connection_opened(1, "slave:1", NOW)
@@ -266,7 +264,7 @@ def test_r58_connections_that_never_report_leave_room_for_a_slave() -> None:
     assert Acknowledged(100) in core.reported(1, 100, NOW)
 
 
-def test_r58_slaves_that_nobody_names_are_limited_in_number_too() -> None:
+def test_r58_slaves_that_nobody_names_are_limited_in_number_too():
     core = a_master(end=100, needed_slaves=1)
     core.connection_opened(1, "slave:1", NOW)
     core.reported(1, 100, NOW)
@@ -279,7 +277,7 @@ def test_r58_slaves_that_nobody_names_are_limited_in_number_too() -> None:
 # -- the slave
 
 
-def test_a_slave_ahead_of_its_master_does_not_follow() -> None:
+def test_a_slave_ahead_of_its_master_does_not_follow():
     core = a_slave(500, remoting="m:10911")
     assert core.stage is ClassicPhase.PROVING
     _, diverged = core.log_end_received(499, 500, 500, NOW)
@@ -289,7 +287,7 @@ def test_a_slave_ahead_of_its_master_does_not_follow() -> None:
     assert core.wakeup_ms > NOW + 500, "it does not hammer"
 
 
-def test_r45_a_slave_whose_disk_has_space_again_connects_at_once() -> None:
+def test_r45_a_slave_whose_disk_has_space_again_connects_at_once():
     core = a_slave(500)
     core.append_failed(500, "the disk is full", NOW)
     assert core.wakeup_ms > NOW
@@ -297,7 +295,7 @@ def test_r45_a_slave_whose_disk_has_space_again_connects_at_once() -> None:
     assert core.dial_now(NOW) == [], "it does so already"
 
 
-def test_the_master_is_asked_before_the_first_report() -> None:
+def test_the_master_is_asked_before_the_first_report():
     core = ClassicSlaveCore(SlavePolicy(), SEGMENT, NOW)
     core.follow(MasterAddresses("m:10912", "m:10911"), NOW)
     assert core.connected(500, 500, NOW) == [AskLogEnd("m:10911")]
@@ -305,16 +303,14 @@ def test_the_master_is_asked_before_the_first_report() -> None:
 
 
 @pytest.mark.parametrize(("head", "log_end"), [((600, 10), 500), ((600, 0), 500), ((77, 5), 0)])
-def test_a_frame_that_goes_on_elsewhere_ends_the_connection(
-    head: tuple[int, int], log_end: int
-) -> None:
+def test_a_frame_that_goes_on_elsewhere_ends_the_connection(head, log_end):
     core = a_slave(log_end)
     _, diverged = core.frame_received(FrameHead(*head), log_end, NOW)
     assert isinstance(diverged, fx.Diverged)
     assert f"continues at {head[0]}" in diverged.reason
 
 
-def test_an_empty_log_begins_where_the_masters_segment_does() -> None:
+def test_an_empty_log_begins_where_the_masters_segment_does():
     core = a_slave(0)
     begin, _ = core.frame_received(FrameHead(3 * SEGMENT, 10), 0, NOW)
     assert isinstance(begin, fx.BeginAt)
@@ -322,7 +318,7 @@ def test_an_empty_log_begins_where_the_masters_segment_does() -> None:
     assert core.body_received(memoryview(b"x" * 10)).offset == 3 * SEGMENT
 
 
-def test_reports_wait_for_the_disk_under_haSyncFlush() -> None:
+def test_reports_wait_for_the_disk_under_haSyncFlush():
     core = ClassicSlaveCore(SlavePolicy(sync_flush=True), SEGMENT, NOW)
     core.follow(MasterAddresses("m:10912"), NOW)
     assert core.connected(100, 40, NOW) == [fx.FlushTo(100)]
@@ -334,7 +330,7 @@ def test_reports_wait_for_the_disk_under_haSyncFlush() -> None:
     assert core.turn_ended(120, 120, NOW) == [fx.SendToMaster(encode_report(120))]
 
 
-def test_a_quiet_slave_reports_again_and_leaves_a_silent_master() -> None:
+def test_a_quiet_slave_reports_again_and_leaves_a_silent_master():
     core = a_slave(7)
     (report,) = core.tick(core.wakeup_ms)
     assert report == fx.SendToMaster(encode_report(7))
@@ -342,7 +338,7 @@ def test_a_quiet_slave_reports_again_and_leaves_a_silent_master() -> None:
     assert core.stage is ClassicPhase.WAIT
 
 
-def test_a_new_address_counts_from_the_next_dial() -> None:
+def test_a_new_address_counts_from_the_next_dial():
     """A connection that works is left alone."""
     core = a_slave(7)
     assert core.follow(MasterAddresses("n:10912"), NOW) == []
@@ -350,7 +346,7 @@ def test_a_new_address_counts_from_the_next_dial() -> None:
     assert core.tick(core.wakeup_ms) == [fx.Dial("n:10912")]
 
 
-def test_a_report_of_bytes_that_wait_for_the_window_acknowledges_nothing() -> None:
+def test_a_report_of_bytes_that_wait_for_the_window_acknowledges_nothing():
     """Its own log may hold such an end; no one has sent those bytes to this slave yet."""
     core = a_master(end=1_000, needed_slaves=1, window_bytes=100, batch_bytes=100)
     core.connection_opened(1, "a:1", NOW)
@@ -360,7 +356,7 @@ def test_a_report_of_bytes_that_wait_for_the_window_acknowledges_nothing() -> No
     assert core.acknowledged == 500 and not core.connections
 
 
-def test_only_connections_that_vouch_count_as_near() -> None:
+def test_only_connections_that_vouch_count_as_near():
     core = a_master(end=1_000, needed_slaves=1)
     for number in (1, 2):
         core.connection_opened(number, f"a:{number}", NOW)
@@ -372,13 +368,13 @@ def test_only_connections_that_vouch_count_as_near() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 99, 101])
-def test_a_frame_below_or_above_the_own_end_ends_the_connection(offset: int) -> None:
+def test_a_frame_below_or_above_the_own_end_ends_the_connection(offset):
     core = a_slave(100)
     effects = core.frame_received(FrameHead(offset, 50), 100, NOW)
     assert isinstance(effects[0], fx.Hangup) and core.stage is ClassicPhase.WAIT
 
 
-def test_each_connection_begins_with_a_report_though_nothing_is_new() -> None:
+def test_each_connection_begins_with_a_report_though_nothing_is_new():
     """It says where the master continues: without it nothing more comes."""
     core = a_slave(7)
     core.disconnected(NOW)
@@ -386,7 +382,7 @@ def test_each_connection_begins_with_a_report_though_nothing_is_new() -> None:
     assert core.connected(7, 7, NOW) == [fx.SendToMaster(encode_report(7))]
 
 
-def test_what_keeps_a_connection_up_reports_nothing_that_is_not_flushed() -> None:
+def test_what_keeps_a_connection_up_reports_nothing_that_is_not_flushed():
     core = a_slave(100, sync_flush=True)
     core.frame_received(FrameHead(100, 20), 100, NOW)
     core.body_received(memoryview(b"x" * 20))
@@ -394,7 +390,7 @@ def test_what_keeps_a_connection_up_reports_nothing_that_is_not_flushed() -> Non
     assert core.tick(core.wakeup_ms) == [fx.SendToMaster(encode_report(100))]
 
 
-def test_an_empty_slave_of_a_long_log_is_sent_its_last_segment() -> None:
+def test_an_empty_slave_of_a_long_log_is_sent_its_last_segment():
     """The bytes in front of that are not under way to it: they fill no window."""
     core = a_master(end=20 * SEGMENT + 300)
     core.connection_opened(1, "a:1", NOW)

@@ -2,8 +2,6 @@
 what ends before a mastership begins (R1); what a log that failed does not vouch for (R37). Store
 and sockets only note calls."""
 
-from __future__ import annotations
-
 import asyncio
 from unittest.mock import AsyncMock, Mock
 
@@ -49,19 +47,19 @@ def view(epoch: int, unclean_epoch: int = 0) -> RoleView:
 
 
 @pytest.mark.parametrize("epoch", [3, 4])
-def test_r2_a_log_of_a_newer_epoch_follows_no_older_master(epoch: int) -> None:
+def test_r2_a_log_of_a_newer_epoch_follows_no_older_master(epoch):
     with pytest.raises(FencedError):
         asyncio.run(service_on(Mock()).change_to_slave(view(epoch)))
 
 
 @pytest.mark.parametrize("epoch", [3, 4, 5])
-def test_r3_a_log_that_knows_the_epoch_leads_in_no_such(epoch: int) -> None:
+def test_r3_a_log_that_knows_the_epoch_leads_in_no_such(epoch):
     with pytest.raises(FencedError):
         asyncio.run(service_on(Mock()).change_to_master(view(epoch)))
 
 
 @pytest.mark.parametrize("change", ["change_to_master", "change_to_slave"])
-def test_r37_r40_a_log_that_failed_takes_no_role(change: str) -> None:
+def test_r37_r40_a_log_that_failed_takes_no_role(change):
     """The check comes before all else: no end of the log is read, and no epoch is written."""
     store = Mock(**{"log.health.check_usable.side_effect": Reached})
     with pytest.raises(Reached):
@@ -70,9 +68,7 @@ def test_r37_r40_a_log_that_failed_takes_no_role(change: str) -> None:
     store.epochs.append.assert_not_called()
 
 
-def test_r1_a_replica_that_becomes_master_ends_its_slave_connection_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_r1_a_replica_that_becomes_master_ends_its_slave_connection_first(monkeypatch):
     """Before its log's end is read: no byte of the old master comes behind it, and no ack of one
     leaves."""
     follows = Mock()
@@ -99,21 +95,21 @@ def test_r1_a_replica_that_becomes_master_ends_its_slave_connection_first(
 
 @pytest.mark.parametrize("unclean_epoch, discards", [(0, False), (6, False), (7, True)])
 def test_r17_damage_is_cut_for_a_mastership_only_where_this_election_chose_a_suspect(
-    unclean_epoch: int, discards: bool
-) -> None:
+    unclean_epoch, discards
+):
     store = Mock(confirm_offset=0, **{"prepare_master.side_effect": Reached})
     with pytest.raises(Reached):
         asyncio.run(service_on(store).change_to_master(view(7, unclean_epoch)))
     store.prepare_master.assert_called_once_with(discard_damage=discards)
 
 
-def test_r24_a_slave_cuts_what_is_damaged_before_it_follows() -> None:
+def test_r24_a_slave_cuts_what_is_damaged_before_it_follows():
     store = Mock(**{"trust.discard_damaged_tail.side_effect": Reached})
     with pytest.raises(Reached):
         asyncio.run(service_on(store).change_to_slave(view(5)))
 
 
-async def test_r37_g8_a_failed_log_of_a_classic_slave_reports_nothing_keeps_no_bad_record() -> None:
+async def test_r37_g8_a_failed_log_of_a_classic_slave_reports_nothing_keeps_no_bad_record():
     """1. A frame arrives, and its end is reported. 2. A record is bad: it is taken back. 3. The log
     fails: what seems to be in it is reported no more."""
     streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
@@ -160,9 +156,7 @@ async def test_r37_g8_a_failed_log_of_a_classic_slave_reports_nothing_keeps_no_b
     await server.wait_closed()
 
 
-async def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(monkeypatch):
     """Who is dead to the controllers, and of which master the tables are."""
     store = Mock(confirm_offset=0, max_phy_offset=0, min_phy_offset=0)
     store.log.flushed_offset = 0
@@ -181,20 +175,19 @@ async def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(
     assert leads.call_args.args[0].sync.dead == {3}
 
 
-async def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(new_group, wait_until):
+async def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(group, wait_until):
     """1. 2 took a newer view, and its disk is slow. 2. 1 continues writing: nothing is confirmed.
     3. The same master was elected again: the connection stays, and all is acknowledged."""
-    async with new_group() as group:
-        one, two = await group.add(1), await group.add(2)
-        await group.elect(one)
-        await wait_until(lambda: one.ha.in_sync_count == 2)
-        end = one.put(1)
-        await wait_until(lambda: one.confirm_offset == end)
-        two.ha.fence(2)
-        written = one.put(3)
-        await wait_until(lambda: two.store.max_phy_offset == written)
-        await asyncio.sleep(0)
-        assert one.confirm_offset == end and one.ha.sync_state.follower(2).ack == end
-        await group.elect(one, 1, 2)
-        await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
-        assert one.following == [2]
+    one, two = await group.add(1), await group.add(2)
+    await group.elect(one)
+    await wait_until(lambda: one.ha.in_sync_count == 2)
+    end = one.put(1)
+    await wait_until(lambda: one.confirm_offset == end)
+    two.ha.fence(2)
+    written = one.put(3)
+    await wait_until(lambda: two.store.max_phy_offset == written)
+    await asyncio.sleep(0)
+    assert one.confirm_offset == end and one.ha.sync_state.follower(2).ack == end
+    await group.elect(one, 1, 2)
+    await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
+    assert one.following == [2]

@@ -32,10 +32,14 @@ def sent(effects):
     return [(e.offset, e.size) for e in effects if isinstance(e, SendLog)]
 
 
-def test_a_risen_confirm_offset_travels_within_20_ms(entries):
+@pytest.fixture
+def core(entries):
+    return master(entries)
+
+
+def test_a_risen_confirm_offset_travels_within_20_ms(core):
     """Slaves show messages to no one, but a new master does what its slaves know: so when nothing
     else carries it, confirmOffset goes out on its own, at most every 20 ms."""
-    core = master(entries)
     following(core)
     core.appended(100, NOW + 5)
     (confirm,) = core.acks_received(7, [100], NOW + 6)
@@ -46,8 +50,7 @@ def test_a_risen_confirm_offset_travels_within_20_ms(entries):
     assert core.wakeup_ms > NOW + 25 + 20
 
 
-def test_data_carries_confirm_offset_so_no_beat_is_sent(entries):
-    core = master(entries)
+def test_data_carries_confirm_offset_so_no_beat_is_sent(core):
     following(core)
     core.appended(100, NOW + 5)
     core.acks_received(7, [100], NOW + 6)
@@ -62,8 +65,7 @@ def test_heartbeats_go_out_when_nothing_else_does(entries):
     assert beats == list(range(100, 1_001, 100))
 
 
-def test_nothing_read_for_20_s_ends_a_connection(entries):
-    core = master(entries)
+def test_nothing_read_for_20_s_ends_a_connection(core):
     following(core)
     assert not [e for e in core.tick(NOW + 19_999) if isinstance(e, CloseConnection)]
     (close,) = [e for e in core.tick(NOW + 20_000) if isinstance(e, CloseConnection)]
@@ -131,8 +133,7 @@ def test_a_learner_receives_everything_and_counts_for_nothing(entries):
     assert core.sync.proposal is None and core.sync.required_set == {1}
 
 
-def test_a_broken_invariant_shows_the_last_events(entries):
-    core = master(entries)
+def test_a_broken_invariant_shows_the_last_events(core):
     following(core)
     for written in range(1, 61):
         core.appended(written, NOW + written)
@@ -201,8 +202,7 @@ def test_r4_an_ack_that_goes_back_ends_the_connection(entries):
     assert not core.sync.required_set_whole
 
 
-def test_r18_the_newest_handshake_of_an_id_ends_one_that_has_not_acked_yet(entries):
-    core = master(entries)
+def test_r18_the_newest_handshake_of_an_id_ends_one_that_has_not_acked_yet(core):
     for connection_id in (7, 8):
         core.connection_opened(connection_id, "slave", NOW)
     core.handshake_received(7, SlaveHandshake(2), NOW)
@@ -211,9 +211,8 @@ def test_r18_the_newest_handshake_of_an_id_ends_one_that_has_not_acked_yet(entri
     core.check_invariants()
 
 
-def test_r41_a_process_that_is_not_registered_waits_from_its_handshake_on(entries):
+def test_r41_a_process_that_is_not_registered_waits_from_its_handshake_on(core):
     """However long its connection was open before."""
-    core = master(entries)
     core.connection_opened(7, "slave", NOW - 5_000)
     assert core.handshake_received(7, SlaveHandshake(2, identity=identity(2)), NOW) == []
     assert not closed(core.tick(NOW + 499))

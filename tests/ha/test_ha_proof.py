@@ -69,11 +69,15 @@ STRANGERS = {
 }
 
 
+@pytest.fixture
+def core(entries):
+    return master(entries)
+
+
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
-def test_r41_a_stranger_displaces_nobody_and_never_counts(entries, stranger):
+def test_r41_a_stranger_displaces_nobody_and_never_counts(core, stranger):
     """1 member 2 follows. 2 somebody claims to be 2: not a byte is sent there, 2 continues, and
     what the stranger acks confirms nothing. 3 within half a second its connection is closed."""
-    core = master(entries)
     follow(core)
     core.appended(100, NOW)
     effects = connect(core, OTHER, stranger)
@@ -88,8 +92,7 @@ def test_r41_a_stranger_displaces_nobody_and_never_counts(entries, stranger):
 
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
-def test_r41_a_stranger_does_not_count_in_the_members_absence_either(entries, stranger):
-    core = master(entries)
+def test_r41_a_stranger_does_not_count_in_the_members_absence_either(core, stranger):
     core.appended(100, NOW)
     effects = connect(core, OTHER, stranger)
     effects += core.acks_received(OTHER, [0, 100], NOW + 1)
@@ -115,8 +118,7 @@ def test_r41_a_process_that_is_faster_than_its_registration_is_kept(entries, kno
     assert core.sync.required_set_whole
 
 
-def test_r12_r41_a_new_registration_ends_the_earlier_processes_connection_only(entries):
-    core = master(entries)
+def test_r12_r41_a_new_registration_ends_the_earlier_processes_connection_only(core):
     follow(core)
     connect(core, OTHER, SlaveHandshake(2, identity=identity(2, incarnation="second")))
     renewed = (registered(1), registered(2, incarnation="second"))
@@ -162,8 +164,7 @@ def test_r41_acks_of_an_earlier_epoch_confirm_nothing_in_the_next(entries):
     assert not of(CloseConnection, effects), "it may be alive: no reconnect is asked of it"
 
 
-def test_r41_a_slave_that_follows_into_the_next_epoch_counts_on_the_same_connection(entries):
-    core = master(entries)
+def test_r41_a_slave_that_follows_into_the_next_epoch_counts_on_the_same_connection(core, entries):
     follow(core)
     core.appended(150, NOW)
     core.acks_received(MEMBER, [100], NOW)
@@ -203,8 +204,7 @@ def test_r41_a_java_slave_counts_again_with_the_first_byte_sent_since(entries):
     assert ConfirmAdvanced(160) in core.acks_received(MEMBER, [160], NOW + 103)
 
 
-def test_r41_a_late_mark_of_the_earlier_epoch_shows_no_entry_into_the_next(entries):
-    core = master(entries)
+def test_r41_a_late_mark_of_the_earlier_epoch_shows_no_entry_into_the_next(core, entries):
     follow(core)
     core.appended(150, NOW)
     elected_again(core, entries, 150)
@@ -213,9 +213,8 @@ def test_r41_a_late_mark_of_the_earlier_epoch_shows_no_entry_into_the_next(entri
     assert not of(ConfirmAdvanced, effects) and not core.sync.required_set_whole
 
 
-def test_r41_a_first_ack_is_measured_by_the_handshake_though_our_log_has_grown(entries):
+def test_r41_a_first_ack_is_measured_by_the_handshake_though_our_log_has_grown(core):
     """What was written since, no slave can hold: it has the bytes of another master there."""
-    core = master(entries)
     core.appended(100, NOW)
     connect(core, MEMBER, SlaveHandshake(2, identity=identity(2)))
     core.appended(150, NOW)
@@ -269,17 +268,15 @@ def test_r42_reconnecting_gives_no_new_time(entries):
 # -- connections that show nothing (R58)
 
 
-def test_r58_a_handshake_is_whole_within_five_seconds_however_its_bytes_come(entries):
-    core = master(entries)
+def test_r58_a_handshake_is_whole_within_five_seconds_however_its_bytes_come(core):
     core.connection_opened(OTHER, "a:1", NOW)
     assert not to_connection(OTHER, core.tick(NOW + 4_999))
     assert of(CloseConnection, to_connection(OTHER, core.tick(NOW + 5_000)))
 
 
-def test_r58_a_flood_from_one_host_leaves_room_for_a_slave_of_another(entries):
+def test_r58_a_flood_from_one_host_leaves_room_for_a_slave_of_another(core):
     """1 a slave connects and its handshake is on its way. 2 a host opens ten times as many
     connections as may wait. 3 the handshake comes, and is answered."""
-    core = master(entries)
     core.connection_opened(MEMBER, "member:1", NOW)
     effects = []
     for number in range(100, 100 + 10 * STRANGERS_MAX):
@@ -290,8 +287,7 @@ def test_r58_a_flood_from_one_host_leaves_room_for_a_slave_of_another(entries):
     assert of(SendBytes, answer)
 
 
-def test_r58_a_member_is_no_stranger_and_one_that_waits_for_its_record_is(entries):
-    core = master(entries)
+def test_r58_a_member_is_no_stranger_and_one_that_waits_for_its_record_is(core):
     follow(core)
     earlier = SlaveHandshake(2, identity=identity(2, incarnation="earlier"))
     for number in range(100, 100 + 2 * STRANGERS_MAX):
@@ -299,9 +295,8 @@ def test_r58_a_member_is_no_stranger_and_one_that_waits_for_its_record_is(entrie
     assert len(core.connections) == 1 + STRANGERS_MAX and core.sync.required_set_whole
 
 
-def test_r58_an_id_that_no_controller_registered_is_no_slave(entries):
+def test_r58_an_id_that_no_controller_registered_is_no_slave(core):
     """A thousand of them would each be a connection that stays, and a candidate for the set."""
-    core = master(entries)
     for number in range(100, 1_100):
         assert not of(SendBytes, connect(core, number, SlaveHandshake(number)))
         assert not core.acks_received(number, [0], NOW)
@@ -312,71 +307,69 @@ def test_r58_an_id_that_no_controller_registered_is_no_slave(entries):
 # -- over real connections
 
 
-async def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(new_group, wait_until):
+async def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(group, wait_until):
     """Real sockets: idle ones, one that sends a byte of a name now and then, one that sends half a
     name; more of them than may wait. The oldest are closed, and a slave joins behind them."""
-    async with new_group() as group:
-        one, two = await group.add(1), await group.add(2)
-        await group.elect(one, others=False)
-        opened = []
-        for number in range(2 * STRANGERS_MAX):
-            reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
-            writer.write(encode_identity(identity(2))[: number % 30])
-            opened.append((reader, writer))
-        connections = one.ha._master.core.connections
-        await wait_until(lambda: len(connections) == STRANGERS_MAX)
-        for reader, _ in opened[:STRANGERS_MAX]:
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-        await group.follow(two)
-        one.put(3)
-        await group.caught_up(one, two)
-        await wait_until(lambda: one.ha.in_sync_count == 2)
-        for _, writer in opened:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+    one, two = await group.add(1), await group.add(2)
+    await group.elect(one, others=False)
+    opened = []
+    for number in range(2 * STRANGERS_MAX):
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+        writer.write(encode_identity(identity(2))[: number % 30])
+        opened.append((reader, writer))
+    connections = one.ha._master.core.connections
+    await wait_until(lambda: len(connections) == STRANGERS_MAX)
+    for reader, _ in opened[:STRANGERS_MAX]:
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    await group.follow(two)
+    one.put(3)
+    await group.caught_up(one, two)
+    await wait_until(lambda: one.ha.in_sync_count == 2)
+    for _, writer in opened:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
-async def test_r41_a_slave_of_another_group_at_a_reused_address(new_group, wait_until, tmp_path):
+async def test_r41_a_slave_of_another_group_at_a_reused_address(group, wait_until, tmp_path):
     """1 Member A-2 has lost its link. 2 B-2, whose own master once had that address, dials A-1:
     nothing is sent to it, nothing that A-2 lacks is confirmed, and A-2 counts when it is back."""
-    async with new_group() as group:
-        one, two = await group.add(1), await group.add(2)
-        group.auto = False
-        await group.elect(one, 1, 2)
-        one.put(3)
-        await group.caught_up(one, two)
-        held = one.confirm_offset
-        await two.ha.stand_down()
-        other = type(group)(tmp_path / "B")
-        other.view = RoleView("C", "broker-b")
-        stranger = type(one)(other, 2, tmp_path / "B" / "b2", HAConfig())
-        await stranger.start()
-        address = f"127.0.0.1:{one.ha.port}"
-        view = replace(
-            other.view,
-            master_broker_id=1,
-            master_address="remoting",
-            master_ha_address=address,
-            master_incarnation="B-1",
-            master_epoch=1,
-            sync_state_set_epoch=1,
-            sync_state_set=frozenset({1, 2}),
-        )
-        await stranger.ha.change_to_slave(view)
-        stranger.ha.tables_followed(1)
-        end = one.put(2)
-        await wait_until(lambda: stranger.ha._slave.core._redial._lost._failures >= 2)
-        assert one.confirm_offset == held and stranger.store.max_phy_offset <= 0
-        assert not one.ha.required_set_whole
-        await group.follow(two)
-        await wait_until(lambda: one.confirm_offset == end)
-        await group.caught_up(one, two)
-        await stranger.stop()
+    one, two = await group.add(1), await group.add(2)
+    group.auto = False
+    await group.elect(one, 1, 2)
+    one.put(3)
+    await group.caught_up(one, two)
+    held = one.confirm_offset
+    await two.ha.stand_down()
+    other = type(group)(tmp_path / "B")
+    other.view = RoleView("C", "broker-b")
+    stranger = type(one)(other, 2, tmp_path / "B" / "b2", HAConfig())
+    await stranger.start()
+    address = f"127.0.0.1:{one.ha.port}"
+    view = replace(
+        other.view,
+        master_broker_id=1,
+        master_address="remoting",
+        master_ha_address=address,
+        master_incarnation="B-1",
+        master_epoch=1,
+        sync_state_set_epoch=1,
+        sync_state_set=frozenset({1, 2}),
+    )
+    await stranger.ha.change_to_slave(view)
+    stranger.ha.tables_followed(1)
+    end = one.put(2)
+    await wait_until(lambda: stranger.ha._slave.core._redial._lost._failures >= 2)
+    assert one.confirm_offset == held and stranger.store.max_phy_offset <= 0
+    assert not one.ha.required_set_whole
+    await group.follow(two)
+    await wait_until(lambda: one.confirm_offset == end)
+    await group.caught_up(one, two)
+    await stranger.stop()
 
 
-async def test_r41_many_strangers_leave_the_member_its_connection(new_group, wait_until):
+async def test_r41_many_strangers_leave_the_member_its_connection(group, wait_until):
     """Real sockets: the member's connection is the same one before and after."""
 
     async def refused(port, stranger):
@@ -385,16 +378,15 @@ async def test_r41_many_strangers_leave_the_member_its_connection(new_group, wai
         assert await reader.read() == b""
         writer.close()
 
-    async with new_group() as group:
-        one, two = await group.add(1), await group.add(2)
-        await group.elect(one, 1, 2)
-        await wait_until(lambda: one.ha.required_set_whole)
-        (before,) = one.ha._master.core.connections
-        strangers = list(STRANGERS.values()) * 5
-        await asyncio.gather(*(refused(one.ha.port, each) for each in strangers))
-        assert list(one.ha._master.core.connections) == [before]
-        one.put(3)
-        await group.caught_up(one, two)
+    one, two = await group.add(1), await group.add(2)
+    await group.elect(one, 1, 2)
+    await wait_until(lambda: one.ha.required_set_whole)
+    (before,) = one.ha._master.core.connections
+    strangers = list(STRANGERS.values()) * 5
+    await asyncio.gather(*(refused(one.ha.port, each) for each in strangers))
+    assert list(one.ha._master.core.connections) == [before]
+    one.put(3)
+    await group.caught_up(one, two)
 
 
 def test_registrations_take_any_log_where_the_controllers_know_none():
@@ -403,10 +395,9 @@ def test_registrations_take_any_log_where_the_controllers_know_none():
     assert standing.value == "counts"
 
 
-def test_r12_a_registration_ends_the_connection_of_the_process_before_it(entries):
+def test_r12_a_registration_ends_the_connection_of_the_process_before_it(core):
     """1 process i2 follows. 2 it is killed, and its successor registers, without a connection yet:
     what i2 acked is under way still, and may be lost with its page cache."""
-    core = master(entries)
     follow(core)
     core.appended(100, NOW)
     effects = core.replicas_changed((registered(1), registered(2, incarnation="second")), NOW + 20)

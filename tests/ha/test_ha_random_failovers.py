@@ -9,8 +9,6 @@ its master keeps the connection, perhaps over an epoch of another master. Checke
 - and in the end, when the world is kind again, all three logs become the same.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

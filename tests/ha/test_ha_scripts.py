@@ -17,8 +17,6 @@ Each verb acts on a little group in memory; see `tests/shared/scripts.py`.
     show            logs, epochs, set
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

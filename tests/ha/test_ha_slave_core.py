@@ -67,9 +67,13 @@ def beat(host, now, offset=100, epoch=1, confirm=0):
     return host.core.frame_received(frame, now) + host.core.turn_ended(offset, now)
 
 
-def test_the_first_ack_comes_straight_after_the_handshake(slave):
+@pytest.fixture
+def host(slave):
+    return slave()
+
+
+def test_the_first_ack_comes_straight_after_the_handshake(host):
     """Java waits for the next 5 s heartbeat, and its master streams nothing until then."""
-    host = slave()
     assert host.core.phase is SlavePhase.TRANSFER
     assert host.take_sent().endswith(encode_ack(100))
 
@@ -110,21 +114,19 @@ def test_r2_a_handshake_while_a_newer_epoch_is_stored_gets_no_first_ack(
     assert beat(host, NOW + 200) == [fx.SendToMaster(encode_ack(100))]
 
 
-def test_each_heartbeat_is_acked(slave):
+def test_each_heartbeat_is_acked(host):
     """R14: that distinguishes a hung slave from an idle one."""
-    host = slave()
     for ms in (100, 200, 300):
         assert beat(host, NOW + ms) == [fx.SendToMaster(encode_ack(100))]
 
 
-def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(slave):
+def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(host):
     """A slave that fetched its damaged part again is trusted when it holds all that is confirmed.
 
     1. After the handshake nothing is known of the master's confirmOffset: not caught up.
     2. A heartbeat confirms 150 bytes, 100 are here: not caught up.
     3. 100 are confirmed and here: caught up.
     """
-    host = slave()
     assert not host.core.is_caught_up
     beat(host, NOW + 10, confirm=150)
     assert not host.core.is_caught_up
@@ -147,8 +149,7 @@ def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, s
     assert not core.is_caught_up
 
 
-def test_a_frame_at_another_offset_ends_the_connection(slave):
-    host = slave()
+def test_a_frame_at_another_offset_ends_the_connection(host):
     beat(host, NOW)
     (hangup,) = host.core.frame_received(TransferHeader(10, 90, 1, 0, 0), NOW)
     assert isinstance(hangup, fx.Hangup) and "offset 90" in hangup.reason
@@ -195,9 +196,8 @@ def test_a_new_view_dials_at_once(memory_log):
     assert core.follow(view(2, "other:1"), NOW + 1) == [fx.Dial("other:1")]
 
 
-def test_the_connection_to_the_same_process_stays(slave):
+def test_the_connection_to_the_same_process_stays(host):
     """An epoch bump without a change of master is no reason to reconnect; a restart is."""
-    host = slave()
     assert host.core.follow(view(2), NOW) == []
     effects = host.core.follow(view(3, incarnation="i2"), NOW)
     assert [type(e) for e in effects] == [fx.Hangup, fx.Dial]
@@ -225,9 +225,8 @@ def test_a_master_that_beats_fast_is_given_2_s(slave):
     assert hung_up_after(host.core, range(400, 3_000, 100)) == 2_300
 
 
-def test_a_master_with_an_incarnation_is_given_2_s_from_the_first_byte(slave):
+def test_a_master_with_an_incarnation_is_given_2_s_from_the_first_byte(host):
     """Under load it sends no heartbeats to learn from; by its incarnation it is none of Java's."""
-    host = slave()
     for ms in range(100, 1_100, 100):
         end = host.log.end
         host.perform(host.core.frame_received(TransferHeader(10, end, 1, 0, 0), NOW + ms), NOW + ms)
@@ -249,8 +248,7 @@ def test_a_dial_that_nobody_answers_is_made_anew_after_1_s(memory_log):
     assert core.wakeup_ms <= NOW + 4_200
 
 
-def test_r8_a_stall_of_our_own_is_not_the_masters_silence(slave):
-    host = slave()
+def test_r8_a_stall_of_our_own_is_not_the_masters_silence(host):
     for ms in (100, 200, 300):
         beat(host, NOW + ms)
         host.core.tick(NOW + ms)
@@ -299,9 +297,8 @@ def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log,
     assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
 
 
-def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(slave):
+def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(host):
     """Good records before it, on each new connection, do not make the next try come sooner."""
-    host = slave()
     core, now, waits = host.core, NOW, []
     for _ in range(4):
         beat(host, now)
@@ -317,9 +314,8 @@ def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(slave):
     assert waits == [1_000, 2_000, 4_000, 8_000, 1_000]
 
 
-def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_appended(slave):
+def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_appended(host):
     """Each connection brings a good frame first: a frame that was not written is no progress."""
-    host = slave()
     core, now, waits, reports = host.core, NOW, [], 0
     for end in (100, 100, 100, 100, 140, 140):
         beat(host, now)
@@ -534,9 +530,8 @@ def test_r41_the_elected_process_is_followed_without_another_round_trip(memory_l
     assert core.phase is SlavePhase.TRANSFER and fx.SendToMaster(encode_ack(100)) in effects
 
 
-def test_r41_an_entered_epoch_is_marked_in_front_of_the_next_ack(slave):
+def test_r41_an_entered_epoch_is_marked_in_front_of_the_next_ack(host):
     """The epoch is durable first; the master counts the acks behind the mark only."""
-    host = slave()
     host.take_sent()
     frame = TransferHeader(0, 100, 2, 100, 0)
     effects = host.core.frame_received(frame, NOW) + host.core.turn_ended(100, NOW)
@@ -547,8 +542,7 @@ def test_r41_an_entered_epoch_is_marked_in_front_of_the_next_ack(slave):
     ]
 
 
-def test_r42_the_tables_are_marked_once_here_and_on_each_new_connection(slave):
-    host = slave()
+def test_r42_the_tables_are_marked_once_here_and_on_each_new_connection(host):
     assert host.core.tables_followed(1) == [fx.SendToMaster(encode_tables_mark(1))]
     assert host.core.tables_followed(-1) == [fx.SendToMaster(encode_tables_mark(-1))], "stale"
     host.core.disconnected(NOW + 10)
@@ -762,8 +756,7 @@ def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave
     assert not host.sent and core.phase is SlavePhase.READY
 
 
-def test_r23_what_was_damaged_and_dropped_is_not_confirmed_here_any_more(slave):
-    host = slave()
+def test_r23_what_was_damaged_and_dropped_is_not_confirmed_here_any_more(host):
     host.core.log.confirm_offset = 100
     host.core.append_failed(80, 80, "a damaged record", NOW)
     assert host.core.log.known_confirm == 80
@@ -787,10 +780,9 @@ def test_ha_sync_flush_each_connection_asks_for_what_its_ack_waits_for(slave):
 
 
 @pytest.mark.parametrize("is_member", [False, True])
-def test_r27_a_member_drops_no_log_whatever_is_confirmed_of_it(slave, is_member):
+def test_r27_a_member_drops_no_log_whatever_is_confirmed_of_it(host, is_member):
     """The master's log begins above ours. Nothing of ours is known to be confirmed here; what is,
     the members know together."""
-    host = slave()
     host.core.follow(view(members=(1, 2) if is_member else (1,)), NOW)
     effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 500), NOW)
     assert any(isinstance(effect, fx.Diverged) for effect in effects) == is_member
@@ -811,8 +803,7 @@ def test_r25_epochs_that_expired_at_the_master_stay_with_their_bytes(slave, memo
     assert log.history == [(1, 0), (2, 50), (3, 80)]
 
 
-def test_r28_readers_see_nothing_that_is_not_here(slave):
-    host = slave()
+def test_r28_readers_see_nothing_that_is_not_here(host):
     host.perform(beat(host, NOW, confirm=150), NOW)
     assert host.log.confirm == 100
 
@@ -884,8 +875,7 @@ def test_r2_the_elected_process_gets_no_ack_before_it_is_in_the_epoch_of_the_vie
     assert isinstance(hangup, fx.Hangup) and "last epoch is 2" in hangup.reason
 
 
-def test_r41_after_a_master_of_ours_a_java_master_gets_javas_handshake(slave):
-    host = slave()
+def test_r41_after_a_master_of_ours_a_java_master_gets_javas_handshake(host):
     core = host.core
     host.perform(core.follow(view(epoch=2, master=3, incarnation=""), NOW), NOW)
     host.take_sent()
@@ -896,9 +886,8 @@ def test_r41_after_a_master_of_ours_a_java_master_gets_javas_handshake(slave):
     ) == [fx.ProveMaster(core.view)]
 
 
-def test_r27_only_the_first_frame_says_that_the_next_byte_is_gone(slave):
+def test_r27_only_the_first_frame_says_that_the_next_byte_is_gone(host):
     """Later on it says that frames were lost: the log is whole, and stays."""
-    host = slave()
     beat(host, NOW)
     effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
     assert [type(effect) for effect in effects] == [fx.Hangup]

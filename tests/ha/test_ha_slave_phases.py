@@ -1,7 +1,5 @@
 """The slave core's table of transitions: complete, kept to, and drawn in the docs as it is."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +32,7 @@ def core() -> SlaveCore:
     return SlaveCore(identity(2), view, LocalLog(0, 0, 0, ()), SlavePolicy(), 1_000)
 
 
-def test_each_phase_but_the_last_can_be_left_reached_and_stopped() -> None:
+def test_each_phase_but_the_last_can_be_left_reached_and_stopped():
     assert TRANSITIONS.keys() == set(SlavePhase)
     reached = {to for steps in TRANSITIONS.values() for to in steps.values()}
     assert reached == set(SlavePhase)
@@ -46,7 +44,7 @@ def test_each_phase_but_the_last_can_be_left_reached_and_stopped() -> None:
             assert steps[SlaveStep.HANG_UP] is SlavePhase.READY
 
 
-def test_a_step_that_the_table_does_not_have_shows_the_recent_events() -> None:
+def test_a_step_that_the_table_does_not_have_shows_the_recent_events():
     slave = core()
     slave.tick(1_000)
     slave.disconnected(1_010)
@@ -58,7 +56,7 @@ def test_a_step_that_the_table_does_not_have_shows_the_recent_events() -> None:
     assert events[2].startswith("now_ms=1020 connected(log=LocalLog(min_offset=0, max_offset=0,")
 
 
-def test_nothing_leads_out_of_a_stopped_slave() -> None:
+def test_nothing_leads_out_of_a_stopped_slave():
     slave = core()
     slave.tick(1_000)
     slave.stop()
@@ -68,7 +66,7 @@ def test_nothing_leads_out_of_a_stopped_slave() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_the_docs_show_the_table(page: Path) -> None:
+def test_the_docs_show_the_table(page):
     for block in re.findall(r"```mermaid\n(stateDiagram-v2\n.*?)\n```", page.read_text(), re.S):
         assert block == diagram(), "docs and TRANSITIONS differ; the table is right"
 

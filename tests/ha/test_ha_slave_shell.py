@@ -1,10 +1,9 @@
 """The slave's shell against a master on a real socket, and a store that fails when told to."""
 
-from __future__ import annotations
-
 import asyncio
+import contextlib
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -93,39 +92,33 @@ class Scene:
         assert not rest or not self._reader.feed(rest)[1]
 
 
-def play(
-    story: Callable[[Scene], Awaitable[None]],
-    store: SimpleNamespace | None = None,
-    java_master: Mock | None = None,
-) -> None:
-    """Runs `story` with a slave that has begun to dial it."""
-
-    async def run() -> None:
-        held = empty_store() if store is None else store
-        listener = Mock()
-        server = await asyncio.start_server(lambda r, w: scene.streams.put_nowait((r, w)), "::1", 0)
-        address = f"::1:{server.sockets[0].getsockname()[1]}"
-        of_java = {"master_incarnation": ""} if java_master is not None else {}
-        core = SlaveCore(
-            identity(1), view(address, **of_java), LocalLog(0, 0, 0, ()), SlavePolicy(), 0
-        )
-        shell = SlaveShell(core, held, listener, lambda: 0, java_master or Mock(), OpenLinks())  # type: ignore[arg-type]
-        scene = Scene(held, shell, listener)
-        shell.start()
-        try:
-            await asyncio.wait_for(story(scene), 10)
-        finally:
-            shell.close()
-            if scene.writer is not None:
-                scene.writer.close()
-                await scene.writer.wait_closed()
-            server.close()
-            await server.wait_closed()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def dialled(
+    store: SimpleNamespace | None = None, java_master: Mock | None = None
+) -> AsyncIterator[Scene]:
+    """A slave that has begun to dial."""
+    held = empty_store() if store is None else store
+    listener = Mock()
+    server = await asyncio.start_server(lambda r, w: scene.streams.put_nowait((r, w)), "::1", 0)
+    address = f"::1:{server.sockets[0].getsockname()[1]}"
+    of_java = {"master_incarnation": ""} if java_master is not None else {}
+    core = SlaveCore(identity(1), view(address, **of_java), LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
+    shell = SlaveShell(core, held, listener, lambda: 0, java_master or Mock(), OpenLinks())
+    scene = Scene(held, shell, listener)
+    shell.start()
+    try:
+        async with asyncio.timeout(10):
+            yield scene
+    finally:
+        shell.close()
+        if scene.writer is not None:
+            scene.writer.close()
+            await scene.writer.wait_closed()
+        server.close()
+        await server.wait_closed()
 
 
-async def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() -> None:
+async def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters():
     """1. The slave dials master 2. 2. A view names master 3: the dial is given up, 3 is dialled.
     3. Only now the first connection stands: nothing is sent on it, the second one is used."""
     loop, dialled = asyncio.get_running_loop(), []
@@ -134,9 +127,9 @@ async def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_master
         dialled.append(factory())
         await asyncio.Event().wait()
 
-    loop.create_connection = create_connection  # type: ignore[assignment, method-assign]
+    loop.create_connection = create_connection
     core = SlaveCore(identity(1), view("h:2"), LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
-    shell = SlaveShell(core, empty_store(), Mock(), lambda: 0, Mock(), OpenLinks())  # type: ignore[arg-type]
+    shell = SlaveShell(core, empty_store(), Mock(), lambda: 0, Mock(), OpenLinks())
     shell.start()
     await asyncio.sleep(0)
     shell.follow(view("h:3", 3))
@@ -154,7 +147,7 @@ async def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_master
     shell.close()
 
 
-def test_g8_a_bad_record_that_cannot_be_taken_back_ends_the_process() -> None:
+async def test_g8_a_bad_record_that_cannot_be_taken_back_ends_the_process():
     """1. A master sends a record whose CRC does not fit. 2. It is cut again, and the disk fails: a
     slave that continued would take what comes next behind the bad bytes."""
     failure = OSError(errno.EIO, "the disk fails")
@@ -162,8 +155,7 @@ def test_g8_a_bad_record_that_cannot_be_taken_back_ends_the_process() -> None:
         append_replicated=Mock(side_effect=CorruptLogError("file", 7, "the CRC does not fit")),
         drop_unverified=Mock(side_effect=failure),
     )
-
-    async def story(scene: Scene) -> None:
+    async with dialled(empty_store(slave_log=log)) as scene:
         writer = await scene.answer_handshake()
         assert await scene.ack() == 0
         writer.write(BYTES)
@@ -171,14 +163,11 @@ def test_g8_a_bad_record_that_cannot_be_taken_back_ends_the_process() -> None:
         scene.listener.on_fatal.assert_called_once_with(failure)
         assert scene.shell.core.phase is SlavePhase.STOPPED
 
-    play(story, empty_store(slave_log=log))
 
-
-def test_r37_a_log_that_failed_acks_nothing_and_is_no_full_disk() -> None:
+async def test_r37_a_log_that_failed_acks_nothing_and_is_no_full_disk():
     """The disk may be full as well; more space would not bring back what is lost."""
     full = OSError(errno.ENOSPC, "no space")
-
-    async def story(scene: Scene) -> None:
+    async with dialled() as scene:
         writer = await scene.answer_handshake()
         assert await scene.ack() == 0
         writer.write(BEAT)
@@ -190,13 +179,10 @@ def test_r37_a_log_that_failed_acks_nothing_and_is_no_full_disk() -> None:
         scene.listener.on_fatal.assert_called_once_with(full)
         assert scene.shell.core.phase is SlavePhase.STOPPED
 
-    play(story)
 
-
-def test_r25_nothing_is_acked_behind_an_epoch_that_the_list_does_not_take() -> None:
+async def test_r25_nothing_is_acked_behind_an_epoch_that_the_list_does_not_take():
     """The connection ends, and the next handshake compares the histories again."""
-
-    async def story(scene: Scene) -> None:
+    async with dialled() as scene:
         scene.store.epochs.append.return_value = False
         writer = await scene.answer_handshake()
         assert await scene.ack() == 0
@@ -205,27 +191,21 @@ def test_r25_nothing_is_acked_behind_an_epoch_that_the_list_does_not_take() -> N
         assert scene.shell.core.phase is SlavePhase.READY
         scene.listener.on_fatal.assert_not_called()
 
-    play(story)
 
-
-def test_r24_a_disk_that_fails_when_a_slave_is_trusted_again_ends_the_process() -> None:
+async def test_r24_a_disk_that_fails_when_a_slave_is_trusted_again_ends_the_process():
     """The slave has caught up, and the file of its suspicion cannot be removed."""
     failure = OSError(errno.EIO, "cannot unlink")
     trust = Mock(must_refetch=False, clear_suspect=Mock(side_effect=failure))
-
-    async def story(scene: Scene) -> None:
+    async with dialled(empty_store(trust=trust)) as scene:
         writer = await scene.answer_handshake()
         writer.write(BEAT)
         await until(lambda: scene.listener.on_fatal.called)
         scene.listener.on_fatal.assert_called_once_with(failure)
 
-    play(story, empty_store(trust=trust))
 
-
-def test_r24_a_slave_that_caught_up_over_a_bad_record_is_not_trusted() -> None:
+async def test_r24_a_slave_that_caught_up_over_a_bad_record_is_not_trusted():
     """It found the record in its first handshake, and has fetched nothing in its place."""
-
-    async def story(scene: Scene) -> None:
+    async with dialled() as scene:
         writer = await scene.answer_handshake()
         assert await scene.ack() == 0
         writer.write(BEAT)
@@ -233,17 +213,12 @@ def test_r24_a_slave_that_caught_up_over_a_bad_record_is_not_trusted() -> None:
         assert scene.shell.core.is_caught_up
         scene.store.trust.clear_suspect.assert_not_called()
 
-    play(story)
 
-
-def test_r21_a_question_to_a_java_master_that_failed_is_no_proof() -> None:
+async def test_r21_a_question_to_a_java_master_that_failed_is_no_proof():
     """Whatever failed: the connection ends, and the next one asks again."""
     java = Mock(identity=Mock(side_effect=ValueError("no such reply")))
-
-    async def story(scene: Scene) -> None:
+    async with dialled(java_master=java) as scene:
         await scene.answer_handshake()
         await scene.ended()
         assert scene.shell.core.phase is SlavePhase.READY
         java.identity.assert_called_once()
-
-    play(story, java_master=java)

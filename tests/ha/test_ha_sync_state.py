@@ -32,6 +32,14 @@ def follow(sync, broker_id, ack, connection_id=None, now=NOW, **kwargs):
 # -- confirmOffset
 
 
+@pytest.fixture
+def sync():
+    """A master whose set is {1, 2}, and 2 follows with nothing to ack."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    return sync
+
+
 def test_r15_confirm_offset_is_the_lowest_required_ack():
     sync = state((1, 2, 3))
     follow(sync, 2, 0)
@@ -41,10 +49,8 @@ def test_r15_confirm_offset_is_the_lowest_required_ack():
     assert confirmed(sync.acked(3, 30, 100, NOW)) == [100]
 
 
-def test_r15_confirm_offset_is_a_message_end():
+def test_r15_confirm_offset_is_a_message_end(sync):
     """Acks come in the middle of messages, for frames cut them; confirmOffset does not."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     for end in (100, 250, 300):
         sync.appended(end, NOW)
     assert confirmed(sync.acked(2, 20, 260, NOW)) == [250]
@@ -130,10 +136,8 @@ def test_the_master_itself_is_never_judged():
 # -- the recorded set
 
 
-def test_r1_a_shrink_counts_when_it_is_committed():
+def test_r1_a_shrink_counts_when_it_is_committed(sync):
     """1 proposes {1}: until the commit 2's ack is needed, for 2 may be elected."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     sync.appended(100, NOW)
     (proposal,) = proposed(sync.set_dead({2}, NOW + 600))
     assert proposal.new_set == {1} and proposal.remove == {2}
@@ -264,11 +268,9 @@ def test_r13_joining_holds_confirm_offset_for_200_ms_at_most():
     assert sync.joining
 
 
-def test_r13_a_slave_whose_acks_do_not_flow_does_not_join():
+def test_r13_a_slave_whose_acks_do_not_flow_does_not_join(sync):
     """A hung or cut-off slave was just shrunk away and is still near: waiting for it would only
     stop the writes once more. It joins with its first ack of something new."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     sync.appended(100, NOW)
     for ms in range(50, 650, 50):
         sync.tick(NOW + ms)
@@ -377,9 +379,7 @@ def test_r50_a_member_that_acks_is_not_removed_on_the_word_of_the_controllers():
     assert proposal.remove == {2} and "dead to the controllers" in proposal.reason
 
 
-def test_r14_an_unacked_byte_may_be_600_ms_old():
-    sync = state((1, 2))
-    follow(sync, 2, 0)
+def test_r14_an_unacked_byte_may_be_600_ms_old(sync):
     sync.appended(100, NOW)
     now = NOW
     for _ in range(11):
@@ -411,9 +411,7 @@ def test_r14_a_new_member_is_judged_from_when_it_joined():
     assert proposal.reason == "2 is behind for 600 ms"
 
 
-def test_r8_bytes_that_were_unacked_while_we_stood_still_count_as_so_much_younger():
-    sync = state((1, 2))
-    follow(sync, 2, 0)
+def test_r8_bytes_that_were_unacked_while_we_stood_still_count_as_so_much_younger(sync):
     now = NOW
     while now < NOW + 2_000:
         now += 50
@@ -438,9 +436,7 @@ def test_r8_bytes_that_were_unacked_while_we_stood_still_count_as_so_much_younge
     assert "2 is behind" in found[0].reason
 
 
-def test_r14_connections_that_end_before_an_ack_keep_no_member():
-    sync = state((1, 2))
-    follow(sync, 2, 0)
+def test_r14_connections_that_end_before_an_ack_keep_no_member(sync):
     sync.disconnected(2, 20, NOW)
     for ms in range(50, 600, 50):
         sync.connected(2, 20 + ms, NOW + ms)
@@ -503,11 +499,9 @@ def first_removal(sync, write, ms):
     return None
 
 
-def test_r14_the_oldest_unacked_byte_counts_not_the_last_ack():
+def test_r14_the_oldest_unacked_byte_counts_not_the_last_ack(sync):
     """A slave acks what came before 550 ms ago and hangs: the byte of 10 ms later is 600 ms old
     soon after, and no write waits twice that long."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
 
     def write(now):
         sync.appended(sync.log.written + 10, now)
@@ -517,10 +511,8 @@ def test_r14_the_oldest_unacked_byte_counts_not_the_last_ack():
     assert first_removal(sync, write, 3_000) == 650
 
 
-def test_r14_coming_back_without_progress_is_being_behind():
+def test_r14_coming_back_without_progress_is_being_behind(sync):
     """It connects, acks what it has, gets stuck and starts over, each time before 600 ms are up."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
 
     def write(now):
         sync.appended(sync.log.written + 10, now)
@@ -534,11 +526,9 @@ def test_r14_coming_back_without_progress_is_being_behind():
 
 
 @pytest.mark.parametrize("hangs_at", [NOW + 1_010, NOW + 1_100, NOW + 1_190])
-def test_r14_calm_ticks_judge_a_slave_as_early_as_quick_ones(hangs_at):
+def test_r14_calm_ticks_judge_a_slave_as_early_as_quick_ones(sync, hangs_at):
     """While all is well a tick each 200 ms is enough: who hangs is looked at more often long before
     its time is up."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     now = ticked = acked = NOW
     pauses, removed = set(), False
     while not removed:
@@ -554,9 +544,7 @@ def test_r14_calm_ticks_judge_a_slave_as_early_as_quick_ones(hangs_at):
     assert 600 <= now - acked < 650
 
 
-def test_r14_a_slave_that_acks_200_ms_late_stays():
-    sync = state((1, 2))
-    follow(sync, 2, 0)
+def test_r14_a_slave_that_acks_200_ms_late_stays(sync):
     written = {}
 
     def write(now):
@@ -568,10 +556,8 @@ def test_r14_a_slave_that_acks_200_ms_late_stays():
     assert first_removal(sync, write, 5_000) is None
 
 
-def test_r14_who_is_slow_again_and_again_comes_back_ever_later():
+def test_r14_who_is_slow_again_and_again_comes_back_ever_later(sync):
     """Each time costs all writes 600 ms. The first time is forgiven."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     now, set_epoch, waits = NOW, 5, []
     for _ in range(5):
         sync.appended(sync.log.written + 10, now)
@@ -594,9 +580,7 @@ def test_r14_who_is_slow_again_and_again_comes_back_ever_later():
     assert waits == [0, 1_000, 2_000, 4_000, 8_000]
 
 
-def test_r14_a_long_calm_forgives():
-    sync = state((1, 2))
-    follow(sync, 2, 0)
+def test_r14_a_long_calm_forgives(sync):
     follower = sync.follower(2)
     for _ in range(3):
         follower.slow, follower.joined_ms = True, NOW
@@ -640,10 +624,8 @@ def test_r13_joins_in_vain_become_rarer():
     assert pauses == [1_200, 2_200, 4_200, 8_200]
 
 
-def test_r14_a_slave_that_keeps_up_under_load_stays():
+def test_r14_a_slave_that_keeps_up_under_load_stays(sync):
     """It has never caught up at any instant, but no single byte waits long."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     end, now = 0, NOW
     for _ in range(200):
         now += 25
@@ -653,9 +635,7 @@ def test_r14_a_slave_that_keeps_up_under_load_stays():
         assert not proposed(sync.tick(now))
 
 
-def test_r14_a_pinging_slave_may_be_silent_for_600_ms():
-    sync = state((1, 2))
-    follow(sync, 2, 0)
+def test_r14_a_pinging_slave_may_be_silent_for_600_ms(sync):
     for ms in range(50, 900, 50):
         if ms <= 300:
             sync.acked(2, 20, 0, NOW + ms)
@@ -664,9 +644,7 @@ def test_r14_a_pinging_slave_may_be_silent_for_600_ms():
     assert proposal.reason == "2 is silent for 600 ms"
 
 
-def test_a_java_slave_acks_every_five_seconds_and_stays():
-    sync = state((1, 2))
-    follow(sync, 2, 0)
+def test_a_java_slave_acks_every_five_seconds_and_stays(sync):
     for ms in range(50, 14_000, 50):
         if ms % 5_000 == 0:
             sync.acked(2, 20, 0, NOW + ms)
@@ -693,10 +671,8 @@ def test_reconnecting_for_ever_is_not_following():
     assert proposed(sync.tick(now + 50))
 
 
-def test_r8_a_stall_of_our_own_is_no_evidence():
+def test_r8_a_stall_of_our_own_is_no_evidence(sync):
     """The loop stood still for 5 s: everybody looks silent, and no one is."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     for ms in (50, 100, 150):
         sync.acked(2, 20, 0, NOW + ms)
         sync.tick(NOW + ms)
@@ -798,10 +774,8 @@ def test_r9_a_member_that_held_all_is_given_its_time_in_a_new_epoch_of_its_maste
     assert sync.required_set == {1, 2} and not sync.required_set_whole
 
 
-def test_who_is_not_connected_has_acked_nothing():
+def test_who_is_not_connected_has_acked_nothing(sync):
     """A planned switch reads it, too."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     sync.disconnected(2, 20, NOW)
     assert sync.follower(2).ack == -1
 
@@ -857,10 +831,8 @@ def test_r13_after_the_next_election_a_slave_joins_from_the_start_of_that_epoch_
     assert proposed(sync.acked(2, 20, 100, NOW))[0].add == {2}
 
 
-def test_r14_a_java_slave_that_follows_under_an_id_of_ours_is_given_javas_time():
+def test_r14_a_java_slave_that_follows_under_an_id_of_ours_is_given_javas_time(sync):
     """The connection before it answered heartbeats; this one acks every 5 s when idle."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     for ms in (10, 20):
         sync.acked(2, 20, 0, NOW + ms)
     sync.disconnected(2, 20, NOW + 100)
@@ -961,10 +933,8 @@ def test_r13_pauses_after_joins_in_vain_begin_small_again_once_it_was_a_member()
     assert in_vain(sync, NOW + 40_000) == first
 
 
-def test_r14_only_who_left_for_slowness_is_barred_for_it():
+def test_r14_only_who_left_for_slowness_is_barred_for_it(sync):
     """It was slow once, then dead twice: that tells nothing of how fast it is."""
-    sync = state((1, 2))
-    follow(sync, 2, 0)
     sync.appended(100, NOW)
     for now in range(NOW, NOW + 700, 50):
         sync.tick(now)

@@ -1,7 +1,5 @@
 """Replication over TLS: replicas prove themselves by a certificate, strangers get no byte."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging
@@ -35,30 +33,28 @@ async def pair(group, wait_until):
     return one, two
 
 
-async def test_roles_change_and_logs_are_equal_under_tls(new_group, wait_until, made):
-    async with new_group() as group:
-        nodes(group, made)
-        one, two = await group.add(1), await group.add(2)
-        for master, slave in ((one, two), (two, one), (one, two)):
-            await group.elect(master, 1, 2)
-            await wait_until(lambda m=master: m.ha.required_set_whole)
-            master.put(400)
-            await group.caught_up(master, slave)
-        assert one.log_bytes() == two.log_bytes() and one.readable == 1_200
+async def test_roles_change_and_logs_are_equal_under_tls(group, wait_until, made):
+    nodes(group, made)
+    one, two = await group.add(1), await group.add(2)
+    for master, slave in ((one, two), (two, one), (one, two)):
+        await group.elect(master, 1, 2)
+        await wait_until(lambda m=master: m.ha.required_set_whole)
+        master.put(400)
+        await group.caught_up(master, slave)
+    assert one.log_bytes() == two.log_bytes() and one.readable == 1_200
 
 
-async def test_a_permissive_master_has_slaves_of_both_kinds(new_group, wait_until, made):
-    async with new_group() as group:
-        nodes(group, made, server_mode="permissive", tls_enable=True)
-        group.tls[2] = node_tls(made, "broker/broker-a/2", server_mode="permissive").for_replicas(
-            "broker-a"
-        )
-        assert group.tls[2].dials is None and group.tls[3].dials is not None
-        one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
-        await group.elect(one)
-        await wait_until(lambda: one.ha.in_sync_count == 3)
-        one.put(10)
-        await group.caught_up(one, two, three)
+async def test_a_permissive_master_has_slaves_of_both_kinds(group, wait_until, made):
+    nodes(group, made, server_mode="permissive", tls_enable=True)
+    group.tls[2] = node_tls(made, "broker/broker-a/2", server_mode="permissive").for_replicas(
+        "broker-a"
+    )
+    assert group.tls[2].dials is None and group.tls[3].dials is not None
+    one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
+    await group.elect(one)
+    await wait_until(lambda: one.ha.in_sync_count == 3)
+    one.put(10)
+    await group.caught_up(one, two, three)
 
 
 async def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
@@ -79,7 +75,7 @@ async def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
 
 
 async def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
-    new_group, wait_until, made, monkeypatch
+    group, wait_until, made, monkeypatch
 ):
     """Plain, without a certificate, with one that has ended: the connection ends, and replication
     continues."""
@@ -97,24 +93,23 @@ async def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
             if writer is not None:
                 writer.close()
 
-    async with new_group() as group:
-        nodes(group, made)
-        one, two = await pair(group, wait_until)
-        one.put(10)
-        for context in (
-            None,
-            client_context(client_tls(made)),
-            client_context(client_tls(made, cert_path=late, key_path=late)),
-        ):
-            assert await answer(one.ha.port, context, b"\0" * 12) == b""
-        # Half a greeting is waited for. From here on every true replica is connected.
-        monkeypatch.setattr(tls_listener, "PROVE_S", 0.5)
-        for garbage in (b"\x16\x03\x01" + os.urandom(500), b"\x16" * 30_000):
-            alert = await answer(one.ha.port, None, garbage)
-            assert len(alert) < 16
-        one.put(10)
-        await group.caught_up(one, two)
-        assert one.ha.in_sync_count == 2
+    nodes(group, made)
+    one, two = await pair(group, wait_until)
+    one.put(10)
+    for context in (
+        None,
+        client_context(client_tls(made)),
+        client_context(client_tls(made, cert_path=late, key_path=late)),
+    ):
+        assert await answer(one.ha.port, context, b"\0" * 12) == b""
+    # Half a greeting is waited for. From here on every true replica is connected.
+    monkeypatch.setattr(tls_listener, "PROVE_S", 0.5)
+    for garbage in (b"\x16\x03\x01" + os.urandom(500), b"\x16" * 30_000):
+        alert = await answer(one.ha.port, None, garbage)
+        assert len(alert) < 16
+    one.put(10)
+    await group.caught_up(one, two)
+    assert one.ha.in_sync_count == 2
 
 
 async def test_a_certificate_of_another_group_or_role_gets_no_byte(

@@ -1,7 +1,5 @@
 """Makes `fake_controller`, the scripted controller beside the tests, importable."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A scripted gRPC endpoint of a controller, and what the fake brokers beside it share."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A controller of RocketMQ as a broker sees it: it answers by remoting, and pushes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

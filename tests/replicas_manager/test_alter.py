@@ -1,7 +1,5 @@
 """What a master asks of the controllers about its set, and what it does not even ask (R11, R12)."""
 
-from __future__ import annotations
-
 import pytest
 
 from batonmq.protocol.codes import ResponseCode
@@ -30,7 +28,7 @@ def asked(*members: int) -> OpenAlter | ev.ProposalRefused:
     return alter_for(proposal, VIEW, 1, lambda: "request-1")
 
 
-def test_r12_a_request_names_epochs_and_the_process_of_each_member() -> None:
+def test_r12_a_request_names_epochs_and_the_process_of_each_member():
     made = asked(1, 2, 3)
     assert isinstance(made, OpenAlter)
     request = made.send("n0:1")
@@ -40,7 +38,7 @@ def test_r12_a_request_names_epochs_and_the_process_of_each_member() -> None:
     assert made.send("n1:1").request_id == "request-1", "a repetition is the same request"
 
 
-def test_r12_a_process_that_was_registered_since_the_proposal_is_not_named() -> None:
+def test_r12_a_process_that_was_registered_since_the_proposal_is_not_named():
     """The acks that counted were the earlier one's: the controllers refuse to add it."""
     counted = {1: "one", 2: "two", 3: "three before"}
     proposal = ev.ProposalRequested(frozenset({1, 2, 3}), "why", 700, (3, 5), counted)
@@ -58,14 +56,12 @@ def test_r12_a_process_that_was_registered_since_the_proposal_is_not_named() -> 
         ((1, 9), ResponseCode.CONTROLLER_INVALID_REPLICAS),
     ],
 )
-def test_what_no_controller_could_grant_is_refused_here(
-    members: tuple[int, ...], code: int
-) -> None:
+def test_what_no_controller_could_grant_is_refused_here(members, code):
     refused = asked(*members)
     assert isinstance(refused, ev.ProposalRefused) and refused.code == code
 
 
-def test_r11_a_late_failure_at_an_earlier_controller_repeats_nothing() -> None:
+def test_r11_a_late_failure_at_an_earlier_controller_repeats_nothing():
     made = asked(1, 2, 3)
     assert isinstance(made, OpenAlter)
     made.send("n0:1")

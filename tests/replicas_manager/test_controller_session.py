@@ -1,7 +1,5 @@
 """The stream to one controller finds it wherever it is now."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from typing import Any
@@ -17,9 +15,7 @@ from batonmq.replicas_manager import session
 from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
 
-async def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_controller_that_came_back_elsewhere_is_looked_up_again(monkeypatch):
     """1. The name leads where nobody listens. 2. The next channel finds the controller."""
     monkeypatch.setattr(session, "READY_S", 0.05)
     dial = grpc.aio.insecure_channel
@@ -51,7 +47,7 @@ async def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
 
 
 @pytest.mark.parametrize("failure", [OSError("no space left on device"), AssertionError("rule")])
-async def test_a_session_survives_a_consumer_of_its_events_that_fails(failure: Exception) -> None:
+async def test_a_session_survives_a_consumer_of_its_events_that_fails(failure):
     """A full disk at a role change, say: the broker is not dead to that controller for ever. A
     broken rule reaches the loop's handler, which ends a server."""
     controller, seen = FakeController(), asyncio.Event()
@@ -81,9 +77,7 @@ async def test_a_session_survives_a_consumer_of_its_events_that_fails(failure: E
     await controller.stop()
 
 
-async def test_r5_what_was_answered_on_an_earlier_stream_is_no_answer_on_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_r5_what_was_answered_on_an_earlier_stream_is_no_answer_on_the_next(monkeypatch):
     """The controller counts heartbeats of a stream from 1: it would take a deaf broker for one that
     hears it."""
     monkeypatch.setattr(session, "REDIAL_FIRST_S", 0.0)
@@ -135,7 +129,7 @@ def unconnected(*accepted: bool) -> Unconnected:
     return made
 
 
-async def test_a_dial_that_fails_within_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dial_that_fails_within_is_repeated(monkeypatch):
     """Else there would be no session with that controller until the broker is started again."""
     monkeypatch.setattr(session, "REDIAL_FIRST_S", 0.0)
     monkeypatch.setattr(
@@ -148,9 +142,7 @@ async def test_a_dial_that_fails_within_is_repeated(monkeypatch: pytest.MonkeyPa
     await keeper.close("done", 0)
 
 
-async def test_a_controller_that_refuses_is_dialled_ever_more_seldom(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_controller_that_refuses_is_dialled_ever_more_seldom(monkeypatch):
     pauses = []
 
     async def sleep(seconds: float) -> None:
@@ -164,9 +156,7 @@ async def test_a_controller_that_refuses_is_dialled_ever_more_seldom(
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.05, 0.1]
 
 
-async def test_a_controller_that_does_not_read_gets_the_newest_heartbeats_and_a_goodbye_first() -> (
-    None
-):
+async def test_a_controller_that_does_not_read_gets_the_newest_heartbeats_and_a_goodbye_first():
     keeper = unconnected()
     keeper._outbox = outbox = asyncio.Queue(session.OUTBOX_MAX)
     effect = ev.SendHeartbeat("c1:1", 0, 0, 0, 0)
@@ -181,6 +171,6 @@ async def test_a_controller_that_does_not_read_gets_the_newest_heartbeats_and_a_
     assert outbox.get_nowait() is None
 
 
-def test_a_controller_that_was_started_again_is_dialled_soon() -> None:
+def test_a_controller_that_was_started_again_is_dialled_soon():
     """It may lead in the next moment, and knows of no broker that has not dialled it (R35)."""
     assert dict(session.CHANNEL_OPTIONS)["grpc.max_reconnect_backoff_ms"] <= 200

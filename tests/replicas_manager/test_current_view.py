@@ -1,9 +1,6 @@
 """Which view counts, what this process is in it (R2, R3, R20), and what a newer one makes void."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -39,14 +36,12 @@ def view(epoch: int, set_epoch: int = 1, master: int = 1, incarnation: str = "b"
         (view(4, master=0, incarnation=""), Role.FENCED),
     ],
 )
-def test_r3_master_is_the_process_that_was_elected_in_an_epoch_of_its_own(
-    seen: RoleView, role: Role
-) -> None:
+def test_r3_master_is_the_process_that_was_elected_in_an_epoch_of_its_own(seen, role):
     """Epoch 3 was accepted by an earlier life of this broker."""
     assert CurrentView(1, "b", 3).role_in(seen) is role
 
 
-def test_r20_only_epochs_that_grow_are_taken() -> None:
+def test_r20_only_epochs_that_grow_are_taken():
     current = CurrentView(1, "b", 0)
     current.take(view(3, 5))
     assert [
@@ -60,7 +55,7 @@ def test_r20_only_epochs_that_grow_are_taken() -> None:
     ]
 
 
-async def test_r11_what_was_meant_for_an_older_role_does_not_reach_the_next() -> None:
+async def test_r11_what_was_meant_for_an_older_role_does_not_reach_the_next():
     """1 becoming slave takes its time. 2 outcomes and sets wait behind it. 3 it is elected."""
     opened, actions, sets = asyncio.Event(), AsyncMock(), Mock()
 
@@ -85,15 +80,10 @@ async def test_r11_what_was_meant_for_an_older_role_does_not_reach_the_next() ->
     sets.set_dead.assert_called_once()
 
 
-def test_the_check_code_stays_until_the_id_is_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_code_stays_until_the_id_is_durable(tmp_path, monkeypatch):
     file = identity.IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a")
     code = file.load().check_code
-
-    def fail(*_: object) -> None:
-        raise OSError("no room")
-
+    fail = Mock(side_effect=OSError("no room"))
     with monkeypatch.context() as broken:
         broken.setattr(identity, "replace_file", fail)
         with pytest.raises(OSError, match="no room"):
@@ -102,20 +92,20 @@ def test_the_check_code_stays_until_the_id_is_durable(
     assert (again.broker_id, again.check_code) == (0, code)
 
 
-def test_r5_an_older_answer_does_not_shorten_the_lease() -> None:
+def test_r5_an_older_answer_does_not_shorten_the_lease():
     lease = Lease(600)
     for sent_ms in (100, 50):
         lease.extend(ev.AnswerReceived("c1", sent_ms, True, 1, "c1", 3, 1), 3)
     assert lease.valid(699) and not lease.valid(700)
 
 
-def test_r7_an_answer_to_a_broker_that_is_not_the_master_on_record_gives_no_lease() -> None:
+def test_r7_an_answer_to_a_broker_that_is_not_the_master_on_record_gives_no_lease():
     lease = Lease(600)
     lease.extend(ev.AnswerReceived("c1", 100, True, 1, "c1", 3, 1, no_lease=True), 3)
     assert not lease.valid(101)
 
 
-def test_a_newer_role_change_begins_without_the_failures_of_the_one_before() -> None:
+def test_a_newer_role_change_begins_without_the_failures_of_the_one_before():
     changes = RoleChanges()
     assert changes.is_new(view(3), Role.MASTER)
     for _ in range(4):
@@ -128,7 +118,7 @@ def test_a_newer_role_change_begins_without_the_failures_of_the_one_before() -> 
     assert not changes.due(1_049, []) and changes.due(1_050, [])
 
 
-def test_r2_controllers_hear_of_an_epoch_once_a_restart_remembers_it() -> None:
+def test_r2_controllers_hear_of_an_epoch_once_a_restart_remembers_it():
     """The view of epoch 3 is in force, but a power cut would forget it."""
     state = ReplicasState(
         broker_name="broker-a",

@@ -1,7 +1,5 @@
 """What goes to controllers of ours: facts of heartbeats, and the election that ends a switch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +46,7 @@ class Scene:
             log_facts=lambda: FACTS,
         )
         self.link = GrpcLink(config, "life-1", events)
-        self.link._channels = SimpleNamespace(stub=self.stub)  # type: ignore[assignment]
+        self.link._channels = SimpleNamespace(stub=self.stub)
 
     def stub(self, controller: str) -> Any:
         async def elect(request: pb.ElectMasterRequest, timeout: float) -> Any:
@@ -65,9 +63,7 @@ def reply(code: ResponseCode, view: pb.RoleView | None = None) -> pb.ElectMaster
     return pb.ElectMasterReply(status=pb.Status(code=code, remark="a remark"), view=view)
 
 
-def test_the_log_says_once_that_no_controller_has_answered_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_once_that_no_controller_has_answered_for_a_while(monkeypatch, caplog):
     link, call = Scene().link, ev.SendRegister("c1", 0, "r1", "")
     not_leader = ev.Replied(call, ResponseCode.CONTROLLER_NOT_LEADER, "")
     unanswered = ev.Unanswered(call, "refused")
@@ -82,10 +78,10 @@ def test_the_log_says_once_that_no_controller_has_answered_for_a_while(
     assert at(7_000, unanswered) == at(60_000, unanswered) == ["no_controller_answers"]
 
 
-async def test_a_heartbeat_tells_the_log_and_what_was_accepted() -> None:
+async def test_a_heartbeat_tells_the_log_and_what_was_accepted():
     scene, sent = Scene(), []
     session = SimpleNamespace(heartbeat=lambda effect, message: sent.append(message))
-    scene.link._sessions["c1"] = session  # type: ignore[assignment]
+    scene.link._sessions["c1"] = session
     scene.link.heartbeat(ev.SendHeartbeat("c1", 5, 1_234, 3, 9), FACTS)
     scene.link.heartbeat(ev.SendHeartbeat("c2", 5, 1_234, 3, 9), FACTS)
     assert sent == [
@@ -104,9 +100,7 @@ async def test_a_heartbeat_tells_the_log_and_what_was_accepted() -> None:
 
 
 @pytest.mark.parametrize(("leader", "asked"), [(None, "c1"), ("c2", "c2")])
-async def test_r33_the_election_names_epoch_and_drained_offset_at_who_leads_now(
-    leader: str | None, asked: str
-) -> None:
+async def test_r33_the_election_names_epoch_and_drained_offset_at_who_leads_now(leader, asked):
     """Each attempt is the same request. The view that it comes with is taken first: the old master
     must not go on for a moment after it was told."""
     view = view_message(2, 4, 1, [2], {1: "life-1", 2: "life-2"})
@@ -130,7 +124,7 @@ async def test_r33_the_election_names_epoch_and_drained_offset_at_who_leads_now(
     assert len(scene.events) == 2
 
 
-async def test_r33_without_an_answer_the_outcome_is_unknown() -> None:
+async def test_r33_without_an_answer_the_outcome_is_unknown():
     scene = Scene()
     assert await scene.link.elect(TASK, 777) is None
     assert not await scene.link.hand_over("c2", 2, 3, "full disk")
@@ -138,9 +132,7 @@ async def test_r33_without_an_answer_the_outcome_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SUCCESS, ResponseCode.CONTROLLER_NOT_LEADER])
-async def test_r45_a_hand_over_is_done_only_where_the_controllers_say_so(
-    code: ResponseCode,
-) -> None:
+async def test_r45_a_hand_over_is_done_only_where_the_controllers_say_so(code):
     """A refusal keeps the master at work: it tries again later, at another member."""
     scene = Scene(reply(code), leader="c1")
     done = await scene.link.hand_over("c2", 2, 3, "full disk")

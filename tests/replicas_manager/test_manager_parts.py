@@ -1,7 +1,5 @@
 """What the ReplicasManager hands to its parts, and what its calls make of an answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Generator
 from pathlib import Path
@@ -49,10 +47,10 @@ class Scene:
         state.lease_valid.return_value = True
         self.manager._state = state
         self.events: list[ev.Event] = []
-        self.manager._step = self.events.append  # type: ignore[method-assign]
+        self.manager._step = self.events.append
 
 
-async def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log() -> None:
+async def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log():
     scene = Scene(acks={2: 700, 3: 900})
     heirs: list[tuple[str, int, int]] = []
 
@@ -60,12 +58,12 @@ async def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log() -> N
         heirs.append((leader, heir, master_epoch))
         return True
 
-    scene.manager._link.hand_over = hand_over  # type: ignore[method-assign]
+    scene.manager._link.hand_over = hand_over
     assert await scene.manager.hand_over("full disk")
     assert heirs == [("c1", 3, 3)]
 
 
-def test_r18_why_the_leader_registers_nobody_is_said_until_it_does() -> None:
+def test_r18_why_the_leader_registers_nobody_is_said_until_it_does():
     registration = ControllerRegistration(1, lambda: "r1")
     registration.refused("another process with id 1 lives", 0)
     assert registration.refusal == "another process with id 1 lives"
@@ -74,7 +72,7 @@ def test_r18_why_the_leader_registers_nobody_is_said_until_it_does() -> None:
 
 
 @pytest.mark.parametrize(("role", "epoch"), [(Role.MASTER, 3), (Role.SLAVE, None)])
-def test_r33_only_a_master_has_a_mastership_to_hand_over(role: Role, epoch: int | None) -> None:
+def test_r33_only_a_master_has_a_mastership_to_hand_over(role, epoch):
     """A slave accepted the same masterEpoch: that makes no master of it."""
     scene = Scene(role)
     scene.manager._switch = Mock()
@@ -83,7 +81,7 @@ def test_r33_only_a_master_has_a_mastership_to_hand_over(role: Role, epoch: int 
     scene.manager._switch.requested.assert_called_once_with(task, master_epoch=epoch, lease=True)
 
 
-async def test_r11_a_proposal_is_based_on_the_view_that_the_broker_has() -> None:
+async def test_r11_a_proposal_is_based_on_the_view_that_the_broker_has():
     """A newer one may be on its way to it: on that the proposal knows nothing."""
     scene = Scene()
     scene.manager._runner = Mock(delivered_key=(3, 7))
@@ -110,7 +108,7 @@ class Reply:
 
 
 @pytest.mark.parametrize("leader", ["c2", ""])
-async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader: str) -> None:
+async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader):
     """So the next attempt goes there, and not to each controller in turn."""
     events: list[ev.Event] = []
 
@@ -126,7 +124,7 @@ async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leade
     assert answered.code == ResponseCode.CONTROLLER_NOT_LEADER
 
 
-async def test_a_call_that_fails_within_has_an_outcome_all_the_same() -> None:
+async def test_a_call_that_fails_within_has_an_outcome_all_the_same():
     """A text that no message can hold, say: the state machine asks again only after an outcome."""
     events: list[ev.Event] = []
 

@@ -1,7 +1,5 @@
 """The whole ReplicasManager under a controller of RocketMQ, over real sockets and files."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -91,7 +89,7 @@ def play(folder: Path, script: Callable[[Scene, ReplicasManager], Awaitable[None
     asyncio.run(run())
 
 
-def test_r17_an_election_of_a_log_that_just_became_suspect_is_refused(tmp_path: Path) -> None:
+def test_r17_an_election_of_a_log_that_just_became_suspect_is_refused(tmp_path):
     """1. The controllers elect this broker, and its log becomes suspect in that moment. 2. It is
     whole again and registers anew. 3. They name it again in the epoch that it refused: it stays
     silent. 4. They elect it anew."""

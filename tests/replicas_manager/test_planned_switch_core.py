@@ -1,7 +1,5 @@
 """R33 at the master, step by step on a moved clock: what is held, how long, and what ends it."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 
@@ -64,7 +62,7 @@ def reason_of(effects: object) -> str:
     return failed.reason
 
 
-def test_r33_the_whole_way_ends_with_the_role_change() -> None:
+def test_r33_the_whole_way_ends_with_the_role_change():
     switch = electing()
     assert switch.holding
     assert switch.elect_answered(TASK.switch_id, ResponseCode.SUCCESS, "", T0 + 9) == []
@@ -79,16 +77,14 @@ def test_r33_the_whole_way_ends_with_the_role_change() -> None:
     ("master_epoch", "lease", "why"),
     [(None, True, "not master"), (8, True, "masterEpoch is 8 here"), (7, False, "no lease")],
 )
-def test_r33_a_broker_that_may_not_hand_over_gives_the_reason(
-    master_epoch: int | None, lease: bool, why: str
-) -> None:
+def test_r33_a_broker_that_may_not_hand_over_gives_the_reason(master_epoch, lease, why):
     switch = PlannedSwitch()
     effects = switch.requested(TASK, master_epoch=master_epoch, lease=lease, now_ms=T0)
     assert why in reason_of(effects)
     assert switch.task is None
 
 
-def test_r33_a_second_switch_is_refused_by_name_and_a_repeated_one_is_the_same() -> None:
+def test_r33_a_second_switch_is_refused_by_name_and_a_repeated_one_is_the_same():
     switch = asked()
     other = SwitchTask("c1:9879", "switch:n/2", 3, 7)
     effects = switch.requested(other, master_epoch=7, lease=True, now_ms=T0 + 1)
@@ -97,7 +93,7 @@ def test_r33_a_second_switch_is_refused_by_name_and_a_repeated_one_is_the_same()
     assert switch.task == TASK
 
 
-def test_r33_a_hung_replica_costs_no_write_a_pause() -> None:
+def test_r33_a_hung_replica_costs_no_write_a_pause():
     """It acked all there is, but before it was asked for: that proves nothing now."""
     switch = asked()
     for now_ms in range(T0, T0 + CATCH_UP_MOST_MS, 5):
@@ -108,7 +104,7 @@ def test_r33_a_hung_replica_costs_no_write_a_pause() -> None:
     assert "acked nothing for 430 ms; the old master stays" in reason_of(effects)
 
 
-def test_r33_a_lagging_replica_is_waited_for_without_a_hold() -> None:
+def test_r33_a_lagging_replica_is_waited_for_without_a_hold():
     switch = asked()
     far = NEAR_BYTES + 1
     assert switch.poll(progress(0, end=far), T0 + 5) == []
@@ -120,7 +116,7 @@ def test_r33_a_lagging_replica_is_waited_for_without_a_hold() -> None:
     assert "does not follow" in reason_of(switch.poll(progress(-1), T0 + CATCH_UP_MOST_MS))
 
 
-def test_r33_r42_a_replica_without_this_epochs_tables_is_waited_for_and_then_refused() -> None:
+def test_r33_r42_a_replica_without_this_epochs_tables_is_waited_for_and_then_refused():
     switch = asked()
     lacks = dataclasses.replace(progress(1_000), tables=False)
     assert switch.poll(lacks, T0 + 5) == []
@@ -130,13 +126,13 @@ def test_r33_r42_a_replica_without_this_epochs_tables_is_waited_for_and_then_ref
     assert "tables of this epoch" in reason_of(switch.poll(late, T0 + CATCH_UP_MOST_MS))
 
 
-def test_r33_a_replica_that_left_the_set_is_not_waited_for() -> None:
+def test_r33_a_replica_that_left_the_set_is_not_waited_for():
     switch = asked()
     why = reason_of(switch.poll(progress(1_000, member=False), T0 + 5))
     assert "not in the SyncStateSet" in why
 
 
-def test_r33_the_election_waits_for_the_last_byte_and_for_what_the_others_ack() -> None:
+def test_r33_the_election_waits_for_the_last_byte_and_for_what_the_others_ack():
     switch = draining()
     assert switch.poll(progress(999), T0 + 8) == []
     assert switch.poll(progress(1_000, confirm=950), T0 + 10) == []
@@ -145,14 +141,14 @@ def test_r33_the_election_waits_for_the_last_byte_and_for_what_the_others_ack() 
     assert isinstance(effects[0], ElectTarget)
 
 
-def test_r33_bytes_behind_the_drained_end_do_not_move_it() -> None:
+def test_r33_bytes_behind_the_drained_end_do_not_move_it():
     """A change of a topic may still be written: it is confirmed or not like anything else (R1)."""
     switch = draining()
     effects = switch.poll(progress(1_000, end=1_200, confirm=1_000), T0 + 8)
     assert effects[0] == ElectTarget(TASK, 1_000)
 
 
-def test_r33_the_target_dies_while_sends_are_held_and_the_old_master_reopens() -> None:
+def test_r33_the_target_dies_while_sends_are_held_and_the_old_master_reopens():
     """Its connection is gone: that is seen at once, and 50 ms are left for it to come back."""
     switch = draining()
     assert switch.poll(progress(-1), T0 + 20) == []
@@ -165,14 +161,14 @@ def test_r33_the_target_dies_while_sends_are_held_and_the_old_master_reopens() -
     assert switch.task is None
 
 
-def test_r33_a_target_that_is_shrunk_away_while_sends_are_held_ends_it_at_once() -> None:
+def test_r33_a_target_that_is_shrunk_away_while_sends_are_held_ends_it_at_once():
     switch = draining()
     effects = switch.poll(progress(990, member=False), T0 + 7)
     assert effects[0] == ReleaseSends()
     assert "not in the SyncStateSet any more" in reason_of(effects)
 
 
-def test_r33_a_target_that_hangs_while_sends_are_held_costs_half_a_second() -> None:
+def test_r33_a_target_that_hangs_while_sends_are_held_costs_half_a_second():
     switch = draining()
     assert switch.poll(progress(990), T0 + 5 + HOLD_MOST_MS - 1) == []
     effects = switch.poll(progress(990), T0 + 5 + HOLD_MOST_MS)
@@ -181,7 +177,7 @@ def test_r33_a_target_that_hangs_while_sends_are_held_costs_half_a_second() -> N
 
 
 @pytest.mark.parametrize(("timeout_ms", "held_ms"), [(10 * HOLD_MOST_MS, HOLD_MOST_MS), (200, 200)])
-def test_r33_no_controller_has_sends_held_for_longer(timeout_ms: int, held_ms: int) -> None:
+def test_r33_no_controller_has_sends_held_for_longer(timeout_ms, held_ms):
     switch = PlannedSwitch()
     task = replace(TASK, timeout_ms=timeout_ms)
     assert switch.requested(task, master_epoch=7, lease=True, now_ms=T0) == []
@@ -191,7 +187,7 @@ def test_r33_no_controller_has_sends_held_for_longer(timeout_ms: int, held_ms: i
     assert switch.poll(progress(990), T0 + 5 + held_ms)[0] == ReleaseSends()
 
 
-def test_r33_a_lost_controller_does_not_leave_it_drained() -> None:
+def test_r33_a_lost_controller_does_not_leave_it_drained():
     """Killed after the question, or its answer lost: asked again, then reopened after 500 ms."""
     switch = electing()
     switch.elect_unanswered(TASK.switch_id, T0 + 200)
@@ -207,7 +203,7 @@ def test_r33_a_lost_controller_does_not_leave_it_drained() -> None:
     assert switch.elect_answered(TASK.switch_id, ResponseCode.SUCCESS, "", ends_ms + 1) == []
 
 
-def test_r33_a_new_leader_gets_the_request_and_a_refusal_reopens_at_once() -> None:
+def test_r33_a_new_leader_gets_the_request_and_a_refusal_reopens_at_once():
     switch = electing()
     not_leader = ResponseCode.CONTROLLER_NOT_LEADER
     assert switch.elect_answered(TASK.switch_id, not_leader, "", T0 + 20) == []
@@ -219,14 +215,14 @@ def test_r33_a_new_leader_gets_the_request_and_a_refusal_reopens_at_once() -> No
     assert "masterEpoch is 8" in reason_of(effects)
 
 
-def test_r33_success_without_a_view_still_ends_in_time() -> None:
+def test_r33_success_without_a_view_still_ends_in_time():
     switch = electing()
     assert switch.elect_answered(TASK.switch_id, ResponseCode.SUCCESS, "", T0 + 9) == []
     assert switch.poll(progress(1_000), T0 + 400) == []
     assert switch.poll(progress(1_000), T0 + 5 + HOLD_MOST_MS)[0] == ReleaseSends()
 
 
-def test_r33_a_shorter_requested_time_is_kept() -> None:
+def test_r33_a_shorter_requested_time_is_kept():
     switch = PlannedSwitch()
     task = SwitchTask("c1:9879", "switch:n/1", 2, 7, timeout_ms=100)
     switch.requested(task, master_epoch=7, lease=True, now_ms=T0)
@@ -236,7 +232,7 @@ def test_r33_a_shorter_requested_time_is_kept() -> None:
     assert switch.poll(progress(950), T0 + 105)[0] == ReleaseSends()
 
 
-def test_r33_two_switches_in_a_row_each_hold_anew() -> None:
+def test_r33_two_switches_in_a_row_each_hold_anew():
     switch = draining()
     switch.poll(progress(-1), T0 + 5 + HOLD_MOST_MS)
     second = SwitchTask("c1:9879", "switch:n/2", 2, 7)
@@ -249,14 +245,14 @@ def test_r33_two_switches_in_a_row_each_hold_anew() -> None:
     assert effects[0] == ElectTarget(second, 2_000)
 
 
-def test_r33_an_ack_of_the_very_moment_of_the_request_proves_nothing() -> None:
+def test_r33_an_ack_of_the_very_moment_of_the_request_proves_nothing():
     """It may have come before the request in the same millisecond."""
     switch = asked()
     assert switch.poll(progress(900, ms=T0), T0 + 1) == []
     assert switch.poll(progress(900, ms=T0 + 1), T0 + 2) == [HoldSends()]
 
 
-def test_r33_what_comes_of_an_earlier_switch_is_nothing_to_this_one() -> None:
+def test_r33_what_comes_of_an_earlier_switch_is_nothing_to_this_one():
     switch = electing()
     due_ms = switch.next_ms
     fenced = ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH

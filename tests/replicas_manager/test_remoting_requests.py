@@ -1,7 +1,5 @@
 """Requests to RocketMQ's controllers, and views from their answers, beside golden ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -70,7 +68,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("code", "number", "made"), MADE)
-def test_requests_are_those_of_a_java_broker(code: int, number: int, made: RemotingCommand) -> None:
+def test_requests_are_those_of_a_java_broker(code, number, made):
     golden = example(code, number)["request"]
     header = json.loads(golden["header"])
     assert made.code == header["code"] == code
@@ -78,7 +76,7 @@ def test_requests_are_those_of_a_java_broker(code: int, number: int, made: Remot
     assert made.body.hex() == golden["body_hex"]
 
 
-def test_the_group_in_a_golden_answer() -> None:
+def test_the_group_in_a_golden_answer():
     view = group_view(reply_to(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, 1), *GROUP)
     assert view is not None
     assert view.key == (2, 3)
@@ -90,12 +88,12 @@ def test_the_group_in_a_golden_answer() -> None:
     )
 
 
-def test_a_group_that_the_controllers_do_not_know() -> None:
+def test_a_group_that_the_controllers_do_not_know():
     reply = RemotingCommand(0, body=b'{"replicasInfoTable":{}}')
     assert group_view(reply, *GROUP) is None
 
 
-def test_a_group_without_a_master() -> None:
+def test_a_group_without_a_master():
     """As Java writes it: what is null is left out."""
     info = '{"masterEpoch":3,"syncStateSetEpoch":4,"inSyncReplicas":[],"notInSyncReplicas":[]}'
     body = f'{{"replicasInfoTable":{{"broker-a":{info}}}}}'.encode()
@@ -104,18 +102,18 @@ def test_a_group_without_a_master() -> None:
     assert (view.master_broker_id, view.master_address, view.key) == (None, "", (3, 4))
 
 
-def test_an_answer_of_nonsense_is_an_error() -> None:
+def test_an_answer_of_nonsense_is_an_error():
     with pytest.raises(RemoteProtocolError, match="BrokerReplicasInfo"):
         group_view(RemotingCommand(0, body=b'{"replicasInfoTable":7}'), *GROUP)
 
 
-def test_who_leads_in_a_golden_answer() -> None:
+def test_who_leads_in_a_golden_answer():
     reply = reply_to(RequestCode.CONTROLLER_GET_METADATA_INFO)
     assert LeaderInfo.of(reply) == LeaderInfo(is_leader=True, leader="127.0.0.1:9878")
     assert LeaderInfo.of(RemotingCommand(0)) == LeaderInfo(is_leader=False, leader="")
 
 
-def test_r41_a_process_has_a_name_only_as_the_replica_that_was_asked() -> None:
+def test_r41_a_process_has_a_name_only_as_the_replica_that_was_asked():
     said = EpochEntryCache(broker_id=2, broker_name="broker-a", cluster_name="DefaultCluster")
     ext = {INCARNATION_FIELD: "life", LOG_ID_FIELD: "log", HA_ADDRESS_FIELD: "h:2"}
     reply = RemotingCommand(0, ext=ext, body=said.encode())
@@ -124,7 +122,7 @@ def test_r41_a_process_has_a_name_only_as_the_replica_that_was_asked() -> None:
     assert PeerName.of(reply, Replica(2), ("DefaultCluster", "other")) == PeerName()
 
 
-def test_a_java_broker_has_no_name() -> None:
+def test_a_java_broker_has_no_name():
     golden = json.loads((GOLDEN / "broker-1007.json").read_text())["examples"][0]["response"]
     reply = RemotingCommand(0, body=bytes.fromhex(golden["body_hex"]))
     assert PeerName.of(reply, Replica(1), GROUP) == PeerName()

@@ -1,9 +1,5 @@
 """Settings and durable facts of the ReplicasManager."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from power_cut import watching
 
@@ -15,7 +11,7 @@ from batonmq.replicas_manager.config import (
 from batonmq.replicas_manager.identity import IdentityError, IdentityFile, RoleFile, RoleFileError
 
 
-def test_r34_the_default_times_fit_together() -> None:
+def test_r34_the_default_times_fit_together():
     SessionTimings().check()
 
 
@@ -30,66 +26,64 @@ def test_r34_the_default_times_fit_together() -> None:
         ({"heartbeat_ms": 0}, "brokerSessionHeartbeatMs"),
     ],
 )
-def test_r34_times_that_contradict_each_other_are_named(times: dict[str, int], key: str) -> None:
+def test_r34_times_that_contradict_each_other_are_named(times, key):
     with pytest.raises(ValueError, match=key):
         SessionTimings(**times).check()
 
 
-def test_grpc_addresses_are_one_above_the_remoting_endpoints() -> None:
+def test_grpc_addresses_are_one_above_the_remoting_endpoints():
     assert controller_addresses("a:9878; b:9978;") == ("a:9879", "b:9979")
     assert controller_addresses("a:9878", "x:1;y:2") == ("x:1", "y:2")
 
 
-def test_remoting_addresses_are_those_of_the_file() -> None:
+def test_remoting_addresses_are_those_of_the_file():
     assert controller_addresses("a:9878; b:9978", protocol="remoting") == ("a:9878", "b:9978")
 
 
 @pytest.mark.parametrize(("interval", "limit"), [(1000, 2000), (50, 10_000), (5000, 10_000)])
-def test_r34_times_under_rocketmqs_controllers_that_contradict_each_other(
-    interval: int, limit: int
-) -> None:
+def test_r34_times_under_rocketmqs_controllers_that_contradict_each_other(interval, limit):
     """The lease must end before the controllers may call this broker dead."""
     with pytest.raises(ValueError, match=r"brokerHeartbeatInterval.*HeartBeatTimeoutMills"):
         remoting_timings(interval, limit)
 
 
 @pytest.mark.parametrize(("interval", "limit"), [(1000, 5000), (1000, 10_000), (200, 1000)])
-def test_r34_times_under_rocketmqs_controllers_fit(interval: int, limit: int) -> None:
+def test_r34_times_under_rocketmqs_controllers_fit(interval, limit):
     remoting_timings(interval, limit).check()
 
 
 @pytest.mark.parametrize("text", ["", " ; ", "host", "host:", "host:port", ":9878", "h:70000"])
-def test_controller_addresses_that_are_none(text: str) -> None:
+def test_controller_addresses_that_are_none(text):
     with pytest.raises(ValueError, match="controllerAddr"):
         controller_addresses(text)
 
 
-def test_a_check_code_is_durable_before_it_is_used(tmp_path: Path) -> None:
+def test_a_check_code_is_durable_before_it_is_used(tmp_path):
     first = IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
     second = IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
     assert first == second
     assert first.broker_id == 0 and first.check_code
 
 
-def test_a_torn_temporary_identity_is_made_anew(tmp_path: Path) -> None:
+def test_a_torn_temporary_identity_is_made_anew(tmp_path):
     (tmp_path / "brokerIdentity-temp").write_text("C#brok")
     loaded = IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
     assert loaded.broker_id == 0 and len(loaded.check_code) == 32
 
 
-def test_a_temporary_identity_of_another_broker_is_refused(tmp_path: Path) -> None:
+def test_a_temporary_identity_of_another_broker_is_refused(tmp_path):
     (tmp_path / "brokerIdentity-temp").write_text("C#broker-b#2#code")
     with pytest.raises(IdentityError, match="brokerName=broker-b"):
         IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
 
 
 @pytest.mark.parametrize("name", ["", "a#b"])
-def test_names_that_an_identity_cannot_hold(tmp_path: Path, name: str) -> None:
+def test_names_that_an_identity_cannot_hold(tmp_path, name):
     with pytest.raises(ValueError, match="brokerName"):
         IdentityFile(tmp_path / "brokerIdentity", "C", name)
 
 
-def test_r2_the_role_file_keeps_the_highest_epoch(tmp_path: Path) -> None:
+def test_r2_the_role_file_keeps_the_highest_epoch(tmp_path):
     file = RoleFile(tmp_path / "masterEpoch")
     assert file.load() == 0
     for epoch in (3, 4, 7):
@@ -97,7 +91,7 @@ def test_r2_the_role_file_keeps_the_highest_epoch(tmp_path: Path) -> None:
         assert RoleFile(tmp_path / "masterEpoch").load() == epoch
 
 
-def test_r2_a_late_write_of_an_earlier_epoch_leaves_both_slots(tmp_path: Path) -> None:
+def test_r2_a_late_write_of_an_earlier_epoch_leaves_both_slots(tmp_path):
     """There was no thread for it; the write after it had one first."""
     file = RoleFile(tmp_path / "masterEpoch")
     file.load()
@@ -106,7 +100,7 @@ def test_r2_a_late_write_of_an_earlier_epoch_leaves_both_slots(tmp_path: Path) -
     assert [int(slot.split()[0]) for slot in file.path.read_text().splitlines()] == [3, 4]
 
 
-def test_r2_an_accepted_epoch_outlives_a_power_cut(tmp_path: Path) -> None:
+def test_r2_an_accepted_epoch_outlives_a_power_cut(tmp_path):
     """Else a slave that was started again would take bytes of the master before."""
     with watching(tmp_path / "b") as cut:
         file = RoleFile(tmp_path / "b" / "masterEpoch")
@@ -117,7 +111,7 @@ def test_r2_an_accepted_epoch_outlives_a_power_cut(tmp_path: Path) -> None:
             assert RoleFile(left / "masterEpoch").load() == epoch
 
 
-def test_r2_a_store_goes_over_the_older_slot(tmp_path: Path) -> None:
+def test_r2_a_store_goes_over_the_older_slot(tmp_path):
     """Also after a restart: the epoch in force is never the one overwritten."""
     path = tmp_path / "masterEpoch"
     RoleFile(path).load()
@@ -129,7 +123,7 @@ def test_r2_a_store_goes_over_the_older_slot(tmp_path: Path) -> None:
         assert slots == {before, epoch}
 
 
-def test_r2_stores_of_one_process_go_to_the_slots_in_turn(tmp_path: Path) -> None:
+def test_r2_stores_of_one_process_go_to_the_slots_in_turn(tmp_path):
     path = tmp_path / "masterEpoch"
     file = RoleFile(path)
     file.load()
@@ -140,7 +134,7 @@ def test_r2_stores_of_one_process_go_to_the_slots_in_turn(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", 128 * b" ", 128 * b"\xff"])
-def test_r2_a_garbled_role_file_stops_the_start(tmp_path: Path, content: bytes) -> None:
+def test_r2_a_garbled_role_file_stops_the_start(tmp_path, content):
     """Taking it for 0 would let a master of the past be fed."""
     path = tmp_path / "masterEpoch"
     path.write_bytes(content)
@@ -148,7 +142,7 @@ def test_r2_a_garbled_role_file_stops_the_start(tmp_path: Path, content: bytes) 
         RoleFile(path).load()
 
 
-def test_r2_a_flipped_byte_in_either_slot_is_noticed(tmp_path: Path) -> None:
+def test_r2_a_flipped_byte_in_either_slot_is_noticed(tmp_path):
     path = tmp_path / "masterEpoch"
     RoleFile(path).load()
     RoleFile(path).store(6)

@@ -1,7 +1,5 @@
 """The shell: a ReplicasManager against a scripted gRPC endpoint, over real sockets and files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -155,113 +153,106 @@ async def new_scene(folder: Path) -> AsyncIterator[Scene]:
         await scene.controller.stop()
 
 
-async def test_register_success(tmp_path: Path) -> None:
+@pytest.fixture
+def scene(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[Scene]:
+    return new_scene(tmp_path)
+
+
+async def test_register_success(scene):
     """testBrokerRegisterSuccess: the id is durable, the temporary file gone."""
-    async with new_scene(tmp_path) as scene:
-        manager = await scene.started()
-        assert manager.broker_id == 1
-        assert scene.identity.read_text() == "C#broker-a#1"
-        assert not scene.temp.exists()
+    manager = await scene.started()
+    assert manager.broker_id == 1
+    assert scene.identity.read_text() == "C#broker-a#1"
+    assert not scene.temp.exists()
 
 
-async def test_restart_with_changed_names_is_refused_with_both_sides(tmp_path: Path) -> None:
+async def test_restart_with_changed_names_is_refused_with_both_sides(scene):
     """...AndRestartWithChangedBrokerConfig: says which file, what it holds, what to do."""
-    async with new_scene(tmp_path) as scene:
-        scene.identity.write_text("C#broker-a#1")
-        manager = scene.make(cluster="Other")
-        with pytest.raises(IdentityError) as caught:
-            await manager.start()
-        text = str(caught.value)
-        assert str(scene.identity) in text
-        assert "brokerClusterName=C" in text and "brokerClusterName=Other" in text
-        assert "move the whole data folder aside" in text
+    scene.identity.write_text("C#broker-a#1")
+    manager = scene.make(cluster="Other")
+    with pytest.raises(IdentityError) as caught:
+        await manager.start()
+    text = str(caught.value)
+    assert str(scene.identity) in text
+    assert "brokerClusterName=C" in text and "brokerClusterName=Other" in text
+    assert "move the whole data folder aside" in text
 
 
-async def test_a_garbled_identity_is_refused(tmp_path: Path) -> None:
-    async with new_scene(tmp_path) as scene:
-        scene.identity.write_bytes(b"\xff\x00garbage")
-        with pytest.raises(IdentityError, match="brokerIdentity"):
-            await scene.make().start()
-        scene.identity.write_text("C#broker-a#0")
-        with pytest.raises(IdentityError, match="not an identity"):
-            await scene.make().start()
+async def test_a_garbled_identity_is_refused(scene):
+    scene.identity.write_bytes(b"\xff\x00garbage")
+    with pytest.raises(IdentityError, match="brokerIdentity"):
+        await scene.make().start()
+    scene.identity.write_text("C#broker-a#0")
+    with pytest.raises(IdentityError, match="not an identity"):
+        await scene.make().start()
 
 
-async def test_a_lost_register_reply_leaks_no_id(tmp_path: Path) -> None:
+async def test_a_lost_register_reply_leaks_no_id(scene):
     """...AtApplyBrokerIdFailed: 1. The controller assigns, the reply is lost, the process dies.
     2. The temporary file stands, no identity. 3. The next process requests with the same code."""
-    async with new_scene(tmp_path) as scene:
-        codes: list[str] = []
+    codes: list[str] = []
 
-        async def lose(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
-            codes.append(request.register_check_code)
-            await asyncio.Event().wait()
-            raise AssertionError
+    async def lose(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
+        codes.append(request.register_check_code)
+        await asyncio.Event().wait()
+        raise AssertionError
 
-        scene.controller.handlers["RegisterBroker"] = lose
-        first = scene.make(incarnation="life-1")
-        await first.start()
-        await scene.controller.until(lambda: bool(codes))
-        await first.close()
-        assert not scene.identity.exists()
-        assert scene.temp.read_text() == f"C#broker-a#0#{codes[0]}"
+    scene.controller.handlers["RegisterBroker"] = lose
+    first = scene.make(incarnation="life-1")
+    await first.start()
+    await scene.controller.until(lambda: bool(codes))
+    await first.close()
+    assert not scene.identity.exists()
+    assert scene.temp.read_text() == f"C#broker-a#0#{codes[0]}"
 
-        def assign(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
-            codes.append(request.register_check_code)
-            return pb.RegisterBrokerReply(broker_id=7)
+    def assign(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
+        codes.append(request.register_check_code)
+        return pb.RegisterBrokerReply(broker_id=7)
 
-        scene.controller.handlers["RegisterBroker"] = assign
-        second = await scene.started()
-        assert second.broker_id == 7
-        assert codes[-1] == codes[0] != ""
-        assert scene.identity.read_text() == "C#broker-a#7"
-        assert not scene.temp.exists()
+    scene.controller.handlers["RegisterBroker"] = assign
+    second = await scene.started()
+    assert second.broker_id == 7
+    assert codes[-1] == codes[0] != ""
+    assert scene.identity.read_text() == "C#broker-a#7"
+    assert not scene.temp.exists()
 
 
-async def test_a_temporary_identity_of_java_is_taken_up(tmp_path: Path) -> None:
+async def test_a_temporary_identity_of_java_is_taken_up(scene):
     """...AtCreateMetadataFileAndDeleteTemp: restart finishes with the code that was kept."""
-    async with new_scene(tmp_path) as scene:
-        scene.temp.write_text("C#broker-a#3#127.0.0.1:10911;1700000000000")
-        await scene.started()
-        request = scene.controller.asked["RegisterBroker"][0]
-        assert request.register_check_code == "127.0.0.1:10911;1700000000000"
+    scene.temp.write_text("C#broker-a#3#127.0.0.1:10911;1700000000000")
+    await scene.started()
+    request = scene.controller.asked["RegisterBroker"][0]
+    assert request.register_check_code == "127.0.0.1:10911;1700000000000"
 
 
-async def test_restart_registers_the_same_id_under_a_new_incarnation(tmp_path: Path) -> None:
+async def test_restart_registers_the_same_id_under_a_new_incarnation(scene):
     """...AtRegisterSuccess: the permanent file is kept and rules."""
-    async with new_scene(tmp_path) as scene:
-        scene.identity.write_text("C#broker-a#5")
-        scene.temp.write_text("C#broker-a#0#old")
-        manager = await scene.started()
-        assert manager.broker_id == 5
-        request = scene.controller.asked["RegisterBroker"][0]
-        assert (request.broker_id, request.incarnation) == (5, "life")
-        assert request.address == "127.0.0.1:10911"
-        assert not scene.temp.exists()
+    scene.identity.write_text("C#broker-a#5")
+    scene.temp.write_text("C#broker-a#0#old")
+    manager = await scene.started()
+    assert manager.broker_id == 5
+    request = scene.controller.asked["RegisterBroker"][0]
+    assert (request.broker_id, request.incarnation) == (5, "life")
+    assert request.address == "127.0.0.1:10911"
+    assert not scene.temp.exists()
 
 
-async def test_r2_the_epoch_is_on_disk_when_the_broker_begins_to_follow(tmp_path: Path) -> None:
-    async with new_scene(tmp_path) as scene:
-        await scene.started()
-        session = await scene.controller.session()
-        await session.push(view_message(2, 4, 7, [2], {1: "life", 2: "life-2"}))
-        await scene.broker.until("slave done", 4)
-        assert scene.broker.persisted_at_action == [4]
+async def test_r2_the_epoch_is_on_disk_when_the_broker_begins_to_follow(scene):
+    await scene.started()
+    session = await scene.controller.session()
+    await session.push(view_message(2, 4, 7, [2], {1: "life", 2: "life-2"}))
+    await scene.broker.until("slave done", 4)
+    assert scene.broker.persisted_at_action == [4]
 
 
-async def test_r2_the_epoch_of_a_mastership_is_on_disk_when_the_change_is_done(
-    tmp_path: Path,
-) -> None:
+async def test_r2_the_epoch_of_a_mastership_is_on_disk_when_the_change_is_done(scene):
     """The role file is written beside the epoch file, and awaited before the next action."""
-    async with new_scene(tmp_path) as scene:
-        manager = await scene.master()
-        await manager.close()
-        assert RoleFile(scene.folder / "brokerRole.json").load() == 1
+    manager = await scene.master()
+    await manager.close()
+    assert RoleFile(scene.folder / "brokerRole.json").load() == 1
 
 
-async def test_r2_a_master_opens_when_its_epoch_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r2_a_master_opens_when_its_epoch_is_on_the_disk(tmp_path, monkeypatch):
     """The two fsyncs of a mastership run side by side; the gate opens after both."""
     stored = threading.Event()
     store = RoleFile.store
@@ -283,42 +274,38 @@ async def test_r2_a_master_opens_when_its_epoch_is_on_the_disk(
         assert RoleFile(scene.folder / "brokerRole.json").load() == 3
 
 
-async def test_r17_a_log_that_is_whole_again_is_registered_at_once(tmp_path: Path) -> None:
+async def test_r17_a_log_that_is_whole_again_is_registered_at_once(scene):
     """1. The broker registers as suspect. 2. Its log is refilled: it registers again, healthy.
 
     3. Later it finds damage: that is registered as well. Nothing else registers it again.
     """
-    async with new_scene(tmp_path) as scene:
-        scene.broker.facts = LogFacts(3, 900, 800, 0, "log", "stopped before a reboot")
-        await scene.started()
-        asked = scene.controller.asked["RegisterBroker"]
-        assert [request.suspect for request in asked] == ["stopped before a reboot"]
-        assert asked[0].accepted_epoch == 3
-        scene.broker.facts = LogFacts(3, 900, 900, 0, "log")
-        await scene.controller.until(lambda: len(asked) == 2)
-        scene.broker.facts = LogFacts(3, 900, 900, 0, "log", "damage")
-        await scene.controller.until(lambda: len(asked) == 3)
-        assert [request.suspect for request in asked[1:]] == ["", "damage"]
-        assert len({request.request_id for request in asked}) == 3
+    scene.broker.facts = LogFacts(3, 900, 800, 0, "log", "stopped before a reboot")
+    await scene.started()
+    asked = scene.controller.asked["RegisterBroker"]
+    assert [request.suspect for request in asked] == ["stopped before a reboot"]
+    assert asked[0].accepted_epoch == 3
+    scene.broker.facts = LogFacts(3, 900, 900, 0, "log")
+    await scene.controller.until(lambda: len(asked) == 2)
+    scene.broker.facts = LogFacts(3, 900, 900, 0, "log", "damage")
+    await scene.controller.until(lambda: len(asked) == 3)
+    assert [request.suspect for request in asked[1:]] == ["", "damage"]
+    assert len({request.request_id for request in asked}) == 3
 
 
-async def test_r17_a_registration_names_the_incarnations_that_wrote_in_the_folder(
-    tmp_path: Path,
-) -> None:
-    async with new_scene(tmp_path) as scene:
-        for life in ("one", "two", "three"):
-            manager = await scene.started(incarnation=life)
-            await manager.close()
-        asked = scene.controller.asked["RegisterBroker"]
-        assert [list(request.earlier_lives) for request in asked] == [[], ["one"], ["two"]]
-        (tmp_path / "lives").write_text("one\n")
-        await scene.started(incarnation="four")
-        assert list(asked[-1].earlier_lives) == ["one"]
+async def test_r17_a_registration_names_the_incarnations_that_wrote_in_the_folder(scene, tmp_path):
+    for life in ("one", "two", "three"):
+        manager = await scene.started(incarnation=life)
+        await manager.close()
+    asked = scene.controller.asked["RegisterBroker"]
+    assert [list(request.earlier_lives) for request in asked] == [[], ["one"], ["two"]]
+    (tmp_path / "lives").write_text("one\n")
+    await scene.started(incarnation="four")
+    assert list(asked[-1].earlier_lives) == ["one"]
 
 
 def test_r17_the_first_incarnations_of_a_folder_count_for_nothing_before_one_is_registered(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """An older version may have written here, whose incarnation is recorded, but in no file."""
     log = IncarnationLog(tmp_path / "lives")
     assert [log.begin(life) for life in ("one", "two")] == [(), ()]
@@ -328,9 +315,7 @@ def test_r17_the_first_incarnations_of_a_folder_count_for_nothing_before_one_is_
     assert log.begin("four") == ("three",)
 
 
-def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_back(
-    tmp_path: Path,
-) -> None:
+def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_back(tmp_path):
     """The controllers remember the last registered incarnation: it is never dropped."""
     log = IncarnationLog(tmp_path / "lives")
     log.begin("registered")
@@ -342,55 +327,50 @@ def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_ba
     assert earlier[-1] == f"life-{3 * INCARNATIONS_MAX - 2}"
 
 
-async def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> None:
-    async with new_scene(tmp_path) as scene:
-        first = await scene.master()
-        await first.close()
-        scene.make(incarnation="life-2")
-        assert scene.manager is not None
-        await scene.manager.start()
-        assert scene.manager._state is not None
-        assert scene.manager._state.current.highest_master_epoch == 1
-        assert scene.manager.role is Role.FENCED
+async def test_r2_the_highest_epoch_is_remembered_over_a_restart(scene):
+    first = await scene.master()
+    await first.close()
+    scene.make(incarnation="life-2")
+    assert scene.manager is not None
+    await scene.manager.start()
+    assert scene.manager._state is not None
+    assert scene.manager._state.current.highest_master_epoch == 1
+    assert scene.manager.role is Role.FENCED
 
 
-async def test_hello_heartbeats_and_goodbye(tmp_path: Path) -> None:
-    async with new_scene(tmp_path) as scene:
-        scene.broker.facts = LogFacts(3, 900, 800, 100, "log-9")
-        manager = await scene.started()
-        session = await scene.controller.session()
-        hello = session.hello
-        assert (hello.broker_id, hello.incarnation, hello.log_id) == (1, "life", "log-9")
-        await scene.controller.until(lambda: bool(session.heartbeats))
-        heartbeat = session.heartbeats[0]
-        assert (heartbeat.epoch, heartbeat.max_offset, heartbeat.min_offset) == (3, 900, 100)
-        await manager.close("maintenance")
-        await session.ended.wait()
-        assert session.goodbye == "maintenance"
+async def test_hello_heartbeats_and_goodbye(scene):
+    scene.broker.facts = LogFacts(3, 900, 800, 100, "log-9")
+    manager = await scene.started()
+    session = await scene.controller.session()
+    hello = session.hello
+    assert (hello.broker_id, hello.incarnation, hello.log_id) == (1, "life", "log-9")
+    await scene.controller.until(lambda: bool(session.heartbeats))
+    heartbeat = session.heartbeats[0]
+    assert (heartbeat.epoch, heartbeat.max_offset, heartbeat.min_offset) == (3, 900, 100)
+    await manager.close("maintenance")
+    await session.ended.wait()
+    assert session.goodbye == "maintenance"
 
 
-async def test_a_newer_view_replaces_what_waits_behind_a_running_change(tmp_path: Path) -> None:
+async def test_a_newer_view_replaces_what_waits_behind_a_running_change(scene):
     """1. Becoming slave of epoch 1 hangs. 2. Epochs 2 and 3 are pushed. 3. After the hang only
     epoch 3 is acted on, and it was on disk before."""
-    async with new_scene(tmp_path) as scene:
-        await scene.started()
-        session = await scene.controller.session()
-        incarnations = {1: "life", 2: "life-2"}
-        scene.broker.gate.clear()
-        await session.push(view_message(2, 1, 1, [2], incarnations))
-        await scene.broker.until("slave", 1)
-        await session.push(view_message(2, 2, 2, [2], incarnations))
-        await session.push(view_message(2, 3, 3, [2], incarnations))
-        await scene.controller.until(lambda: session.heartbeats[-1].master_epoch == 3)
-        scene.broker.gate.set()
-        await scene.broker.until("slave done", 3)
-        assert ("slave", 2) not in scene.broker.calls
-        assert scene.broker.persisted_at_action == [1, 3]
+    await scene.started()
+    session = await scene.controller.session()
+    incarnations = {1: "life", 2: "life-2"}
+    scene.broker.gate.clear()
+    await session.push(view_message(2, 1, 1, [2], incarnations))
+    await scene.broker.until("slave", 1)
+    await session.push(view_message(2, 2, 2, [2], incarnations))
+    await session.push(view_message(2, 3, 3, [2], incarnations))
+    await scene.controller.until(lambda: session.heartbeats[-1].master_epoch == 3)
+    scene.broker.gate.set()
+    await scene.broker.until("slave done", 3)
+    assert ("slave", 2) not in scene.broker.calls
+    assert scene.broker.persisted_at_action == [1, 3]
 
 
-async def test_a_role_change_that_raised_is_tried_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_role_change_that_raised_is_tried_again(tmp_path, caplog):
     async with new_scene(tmp_path) as scene:
         await scene.started()
         session = await scene.controller.session()
@@ -401,9 +381,7 @@ async def test_a_role_change_that_raised_is_tried_again(
     assert "role_change_failed" in caplog.text
 
 
-async def test_a_master_that_cannot_become_one_is_fatal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_master_that_cannot_become_one_is_fatal(tmp_path, monkeypatch):
     """It was elected and fails each time: the process has to end for another to be elected."""
     monkeypatch.setattr("batonmq.replicas_manager.role_runner.MASTER_ATTEMPTS_MAX", 2)
     async with new_scene(tmp_path) as scene:
@@ -417,21 +395,20 @@ async def test_a_master_that_cannot_become_one_is_fatal(
         assert scene.broker.calls.count(("master", 1)) == 2
 
 
-async def test_an_id_that_cannot_be_kept_is_fatal(tmp_path: Path) -> None:
+async def test_an_id_that_cannot_be_kept_is_fatal(scene):
     """A broker that only drops the reply is registered, never heard of again, and says nothing."""
-    async with new_scene(tmp_path) as scene:
-        fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        manager = scene.make(on_fatal=fatal.set_result)
-        await manager.start()
-        scene.identity.mkdir()  # so its file cannot be replaced
-        async with asyncio.timeout(10):
-            assert isinstance(await fatal, OSError)
-        assert not manager.registered
+    fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    manager = scene.make(on_fatal=fatal.set_result)
+    await manager.start()
+    scene.identity.mkdir()  # so its file cannot be replaced
+    async with asyncio.timeout(10):
+        assert isinstance(await fatal, OSError)
+    assert not manager.registered
 
 
 async def test_r45_a_full_disk_keeps_nobody_from_being_elected_and_ends_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """After some attempts the sessions break, so another one is elected. This one goes on trying,
     and is master once there is room, if nobody else was elected."""
     monkeypatch.setattr("batonmq.replicas_manager.role_runner.MASTER_ATTEMPTS_MAX", 2)
@@ -446,65 +423,58 @@ async def test_r45_a_full_disk_keeps_nobody_from_being_elected_and_ends_no_proce
         assert scene.broker.calls.count(("master", 1)) == 4
 
 
-async def test_r24_a_damaged_log_does_not_try_to_become_master_twice(tmp_path: Path) -> None:
+async def test_r24_a_damaged_log_does_not_try_to_become_master_twice(scene):
     """The next start finds the damage, and the controllers elect another one meanwhile."""
-    async with new_scene(tmp_path) as scene:
-        fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        await scene.started(on_fatal=fatal.set_result)
-        session = await scene.controller.session()
-        scene.broker.failures = 100
-        scene.broker.failure = CorruptLogError("file", 7, "CRC")
-        await session.push(view_message(1, 1, 1, [1], {1: "life"}))
-        async with asyncio.timeout(10):
-            assert await fatal is scene.broker.failure
-        assert scene.broker.calls.count(("master", 1)) == 1
+    fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    await scene.started(on_fatal=fatal.set_result)
+    session = await scene.controller.session()
+    scene.broker.failures = 100
+    scene.broker.failure = CorruptLogError("file", 7, "CRC")
+    await session.push(view_message(1, 1, 1, [1], {1: "life"}))
+    async with asyncio.timeout(10):
+        assert await fatal is scene.broker.failure
+    assert scene.broker.calls.count(("master", 1)) == 1
 
 
-async def test_the_lease_is_valid_while_the_leader_answers(tmp_path: Path) -> None:
-    async with new_scene(tmp_path) as scene:
-        manager = await scene.master()
-        assert manager.lease_valid(boot_ms())
-        scene.controller.answering = False
-        await scene.broker.until("lease", False)
-        assert not manager.lease_valid(boot_ms())
-        assert manager.role is Role.MASTER
+async def test_the_lease_is_valid_while_the_leader_answers(scene):
+    manager = await scene.master()
+    assert manager.lease_valid(boot_ms())
+    scene.controller.answering = False
+    await scene.broker.until("lease", False)
+    assert not manager.lease_valid(boot_ms())
+    assert manager.role is Role.MASTER
 
 
-async def test_r36_a_controller_that_comes_back_is_found_again(tmp_path: Path) -> None:
-    async with new_scene(tmp_path) as scene:
-        manager = await scene.master()
-        session = await scene.controller.session()
-        port = int(scene.controller.address.rpartition(":")[2])
-        await scene.controller.stop()
-        await session.ended.wait()
-        await scene.broker.until("lease", False)
-        scene.broker.calls.remove(("lease", True))
-        await scene.controller.start(port)
-        await scene.broker.until("lease", True)
-        assert manager.role is Role.MASTER
-        assert not [call for call in scene.broker.calls if call[0] == "stand_down"]
+async def test_r36_a_controller_that_comes_back_is_found_again(scene):
+    manager = await scene.master()
+    session = await scene.controller.session()
+    port = int(scene.controller.address.rpartition(":")[2])
+    await scene.controller.stop()
+    await session.ended.wait()
+    await scene.broker.until("lease", False)
+    scene.broker.calls.remove(("lease", True))
+    await scene.controller.start(port)
+    await scene.broker.until("lease", True)
+    assert manager.role is Role.MASTER
+    assert not [call for call in scene.broker.calls if call[0] == "stand_down"]
 
 
-async def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
-    async with new_scene(tmp_path) as scene:
-        manager = await scene.master()
-        incarnations = {1: "life", 2: "life-2"}
-        scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
-            view=view_message(1, 1, 2, [1, 2], incarnations)
-        )
-        manager.propose(Wanted(frozenset({1, 2}), confirm_offset=44))
-        await scene.broker.until("adopt", 2)
-        request = scene.controller.asked["AlterSyncStateSet"][0]
-        assert (request.master_incarnation, request.confirm_offset) == ("life", 44)
-        assert [(m.broker_id, m.incarnation) for m in request.new_set] == [
-            (1, "life"),
-            (2, "life-2"),
-        ]
+async def test_a_proposal_goes_out_and_its_outcome_comes_back(scene):
+    manager = await scene.master()
+    incarnations = {1: "life", 2: "life-2"}
+    scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
+        view=view_message(1, 1, 2, [1, 2], incarnations)
+    )
+    manager.propose(Wanted(frozenset({1, 2}), confirm_offset=44))
+    await scene.broker.until("adopt", 2)
+    request = scene.controller.asked["AlterSyncStateSet"][0]
+    assert (request.master_incarnation, request.confirm_offset) == ("life", 44)
+    assert [(m.broker_id, m.incarnation) for m in request.new_set] == [(1, "life"), (2, "life-2")]
 
 
 async def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("batonmq.replicas_manager.session.CALL_TIMEOUT_S", 0.05)
     async with new_scene(tmp_path) as scene:
         manager = await scene.master()
@@ -525,9 +495,7 @@ async def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answere
         assert len(ids) == 1
 
 
-async def test_r11_a_call_whose_connection_is_closed_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r11_a_call_whose_connection_is_closed_is_repeated(tmp_path, monkeypatch):
     """A session that is dropped for its silence closes the channel under the calls, too."""
     monkeypatch.setattr("batonmq.replicas_manager.session.CALL_TIMEOUT_S", 60)
     async with new_scene(tmp_path) as scene:
@@ -551,44 +519,40 @@ async def test_r11_a_call_whose_connection_is_closed_is_repeated(
         assert len(scene.controller.asked["AlterSyncStateSet"]) == 2
 
 
-async def test_events_reach_the_history(tmp_path: Path) -> None:
-    async with new_scene(tmp_path) as scene:
-        manager = await scene.master()
-        manager.report_event("opened", end_offset=5)
-        asked = scene.controller.asked
-        await scene.controller.until(
-            lambda: any(r.kind == "opened" for r in asked.get("ReportEvent", []))
-        )
-        event = next(r for r in asked["ReportEvent"] if r.kind == "opened")
-        assert (event.broker_id, event.master_epoch) == (1, 1)
-        assert json.loads(event.json) == {"end_offset": 5}
-        assert asked["ReportEvent"][0].kind == "role_changed"
+async def test_events_reach_the_history(scene):
+    manager = await scene.master()
+    manager.report_event("opened", end_offset=5)
+    asked = scene.controller.asked
+    await scene.controller.until(
+        lambda: any(r.kind == "opened" for r in asked.get("ReportEvent", []))
+    )
+    event = next(r for r in asked["ReportEvent"] if r.kind == "opened")
+    assert (event.broker_id, event.master_epoch) == (1, 1)
+    assert json.loads(event.json) == {"end_offset": 5}
+    assert asked["ReportEvent"][0].kind == "role_changed"
 
 
-async def test_registration_follows_the_leader(tmp_path: Path) -> None:
+async def test_registration_follows_the_leader(scene):
     """The first controller asked is not the leader, the second is not there at all."""
-    async with new_scene(tmp_path) as scene:
-        follower = FakeController()
-        await follower.start()
-        follower.leader = False
-        follower.handlers["RegisterBroker"] = lambda request: pb.RegisterBrokerReply(
-            status=pb.Status(code=2007, remark="not the leader")
-        )
-        try:
-            manager = scene.make(follower.address, "127.0.0.1:1", scene.controller.address)
-            await manager.start()
-            async with asyncio.timeout(10):
-                await until(lambda: manager.registered)
-            await follower.session()
-            await scene.controller.session()
-            await manager.close()
-        finally:
-            await follower.stop()
+    follower = FakeController()
+    await follower.start()
+    follower.leader = False
+    follower.handlers["RegisterBroker"] = lambda request: pb.RegisterBrokerReply(
+        status=pb.Status(code=2007, remark="not the leader")
+    )
+    try:
+        manager = scene.make(follower.address, "127.0.0.1:1", scene.controller.address)
+        await manager.start()
+        async with asyncio.timeout(10):
+            await until(lambda: manager.registered)
+        await follower.session()
+        await scene.controller.session()
+        await manager.close()
+    finally:
+        await follower.stop()
 
 
-async def test_a_refused_session_is_said_and_dialled_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refused_session_is_said_and_dialled_again(tmp_path, caplog):
     """R18: another incarnation has a session. Once it is gone, this one is taken."""
 
     async with new_scene(tmp_path) as scene:
@@ -601,9 +565,7 @@ async def test_a_refused_session_is_said_and_dialled_again(
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["waits", "dies waiting"])
-async def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
-) -> None:
+async def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(tmp_path, monkeypatch, dies):
     """The n-th call that needs room fails, and all after it until the manager says so: then there
     is room, or it is killed, and the next process goes on."""
     monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)

@@ -1,10 +1,8 @@
 """Role changes one after the other: what is durable before them, what they drop, what ends them."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -99,117 +97,94 @@ class Scene:
             await task
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await scenario(Scene())
-
-    asyncio.run(run())
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
 
 
 @pytest.mark.parametrize("change", [ev.BecomeMaster, ev.BecomeSlave])
-def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_is_made(
-    change: Any,
-) -> None:
+async def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_is_made(
+    scene, change
+):
     """Also a master's, which is stored while it opens: until then its role change is not done."""
-
-    async def scenario(scene: Scene) -> None:
-        scene.stores.append(FULL)
-        for _ in range(2):
-            scene.runner.perform(change(view(2)))
-            await scene.idle()
-        assert scene.failed == [2]
-        assert [call for call in scene.calls if call[0] == "store"] == [("store", 2)] * 2
-        scene.runner.perform(change(view(2, 2)))
+    scene.stores.append(FULL)
+    for _ in range(2):
+        scene.runner.perform(change(view(2)))
         await scene.idle()
-        assert scene.calls.count(("store", 2)) == 2, "it is durable now"
-        if change is ev.BecomeSlave:
-            assert scene.calls[:3] == [("store", 2), ("store", 2), ("slave", 2)]
-
-    play(scenario)
-
-
-def test_r2_an_epoch_is_stored_while_an_earlier_role_change_is_under_way() -> None:
-    async def scenario(scene: Scene) -> None:
-        scene.holds.clear()
-        scene.runner.perform(ev.BecomeSlave(view(2)))
-        await scene.begun.wait()
-        scene.runner.perform(ev.BecomeSlave(view(3)))
-        await scene.epochs.stored(3)
-        assert scene.stored[-1] == 3 and ("slave", 3) not in scene.calls
-        scene.holds.set()
-        await scene.idle()
-        assert ("slave", 3) in scene.calls
-
-    play(scenario)
+    assert scene.failed == [2]
+    assert [call for call in scene.calls if call[0] == "store"] == [("store", 2)] * 2
+    scene.runner.perform(change(view(2, 2)))
+    await scene.idle()
+    assert scene.calls.count(("store", 2)) == 2, "it is durable now"
+    if change is ev.BecomeSlave:
+        assert scene.calls[:3] == [("store", 2), ("store", 2), ("slave", 2)]
 
 
-def test_r11_outcomes_of_proposals_of_an_older_role_do_not_reach_the_new_one() -> None:
+async def test_r2_an_epoch_is_stored_while_an_earlier_role_change_is_under_way(scene):
+    scene.holds.clear()
+    scene.runner.perform(ev.BecomeSlave(view(2)))
+    await scene.begun.wait()
+    scene.runner.perform(ev.BecomeSlave(view(3)))
+    await scene.epochs.stored(3)
+    assert scene.stored[-1] == 3 and ("slave", 3) not in scene.calls
+    scene.holds.set()
+    await scene.idle()
+    assert ("slave", 3) in scene.calls
+
+
+async def test_r11_outcomes_of_proposals_of_an_older_role_do_not_reach_the_new_one(scene):
     """They would hit the new master's first proposal. What the leases and the dead are, still
     counts."""
+    scene.holds.clear()
+    scene.runner.perform(ev.BecomeMaster(view(2)))
+    while ("master", 2) not in scene.calls:  # noqa: ASYNC110  the runner's task begins it
+        await asyncio.sleep(0)
+    for effect in (
+        ev.AdoptView(view(2, 2)),
+        ev.ProposalRefused(2006, "refused"),
+        ev.ProposalUnknown(),
+        ev.LeaseChanged(False, 2),
+        ev.SetDead(frozenset({3})),
+    ):
+        scene.runner.perform(effect)
+    scene.runner.perform(ev.BecomeMaster(view(4)))
+    scene.holds.set()
+    await scene.idle()
+    told = [call for call in scene.calls if call[0] != "store"]
+    assert told == [("master", 2), ("lease", False), ("dead", 3), ("master", 4)]
+    assert scene.runner.delivered_key == (4, 1)
 
-    async def scenario(scene: Scene) -> None:
-        scene.holds.clear()
-        scene.runner.perform(ev.BecomeMaster(view(2)))
-        while ("master", 2) not in scene.calls:  # noqa: ASYNC110  the runner's task begins it
-            await asyncio.sleep(0)
-        for effect in (
-            ev.AdoptView(view(2, 2)),
-            ev.ProposalRefused(2006, "refused"),
-            ev.ProposalUnknown(),
-            ev.LeaseChanged(False, 2),
-            ev.SetDead(frozenset({3})),
-        ):
-            scene.runner.perform(effect)
-        scene.runner.perform(ev.BecomeMaster(view(4)))
-        scene.holds.set()
+
+async def test_attempts_to_become_master_count_within_one_epoch(scene):
+
+    async def fail(master_epoch: int) -> None:
+        scene.fails.append(BROKEN)
+        scene.runner.perform(ev.BecomeMaster(view(master_epoch)))
         await scene.idle()
-        told = [call for call in scene.calls if call[0] != "store"]
-        assert told == [("master", 2), ("lease", False), ("dead", 3), ("master", 4)]
-        assert scene.runner.delivered_key == (4, 1)
 
-    play(scenario)
-
-
-def test_attempts_to_become_master_count_within_one_epoch() -> None:
-    async def scenario(scene: Scene) -> None:
-        async def fail(master_epoch: int) -> None:
-            scene.fails.append(BROKEN)
-            scene.runner.perform(ev.BecomeMaster(view(master_epoch)))
-            await scene.idle()
-
-        for _ in range(MASTER_ATTEMPTS_MAX - 1):
-            await fail(2)
-        for _ in range(MASTER_ATTEMPTS_MAX - 1):
-            await fail(3)
-        assert scene.fatal == []
+    for _ in range(MASTER_ATTEMPTS_MAX - 1):
+        await fail(2)
+    for _ in range(MASTER_ATTEMPTS_MAX - 1):
         await fail(3)
-        assert scene.fatal == [BROKEN]
-
-    play(scenario)
-
-
-def test_r45_a_master_without_room_gives_way_and_never_ends() -> None:
-    async def scenario(scene: Scene) -> None:
-        for _ in range(2 * MASTER_ATTEMPTS_MAX):
-            scene.fails.append(FULL)
-            scene.runner.perform(ev.BecomeMaster(view(2)))
-            await scene.idle()
-        assert (scene.no_room, scene.fatal) == (2, [])
-        assert scene.failed == [2] * 2 * MASTER_ATTEMPTS_MAX
-
-    play(scenario)
+    assert scene.fatal == []
+    await fail(3)
+    assert scene.fatal == [BROKEN]
 
 
-def test_r2_without_a_thread_to_store_its_epoch_a_change_fails_and_is_made_when_there_is_one() -> (
-    None
-):
-    async def scenario(scene: Scene) -> None:
-        with no_new_threads():
-            scene.runner.perform(ev.BecomeSlave(view(2)))
-            await scene.idle()
-        assert scene.failed == [2] and scene.calls == []
+async def test_r45_a_master_without_room_gives_way_and_never_ends(scene):
+    for _ in range(2 * MASTER_ATTEMPTS_MAX):
+        scene.fails.append(FULL)
+        scene.runner.perform(ev.BecomeMaster(view(2)))
+        await scene.idle()
+    assert (scene.no_room, scene.fatal) == (2, [])
+    assert scene.failed == [2] * 2 * MASTER_ATTEMPTS_MAX
+
+
+async def test_r2_without_a_thread_to_store_its_epoch_a_change_fails_until_there_is_one(scene):
+    with no_new_threads():
         scene.runner.perform(ev.BecomeSlave(view(2)))
         await scene.idle()
-        assert scene.calls[-1] == ("slave", 2) and scene.stored == [2]
-
-    play(scenario)
+    assert scene.failed == [2] and scene.calls == []
+    scene.runner.perform(ev.BecomeSlave(view(2)))
+    await scene.idle()
+    assert scene.calls[-1] == ("slave", 2) and scene.stored == [2]

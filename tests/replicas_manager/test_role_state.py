@@ -20,12 +20,9 @@ registered), `inc2=INC`, `at2=ADDRESS` of number 2, `learner=ID` behind it.
     show
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -333,16 +330,16 @@ class Env:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_script(path: Path, check_script: Callable[[Path, object], None]) -> None:
+def test_script(path, check_script):
     """The conversation goes exactly as the script says."""
     check_script(path, Env())
 
 
-def test_there_are_scripts() -> None:
+def test_there_are_scripts():
     assert len(SCRIPTS) >= 7
 
 
-def test_r11_one_alter_in_flight() -> None:
+def test_r11_one_alter_in_flight():
     env = Env()
     env.do_master("1.1", "1")
     env.do_propose("1,2")
@@ -369,8 +366,8 @@ def test_r11_one_alter_in_flight() -> None:
     ],
 )
 def test_r11_what_each_answer_proves_while_a_first_copy_may_be_queued(
-    code: int, ends_first: bool, ends_after_unknown: bool, unknown: bool
-) -> None:
+    code, ends_first, ends_after_unknown, unknown
+):
     """1. The Alter goes to c1, which falls silent: c1 may still have it in its queue. 2. c2 leads
     and answers the same request. A fence (2000-2002) or "same set" may be the work of that copy;
     the other refusals were given by the state that a late copy would meet, too, and are remembered
@@ -394,7 +391,7 @@ def test_r11_what_each_answer_proves_while_a_first_copy_may_be_queued(
     assert env.core.open_alter is None, "a committed bump ends it in any case"
 
 
-def test_r11_an_answer_to_an_earlier_alter_ends_no_later_one() -> None:
+def test_r11_an_answer_to_an_earlier_alter_ends_no_later_one():
     """1 an Alter is open, and a view passes it. 2 the next one is open. 3 the first is answered."""
     env = Env()
     env.do_master("1.1", "1")
@@ -408,7 +405,7 @@ def test_r11_an_answer_to_an_earlier_alter_ends_no_later_one() -> None:
     assert env.core.open_alter is not None and env.out == []
 
 
-def test_what_is_of_another_group_changes_nothing_here() -> None:
+def test_what_is_of_another_group_changes_nothing_here():
     """Neither a view that is pushed, nor who is dead in it, nor one that comes with an answer."""
     env = Env()
     env.do_master("1.1", "1")
@@ -421,7 +418,7 @@ def test_what_is_of_another_group_changes_nothing_here() -> None:
     assert not any("adopts" in line or "Become" in line for line in env.out)
 
 
-def test_r5_a_view_that_calls_its_own_reader_dead_is_not_believed() -> None:
+def test_r5_a_view_that_calls_its_own_reader_dead_is_not_believed():
     env = Env()
     env.do_master("1.1")
     env.out = []
@@ -429,14 +426,14 @@ def test_r5_a_view_that_calls_its_own_reader_dead_is_not_believed() -> None:
     assert env.out == ["dead: 2"]
 
 
-def test_a_view_that_was_named_first_is_wanted_though_an_older_one_is_named_later() -> None:
+def test_a_view_that_was_named_first_is_wanted_though_an_older_one_is_named_later():
     missed = MissedViews()
     missed.want((3, 2), 0)
     missed.want((3, 1), 10)
     assert missed.due(10, [], (3, 1), None, "c1", None) == [ev.FetchView("c1")]
 
 
-def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_before() -> None:
+def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_before():
     registration = ControllerRegistration(1, lambda: "id")
     for _ in range(4):
         registration.not_answered(0)
@@ -445,7 +442,7 @@ def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_be
     assert not registration.due(49, [], "c1", 1) and registration.due(50, [], "c1", 1)
 
 
-def test_a_registration_pauses_for_an_eighth_of_the_time_that_it_has_waited_for_a_leader() -> None:
+def test_a_registration_pauses_for_an_eighth_of_the_time_that_it_has_waited_for_a_leader():
     registration = ControllerRegistration(1, lambda: "id")
     registration.begin(1_000)
     asked = []
@@ -462,7 +459,7 @@ def test_a_registration_pauses_for_an_eighth_of_the_time_that_it_has_waited_for_
     assert pauses == sorted(pauses) and pauses[-1] == 500
 
 
-def test_what_is_missed_is_counted_from_the_first_answer_that_told_of_it() -> None:
+def test_what_is_missed_is_counted_from_the_first_answer_that_told_of_it():
     """Answers that come every 50 ms do not put the fetch off for ever."""
     controllers = Controllers(("c1",), SessionTimings())
     controllers.opened("c1", 0)

@@ -2,8 +2,6 @@
 
 Each story twice: over gRPC, and over remoting, as under RocketMQ's controllers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -179,9 +177,7 @@ async def new_group(folder: Path, protocol: Protocol) -> AsyncIterator[Group]:
         await group.controller.close()
 
 
-async def test_the_first_is_master_the_second_follows_and_joins_the_set(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+async def test_the_first_is_master_the_second_follows_and_joins_the_set(tmp_path, protocol):
     async with new_group(tmp_path, protocol) as group:
         first, second = await group.in_sync()
         assert first.manager.role is Role.MASTER
@@ -199,9 +195,7 @@ def peers_by_descriptor() -> list[tuple[int, int]]:
     return found
 
 
-async def test_clients_have_lower_descriptors_than_the_sessions(
-    tmp_path: Path, held_descriptors: int
-) -> None:
+async def test_clients_have_lower_descriptors_than_the_sessions(tmp_path, held_descriptors):
     """Of a killed broker the kernel closes the highest first: by the end of its sessions the
     controllers notice the kill, however many clients it had."""
     async with new_group(tmp_path, "grpc") as group:
@@ -212,7 +206,7 @@ async def test_clients_have_lower_descriptors_than_the_sessions(
         assert min(sessions) > min(held_descriptors, descriptors_allowed() // 2)
 
 
-async def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path, protocol: Protocol) -> None:
+async def test_the_master_dies_and_its_slave_takes_over(tmp_path, protocol):
     async with new_group(tmp_path, protocol) as group:
         first, second = await group.in_sync()
         await first.die()
@@ -221,9 +215,7 @@ async def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path, protocol
         assert ("dead", frozenset({1})) in second.calls
 
 
-async def test_a_planned_stop_of_the_master_elects_at_once(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+async def test_a_planned_stop_of_the_master_elects_at_once(tmp_path, protocol):
     async with new_group(tmp_path, protocol) as group:
         first, second = await group.in_sync()
         await first.manager.close()
@@ -231,8 +223,8 @@ async def test_a_planned_stop_of_the_master_elects_at_once(
 
 
 async def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_whole(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+    tmp_path, protocol
+):
     async with new_group(tmp_path, protocol) as group:
         first, second = await group.in_sync()
         assert await first.manager.hand_over("a test")
@@ -242,9 +234,7 @@ async def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_who
         assert ("held",) in first.calls
 
 
-async def test_a_master_alone_has_nobody_to_hand_over_to(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+async def test_a_master_alone_has_nobody_to_hand_over_to(tmp_path, protocol):
     async with new_group(tmp_path, protocol) as group:
         first = await group.join(1)
         await first.until("lease", True)
@@ -256,7 +246,7 @@ class Stranger:
     """Knows all that is public of the master of `group`, and sends it to the controller."""
 
     def __init__(self, group: Group, channel: grpc.aio.Channel) -> None:
-        self.stub = controller_pb2_grpc.ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.stub = controller_pb2_grpc.ControllerServiceStub(channel)
         view = group.controller.requests.view("broker-a")
         assert view is not None
         master = view.replica(view.master_broker_id)
@@ -305,9 +295,7 @@ class Stranger:
         return int((await self.stub.AlterSyncStateSet(request)).status.code)
 
 
-async def test_r59_a_stranger_that_knows_all_that_is_public_speaks_for_no_process(
-    tmp_path: Path,
-) -> None:
+async def test_r59_a_stranger_that_knows_all_that_is_public_speaks_for_no_process(tmp_path):
     async with new_group(tmp_path, "grpc") as group:
         first, _ = await group.in_sync()
         address = group.controller.config.self_peer.grpc_address
@@ -333,7 +321,7 @@ async def test_r59_a_stranger_that_knows_all_that_is_public_speaks_for_no_proces
         assert ("lease", False) not in first.calls
 
 
-async def test_r59_a_stranger_has_the_id_of_no_member_that_is_away(tmp_path: Path) -> None:
+async def test_r59_a_stranger_has_the_id_of_no_member_that_is_away(tmp_path):
     async with new_group(tmp_path, "grpc") as group:
         _, second = await group.in_sync()
         address = group.controller.config.self_peer.grpc_address
@@ -354,9 +342,7 @@ def contents(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
 
 
-async def test_r59_a_secret_is_in_no_state_file_or_log_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_r59_a_secret_is_in_no_state_file_or_log_line(tmp_path, caplog):
     caplog.set_level("DEBUG")
 
     async with new_group(tmp_path, "grpc") as group:
