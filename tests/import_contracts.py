@@ -4,8 +4,6 @@ A list of names in pyproject.toml would be forgotten when a module is added or m
 stands in the module that it binds, and its reader sees it there.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

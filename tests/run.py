@@ -14,8 +14,6 @@ rings of its own: `search` (property tests with new seeds) and `fuzz` (broken in
 Exit codes: 0 all good, 1 something failed, 2 wrong usage.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -4,8 +4,6 @@ The runner makes the folder and names it in the environment. A process writes `P
 test runs, and at SIGUSR1 its stacks into `PID.stacks`. pytest may have several (`-n`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """What the pages say: links lead somewhere, commands exist, and each page is in the index."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The contract by markers: what it finds, and that it cannot be switched off unnoticed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

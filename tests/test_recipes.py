@@ -1,8 +1,6 @@
 """The recipes of CONTRIBUTING.md: every file that they name exists, and what is there today of each
 kind is found in the places that its recipe lists."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

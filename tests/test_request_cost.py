@@ -5,8 +5,6 @@ Counted, not timed. The states have 10,000 of everything (`tests.test_ten_thousa
 are as large and as many as they may be. The tables must name every code that is served.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import inspect

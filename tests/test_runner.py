@@ -1,7 +1,5 @@
 """`tests.run`: a hang is named, and what a machine lacks leaves out one ring only."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

@@ -4,8 +4,6 @@ Which imports are allowed is import-linter's (`make lint`). A rule here has its 
 `docs/ARCHITECTURE.md`, "Code rules".
 """
 
-from __future__ import annotations
-
 import ast
 import gc
 import io

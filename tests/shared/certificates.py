@@ -1,7 +1,5 @@
 """Authorities and certificates for tests, and the `tls:` sections that name them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A disk that fails in this process, at one call after the other, as `kill_walk` kills a child."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

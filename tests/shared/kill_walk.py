@@ -6,8 +6,6 @@ left: usually it does the operation again, without faults. The walk ends with th
 the operation came to its end.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Tests that a machine cannot run: skipped by name, a failure where everything must run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

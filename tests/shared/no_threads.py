@@ -1,7 +1,5 @@
 """A process whose limit of threads is reached."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Values are at and beyond limits, sizes as well. The same seed makes the same requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import secrets

@@ -10,8 +10,6 @@ it should have written for good, unless it is written again: a later sync return
 `die_at(n)` ends the process before its n-th change of the disk from now on.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ the line, indented. A line `# ...` is a comment, an empty line is layout. `pytes
 the outcome into the files; the diff is then to be read. Origin: etcd-io/raft, interaction_test.go.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

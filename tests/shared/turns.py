@@ -4,8 +4,6 @@ What runs in C (an encoder, a sort, a copy) counts as the line that calls it. Li
 count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys
