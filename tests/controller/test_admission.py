@@ -240,6 +240,7 @@ class TestOwners:
 
 
 class TestAnswers:
+    @pytest.mark.counts_turns
     async def test_r58_the_state_of_many_groups_comes_in_pages_and_turns(self, endpoint):
         names = [f"g{number}" for number in range(2 * GROUPS_A_PAGE + 1)]
         for name in names:
