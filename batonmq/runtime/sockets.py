@@ -143,9 +143,13 @@ def hang_up(peer: str, descriptor: int) -> None:
     was reused."""
     with contextlib.suppress(OSError):
         held = os.dup(descriptor)  # from here on this is certainly the same socket
-        sock = socket.socket(fileno=held)
+        try:
+            sock = socket.socket(fileno=held)
+        except OSError:  # it is no socket
+            os.close(held)
+            return
         with sock:
-            if plain_address(*sock.getpeername()[:2]) == peer:
+            if sock.family in _IP and plain_address(*sock.getpeername()[:2]) == peer:
                 sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,6 +1,7 @@
 """What the kernel is asked for, read back from it."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.protocol.message_id import host_bytes
 from batonmq.runtime.sockets import (
     check_port_free,
+    descriptors_in_use,
+    hang_up,
     is_port_free,
     keep_alive,
     limit_unacknowledged,
@@ -34,6 +37,28 @@ def test_a_listener_takes_its_port() -> None:
         with pytest.raises(OSError):
             check_port_free("127.0.0.1", port)
     assert is_port_free("127.0.0.1", port)
+
+
+def test_only_the_connection_of_that_peer_is_hung_up(tmp_path: Path) -> None:
+    """A library closes its connection at any time, and its descriptor is reused."""
+    unix, other_end = socket.socketpair()
+    with (
+        unix,
+        other_end,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as accepted,
+        open(tmp_path / "file", "wb") as file,
+    ):
+        peer = f"127.0.0.1:{client.getsockname()[1]}"
+        free = descriptors_in_use()
+        for reused in (file, unix, client, listener):
+            hang_up(peer, reused.fileno())
+            assert descriptors_in_use() == free
+        client.sendall(b"on")
+        assert accepted.recv(2) == b"on"
+        hang_up(peer, accepted.fileno())
+        assert client.recv(1) == b""
 
 
 def test_a_name_is_looked_up_and_an_unknown_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
