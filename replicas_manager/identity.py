@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batonmq.protocol.errors import BatonError
+from batonmq.protocol.numbers import whole_number
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import remove_file, replace_file, write_all
 
@@ -58,11 +59,12 @@ class IdentityFile:
         Raises IdentityError if a file contradicts the configuration."""
         fields = self._read(self.path, 3)
         if fields is not None:
-            if not fields[2].isdigit() or int(fields[2]) < 1:
+            broker_id = whole_number(fields[2])
+            if broker_id is None or broker_id < 1:
                 raise self._unreadable(self.path, _SEPARATOR.join(fields))
             # A crash between the two files left the temporary one, which is no longer needed.
             remove_file(self.temp_path)
-            return LoadedIdentity(int(fields[2]), "", self._folder_secret())
+            return LoadedIdentity(broker_id, "", self._folder_secret())
         fields = self._read(self.temp_path, 4)
         # Keep an existing code: an id may have been assigned for it.
         if fields is None or not fields[3]:
