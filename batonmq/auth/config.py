@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from batonmq.auth.policy import SUPER, User, check_user
+from batonmq.auth.rights import ALWAYS_CHECKED
 from batonmq.auth.signature import Credentials
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.runtime.secret_file import SecretFileError, Secrets, read_private
@@ -165,4 +166,7 @@ def _codes(key: str, text: str) -> frozenset[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if bad := [part for part in parts if not (part.isascii() and part.isdecimal())]:
         raise ValueError(f"{key} has {bad[0]!r}: request codes are allowed, separated by commas")
-    return frozenset(map(int, parts))
+    codes = frozenset(map(int, parts))
+    if bad_codes := sorted(codes & ALWAYS_CHECKED):
+        raise ValueError(f"{key} has {bad_codes[0]}: requests about users are always checked")
+    return codes

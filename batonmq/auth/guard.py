@@ -69,6 +69,8 @@ NO_USERS_YET: Final = (
 T = TypeVar("T")
 Proves: TypeAlias = Callable[[SigningKey], bool]
 """Whether a secret signed the request."""
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+"""Of a gRPC call."""
 _SIGNATURE_ONLY: Final = frozenset({SIGNATURE})
 _NOT_SIGNED: Final = frozenset({SIGNATURE, RELAY_FIELD, UNIQUE_KEY})
 _RELAYED: Final = frozenset({SIGNATURE, RELAY_FIELD})
@@ -145,7 +147,7 @@ class Guard:
 
     def who_am_i(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         """The sender, as this node sees it (request 60008)."""
-        user = self.user(request.ext.get(ACCESS_KEY, ""))
+        user = self.user(self.user_of(request, connection))
         info = user.info() if user is not None else UserInfo()
         return RemotingCommand.response_to(
             request, ext={"peer": connection.peer}, body=info.encode()
@@ -284,15 +286,19 @@ class Guard:
         kept[1][name, code, request.ext["b"]] = known[0][1].key
 
     def check(self, code: int, request: RemotingCommand, connection: Connection) -> str:
-        """The user of the request. Raises BrokerRefusal(NO_PERMISSION)."""
-        skipped = _SIGNATURE_ONLY
-        if RELAY_FIELD in request.ext:
-            skipped = _RELAYED
-        if request.version <= OLD_CLIENT and UNIQUE_KEY in request.ext:
-            skipped = _NOT_SIGNED if RELAY_FIELD in request.ext else _SIGNATURE_ONLY | {UNIQUE_KEY}
-        return self._check(
-            code, request, connection, lambda key: key.proves(request.ext, request.body, skipped)
-        )
+        """The user that signed the request, "" if nobody's signature is right and it passes
+        nevertheless (`auditOnly`, `authenticationWhitelist`). Raises BrokerRefusal(NO_PERMISSION).
+        """
+        return self._check(code, request, connection, _proof(request))
+
+    def user_of(self, request: RemotingCommand, connection: Connection) -> str:
+        """Of a request that has passed: as `check` says."""
+        return self._signer_of(request, connection.peer, _proof(request))[0]
+
+    def user_of_call(self, metadata: Metadata, peer: str) -> str:
+        """The same for a gRPC call."""
+        request, proves = _call(RequestCode.CONTROLLER_ELECT_MASTER, metadata, "")
+        return self._signer_of(request, peer, proves)[0]
 
     def may_publish(self, connection: Connection, topic: str) -> bool:
         """Whether the user that signed last on this connection may write to the topic: a broker
@@ -310,36 +316,29 @@ class Guard:
             for need in publish_needs(topic)
         )
 
-    def check_call(
-        self, code: int, metadata: Iterable[tuple[str, str | bytes]], peer: str, subject: str
-    ) -> str:
+    def check_call(self, code: int, metadata: Metadata, peer: str, subject: str) -> str:
         """The same for a gRPC call that does what the request `code` does. `subject`: the broker
         group that it is about."""
-        call = call_signature(metadata)
-        fields = {ACCESS_KEY: call.user if call is not None else "", "group": subject}
-        return self._check(
-            code,
-            RemotingCommand.request(code, fields),
-            Caller(peer, {}),
-            lambda key: call is not None and key.proves_call(call),
-        )
+        request, proves = _call(code, metadata, subject)
+        return self._check(code, request, Caller(peer, {}), proves)
 
     def _check(
         self, code: int, request: RemotingCommand, connection: Connection | Caller, proves: Proves
     ) -> str:
-        try:
-            return self._checked(code, request, connection, proves)
-        except BrokerRefusal:
-            if not self._config.audit_only or code in ALWAYS_CHECKED:
-                raise
-            return request.ext.get(ACCESS_KEY, "")
+        user, found = self._signer_of(request, connection.peer, proves)
+        if code not in self._open_codes:
+            try:
+                self._require_user(code, request, connection, found)
+            except BrokerRefusal:
+                if not self._config.audit_only or code in ALWAYS_CHECKED:
+                    raise
+        return user
 
-    def _checked(
-        self, code: int, request: RemotingCommand, connection: Connection | Caller, proves: Proves
-    ) -> str:
+    def _signer_of(
+        self, request: RemotingCommand, peer: str, proves: Proves
+    ) -> tuple[str, list[tuple[Rulebook, KnownUser]]]:
+        """The user whose signature the request has, and where it is known; "" and []."""
         name = request.ext.get(ACCESS_KEY, "")
-        if code in self._open_codes:
-            return name
         known = self._known(name)
         if not known:  # it takes as long as for a user that there is
             proves(self._unknown)
@@ -347,8 +346,18 @@ class Guard:
         found = [
             (book, user)
             for book, user in known
-            if user.signed(proves, now_ms, connection.peer) and user.is_enabled
+            if user.signed(proves, now_ms, peer) and user.is_enabled
         ]
+        return name if found else "", found
+
+    def _require_user(
+        self,
+        code: int,
+        request: RemotingCommand,
+        connection: Connection | Caller,
+        found: list[tuple[Rulebook, KnownUser]],
+    ) -> None:
+        name = request.ext.get(ACCESS_KEY, "")
         if not found:
             why = (
                 f"user {name[:NAME_MAX]!r}: unknown, or its signature is not right{self.hint}"
@@ -367,11 +376,9 @@ class Guard:
         if code == RequestCode.BATON_CONNECTION_ENDS and self.is_node(name):
             connection.attachments[NODE] = True
         if code in self._free_codes:
-            return name
-        if not self._config.authorization_enabled and code not in ALWAYS_CHECKED:
-            return name
-        self._require_all(code, request, connection, found, _source(request, connection))
-        return name
+            return
+        if self._config.authorization_enabled or code in ALWAYS_CHECKED:
+            self._require_all(code, request, connection, found, _source(request, connection))
 
     def _known(self, name: str) -> list[tuple[Rulebook, KnownUser]]:
         """The users of that name, each with its book. The name of the nodes is theirs alone."""
@@ -478,6 +485,23 @@ class Guard:
         if self._node_file is not None:
             self._node_file.close()
         self.audit.close()
+
+
+def _proof(request: RemotingCommand) -> Proves:
+    skipped = _SIGNATURE_ONLY
+    if RELAY_FIELD in request.ext:
+        skipped = _RELAYED
+    if request.version <= OLD_CLIENT and UNIQUE_KEY in request.ext:
+        skipped = _NOT_SIGNED if RELAY_FIELD in request.ext else _SIGNATURE_ONLY | {UNIQUE_KEY}
+    return lambda key: key.proves(request.ext, request.body, skipped)
+
+
+def _call(code: int, metadata: Metadata, subject: str) -> tuple[RemotingCommand, Proves]:
+    """A gRPC call as the request `code`."""
+    call = call_signature(metadata)
+    fields = {ACCESS_KEY: call.user if call is not None else "", "group": subject}
+    request = RemotingCommand.request(code, fields)
+    return request, lambda key: call is not None and key.proves_call(call)
 
 
 def _same_node(path: Path, name: str) -> NodeUser:

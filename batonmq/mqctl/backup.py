@@ -71,6 +71,10 @@ class BackupSegment(msgspec.Struct, frozen=True):
         return self.start + self.size
 
 
+class _Users(msgspec.Struct):
+    users: dict[str, msgspec.Raw] = {}
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What a backup holds. `end`: the cut (exclusive), the end of a record. `lineage`: of the
     history that was copied, "" if it has none (R47). `epochs`: (epoch, start)."""
@@ -528,6 +532,15 @@ class _Restoring:
             self._root.rmdir()
         disk.replace(self._new, self._root)
         sync_directory(self._root.parent)
+
+
+def users_in(manifest: Manifest) -> list[str]:
+    """Their names, as the store's table had them. Raises BackupError."""
+    table = manifest.tables.get("users.json", b"{}")
+    try:
+        return sorted(msgspec.json.decode(table, type=_Users).users)
+    except msgspec.DecodeError as error:
+        raise BackupError(f"users.json of the backup cannot be read: {error}") from error
 
 
 def _finish(new: Path, manifest: Manifest) -> None:

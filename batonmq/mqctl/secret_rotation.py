@@ -16,6 +16,7 @@ from batonmq.mqctl.target import data_of
 from batonmq.runtime.durable_file import replace_file
 from batonmq.runtime.secret_file import (
     SecretFileError,
+    Secrets,
     passwords_text,
     read_passwords,
     read_private,
@@ -34,29 +35,42 @@ DONE: Final = {
 }
 
 
-def advance(path: Path) -> str:
-    """Takes one of the three steps (`secret_file`) and says which: a key of DONE. Raises
-    SecretFileError and OSError."""
+def advance(path: Path, wanted: str = "") -> str:
+    """Takes one of the three steps (`secret_file`) and says which: a key of DONE. `wanted`: only
+    this one; nothing is changed where the file is there already. Raises SecretFileError and
+    OSError."""
     if path.stat().st_uid != os.geteuid():
         raise SecretFileError(path, "it belongs to another user, who has to rotate it")
     if read_private(path).lstrip().startswith(b"{"):
         node = read_node_user(path)
-        secrets = node.secrets.step()
-        text = msgspec.json.encode(node.with_secrets(secrets)) + b"\n"
+        before = node.secrets
+        text = msgspec.json.encode(node.with_secrets(secrets := before.step())) + b"\n"
     else:
-        secrets = read_passwords(path).step()
-        text = passwords_text(secrets).encode("latin-1")
+        before = read_passwords(path)
+        text = passwords_text(secrets := before.step()).encode("latin-1")
+    now, then = _step_of(before), _step_of(secrets)
+    if wanted == now:
+        return now
+    if wanted not in ("", then):
+        raise SecretFileError(path, f"it is at step {now}, and {then} is next, not {wanted}")
     replace_file(path, text, mode=0o600)
+    return then
+
+
+def _step_of(secrets: Secrets) -> str:
     return "next" if secrets.next else "former" if secrets.former else "done"
 
 
 class SecretRotation:
-    """One step of `file`; without it all steps of all files of the local cluster, whose processes
-    say what they have taken."""
+    """One step of `file`, the next one where `step` is ""; without `file` all steps of all files of
+    the local cluster, whose processes say what they have taken."""
 
-    def __init__(self, context: CommandContext, file: Path | None, within_s: float) -> None:
+    def __init__(
+        self, context: CommandContext, file: Path | None, step: str, within_s: float
+    ) -> None:
         self._context = context
         self._file = file
+        self._wanted = step
         self._within_s = within_s
         self._steps: list[dict[str, str]] = []
 
@@ -77,7 +91,7 @@ class SecretRotation:
             self._context.out.document(self._steps)
 
     def _advance(self, path: Path) -> str:
-        step = advance(path)
+        step = advance(path, self._wanted)
         self._steps.append({"file": str(path), "step": step})
         if not self._context.out.as_json:
             self._context.out.line(f"{path}: {DONE[step]}", style=GOOD)

@@ -18,7 +18,6 @@ import grpc
 import grpc.aio
 
 from batonmq.auth.guard import Guard
-from batonmq.auth.signature import call_signature
 from batonmq.controller.config import Peer
 from batonmq.controller.endpoints.grpc_guard import SignedCalls, peer_of
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces, connections_max
@@ -403,13 +402,14 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         )
 
     def _caller(self, context: Any) -> str:
-        """The caller, as the history shows it: its user if signatures are checked, and what its
+        """The caller, as the history shows it: the user whose signature the call has, and what its
         certificate names."""
-        call = call_signature(context.invocation_metadata()) if self._guard is not None else None
-        user = f" as {call.user}" if call is not None else ""
+        metadata, peer = context.invocation_metadata(), peer_of(context)
+        name = self._guard.user_of_call(metadata, peer) if self._guard is not None else ""
+        user = f" as {name}" if name else ""
         names = ", ".join(_names_of(context)) if self._tls is not None else ""
         certificate = f" with the certificate of {names}" if names else ""
-        return f"asked by gRPC from {peer_of(context).rpartition(':')[0]}{user}{certificate}"
+        return f"asked by gRPC from {peer.rpartition(':')[0]}{user}{certificate}"
 
     def _view(self, view: RoleView | None) -> pb.RoleView | None:
         return None if view is None else role_view_to_pb(self._requests.with_alive(view))

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from batonmq.auth.guard import Guard
-from batonmq.auth.signature import ACCESS_KEY
 from batonmq.controller.config import RuntimeConfig
 from batonmq.controller.liveness.events import RemotingChannelClosed, RemotingHeartbeat
 from batonmq.controller.liveness.watch import BrokerWatch
@@ -103,7 +102,7 @@ class RemotingEndpoint:
         ):
             processors.register(code, handler)
         processors.register(RequestCode.BATON_GET_TLS, answer_tls(tls))
-        self._guarded = guard is not None
+        self._guard = guard
         if guard is not None:
             processors.register(RequestCode.BATON_WHO_AM_I, guard.who_am_i)
             guard.stand_before(processors)
@@ -181,10 +180,10 @@ class RemotingEndpoint:
         return _answer(request, result, _master(view), msgspec.json.encode(body, order="sorted"))
 
     def _caller(self, request: RemotingCommand, connection: Connection) -> str:
-        """The caller, as the history shows it; with its user only if signatures are checked, since
-        otherwise a caller may give any name."""
-        user = f" as {request.ext.get(ACCESS_KEY, '')}" if self._guarded else ""
-        return f"asked by remoting from {connection.peer.rpartition(':')[0]}{user}"
+        """The caller, as the history shows it; its user only if the signature proves it."""
+        user = self._guard.user_of(request, connection) if self._guard is not None else ""
+        asked = f"asked by remoting from {connection.peer.rpartition(':')[0]}"
+        return f"{asked} as {user}" if user else asked
 
     async def _wait_for_heartbeat(self, broker_name: str, broker_id: int) -> None:
         """Waits until a Java broker that wants to be the first master of its group has reported its

@@ -376,6 +376,7 @@ NODE = '{"accessKey":"node","secretKey":"hidden-secret"}'
         ),
         ({"init_authentication_user": '{"username":"a b","password":"hidden-secret"}'}, "username"),
         ({"authentication_whitelist": "10, x"}, "authenticationWhitelist"),
+        ({"authorization_whitelist": "10, 3001"}, "3001: requests about users are always checked"),
     ],
 )
 def test_settings_that_would_not_protect_are_refused(settings: Any, names: str) -> None:

@@ -295,6 +295,24 @@ def test_the_commands_on_a_stopped_store(mqctl: Run, tmp_path: Path) -> None:
     assert ran.code == 1 and "no backup" in ran.err
 
 
+def test_rights_of_a_backup_do_not_come_back_unsaid_and_its_secrets_stay_private(
+    mqctl: Run, tmp_path: Path
+) -> None:
+    make_store(tmp_path / "store")
+    users = b'{"dataVersion":{},"users":{"shop":{"username":"shop","password":"hidden-secret"}}}'
+    (tmp_path / "store" / "config" / "users.json").write_bytes(users)
+    for command in (("backup", "store", "b"), ("restore", "b", "new"), ("restore", "b", "newer")):
+        name, source, target = (command[0], *(str(tmp_path / each) for each in command[1:]))
+        json_too = ["--json"] * (command[2] == "newer")
+        ran = mqctl(name, source, target, *json_too)
+        assert ran.code == 0 and "hidden" not in ran.out + ran.err
+        written = [path for path in (tmp_path / command[2]).rglob("*") if path.is_file()]
+        assert {path.stat().st_mode & 0o077 for path in written} == {0}, written
+        if name == "restore":
+            assert "what was revoked since counts again: shop" in ran.err
+    assert ran.json["users"] == ["shop"]
+
+
 @pytest.mark.parametrize("behind", [False, True])
 def test_r16_a_slave_that_is_behind_gives_a_whole_backup_and_says_what_it_lacks(
     mqctl: Run, fake: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool

@@ -62,11 +62,35 @@ def test_what_init_and_rotate_refuse(tmp_path: Path) -> None:
         (("init", folder), "which nodes?"),
         (("init", folder, "--node", "broker/a/1"), "NAME@HOST is needed"),
         (("init", folder, "--node", "broker/a/1/2@h"), "is no name of a node"),
+        (("rotate", "--authority", "--secrets"), "one at a time"),
+        (("rotate", folder, "--authority", "--secrets"), "one at a time"),
+        (("enable", "--secrets"), "go with rotate"),
+        (("rotate", "--secrets", "--step", "next"), "goes with rotate --secrets FILE"),
     ):
         refused = run(*args)
         assert refused.exit_code == 2 and told in refused.output, refused.output
     empty = run("rotate", str(tmp_path / "none"))
     assert empty.exit_code == 1 and "no certificates" in empty.output
+
+
+def test_a_step_of_a_file_of_secrets_is_named_and_taken_once(tmp_path: Path) -> None:
+    """So a script may run it again after whatever interrupted it."""
+    file = tmp_path / "raft"
+    file.write_text("s" * 40)
+    file.chmod(0o600)
+    texts = [file.read_text()]
+    for step in ("next", "former", "done"):
+        for _ in range(2):
+            ran = run("rotate", "--secrets", str(file), "--step", step, "--json")
+            assert ran.exit_code == 0, ran.output
+            assert json.loads(ran.stdout) == [{"file": str(file), "step": step}]
+        if step == "next":
+            skipped = run("rotate", "--secrets", str(file), "--step", "done")
+            assert skipped.exit_code == 1, "it would end the only secret that all servers know"
+            assert "it is at step next, and former is next" in skipped.output
+        texts.append(file.read_text())
+        assert not set(texts[-1].split()) - {"next", "former"} & set(ran.output.split())
+    assert len(set(texts)) == 4 and "s" * 40 not in texts[-1]
 
 
 def at(stage: Stage, **more: Any) -> TlsState:

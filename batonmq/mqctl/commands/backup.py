@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
-from batonmq.mqctl.output import GOOD, WaitLine
+from batonmq.mqctl.output import GOOD, WaitLine, when
 from batonmq.mqctl.params import SECONDS, command, option
 from batonmq.runtime.words import counted
 
@@ -69,7 +71,7 @@ async def _copy(
     from batonmq.runtime.clock import wall_ms
 
     source = StoreSource(store)
-    with WaitLine("") as progress:
+    with _private_files(), WaitLine("") as progress:
         done = _progress(progress)
         if is_stopped:
             end, behind = source.checked_end(done), 0
@@ -88,6 +90,16 @@ async def _copy(
 
 def _progress(line: WaitLine) -> Callable[[int], None]:
     return lambda count: line.say(f"{count >> 20} MiB ...")
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """What is written is for its owner only: log and tables have messages and secrets of users."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _lock_of(store: Path) -> FolderLock | None:
@@ -196,13 +208,16 @@ async def restore(
     the command says so; it waits for the broker on the first STORE, and elects it. If the
     controllers still record the lost replicas, it names the unclean election that is needed.
 
-    JSON: source, target (the first), targets, beginOffset, endOffset, segments; on standard error
-    with --elect, whose document is electMaster's."""
+    Users and rights are those of the backup, so it names its users: what was revoked since counts
+    again.
+
+    JSON: source, target (the first), targets, beginOffset, endOffset, segments, users (their
+    names); on standard error with --elect, whose document is electMaster's."""
     from batonmq.mqctl import backup as backups
 
     if source == STREAM and len(stores) > 1:
         raise click.UsageError("a stream is read once: give one STORE")
-    with WaitLine("") as progress:
+    with _private_files(), WaitLine("") as progress:
         done = _progress(progress)
         for store in stores:
             with disk_failures(store):
@@ -210,8 +225,15 @@ async def restore(
                     manifest = backups.restore_from_stream(sys.stdin.buffer, store, done)
                 else:
                     manifest = backups.restore(source, store, done)
-    targets = {"targets": [str(each) for each in stores]}
-    _show(context, manifest, source, stores[0], targets, to_stderr=elect)
+    users = backups.users_in(manifest)
+    more = {"targets": [str(each) for each in stores], "users": users}
+    _show(context, manifest, source, stores[0], more, to_stderr=elect)
+    if users:
+        click.echo(
+            f"mqctl: users and rights are those of {when(manifest.made_at_ms)}; what was revoked"
+            f" since counts again: {', '.join(users)}",
+            err=True,
+        )
     if elect:
         click.echo("mqctl: start the controllers and the brokers of the group now", err=True)
         await _elect_restored(context, stores[0], within_s)

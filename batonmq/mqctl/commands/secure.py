@@ -53,6 +53,11 @@ GONE_S: Final = 2.0
 )
 @option("--authority", is_flag=True, help="With rotate: the next step to another authority.")
 @option("--secrets", is_flag=True, help="With rotate: the secrets that nodes share; DIR is a file.")
+@option(
+    "--step",
+    type=click.Choice(["next", "former", "done"]),
+    help="With --secrets FILE: only this step; nothing is done where FILE is there already.",
+)
 @option("--force", is_flag=True, help="With enable and disable: refuse clients that are connected.")
 @option("--within", "within_s", type=SECONDS, default=120.0, help="For one process to be well.")
 async def secure(
@@ -65,6 +70,7 @@ async def secure(
     mode: Mode,
     authority: bool,
     secrets: bool,
+    step: str | None,
     force: bool,
     within_s: float,
 ) -> None:
@@ -75,13 +81,12 @@ async def secure(
     its own file and `ca.pem`; keep `ca.key` off the servers. docs/security.md has the settings.
 
     `rotate` replaces every certificate, without DIR those of the local cluster; servers take theirs
-    within two seconds. --authority goes one step on the way to another authority, and says what to
-    do before the next one. --secrets replaces the password of Raft and the secret with which nodes
-    sign: all of the local cluster, or with a file as DIR one step of it.
+    within two seconds. --authority goes one step on the way to another authority. --secrets
+    replaces what nodes share (password of Raft, the secret that signs): of the local cluster, or
+    with a file as DIR one step of it, named by --step.
 
-    `enable` turns TLS on at a cluster of `batonmq up` under load, `disable` turns it off. Processes
-    are restarted one after the other. It stops before it would refuse clients that are connected.
-    The same command continues, the other one goes back.
+    `enable` turns TLS on at a cluster of `batonmq up` under load, `disable` off. Processes restart
+    one by one. It stops before it would refuse connected clients, and continues when repeated.
 
     `status` dials every port, and counts clients without TLS and with it. Exit code: 1 if a port
     does not answer or its certificate is not trusted, 3 if a port between nodes takes plain
@@ -92,14 +97,14 @@ async def secure(
     and tlsClients (addresses, at most 20, while both are taken), and of HA ports proof (of the
     nodes' secret: required, optional), unproven (peers) and lastUnproven; of enable and disable
     stages (stage, restarted), doubt, nextStep; of --authority step (trusted, renewed, dropped) and
-    nextStep; of --secrets a list of file, step (next, former, done).
-    """
+    nextStep; of --secrets a list of file, step (next, former, done)."""
+    _check_rotation(action, folder, authority, secrets, step)
     if action == "status":
         await _status(context)
     elif action in ("enable", "disable"):
         await _Change(context, "disabled" if action == "disable" else mode, within_s, force).run()
     elif action == "rotate" and secrets:
-        await _rotate_secrets(context, folder, within_s)
+        await _rotate_secrets(context, folder, step or "", within_s)
     elif action == "rotate" and authority:
         await _Rotation(context, folder, days, within_s).run()
     else:
@@ -107,10 +112,23 @@ async def secure(
         _show(context, _make(action, where, _nodes(nodes), cluster, days))
 
 
-async def _rotate_secrets(context: CommandContext, file: Path | None, within_s: float) -> None:
+def _check_rotation(
+    action: str, folder: Path | None, authority: bool, secrets: bool, step: str | None
+) -> None:
+    if (authority or secrets) and action != "rotate":
+        raise click.UsageError("--authority and --secrets go with rotate")
+    if authority and secrets:
+        raise click.UsageError("--authority and --secrets replace different things: one at a time")
+    if step and not (secrets and folder):
+        raise click.UsageError("--step goes with rotate --secrets FILE")
+
+
+async def _rotate_secrets(
+    context: CommandContext, file: Path | None, step: str, within_s: float
+) -> None:
     from batonmq.mqctl.secret_rotation import SecretRotation
 
-    await SecretRotation(context, file, within_s).run()
+    await SecretRotation(context, file, step, within_s).run()
 
 
 def _folder_of(target: Target, action: str) -> Path:
