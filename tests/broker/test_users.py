@@ -37,6 +37,7 @@ from batonmq.auth.config import AuthConfig
 from batonmq.auth.guard import Guard
 from batonmq.auth.policy import (
     AclInfo,
+    Need,
     PolicyEntry,
     PolicyInfo,
     User,
@@ -91,6 +92,7 @@ AUTH = AuthConfig(
 ADMIN = Credentials(access_key="admin", secret_key=f"{SECRET}-a")
 NODE = Credentials(access_key="node", secret_key=f"{SECRET}-n")
 USER = Credentials(access_key="shop", secret_key=f"{SECRET}-s")
+WRITER = Credentials(access_key="writer", secret_key=f"{SECRET}-w")
 OTHER = Credentials(access_key="other", secret_key=f"{SECRET}-o")
 HALF = {"TRAN_MSG": "true", "PGROUP": "shops", "UNIQ_KEY": "half"}
 
@@ -255,10 +257,25 @@ OPEN_TO_USERS = {
 
 async def walk(server: Server, codes: set[int]) -> None:
     """Every code: a stranger, a wrong secret, a user without any right, then with exactly the
-    rights that the table asks for."""
+    rights that the table asks for, with all of them but one, and a super user."""
     wrong = Credentials(access_key="shop", secret_key="wrong")
     guard = server.guard
     book = next(book for name, book in guard._books.items() if name)
+    known = book.get("shop")
+    assert known is not None
+    shop = known.user
+
+    async def passes(code: int, given: list[Need], kind: str = "Normal") -> bool:
+        actions: dict[str, list[str]] = {}
+        for (resource, name), action in ((need.resources[0], need.actions[0]) for need in given):
+            actions.setdefault(f"{resource}:{name or book.cluster or '*'}", []).append(action)
+        entries = [PolicyEntry(resource=name, actions=each) for name, each in actions.items()]
+        user = structs.replace(shop, user_type=kind, policies={})
+        book.replace({"shop": merged(user, AclInfo(policies=[PolicyInfo(entries=entries)]))})
+        # The handler answers, mostly that the request lacks a field.
+        reply = await server.ask(USER, code, FIELDS, BODIES.get(code, b""))
+        return reply.code != DENIED and "shop lacks" not in str(reply)
+
     for code in sorted(codes | {4711}):
         body = BODIES.get(code, b"")
         for who in (None, wrong, USER):
@@ -269,29 +286,17 @@ async def walk(server: Server, codes: set[int]) -> None:
             assert SECRET not in str(reply)
         request = RemotingCommand.request(code, FIELDS, body)
         Signer(USER)(request)
-        entries = {}
-        only_super = code not in RIGHTS
-        for need in needs_of(code, request):
-            kind, name = need.resources[0]
-            only_super = only_super or kind == "Node"
-            resource = f"{kind}:{name or book.cluster or '*'}"
-            before = entries.get(resource, PolicyEntry(resource=resource)).actions
-            entries[resource] = PolicyEntry(resource=resource, actions=[*before, need.actions[0]])
-        known = book.get("shop")
-        assert known is not None
-        if not only_super:
-            granted = replace_policies(known.user, entries)
-            book.replace({"shop": granted})
-            reply = await server.ask(USER, code, FIELDS, body)
-            # The handler answers, mostly that the request lacks a field.
-            assert reply.code != DENIED and "shop lacks" not in str(reply), (code, reply)
-            book.replace({"shop": replace_policies(known.user, {})})
-
-
-def replace_policies(user: object, entries: dict[str, PolicyEntry]) -> object:
-    import msgspec
-
-    return msgspec.structs.replace(user, policies={"Custom": entries})
+        needs = needs_of(code, request)
+        if not any(resource == "Node" for need in needs for resource, _ in need.resources):
+            assert await passes(code, needs), code
+            for need in needs:
+                rest = [each for each in needs if each != need]
+                assert code in OPEN_TO_USERS or not await passes(code, rest), (code, need)
+        else:
+            every = [Need(((kind, "*"),), ("All",)) for kind in ("Topic", "Group", "Cluster")]
+            assert not await passes(code, every), code
+        assert await passes(code, [], "Super"), code
+        await passes(code, [])
 
 
 async def test_every_code_of_a_broker_by_strangers_and_users(tmp_path):
@@ -332,10 +337,14 @@ async def test_every_code_of_a_controller_by_strangers_and_users(tmp_path):
 
 async def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path):
     """Each method of its service needs the right of the remoting request that does the same."""
-    reads = {"GetReplicaInfo", "GetSyncStateData", "GetMetadata", "GetHistory"}
+    rights = {
+        OTHER: ("Get", {"GetReplicaInfo", "GetSyncStateData", "GetMetadata", "GetHistory"}),
+        WRITER: ("Update", {"ElectMaster", "CleanBrokerData"}),
+    }
 
     def user_of(who: Credentials) -> User:
-        entries = [PolicyEntry(resource="Cluster:*", actions=["Get"])] if who is OTHER else []
+        actions = [rights[who][0]] if who in rights else []
+        entries = [PolicyEntry(resource="Cluster:*", actions=actions)] if actions else []
         user = User(username=who.access_key, password=who.secret_key)
         return merged(user, AclInfo(policies=[PolicyInfo(entries=entries)]))
 
@@ -343,7 +352,8 @@ async def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path):
         return Credentials(access_key=who.access_key, secret_key="wrong")
 
     async with controller_with_users(tmp_path) as server:
-        server.guard.book("file", "").replace({"shop": user_of(USER), "other": user_of(OTHER)})
+        users = {who.access_key: user_of(who) for who in (USER, *rights)}
+        server.guard.book("file", "").replace(users)
         channel = grpc.aio.insecure_channel(server.service.config.self_peer.grpc_address)
         stub: Any = ControllerServiceStub(channel)
         service = controller_pb2.DESCRIPTOR.services_by_name["ControllerService"]
@@ -359,7 +369,7 @@ async def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path):
             return int((await call(request, metadata=signed, timeout=5)).status.code)
 
         for method in service.methods:
-            for stranger in (None, USER, replace_secret(OTHER)):
+            for stranger in (None, USER, *map(replace_secret, rights)):
                 assert await code_of(method, stranger) == DENIED, method.name
             name = method.name
             if name == "BrokerSession":  # it gets further: an empty Hello is no Hello
@@ -367,8 +377,13 @@ async def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path):
                     await code_of(method, NODE)
                 continue
             assert await code_of(method, NODE) != DENIED, name
-            may_read = await code_of(method, OTHER) != DENIED
-            assert may_read is (name in reads), name
+            for who, (_, calls) in rights.items():
+                may = await code_of(method, who) != DENIED
+                assert may is (name in calls), (name, who)
+        unknown = channel.unary_unary(f"/{service.full_name}/Unknown")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unknown(b"", metadata=Signer(NODE).call_metadata(wall_ms()))
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         await channel.close()
 
 
