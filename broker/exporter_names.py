@@ -109,16 +109,17 @@ class ExporterNames:
             page.gauge(f"{_RUNTIME}{name}", "as rocketmq-exporter names it", value, **labels)
 
         for name, key in _NUMBERS.items():
-            gauge(name, float(found[key]))
+            if key in found:  # of the disk: not if its file system does not tell
+                gauge(name, float(found[key]))
         for name, key in _RATES.items():
             for span, rate in zip((10, 60, 600), found[key].split(), strict=True):
                 gauge(f"{name}{span}", float(rate))
         times = found["putMessageDistributeTime"].split()
         for name, time in zip(_PUT_TIMES, times, strict=True):
             gauge(f"pmdt_{name}", float(time.rpartition(":")[2]))
-        total, free = map(_bytes, _SIZE.findall(found["commitLogDirCapacity"]))
-        gauge("commitlogdir_capacity_total", total)
-        gauge("commitlogdir_capacity_free", free)
+        capacity = map(_bytes, _SIZE.findall(found.get("commitLogDirCapacity", "")))
+        for name, size in zip(("total", "free"), capacity, strict=False):
+            gauge(f"commitlogdir_capacity_{name}", size)
         (behind,) = map(_bytes, _SIZE.findall(found["remainHowManyDataToFlush"]))
         gauge("remain_howmanydata_toflush", behind)
 

@@ -10,6 +10,7 @@ ConsumerLagCalculator and DefaultStoreMetricsManager in Java.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -133,9 +134,10 @@ class BrokerMetrics:
             "not in a consume queue yet",
             log.max_offset - confirmed,
         )
-        used, free = disk_space(self._config.store.root)
-        page.gauge("rocketmq_storage_size_bytes", "used of the file system", used)
-        page.gauge("batonmq_disk_free_bytes", "free on the file system", free)
+        with contextlib.suppress(OSError):  # the rest of the page matters more then
+            used, free = disk_space(self._config.store.root)
+            page.gauge("rocketmq_storage_size_bytes", "used of the file system", used)
+            page.gauge("batonmq_disk_free_bytes", "free on the file system", free)
         oldest_ms = self._status.earliest_stored_ms()
         if oldest_ms > 0:
             page.gauge(

@@ -218,7 +218,7 @@ class BrokerStatus:
         """The status as texts, for `clusterList` and `brokerStatus` (GET_BROKER_RUNTIME_INFO,
         28)."""
         path, totals, rates = self._path, self._totals(), self._throughput.rates
-        log, transferred = path.store.log, rates(lambda each: each.gets)
+        transferred = rates(lambda each: each.gets)
         info = {
             "bootTimestamp": str(self._started_ms),
             "brokerVersion": str(MQ_VERSION),
@@ -249,7 +249,6 @@ class BrokerStatus:
         info |= NOT_HERE | self._waiting.runtime_info()
         problems = json.dumps(self.problems(), ensure_ascii=False)
         info |= self._of_store()
-        info[f"commitLogDiskRatio_{log.folder}"] = info["commitLogDiskRatio"]
         return info | self._of_role() | {PROBLEMS_KEY: problems}
 
     def problems(self) -> list[str]:

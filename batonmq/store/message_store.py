@@ -497,11 +497,9 @@ class MessageStore:
     def runtime_info(self) -> dict[str, str]:
         """What `brokerStatus` shows of the store, under Java's names if it has them."""
         commit_log, appender = self.log, self.appender
-        use = self._disk_use_of((commit_log.folder,)).ratio
         return {
+            **self._of_disk(),
             "bootTimestamp": str(self._opened_at_ms),
-            "commitLogDiskRatio": f"{use:.4f}",
-            "consumeQueueDiskRatio": f"{self._disk_use_of((self.config.root,)).ratio:.4f}",
             "commitLogMinOffset": str(commit_log.min_offset),
             "commitLogMaxOffset": str(commit_log.max_offset),
             "confirmOffset": str(self.confirm_offset),
@@ -513,10 +511,24 @@ class MessageStore:
             "remainHowManyDataToFlush": byte_count(
                 commit_log.max_offset - commit_log.flushed_offset
             ),
-            "commitLogDirCapacity": disk_capacity(self.config.root),
             "queuePositionsKnown": str(self._files.positions.are_known).lower(),
             "suspect": self.trust.reason,
             "scrubOffset": str(self.scrub.offset),
             "scrubPassedTimestamp": str(self.scrub.passed_at_ms),
             "scrubFoundTotal": str(self.scrub.found_total),
         }
+
+    def _of_disk(self) -> dict[str, str]:
+        """Empty if the file system does not tell: the rest of the status matters more then."""
+        folder, root = self.log.folder, self.config.root
+        try:
+            use = f"{self._disk_use_of((folder,)).ratio:.4f}"
+            return {
+                "commitLogDiskRatio": use,
+                f"commitLogDiskRatio_{folder}": use,
+                "consumeQueueDiskRatio": f"{self._disk_use_of((root,)).ratio:.4f}",
+                "commitLogDirCapacity": disk_capacity(root),
+            }
+        except OSError as error:
+            log.warning("disk_space_unknown folder=%s reason=%s", root, error)
+            return {}

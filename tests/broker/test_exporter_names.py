@@ -1,12 +1,17 @@
 """The names of rocketmq-exporter on our page, for dashboards that were made for it."""
 
+import errno
+from unittest.mock import Mock
+
 from heartbeats import heartbeat
 from lone_broker import Rig
 from prometheus_client.parser import text_string_to_metric_families
 
 from batonmq.broker.metrics import BrokerMetrics
+from batonmq.protocol.bodies import KVTable
 from batonmq.protocol.codes import RequestCode
 from batonmq.runtime.metrics import Metrics, MetricsConfig
+from batonmq.store import upkeep
 
 #: What Grafana's dashboard 14612 (a copy of 10477, which the exporter ships) draws.
 DRAWN = """
@@ -65,3 +70,28 @@ async def test_what_the_common_dashboard_draws_is_there(rig):
     assert {at["cluster"] for at, _ in page["rocketmq_broker_tps"]} == {"DefaultCluster"}
     shown = await page_of(rig, names=False)
     assert not any(name.startswith("rocketmq_brokeruntime_") for name in shown)
+
+
+async def test_a_disk_that_does_not_tell_its_space_leaves_only_that_out(rig, monkeypatch):
+    await rig.send()
+    whole = await page_of(rig, names=True)
+    known = KVTable.decode((await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+    monkeypatch.setattr(upkeep.os, "statvfs", Mock(side_effect=OSError(errno.EIO, "broken")))
+    page = await page_of(rig, names=True)
+    assert page["batonmq_metrics_failures"][0][1] == 0
+    assert {name.removeprefix("rocketmq_brokeruntime_") for name in whole.keys() - page.keys()} == {
+        "rocketmq_storage_size_bytes",
+        "batonmq_disk_free_bytes",
+        "commitlog_disk_ratio",
+        "consumequeue_disk_ratio",
+        "commitlogdir_capacity_total",
+        "commitlogdir_capacity_free",
+    }
+    left = KVTable.decode((await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+    folder = rig.service.store.log.folder
+    assert known.keys() - left.keys() == {
+        "commitLogDiskRatio",
+        f"commitLogDiskRatio_{folder}",
+        "consumeQueueDiskRatio",
+        "commitLogDirCapacity",
+    }
