@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
@@ -39,6 +40,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.sockets import plain_address
 
 log = logging.getLogger(__name__)
 
@@ -140,10 +142,16 @@ class GroupWatch:
         self.hint()
         return RemotingCommand.response_to(request)
 
-    def _claimed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def _claimed(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         """A broker has found that this one has the same id (BATON_SAME_BROKER_ID, 60004)."""
-        self.core.claimed(text(request, "brokerAddr"), self._clock_ms())
-        self._hinted.set()
+        address = text(request, "brokerAddr")
+        # No name server may know this address, but the check dials it and names it in the status.
+        # So a stranger must not choose the host.
+        if await _is_at(connection.peer, address):
+            self.core.claimed(address, self._clock_ms())
+        else:
+            log.warning("same_broker_id_unproven peer=%s address=%.100r", connection.peer, address)
+        self.hint()
         return RemotingCommand.response_to(request)
 
     async def _check_when_due(self) -> None:
@@ -260,3 +268,18 @@ class GroupWatch:
                             },
                         )
                     )
+
+
+async def _is_at(peer: str, address: str) -> bool:
+    """Whether host:port `address` is at the host of a connection's `peer`."""
+    host, _, port = address.rpartition(":")
+    number = whole_number(port)
+    if not host or number is None or not 0 < number < 1 << 16:
+        return False
+    try:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host.strip("[]"), number, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):  # an unknown name, or a text that cannot be one
+        return False
+    own = plain_address(peer.rpartition(":")[0], number)
+    return any(plain_address(str(each[4][0]), number) == own for each in found)

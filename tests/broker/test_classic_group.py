@@ -28,6 +28,7 @@ from batonmq.protocol.bodies import HARuntimeInfo, KVTable
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Processors
 from tests.broker.lone_broker import Rig, free_port, lone_broker, sections_of, until
 from tests.broker.test_classic_pair import level
 
@@ -232,6 +233,32 @@ async def test_a_rival_whose_start_time_is_no_number_lives(tmp_path):
         client = Mock(call=AsyncMock(return_value=reply), oneway=AsyncMock())
         watch = group_watch.GroupWatch(sections_of(tmp_path), client, Mock(), lambda: 0)
         assert await watch._ask_rival(OTHER) == (Rival.LIVES, 0)
+
+
+@pytest.mark.parametrize(
+    ("address", "rivals"),
+    [
+        ("127.0.0.1:9", ["127.0.0.1:9"]),
+        ("localhost:9", ["localhost:9"]),
+        ("[::ffff:127.0.0.1]:9", ["[::ffff:127.0.0.1]:9"]),
+        (OTHER, []),
+        ("127.0.0.1:70000", []),
+        ("127.0.0.1:\u00b2", []),
+        ("127.0.0.1", []),
+        (":9", []),
+        ("\u00e4" * 300 + ":9", []),
+        ("a\0b:9", []),
+    ],
+)
+async def test_a_stranger_cannot_choose_which_host_is_dialled(tmp_path, address, rivals):
+    """A broker that no name server knows says itself where it is: at its own host, or nowhere."""
+    watch = group_watch.GroupWatch(sections_of(tmp_path), Mock(), Mock(), lambda: 0)
+    told = RemotingCommand.request(RequestCode.BATON_SAME_BROKER_ID, {"brokerAddr": address})
+    processors = Processors()
+    watch.register(processors)
+    await processors.handlers[told.code](told, Mock(peer="127.0.0.1:50000"))
+    asked = watch.core.members_known({}, 0)
+    assert [each.address for each in asked if isinstance(each, AskRival)] == rivals
 
 
 async def test_a_broker_that_no_longer_watches_its_group_ends(tmp_path):
