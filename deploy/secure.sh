@@ -50,11 +50,13 @@ give() { # SERVICE FILE: by rename, so that no process reads half of it
   install -d -m 755 nodes
   install -d -m 500 -o batonmq "nodes/$1"
   install -m 400 -o batonmq "$2" "nodes/$1/node.new"
-  install -m 400 -o batonmq node.json "nodes/$1/json.new"
   install -m 444 ca.pem "nodes/$1/ca.new"
   mv "nodes/$1/ca.new" "nodes/$1/ca.pem"
   mv "nodes/$1/node.new" "nodes/$1/node.pem"
-  mv "nodes/$1/json.new" "nodes/$1/node.json"
+  cmp -s node.json "nodes/$1/node.json" || { # each change is taken, and logged
+    install -m 400 -o batonmq node.json "nodes/$1/json.new"
+    mv "nodes/$1/json.new" "nodes/$1/node.json"
+  }
 }
 for i in 1 2 3; do
   give "broker-$i" "broker.broker-a.$i.pem"

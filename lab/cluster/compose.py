@@ -150,7 +150,7 @@ class ComposeCluster(Cluster):
     def __enter__(self) -> Self:
         try:
             if self.secured:
-                self.make_certificates()
+                self.secure()
             self.compose("down", "--volumes", "--timeout", "5")
             self.up_began = time.monotonic()
             self.compose("up", "--detach", "--no-build")
@@ -183,11 +183,16 @@ class ComposeCluster(Cluster):
         assert done.returncode == 0, f"compose {arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def make_certificates(self) -> None:
-        """Makes or renews them."""
+    def secure(self, *words: str) -> None:
+        """Makes or renews the certificates; with `secrets` one step to a new secret of nodes."""
         subprocess.run(
-            [str(DEPLOY / "secure.sh")], env=self._environ, check=True, capture_output=True
+            [str(DEPLOY / "secure.sh"), *words], env=self._environ, check=True, capture_output=True
         )
+
+    def reloads(self, name: str) -> int:
+        """How often that service has taken a new secret of the nodes, since it was made."""
+        logs: bytes = self._all(name)[0].logs()
+        return logs.count(b"files_reloaded name=innerClientAuthenticationCredentialsFile")
 
     # -- what it consists of --
 

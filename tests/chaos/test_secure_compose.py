@@ -12,7 +12,7 @@ from batonmq import ClientOptions, Message
 from batonmq.blocking import BlockingProducer
 from batonmq.protocol.errors import BatonError
 from lab.cluster.client_writer import ClientWriter
-from lab.cluster.compose import ComposeCluster
+from lab.cluster.compose import BROKERS, NAME_SERVERS, ComposeCluster
 from lab.cluster.processes import wait_for
 from lab.cluster.queues import check_writers
 from lab.cluster.writer import wait_acks
@@ -34,9 +34,12 @@ def ports(cluster: ComposeCluster) -> list[dict[str, Any]]:
     return [port for port in found if port["port"] in ("remoting", "grpc")]
 
 
-def test_a_killed_master_and_new_certificates_cost_no_send(secured: ComposeCluster) -> None:
+def test_a_killed_master_new_certificates_and_a_new_secret_cost_no_send(
+    secured: ComposeCluster,
+) -> None:
     """1. Every published port takes TLS only, and only signed requests. 2. The master is killed and
-    all certificates are replaced under load: no send fails. 3. What was acknowledged is there."""
+    all certificates are replaced under load, then the secret of the nodes: no send fails, and each
+    container is healthy. 3. What was acknowledged is there."""
     secured.wait_healthy()
     options, servers = secured.client_options, secured.name_servers
     before = ports(secured)
@@ -50,12 +53,18 @@ def test_a_killed_master_and_new_certificates_cost_no_send(secured: ComposeClust
         secured.kill([master])
         wait_acks(writer, MORE)
         secured.start([master])
-        secured.make_certificates()
+        secured.secure()
         wait_for("the new certificates at every port", lambda: all(
             port["notAfter"] > before[0]["notAfter"] for port in ports(secured)
         ))  # fmt: skip
         secured.wait_healthy()
+        for step in (1, 2, 3):
+            secured.secure("secrets")
+            wait_for(f"step {step} of the secret in each container", lambda step=step: all(
+                secured.reloads(name) == step for name in (*BROKERS, *NAME_SERVERS)
+            ))  # fmt: skip
         wait_acks(writer, MORE)
+        secured.wait_healthy()
     assert not writer.failures, writer.failures[:3]
     assert check_writers(servers, TOPIC, [writer], options) >= len(writer.acks)
 
