@@ -39,6 +39,7 @@ from batonmq.ha.wire import (
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.secret_file import Secrets
 from tests.ha.cores import NOW, entries, identity, mastership, registered
+from tests.shared.certificates import authority, node_tls
 
 NAME = ("C", "broker-a", "0")
 ADDRESS = "master:10912"
@@ -397,6 +398,22 @@ async def test_a_replica_of_another_secret_and_one_without_never_follow(
         assert two.readable == three.readable == 0 and one.ha.required_set == {1}
         assert "wrong" in two.ha.following_problem
         assert all(not each.passes for each in (*one.unproven, *two.unproven))
+
+
+async def test_replicas_that_showed_certificates_prove_no_secret(
+    new_group, wait_until, known, tmp_path
+):
+    made = authority(tmp_path / "tls")
+    async with new_group() as group:
+        nodes(group, known, (1,))
+        nodes(group, [NEW], (2,))
+        for number in (1, 2):
+            tls = node_tls(made, f"broker/broker-a/{number}")
+            group.tls[number] = tls.for_replicas("broker-a")
+        one, two = await pair(group, wait_until)
+        one.put(10)
+        await group.caught_up(one, two)
+        assert not one.unproven and not two.unproven
 
 
 async def test_a_group_that_takes_up_a_secret_in_stages_follows_all_the_while(
