@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from batonmq.runtime.tls import ClientTls, TlsState, client_context, tls_reason
@@ -76,18 +77,25 @@ async def _takes_plain(port: Port) -> bool:
 async def _takes_tls(port: Port, tls: ClientTls | None) -> tuple[str, int, str]:
     """(version, end of the certificate, why it is not trusted)."""
     try:
-        return *await _handshake(port, client_context(tls or ClientTls())), ""
+        return *await _handshake(port, _context(tls or ClientTls(), port.kind)), ""
     except ssl.SSLCertVerificationError as error:
         refusal = tls_reason(error)
     except (ssl.SSLError, ConnectionError) as error:
         return "", 0, "" if tls is None else tls_reason(error)
-    version, _ = await _handshake(port, client_context(ClientTls(auth_server=False)))
+    version, _ = await _handshake(port, _context(ClientTls(auth_server=False), port.kind))
     return version, 0, refusal
+
+
+@cache
+def _context(tls: ClientTls, kind: str) -> ssl.SSLContext:
+    """One for all ports of a kind: to read this machine's authorities may take 0.1 s."""
+    context = client_context(tls)
+    context.set_alpn_protocols(["h2"] if kind == "grpc" else [])
+    return context
 
 
 async def _handshake(port: Port, context: ssl.SSLContext) -> tuple[str, int]:
     host, _, number = port.address.rpartition(":")
-    context.set_alpn_protocols(["h2"] if port.kind == "grpc" else [])
     _, writer = await asyncio.open_connection(host.strip("[]"), int(number), ssl=context)
     try:
         certificate = writer.get_extra_info("peercert") or {}

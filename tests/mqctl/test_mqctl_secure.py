@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
 
 from batonmq.launcher.layout import STAGES, Stage
+from batonmq.mqctl import tls_probe
 from batonmq.mqctl.main import cli
 from batonmq.mqctl.roll import Doubt
 from batonmq.mqctl.tls_steps import refused, stages_of, steps
 from batonmq.runtime.authority import check_certificate, read_certificate
-from batonmq.runtime.tls import Tls, TlsConfig, TlsState
+from batonmq.runtime.tls import Tls, TlsConfig, TlsState, client_context
 
 
 def run(*args: str) -> Result:
@@ -91,6 +94,22 @@ def test_a_step_of_a_file_of_secrets_is_named_and_taken_once(tmp_path: Path) -> 
         texts.append(file.read_text())
         assert not set(texts[-1].split()) - {"next", "former"} & set(ran.output.split())
     assert len(set(texts)) == 4 and "s" * 40 not in texts[-1]
+
+
+async def test_status_reads_the_authorities_of_this_machine_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes 0.1 s: for each of twenty ports that was longer than the time for an answer."""
+    made = Mock(side_effect=client_context)
+    monkeypatch.setattr(tls_probe, "client_context", made)
+    tls_probe._context.cache_clear()
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        host, number = server.sockets[0].getsockname()
+        for node in ("one", "two", "three"):
+            port = tls_probe.Port(node, "remoting", f"{host}:{number}")
+            assert await tls_probe.probe(port, None, 10) == tls_probe.PortState(port)
+    assert made.call_count == 1
 
 
 def at(stage: Stage, **more: Any) -> TlsState:
