@@ -100,7 +100,8 @@ def _text(
     parts = [b"BatonMQ HA 1", slave_nonce, master_nonce, address.encode()]
     for name in (slave, master):
         # Its number of parts is said, too: no other two names give this text.
-        parts += [b"%d" % len(name), *(part.encode() for part in name)]
+        # Half of a surrogate pair in a name is wrong, not an error here (R46).
+        parts += [b"%d" % len(name), *(part.encode(errors="surrogatepass") for part in name)]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 

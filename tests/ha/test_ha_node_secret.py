@@ -284,6 +284,7 @@ def rogues() -> dict[str, Callable[[HAIdentity], HAIdentity]]:
     return {
         "no proof": lambda named: identity(1),
         "a guess": lambda named: structs.replace(identity(1), nonce="00", proof="00" * 32),
+        "half a character": lambda named: structs.replace(answered(named)[0], log_id="\ud800"),
         "no hex": lambda named: structs.replace(identity(1), nonce="zz", proof="yy"),
         "another secret": lambda named: answered(named, NEW)[0],
         "reflected": lambda named: structs.replace(identity(1), nonce=named.nonce, proof="00" * 32),
