@@ -189,11 +189,6 @@ class ComposeCluster(Cluster):
             [str(DEPLOY / "secure.sh"), *words], env=self._environ, check=True, capture_output=True
         )
 
-    def reloads(self, name: str) -> int:
-        """How often that service has taken a new secret of the nodes, since it was made."""
-        logs: bytes = self._all(name)[0].logs()
-        return logs.count(b"files_reloaded name=innerClientAuthenticationCredentialsFile")
-
     # -- what it consists of --
 
     @property

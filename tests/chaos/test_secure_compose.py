@@ -61,12 +61,18 @@ def test_a_killed_master_new_certificates_and_a_new_secret_cost_no_send(
         for step in (1, 2, 3):
             secured.secure("secrets")
             wait_for(f"step {step} of the secret in each container", lambda step=step: all(
-                secured.reloads(name) == step for name in (*BROKERS, *NAME_SERVERS)
+                reloads(secured, name) == step for name in (*BROKERS, *NAME_SERVERS)
             ))  # fmt: skip
         wait_acks(writer, MORE)
         secured.wait_healthy()
     assert not writer.failures, writer.failures[:3]
     assert check_writers(servers, TOPIC, [writer], options) >= len(writer.acks)
+
+
+def reloads(cluster: ComposeCluster, name: str) -> int:
+    """How often that service has taken a new secret of the nodes, since it was made."""
+    logs: bytes = cluster._all(name)[0].logs()
+    return logs.count(b"files_reloaded name=innerClientAuthenticationCredentialsFile")
 
 
 def send_once(name_servers: str, options: ClientOptions) -> None:
