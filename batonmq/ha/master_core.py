@@ -297,13 +297,13 @@ class MasterCore:
         connection = self.connections.get(connection_id)
         if connection is None:
             return []
+        if connection.stage is LinkStage.WAIT_PROOF:  # R58: not even "nothing yet" buys it time
+            return self._close(connection, "an ack where a proof was expected", now_ms)
         connection.read_ms = now_ms
         offsets = [offset for offset in offsets if offset >= 0]
         if not offsets:
             return []
         effects: list[MasterEffect] = []
-        if connection.stage is LinkStage.WAIT_PROOF:
-            return self._close(connection, "an ack where a proof was expected", now_ms)
         first = connection.stage is LinkStage.WAIT_ACK
         if first:
             effects += self._start_transfer(connection, offsets[0], now_ms)

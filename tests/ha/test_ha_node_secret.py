@@ -213,6 +213,13 @@ def test_r58_a_slave_that_answers_nothing_or_in_drops_has_five_seconds() -> None
     assert reader.proof == b"p" * 32
 
 
+def test_r58_a_slave_that_acks_nothing_yet_instead_of_its_proof_is_closed() -> None:
+    core = master()
+    hello(core, 7, NAMED)
+    (closed,) = core.acks_received(7, [-1], NOW + 1)
+    assert isinstance(closed, CloseConnection) and not core.connections
+
+
 def test_a_peer_with_a_certificate_needs_no_proof() -> None:
     core = master()
     own = answer_in(hello(core, 7, identity(2), certified=True))
