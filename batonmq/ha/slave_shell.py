@@ -67,6 +67,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._address = core.view.master_ha_address
         self._may_be_suspect = True
         self._diverged = ""
+        self._unproven = ""
         self._cannot_append = ""  # kept over reconnects, until it has all
 
     @property
@@ -76,7 +77,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     @property
     def problem(self) -> str:
         """Why this replica cannot follow its master; "" if it can."""
-        return self._cannot_append or self._diverged
+        return self._cannot_append or self._diverged or self._unproven
 
     def _local_log(self) -> LocalLog:
         return local_log(self._store, self._samples)
@@ -201,7 +202,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             case fx.Hangup(reason):
                 self._hang_up(reason)
             case Unproven(_, reason, passes):
-                self._diverged = "" if passes else reason
+                self._unproven = "" if passes else reason
                 self._listener.on_unproven(effect)
             case fx.AppendEpoch(epoch, start):
                 if not self._store.epochs.append(EpochEntry(epoch, start)):
@@ -220,7 +221,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             case fx.ProveMaster(view):
                 self._tasks.spawn(self._prove(view))
             case fx.Following(offset):
-                self._diverged = ""
+                self._diverged = self._unproven = ""
                 log.info("ha_following address=%s offset=%d", self._address, offset)
             case fx.Diverged(reason):
                 self._diverged = reason

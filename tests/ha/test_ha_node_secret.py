@@ -7,11 +7,13 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from msgspec import structs
 
 from batonmq.ha import slave_effects as fx
+from batonmq.ha.links import OpenLinks
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
 from batonmq.ha.node_secret import (
     NONCE_BYTES,
@@ -25,6 +27,7 @@ from batonmq.ha.proof import Registrations
 from batonmq.ha.received_log import LocalLog
 from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.ha.slave_shell import SlaveShell
 from batonmq.ha.wire import (
     HAIdentity,
     MasterFrameReader,
@@ -334,6 +337,16 @@ def test_a_master_that_drops_its_identity_byte_by_byte_has_three_seconds() -> No
     ticks = range(NOW, NOW + core.policy.connect_ms + 1, core.policy.tick_ms)
     (hung_up,) = [effect for now_ms in ticks for effect in core.tick(now_ms)]
     assert isinstance(hung_up, fx.Hangup)
+
+
+async def test_a_slave_that_cannot_follow_stays_unwell_when_an_unproven_master_is_let_in() -> None:
+    """Why it cannot is reported once, the unproven master at each dial."""
+    core = slave(required=False)
+    shell = SlaveShell(core, Mock(), Mock(), lambda: NOW, AsyncMock(), OpenLinks())
+    shell._perform([fx.Diverged("another history"), Unproven("m", "let in", passes=True)])
+    assert shell.problem == "another history"
+    shell._perform([Unproven("m", "refused", passes=False), fx.Following(100)])
+    assert not shell.problem
 
 
 # -- over loopback
