@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -22,6 +22,7 @@ from batonmq.ha.classic.slave_core import (
     ClassicSlaveCore,
     MasterAddresses,
 )
+from batonmq.ha.classic.slave_shell import ClassicSlaveShell
 from batonmq.ha.classic.wire import (
     Answer,
     ClassicFrameReader,
@@ -32,6 +33,7 @@ from batonmq.ha.classic.wire import (
     encode_report,
 )
 from batonmq.ha.config import HAConfig
+from batonmq.ha.links import OpenLinks
 from batonmq.ha.master_core import CloseConnection, SendBytes, SendLog
 from batonmq.ha.node_secret import NONCE_BYTES, PROVE_MS, NodeSecret, SlaveProof, Unproven
 from batonmq.ha.slave_policy import SlavePolicy
@@ -195,6 +197,64 @@ def test_a_master_that_closes_at_a_hello_gets_none_the_next_time_if_it_may_be_un
     assert report == fx.SendToMaster(encode_report(100))
 
 
+def test_what_ends_a_connection_but_is_no_answer_to_the_hello_says_nothing_of_the_proof() -> None:
+    """The question for the log's end fails; nothing answers it; a dial fails after a hang-up."""
+    core = slave("m:10911")
+    core.connected(100, 100, NOW)
+    assert [type(e) for e in core.log_end_unknown("no master", NOW)] == [fx.Hangup]
+    core.tick(core.wakeup_ms)
+    assert core.disconnected(NOW) == []
+    core.tick(core.wakeup_ms)
+    core.connected(100, 100, NOW)
+    assert [type(e) for e in core.tick(core.wakeup_ms)] == [fx.Hangup]
+    core.tick(core.wakeup_ms)
+    core.connected(100, 100, NOW)
+    diverged = core.log_end_received(50, 100, 100, NOW)
+    assert [type(e) for e in diverged] == [fx.Hangup, fx.Diverged]
+    core.tick(core.wakeup_ms)
+    assert core.disconnected(NOW) == [] and not core.unproven
+
+
+def test_where_a_proof_is_optional_a_failed_question_costs_no_hello_and_accuses_nobody() -> None:
+    core = slave("m:10911", required=False)
+    for _ in range(3):
+        hello, _ = core.connected(100, 100, NOW)
+        assert isinstance(hello, fx.SendToMaster) and core.wants_proof
+        core.log_end_unknown("no master", NOW)
+        core.tick(core.wakeup_ms)
+    core.connected(100, 100, NOW)
+    core.disconnected(NOW)
+    core.tick(core.wakeup_ms)
+    assert core.connected(100, 100, NOW) == [AskLogEnd("m:10911")], "it may be a slave"
+    assert isinstance(core.log_end_received(100, 100, 100, NOW)[0], Unproven)
+
+
+def test_a_wrong_answer_to_the_hello_is_named_as_such() -> None:
+    core = slave()
+    core.connected(100, 100, NOW)
+    found, hung_up = core.nonsense_received("it proves nothing", NOW)
+    assert isinstance(found, Unproven) and found.reason.startswith("it proves nothing")
+    assert isinstance(hung_up, fx.Hangup) and core.unproven == found.reason
+
+
+def test_a_good_proof_ends_the_complaint_before_a_byte_of_the_log_comes() -> None:
+    core = slave()
+    core.connected(100, 100, NOW)
+    core.disconnected(NOW)
+    assert "hello" in core.unproven
+    core.tick(core.wakeup_ms)
+    (hello,) = core.connected(100, 100, NOW)
+    reader, answering = ReportReader(), master()
+    reader.feed(hello.data)
+    assert reader.hello is not None
+    (answer,) = answering.hello_received(1, reader.hello, NOW)
+    frames = ClassicFrameReader()
+    frames.answer_first = True
+    (given,) = frames.feed(memoryview(answer.data))
+    core.answer_received(given, 100, 100, NOW)
+    assert not core.unproven
+
+
 # -- over loopback
 
 
@@ -302,6 +362,16 @@ async def test_a_node_that_allows_it_replicates_with_one_that_has_no_secret_yet(
         await until(lambda: two.end == one.end)
         knowing = one if leads else two
         assert [each.passes for each in knowing.unproven] == [True]
+
+
+async def test_a_slave_that_cannot_follow_stays_unwell_when_an_unproven_master_is_let_in() -> None:
+    """Why it cannot is reported once, the unproven master at each dial."""
+    core, store = slave(required=False), Mock(max_phy_offset=0)
+    shell = ClassicSlaveShell(core, store, Mock(), lambda: NOW, AsyncMock(), OpenLinks())
+    shell._perform([fx.Diverged("a longer log"), Unproven("m", "let in", passes=True)])
+    assert shell.problem == "a longer log"
+    shell._perform([fx.Following(100)])
+    assert not shell.problem
 
 
 async def test_r41_strangers_at_the_port_get_no_byte_of_the_log(tmp_path: Path) -> None:

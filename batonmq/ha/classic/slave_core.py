@@ -74,11 +74,15 @@ class ClassicSlaveCore:
     ) -> None:
         self.policy = policy
         self._secret = secret
-        self._offers = True
-        """Whether it says hello: where no proof is required, a master that closes at a hello gets
-        none the next time."""
+        self.unproven = ""
+        """Why the last master that should have proved itself was refused; "" if it was not."""
+        self._address = ""  # as it was dialled last
+        self._no_hello_to = ""
+        """Where no proof is required, the address of a master that answers no hello: it gets none
+        the next time."""
         self._proof: SlaveProof | None = None
         """Until the master has answered the hello."""
+        self._is_unproven = False  # no hello was said to this master
         self._end_asked = False
         self.stage = ClassicPhase.IDLE
         self.master = MasterAddresses()
@@ -139,16 +143,17 @@ class ClassicSlaveCore:
         assert self.stage is ClassicPhase.DIALLING
         self.read_ms = self.sent_ms = now_ms
         self._reported = -1
-        self._proof, effects = None, list[ClassicSlaveEffect]()
+        self._is_unproven, effects = False, list[ClassicSlaveEffect]()
         secret = self._secret
-        if secret is not None and not certified:
-            if self._offers:
-                self._proof = SlaveProof(secret, secret.name, "")
-                hello = encode_hello(Hello(self._proof.nonce, int(secret.name[2])))
-                effects.append(fx.SendToMaster(hello))
-            else:
-                reason = f"the master proves no secret of the nodes ({SWITCH})"
-                effects.append(secret.unproven(self.master.ha, reason))
+        if secret is None or certified:
+            self.unproven = ""
+        elif self._address != self._no_hello_to:
+            self._proof = SlaveProof(secret, secret.name, "")
+            hello = encode_hello(Hello(self._proof.nonce, int(secret.name[2])))
+            effects.append(fx.SendToMaster(hello))
+        else:
+            self._no_hello_to = ""  # another process may be there the next time
+            self._is_unproven = True
         self._end_asked = bool(self.master.remoting)
         if self._end_asked:
             effects.append(AskLogEnd(self.master.remoting))
@@ -169,18 +174,29 @@ class ClassicSlaveCore:
         if proof is None or self._secret is None or self.stage is not ClassicPhase.PROVING:
             return []
         effects: list[ClassicSlaveEffect] = []
-        if not proof.accepts(self._secret.named("0"), *answer):
-            found = self._secret.unproven(self.master.ha, "the master's proof is wrong")
+        if proof.accepts(self._secret.named("0"), *answer):
+            self.unproven = ""
+        else:
+            found = self._found(self._secret, "the master's proof is wrong")
             if not found.passes:
                 return [found, *self._hang_up(found.reason, now_ms)]
             effects.append(found)
         effects.append(fx.SendToMaster(proof.proof))
         return effects + self._begin_if_known(log_end, flushed, now_ms)
 
+    def _found(self, secret: NodeSecret, reason: str) -> Unproven:
+        found = secret.unproven(self._address, reason)
+        self.unproven = "" if found.passes else reason
+        return found
+
     def _begin_if_known(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
         if self._proof is not None or self._end_asked:
             return []
-        return self._begin(log_end, flushed, now_ms)
+        effects: list[ClassicSlaveEffect] = []
+        if self._is_unproven and self._secret is not None:  # not before: it may be no master
+            reason = f"the master proves no secret of the nodes ({SWITCH})"
+            effects.append(self._found(self._secret, reason))
+        return effects + self._begin(log_end, flushed, now_ms)
 
     @records_event
     def log_end_received(
@@ -197,6 +213,16 @@ class ClassicSlaveCore:
             " what the master has lost; make this broker the master, or empty its store"
         )
         return self._give_up(reason, now_ms)
+
+    @records_event
+    def log_end_unknown(self, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
+        """The question for it failed, which says nothing about the master's proof."""
+        return self._hang_up(reason, now_ms) if self.stage is ClassicPhase.PROVING else []
+
+    @records_event
+    def nonsense_received(self, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
+        """Bytes that are no frame, or no answer to a hello."""
+        return [*self._no_answer(reason), *self._hang_up(reason, now_ms)]
 
     @records_event
     def frame_received(
@@ -253,23 +279,25 @@ class ClassicSlaveCore:
 
     @records_event
     def disconnected(self, now_ms: int) -> list[ClassicSlaveEffect]:
-        """The connection ended, or could not be made."""
+        """The master ended the connection, or none could be made."""
         # Our own hang-up has already set the next attempt.
         if self.stage in (ClassicPhase.IDLE, ClassicPhase.WAIT, ClassicPhase.STOPPED):
             return []
-        effects = self._no_answer("the master closed the connection at the hello")
+        effects = self._no_answer(
+            "the master closed the connection at the hello, as a slave does too"
+        )
         self._enter(ClassicPhase.WAIT, now_ms)
         self._redial.later(now_ms)
         return effects
 
     def _no_answer(self, reason: str) -> list[ClassicSlaveEffect]:
-        """The connection ends, perhaps before the answer to a hello."""
-        asked, self._proof = self._proof is not None, None
-        required = self._secret is not None and self._secret.required
-        self._offers = required or not asked
-        if not asked or not required or self._secret is None:
+        """The connection ends by the master's doing. Without effect after its answer."""
+        if self._proof is None or self._secret is None:
             return []
-        return [self._secret.unproven(self.master.ha, f"{reason} ({SWITCH})")]
+        if not self._secret.required:
+            self._no_hello_to = self._address
+            return []
+        return [self._found(self._secret, f"{reason} ({SWITCH})")]
 
     @records_event
     def stop(self, now_ms: int) -> list[ClassicSlaveEffect]:
@@ -286,10 +314,13 @@ class ClassicSlaveCore:
                 return []
             case ClassicPhase.WAIT:
                 self._enter(ClassicPhase.DIALLING, now_ms)
-                return [fx.Dial(self.master.ha)]
+                self._address = self.master.ha
+                return [fx.Dial(self._address)]
             case ClassicPhase.DIALLING | ClassicPhase.PROVING:
                 reason = f"no answer for {self._stage_limit_ms} ms"
-                return [*self._no_answer(reason), *self._hang_up(reason, now_ms)]
+                # A master that does not even say where its log ends may hang: it refuses no hello.
+                refused = [] if self._end_asked else self._no_answer(reason)
+                return [*refused, *self._hang_up(reason, now_ms)]
             case ClassicPhase.TRANSFER:
                 silent_ms = now_ms - self.read_ms
                 if silent_ms >= self.policy.housekeeping_ms:
@@ -306,6 +337,8 @@ class ClassicSlaveCore:
 
     def _enter(self, stage: ClassicPhase, now_ms: int) -> None:
         self.stage = stage
+        if stage is not ClassicPhase.PROVING:
+            self._proof = None
         self._since_ms = now_ms
 
     def _begin(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:

@@ -48,7 +48,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         self.core: ClassicSlaveCore = core
         self._listener = listener
         self._log_end_of = log_end_of
-        self.problem = ""  # Why this slave cannot follow its master; "" if it can.
+        self._diverged = ""
 
     # -- events
 
@@ -60,6 +60,11 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         """The obstacle is gone."""
         if not self._closed:
             self._run(self.core.dial_now(self._now_ms()))
+
+    @property
+    def problem(self) -> str:
+        """Why this slave cannot follow its master; "" if it can."""
+        return self._diverged or self.core.unproven
 
     @property
     def address(self) -> str:
@@ -113,8 +118,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
             self._pieces.write()
         except RemoteProtocolError as error:
             self._pieces.clear()
-            self._hang_up(str(error))
-            self._disconnected()
+            self._run(core.nonsense_received(str(error), now_ms))
         except (OSError, BatonError) as error:
             self._pieces.clear()
             self._store_failed(error)
@@ -170,13 +174,12 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
                 case fx.BeginAt():
                     self._begin_again(effect)
                 case fx.Following(offset):
-                    self.problem = ""
+                    self._diverged = ""
                     log.info("ha_following address=%s offset=%d", self.core.master.ha, offset)
-                case Unproven(_, reason, passes):
-                    self.problem = "" if passes else reason
+                case Unproven():
                     self._listener.on_unproven(effect)
                 case fx.Diverged(reason):
-                    self.problem = reason
+                    self._diverged = reason
                     self._listener.on_diverged(reason)
 
     def _store_failed(self, error: Exception) -> None:
@@ -215,8 +218,8 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
             master_end = await self._log_end_of(address)
         except (BatonError, OSError, ValueError) as error:
             if link is not None and link is self._link:
-                self._hang_up(f"the master did not say where its log ends: {error!r}")
-                self._disconnected()
+                reason = f"the master did not say where its log ends: {error!r}"
+                self._run(self.core.log_end_unknown(reason, self._now_ms()))
             return
         if link is not None and link is self._link:
             self._run(
