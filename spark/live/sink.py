@@ -24,7 +24,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from batonmq.spark.live.options import SinkOptions, check_columns
-from batonmq.spark.live.sink_sender import AckFile, SinkError, SinkSender, row_of, write_committed
+from batonmq.spark.live.sink_sender import (
+    AckFile,
+    Row,
+    SinkError,
+    SinkSender,
+    row_of,
+    write_committed,
+)
 
 log = logging.getLogger(__name__)
 
@@ -106,13 +113,21 @@ async def _send(
         try:
             await sender.start()
             # In a thread: requests continue while Spark makes the next batch, however long.
-            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-                rows = []
-                for values in batch.to_pylist():
-                    rows.append(row_of(number, prefix, values, options.topic))
-                    number += 1
+            while rows := await asyncio.to_thread(_next_rows, batches, number, prefix, options):
+                number += len(rows)
                 await sender.add(rows)
             await sender.finish()
         finally:
             await sender.close()
     return Sent(job, partition, report.count)
+
+
+def _next_rows(
+    batches: Iterator[pa.RecordBatch], number: int, prefix: str, options: SinkOptions
+) -> list[Row]:
+    """Of the next batch that has any, from `number` on; none at the end. Raises SinkError."""
+    for batch in batches:
+        if batch.num_rows:
+            rows = enumerate(batch.to_pylist(), number)
+            return [row_of(each, prefix, values, options.topic) for each, values in rows]
+    return []

@@ -155,8 +155,9 @@ class TopicStream(EndlessStream):
                 "the checkpoint that the table was written with, or continue behind its last row "
                 "with --from-table"
             )
-        # One that died before its first commit may go on: the table has nothing of it.
-        if self._has("commits") and state.stream != stream:
+        # One that died before its first commit may go on: it begins behind the table again.
+        goes_on = self._plan.from_table and not self._has("commits")
+        if state.stream != stream and not goes_on:
             raise ValueError(
                 f"{self.checkpoint}: it is of another table, or {table.location} was continued "
                 "from another checkpoint since: use that one, or a new one with --from-table"
@@ -188,7 +189,8 @@ class TopicStream(EndlessStream):
     def _start(self, session: SparkSession) -> StreamingQuery:
         plan, state = self._plan, self._table.state()
         starting = plan.starting
-        if state is not None and not self._has("offsets"):
+        # Spark asks again where the first batch began, if the driver died in it.
+        if state is not None and state.stream != self._stream_id():
             starting = _behind(plan, state)
         messages = (
             session.readStream.format("batonmq")
@@ -230,6 +232,8 @@ class TopicStream(EndlessStream):
             self._remove(report)
             report = self._write(batch)
             state = self._state_before(number)
+        if state is not None and state.stream != self._stream:
+            self._check_joins(state.queues, report)
         queues = _grown(state.queues if state else {}, report)
         rows = report.rows + (state.rows if state else 0)
         self._table.commit(report.files, TableState(self._stream, number, queues, rows))
@@ -246,6 +250,19 @@ class TopicStream(EndlessStream):
                 f"{has}: the table is an old copy. Begin with a new checkpoint and --from-table"
             )
         return state
+
+    def _check_joins(self, queues: Any, report: TaskReport) -> None:
+        """Raises ValueError if the first batch of another checkpoint does not follow the rows."""
+        for broker, each in report.queues.items():
+            for queue, (begin, _) in each.items():
+                _, last = queues.get(broker, {}).get(queue, (begin, begin))
+                if begin < last or (begin > last and not self._plan.accept_loss):
+                    raise ValueError(
+                        f"{self.checkpoint} begins at offset {begin} of broker {broker}, queue "
+                        f"{queue}, and {self._table.location} ends at {last}: the checkpoint is of "
+                        "another table, or the topic was created again. Begin with a new "
+                        "checkpoint and --from-table, or with a new table"
+                    )
 
     def _write(self, batch: DataFrame) -> TaskReport:
         table = self._table

@@ -162,6 +162,27 @@ def test_requests_go_on_while_spark_makes_the_next_batch(monkeypatch, tmp_path):
     assert [key.rpartition("-")[0] for key in keys] == [f"job-4-0-{n}" for n in range(3)]
 
 
+def test_rows_are_made_beside_the_loop(monkeypatch):
+    """A batch may have very many; answers must not lie in the sockets until then."""
+
+    class Quiet(Sender):
+        def __init__(self, options, acknowledged):
+            super().__init__(batch_messages=1)
+            self._acknowledged = acknowledged
+
+    def watched(*given):
+        makers.add(threading.current_thread())
+        return row_of(*given)
+
+    makers = set()
+    monkeypatch.setattr(sink, "SinkSender", Quiet)
+    monkeypatch.setattr(sink, "row_of", watched)
+    batches = iter([batch_of(b"a", b"b"), batch_of(), batch_of(b"c")])
+    sent = asyncio.run(sink._send(SinkOptions(("h:1",), ("T",)), "job", 0, batches))
+    assert sent.messages == 3
+    assert makers and threading.current_thread() not in makers
+
+
 def test_a_batch_that_cannot_be_made_ends_the_task_with_its_error(monkeypatch):
     class Quiet(Sender):
         def __init__(self, options, acknowledged):

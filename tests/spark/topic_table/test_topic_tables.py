@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime
 from functools import partial
+from unittest.mock import Mock
 
 import msgspec
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 from batonmq.spark.read.columns import TOPIC
 from batonmq.spark.topic_table import files
+from batonmq.spark.topic_table import stream as stream_module
 from batonmq.spark.topic_table.bodies import Bodies
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream, spark_uri
@@ -232,6 +234,46 @@ def test_a_new_checkpoint_whose_driver_died_in_its_first_batch_continues(runs, t
     again = runs.run(checkpoint=str(tmp_path / "new"), from_table=True)
     again._take(Batch(messages(JSON_ROWS, first=10)), 0)
     assert [row["_queue_offset"] for row in runs.rows()] == list(range(20))
+
+
+def test_a_checkpoint_that_died_without_a_commit_is_another_one_without_from_table(runs, tmp_path):
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    begin(runs.begun("other", checkpoint=str(tmp_path / "others")), 0)
+    with pytest.raises(ValueError, match="others: it is of another table, or"):
+        runs.run(checkpoint=str(tmp_path / "others"))
+
+
+@pytest.mark.parametrize("first", [5, 50])
+def test_the_first_batch_of_another_checkpoint_leaves_no_hole(runs, tmp_path, first):
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    begin(runs.begun("other", checkpoint=str(tmp_path / "others")), 0)
+    stream = runs.run(checkpoint=str(tmp_path / "others"), from_table=True)
+    with pytest.raises(ValueError, match=rf"others begins at offset {first} of .* ends at 10: "):
+        stream._take(Batch(messages(JSON_ROWS, first=first)), 0)
+    assert [row["_queue_offset"] for row in runs.rows()] == list(range(10))
+
+
+def test_what_was_lost_is_left_out_by_another_checkpoint_on_wish(runs, tmp_path):
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    stream = runs.begun(checkpoint=str(tmp_path / "new"), from_table=True, accept_loss=True)
+    stream._take(Batch(messages(JSON_ROWS, first=50)), 0)
+    assert runs.table().state().queues == {"broker-a": {"0": (0, 60)}}
+
+
+def test_a_first_batch_begins_behind_the_table_again_after_its_driver_died(
+    runs, tmp_path, monkeypatch
+):
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    begin(runs.begun(checkpoint=str(tmp_path / "new"), from_table=True), 0)
+    again = runs.run(checkpoint=str(tmp_path / "new"), from_table=True)
+    ends = {"broker-a": {"0": (0, 10)}}
+    monkeypatch.setattr(stream_module, "_behind", lambda _, state: state.queues == ends)
+    session = Mock()
+    again._start(session)
+    assert session.readStream.format().options.call_args.kwargs["startingOffsets"] is True
+    again._take(Batch(messages(JSON_ROWS, first=10)), 0)
+    again._start(session)
+    assert session.readStream.format().options.call_args.kwargs["startingOffsets"] == "earliest"
 
 
 def test_a_table_that_is_an_old_copy_is_refused(runs):
