@@ -26,6 +26,7 @@ from batonmq.ha.classic.slave_shell import ClassicSlaveShell
 from batonmq.ha.classic.wire import (
     Answer,
     ClassicFrameReader,
+    FrameHead,
     Hello,
     ReportReader,
     encode_answer,
@@ -227,6 +228,25 @@ def test_where_a_proof_is_optional_a_failed_question_costs_no_hello_and_accuses_
     core.tick(core.wakeup_ms)
     assert core.connected(100, 100, NOW) == [AskLogEnd("m:10911")], "it may be a slave"
     assert isinstance(core.log_end_received(100, 100, 100, NOW)[0], Unproven)
+
+
+def test_a_silent_master_that_serves_without_a_hello_gets_none_again_at_that_address() -> None:
+    """Each would cost three seconds. One that does not serve may be another process by then."""
+    core = slave(required=False)
+    core.connected(100, 100, NOW)
+    core.tick(core.wakeup_ms)
+    for served in (True, True, False):
+        core.tick(core.wakeup_ms)
+        core.disconnected(NOW)  # a dial that failed
+        core.tick(core.wakeup_ms)
+        core.connected(100, 100, NOW)
+        assert not core.wants_proof
+        if served:
+            core.frame_received(FrameHead(100, 0), 100, NOW)
+        core.disconnected(NOW)
+    core.tick(core.wakeup_ms)
+    core.connected(100, 100, NOW)
+    assert core.wants_proof
 
 
 def test_a_wrong_answer_to_the_hello_is_named_as_such() -> None:

@@ -80,6 +80,7 @@ class ClassicSlaveCore:
         self._no_hello_to = ""
         """Where no proof is required, the address of a master that answers no hello: it gets none
         the next time."""
+        self._is_silent = False  # and did not close either, as Java
         self._proof: SlaveProof | None = None
         """Until the master has answered the hello."""
         self._is_unproven = False  # no hello was said to this master
@@ -233,6 +234,8 @@ class ClassicSlaveCore:
         if self.stage is not ClassicPhase.TRANSFER:
             return self._hang_up("a frame before the first report", now_ms)
         self._next = max(self._next, log_end)
+        if self._is_unproven and self._is_silent:
+            self._no_hello_to = self._address  # each hello would cost `connect_ms`
         if head.offset == self._next:
             return [] if head.size == 0 else self._progressed()
         # An empty log begins where the master's log begins. A file of the log has its first offset
@@ -290,12 +293,12 @@ class ClassicSlaveCore:
         self._redial.later(now_ms)
         return effects
 
-    def _no_answer(self, reason: str) -> list[ClassicSlaveEffect]:
+    def _no_answer(self, reason: str, *, silent: bool = False) -> list[ClassicSlaveEffect]:
         """The connection ends by the master's doing. Without effect after its answer."""
         if self._proof is None or self._secret is None:
             return []
         if not self._secret.required:
-            self._no_hello_to = self._address
+            self._no_hello_to, self._is_silent = self._address, silent
             return []
         return [self._found(self._secret, f"{reason} ({SWITCH})")]
 
@@ -319,7 +322,7 @@ class ClassicSlaveCore:
             case ClassicPhase.DIALLING | ClassicPhase.PROVING:
                 reason = f"no answer for {self._stage_limit_ms} ms"
                 # A master that does not even say where its log ends may hang: it refuses no hello.
-                refused = [] if self._end_asked else self._no_answer(reason)
+                refused = [] if self._end_asked else self._no_answer(reason, silent=True)
                 return [*refused, *self._hang_up(reason, now_ms)]
             case ClassicPhase.TRANSFER:
                 silent_ms = now_ms - self.read_ms
