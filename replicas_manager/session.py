@@ -29,6 +29,7 @@ from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.tls import Tls
+from batonmq.runtime.turns import pass_on_assertion
 
 log = logging.getLogger(__name__)
 
@@ -251,9 +252,7 @@ class ControllerSession:
                 # To dial or to handle an event failed. That must not end the session for good.
                 log.exception("session_failed controller=%s", self.address)
                 accepted = False
-                if isinstance(error, AssertionError):  # ends a server, see `server_main`
-                    context = {"message": "a session's consumer failed", "exception": error}
-                    asyncio.get_running_loop().call_exception_handler(context)
+                pass_on_assertion(error, "a session's consumer failed")
             if self._drop_reason:
                 log.info("session_dropped controller=%s reason=%s", self.address, self._drop_reason)
                 self._drop_reason = ""
@@ -395,6 +394,7 @@ class ControllerCalls:
             event = ev.Unanswered(call, "its connection was closed")
         except Exception as error:  # without an outcome the state machine would wait for good
             log.exception("call_failed controller=%s call=%s", call.target, type(call).__name__)
+            pass_on_assertion(error, "a consumer of a call's answer failed")
             event = ev.Unanswered(call, repr(error))
         self._emit(event)
 

@@ -140,3 +140,28 @@ async def test_a_call_that_fails_within_has_an_outcome_all_the_same():
     calls.send(call)
     await asyncio.gather(*calls._tasks)
     assert events == [ev.Unanswered(call, "ValueError('no UTF-8')")]
+
+
+@pytest.mark.parametrize("failure", [AssertionError("rule"), OSError("no space left on device")])
+async def test_a_broken_rule_in_a_consumer_of_an_answer_ends_the_broker(failure):
+    """The hint runs the state machine: the loop's handler hears of a rule that does not hold."""
+    events: list[ev.Event] = []
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: told.append(context["exception"])
+    )
+
+    def emit(event: ev.Event) -> None:
+        if isinstance(event, ev.LeaderHinted):
+            raise failure
+        events.append(event)
+
+    stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply("c2"))
+    channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
+    facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
+    calls = ControllerCalls(CONFIG, facts, channels, Mock(), emit)
+    call = ev.FetchView("c1")
+    calls.send(call)
+    await asyncio.gather(*calls._tasks)
+    assert told == [failure] * isinstance(failure, AssertionError)
+    assert events == [ev.Unanswered(call, repr(failure))]
