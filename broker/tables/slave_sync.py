@@ -56,7 +56,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Handler, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.backoff import Backoff, pause_ms
-from batonmq.runtime.turns import in_turns, result_of
+from batonmq.runtime.turns import in_turns, pass_on_assertion, result_of
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +239,7 @@ class SlaveSynchronize:
                 self._failures = 0
             # Whatever it is, also an answer that makes no sense: nothing else would fetch them.
             except Exception as exc:
+                pass_on_assertion(exc, "a slave's fetch of tables failed")
                 is_caught_up = False
                 self._note_failure(followed, exc)
             if is_caught_up:

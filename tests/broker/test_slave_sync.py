@@ -122,6 +122,27 @@ async def test_r31_an_answer_that_makes_no_sense_is_reported_and_asked_for_again
     await sync.close()
 
 
+@pytest.mark.parametrize("failure", [AssertionError("rule"), OSError("no space left on device")])
+async def test_a_broken_rule_behind_the_tables_ends_the_broker(tmp_path, failure):
+    """`on_tables` runs the core of the HA slave: the loop's handler hears of a rule that does not
+    hold. After any other error the fetches go on."""
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: told.append(context["exception"])
+    )
+    ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
+    own, log_end = tables_in(tmp_path / "own"), Mock(max_phy_offset=0)
+    sync = SlaveSynchronize(master, own, 1, lambda: None, log_end)
+    on_tables = Mock(side_effect=failure)
+    sync.on_tables = on_tables
+    sync.follow(MASTER)
+    sync.start()
+    await until(lambda: on_tables.called and sync._failures == 0)
+    assert told == [failure] * isinstance(failure, AssertionError)
+    await sync.close()
+
+
 async def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_path):
     """1 topics change while they are fetched: again. 2 they are here. 3 another master: of it
     nothing is here, whatever its versions are."""
