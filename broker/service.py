@@ -392,6 +392,9 @@ class BrokerService:
     def _put_first_user(self) -> None:
         """Makes the configured first user, once in a mastership, unless there is one."""
         first = self.config.auth.first_user if self._lacks_first_user else None
+        # While writes are refused the user would get no record, so no slave would have it.
+        if self.path.gate.refusal is not None:
+            return
         try:
             if first is not None and first.username not in self.tables.users:
                 self.users.put(first)

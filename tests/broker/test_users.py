@@ -50,6 +50,7 @@ from batonmq.auth.signature import Credentials, Signer
 from batonmq.broker.config import BrokerSections, ReplicasConfig
 from batonmq.broker.name_server_registrar import RouteRegistration
 from batonmq.broker.replication.controlled import ControllerReplication
+from batonmq.broker.role_gate import Refusal
 from batonmq.broker.service import BrokerService
 from batonmq.broker.tables.users import UserService, UserTable
 from batonmq.client.admin.admin import Admin
@@ -726,6 +727,22 @@ async def test_r45_the_first_user_waits_for_disk_space(tmp_path, monkeypatch):
             assert server.service.path.gate.is_master and "admin" not in server.service.tables.users
             full.undo()
             await until(lambda: "admin" in server.service.tables.users)
+
+
+async def test_r31_the_first_user_waits_while_writes_are_refused(tmp_path, monkeypatch):
+    """It would get no record, so no slave would ever have it."""
+    with monkeypatch.context() as full:
+        full.setattr(UserService, "put", Mock(side_effect=PutUnavailable("no disk space")))
+        async with broker_with_users(tmp_path) as server:
+            service, gate = server.service, server.service.path.gate
+            gate.refusal = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, "cut off")
+            full.undo()
+            end = service.store.appender.end
+            service._put_first_user()
+            assert "admin" not in service.tables.users
+            gate.refusal = None
+            service._put_first_user()
+            assert "admin" in service.tables.users and service.store.appender.end > end
 
 
 async def test_a_new_secret_of_the_nodes_signs_towards_controllers_too(tmp_path):
