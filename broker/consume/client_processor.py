@@ -256,7 +256,8 @@ class ClientProcessor:
         The `sender` of the heartbeat that caused the change gets its notice OWN_NOTICE_MS later."""
         waiting: dict[str, tuple[Hashable, ...]] = {}
         for change in changes:
-            if not change.channels:
+            # The same heartbeat may have joined the group again, with filters.
+            if not change.channels and change.group not in self._clients.groups:
                 self._filters.unregister(change.group)
             config = self._topics.groups.get(change.group)
             if config is not None and not config.notify_consumer_ids_changed_enable:

@@ -10,9 +10,12 @@ from unittest.mock import Mock
 from heartbeats import heartbeat
 
 from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume import consumer_manager
 from batonmq.broker.consume.client_processor import OWN_NOTICE_MS, ClientProcessor
 from batonmq.broker.consume.consumer_manager import ConsumerManager, ConsumerSightings, GroupChanged
-from batonmq.protocol.bodies import HeartbeatData, ProducerData
+from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
+from batonmq.broker.filter.subscription_filter import compiled
+from batonmq.protocol.bodies import SQL92, HeartbeatData, ProducerData
 from batonmq.protocol.codes import RequestCode
 from batonmq.remoting.command import RemotingCommand
 
@@ -90,3 +93,28 @@ async def test_a_good_bye_between_the_slices_of_a_heartbeat_counts():
     assert len(known.producers) == 40 and not clients._left_since
     await cast(Any, clients.heartbeat(request, channel))
     assert len(known.groups) == 40, "it joins again"
+
+
+def test_r58_a_heartbeat_that_makes_place_keeps_the_filters_of_a_group_that_it_joins_again(
+    tmp_path, monkeypatch
+):
+    """The client loses its oldest places, and the same heartbeat takes one of them again."""
+    monkeypatch.setattr(consumer_manager, "SEATS_MAX", 2)
+    known, path = ConsumerManager(), Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
+    filters = ConsumerFilterManager(tmp_path / "consumerFilter.json")
+    sightings = ConsumerSightings(known)
+    clients = ClientProcessor(known, Mock(groups={}), path, filters, sightings, BrokerConfig())
+    channel = cast(Any, _Channel())
+    beat = heartbeat("c", "T")
+    [subscription] = beat.consumer_data_set[0].subscription_data_set
+    subscription.expression_type, subscription.sub_string = SQL92, "a = 1"
+    compiled(subscription.sub_string)  # so that the heartbeat need not
+    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
+    for _ in range(2):
+        clients.heartbeat(request, channel)
+        data = filters.get("g", "T")
+        assert data is not None and not data.dead
+    known.unregister(channel, None, "g")
+    clients.notify([GroupChanged("g", ())])
+    gone = filters.get("g", "T")
+    assert gone is not None and gone.dead
