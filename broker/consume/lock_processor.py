@@ -83,8 +83,9 @@ class LockProcessor:
         for (group, client_id), queues in over.items():
             try:
                 self._release(group, client_id, queues)
-            except PutRefused as error:  # a full disk (R45): they come again
+            except PutRefused as error:  # a full disk (R45): all of them come again
                 log.info("expired_locks_wait group=%s reason=%s", group, error)
+                return
 
     def _require_open(self) -> None:
         gate = self._path.gate

@@ -131,15 +131,20 @@ async def test_r30_a_lock_whose_record_is_refused_is_not_held(rig):
     assert rig.service.tables.locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
 
 
-async def test_r45_locks_that_have_expired_wait_for_disk_space(rig):
+async def test_r45_locks_that_have_expired_wait_for_disk_space(rig, caplog):
     """A tick that raises ends the process."""
-    assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+    groups = ("g", "h")
+    for group in groups:
+        assert owned(await rig.ask(41, body=lock_body("a", group))) == [QUEUE]
     locks, now = rig.service.tables.locks, rig.service.path.clock_ms()
     locks.renew_all(now - 3_600_000)
     rig.service.store.appender.pause("no disk space")
+    caplog.set_level("INFO")
     for _ in range(4):
         rig.service.locks.tick(now + 3_600_000)
-    assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
+    assert locks.wrapper().locks == {group: {"a": [("T", 0)]} for group in groups}
+    waits = [line for line in caplog.messages if line.startswith("expired_locks_wait")]
+    assert 0 < len(waits) <= 4, "one a tick, not one a group"
     rig.service.store.appender.pause("")
     for _ in range(4):
         rig.service.locks.tick(now + 3_600_000)
