@@ -10,6 +10,7 @@ import msgspec
 
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?[LlFfDdSsBb]?")
 _WORD: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.-]*")
+_HEX: Final = re.compile(r"[0-9A-Fa-f]+")
 _SPACE: Final = re.compile(r"[ \t\r\n\f\b\ufeff]*")
 _PLAIN: Final = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 _ESCAPES: Final = {
@@ -211,14 +212,10 @@ class _JsonReader:
 
     def _hex(self, digits: int) -> int:
         text = self._text[self._at : self._at + digits]
-        try:
-            if len(text) != digits:
-                raise ValueError
-            code = int(text, 16)
-        except ValueError:
-            raise FastjsonError("hexadecimal digits were expected", self._at) from None
+        if not _HEX.fullmatch(text) or len(text) != digits:  # `int` alone would take signs
+            raise FastjsonError("hexadecimal digits were expected", self._at)
         self._at += digits
-        return code
+        return int(text, 16)
 
 
 def _number(match: re.Match[str]) -> int | float:

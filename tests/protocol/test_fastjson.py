@@ -121,6 +121,12 @@ def test_two_values_without_a_comma_are_no_list(text: str) -> None:
         loads(text)
 
 
+@pytest.mark.parametrize("escape", ["\\u-001", "\\u+041", "\\u 041", "\\u0_41", "\\x-1", "\\u04"])
+def test_an_escape_has_hexadecimal_digits_only(escape: str) -> None:
+    with pytest.raises(FastjsonError, match="hexadecimal digits"):
+        loads(f"{{a:'{escape}'}}")
+
+
 @pytest.mark.parametrize("text", ["\\udc00\\ud800", "\\ud800", "a\\ud800\\u0041", "\\ud800\\ud800"])
 def test_half_of_a_surrogate_pair_is_no_text(text: str) -> None:
     for quoted in (f'"{text}"', f"'{text}'", f"{{'{text}':1}}"):
