@@ -102,7 +102,7 @@ RINGS = (
         "fast",
         "cores, codecs, stores, in one process",
         "not process and not java and not spark and not docker",
-        900,
+        1800,
         workers=3,  # a quarter of the time each waits: for a disk, or a time-out
     ),
     Ring(
