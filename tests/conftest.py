@@ -70,7 +70,10 @@ def _in_a_loop(
     async def opened(fixtures: dict[str, Any]) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for name, value in fixtures.items():
-                if isinstance(value, contextlib.AsyncContextDecorator):
+                # Only what `asynccontextmanager` made: a lock has the same two methods.
+                if isinstance(value, contextlib.AsyncContextDecorator) and isinstance(
+                    value, contextlib.AbstractAsyncContextManager
+                ):
                     fixtures[name] = await stack.enter_async_context(value)
             await test(**fixtures)
 
