@@ -48,6 +48,7 @@ from batonmq.protocol.bodies import (
     SQL92,
     TAG,
     CheckClientRequestBody,
+    ConsumerData,
     ConsumerSightingsBody,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
@@ -72,7 +73,7 @@ _SUBSCRIPTIONS_AT_ONCE: Final = 256
 """Subscriptions of one heartbeat that are handled in one turn."""
 
 _NAMED_MAX: Final = 8
-"""The reply to a heartbeat names so many refused entries at most."""
+"""The reply to a heartbeat and the log name so many refused entries at most."""
 
 ASK_MS: Final = 300
 PIECES_A_TURN: Final = 20
@@ -177,9 +178,13 @@ class ClientProcessor:
     ) -> bool:
         """Returns whether a group changed. Appends to `refused` why entries were skipped."""
         # A slave writes no records; it only notes who is connected here.
-        if self._gate.refusal is None:
-            consumers = [c for c in data.consumer_data_set if self._exists(c.group_name, refused)]
-            data = replace(data, consumer_data_set=consumers)
+        consumers = [
+            c
+            for c in data.consumer_data_set
+            if (data.without_sub or self._has_space(c, refused))
+            and (self._gate.refusal is not None or self._exists(c.group_name, refused))
+        ]
+        data = replace(data, consumer_data_set=consumers)
         changes = self._clients.heartbeat(
             data, channel, request.language, request.version, self._clock_ms()
         )
@@ -199,11 +204,16 @@ class ClientProcessor:
             if self._topics.get(retry) is None and is_file_name(retry):
                 self._topics.of_group(retry, max(1, group.retry_queue_nums))
         except BatonError as error:
-            log.warning("heartbeat_entry_refused group=%r reason=%s", name, error)
-            if len(refused) < _NAMED_MAX:
-                refused.append(f"consumer group {name[:64]!r}: {error}")
+            _note_refused(name, str(error), refused)
             return False
         return True
+
+    def _has_space(self, data: ConsumerData, refused: list[str]) -> bool:
+        if self._clients.has_space(data):
+            return True
+        reason = "the subscriptions of all groups take as much memory as they may"
+        _note_refused(data.group_name, reason, refused)
+        return False
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
         """Removes the client from the groups that it names (UNREGISTER_CLIENT, 35)."""
@@ -288,6 +298,12 @@ class ClientProcessor:
                 del self._notices[group]
             break
         return bool(self._notices) or bool(own and own[0][0] <= self._clock_ms())
+
+
+def _note_refused(group: str, reason: str, refused: list[str]) -> None:
+    if len(refused) < _NAMED_MAX:
+        log.warning("heartbeat_entry_refused group=%r reason=%s", group[:64], reason)
+        refused.append(f"consumer group {group[:64]!r}: {reason}")
 
 
 def _subscriptions(data: HeartbeatData) -> Iterator[SubscriptionData]:

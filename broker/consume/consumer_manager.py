@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -33,7 +33,14 @@ CLIENT_EXPIRED_MS: Final = 120_000
 _EXPIRED_AT_ONCE: Final = 128
 SEATS_MAX: Final = 500_000
 """Places of clients in groups; one takes about half a kilobyte."""
+SUBSCRIPTION_BYTES_MAX: Final = 256 << 20
+"""What the subscriptions of all groups may take, roughly."""
+_SUBSCRIPTION_BYTES: Final = 600
+_TAG_BYTES: Final = 100
 _TOPIC: Final = attrgetter("topic")
+_EXPRESSION: Final = attrgetter("sub_string")
+_TAGS: Final = attrgetter("tags_set")
+_CODES: Final = attrgetter("code_set")
 
 SIGHTING_MS: Final = 40_000
 """Above the 30 s between two heartbeats of a stock client."""
@@ -66,6 +73,7 @@ class ConsumerGroup:
     consume_from_where: str
     members: dict[Hashable, ClientChannel] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    subscription_bytes: int = 0
     #: Sorted, without repetition. Kept up to date, because every member asks for the list at each
     #: rebalance.
     client_ids: list[str] = field(default_factory=list)
@@ -132,6 +140,16 @@ class ConsumerManager:
         self.producer_came: Callable[[str], None] = lambda group: None
         # Client id of a producer -> its last group and channel.
         self._producer_places: dict[str, tuple[str, Hashable]] = {}
+        self._subscription_bytes = 0
+
+    def has_space(self, data: ConsumerData) -> bool:
+        """R58: whether these subscriptions may be kept. A group may always replace its own by
+        others of that size: a client that restarts gives them another version."""
+        if self._subscription_bytes < SUBSCRIPTION_BYTES_MAX:
+            return True
+        group = self.groups.get(data.group_name)
+        held = group.subscription_bytes if group is not None else 0
+        return _bytes_of(data.subscription_data_set) <= held
 
     def heartbeat(
         self, data: HeartbeatData, channel: Hashable, language: int, version: int, now_ms: int
@@ -178,6 +196,14 @@ class ConsumerManager:
         # Almost every heartbeat equals the last one, so one comparison of two dicts is enough.
         if known == wanted:
             return changed
+        changed |= self._subscribe(group, wanted)
+        self._subscription_bytes -= group.subscription_bytes
+        group.subscription_bytes = _bytes_of(list(group.subscriptions.values()))
+        self._subscription_bytes += group.subscription_bytes
+        return changed
+
+    def _subscribe(self, group: ConsumerGroup, wanted: dict[str, SubscriptionData]) -> bool:
+        known, changed = group.subscriptions, False
         for topic in known.keys() - wanted.keys():
             del known[topic]
             changed = True
@@ -288,7 +314,7 @@ class ConsumerManager:
             group = self.groups[name]
             left.append((name, group.leave(channel)))
             if not group.members:
-                del self.groups[name]
+                self._subscription_bytes -= self.groups.pop(name).subscription_bytes
         # List the remaining channels once per group, however many clients leave it.
         staying = {name: self._channels(name) for name, _ in left}
         return [
@@ -299,6 +325,14 @@ class ConsumerManager:
     def _channels(self, name: str) -> tuple[Hashable, ...]:
         group = self.groups.get(name)
         return tuple(group.members) if group is not None else ()
+
+
+def _bytes_of(subscriptions: Sequence[SubscriptionData]) -> int:
+    # One heartbeat may have 16,000 of them: no line of Python runs for each.
+    tag_sets = list(map(_TAGS, subscriptions))
+    texts = chain(map(_EXPRESSION, subscriptions), chain.from_iterable(tag_sets))
+    tags = sum(map(len, chain(tag_sets, map(_CODES, subscriptions))))
+    return len(subscriptions) * _SUBSCRIPTION_BYTES + sum(map(len, texts)) + tags * _TAG_BYTES
 
 
 class _Sighting(NamedTuple):

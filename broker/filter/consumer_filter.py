@@ -2,8 +2,8 @@
 
 Heartbeats register (topic, group, expression). A newer version of a subscription replaces the
 filter; if its expression does not compile, the filter is removed. A filter without a subscription
-is marked as dead, and removed after a day. Filters are not replicated, because heartbeats reach
-every replica.
+is marked as dead, and removed after a day, or if there are DEAD_KEPT_MAX newer ones. Filters are
+not replicated, because heartbeats reach every replica.
 
 The Bloom bits are for Java: a Java broker that starts on this folder drops all filters if the bits
 have another size. This broker evaluates filters on the records themselves.
@@ -31,6 +31,7 @@ from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.turns import AT_ONCE
 
 DEAD_MAX_MS: Final = 24 * 3600 * 1000
+DEAD_KEPT_MAX: Final = 4096
 DEAD_SINCE_MS: Final = 30_000
 BLOOM_BITS: Final = 112
 BLOOM_HASHES: Final = 3
@@ -144,6 +145,8 @@ class ConsumerFilterManager:
         for topic in sorted(topics):
             if not (data := self._groups[group][topic]).dead:
                 self._put(replace(data, dead=True, dead_time=self._clock_ms()))
+        while len(self._dead) > DEAD_KEPT_MAX:  # R58: clients choose the groups
+            self._remove(*next(iter(self._dead)))
 
     def _put(self, data: ConsumerFilterData) -> None:
         key = data.consumer_group, data.topic

@@ -13,9 +13,10 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume import consumer_manager
 from batonmq.broker.consume.client_processor import OWN_NOTICE_MS, ClientProcessor
 from batonmq.broker.consume.consumer_manager import ConsumerManager, ConsumerSightings, GroupChanged
+from batonmq.broker.filter import consumer_filter
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.filter.subscription_filter import compiled
-from batonmq.protocol.bodies import SQL92, HeartbeatData, ProducerData
+from batonmq.protocol.bodies import SQL92, HeartbeatData, ProducerData, SubscriptionData
 from batonmq.protocol.codes import RequestCode
 from batonmq.remoting.command import RemotingCommand
 
@@ -118,3 +119,49 @@ def test_r58_a_heartbeat_that_makes_place_keeps_the_filters_of_a_group_that_it_j
     clients.notify([GroupChanged("g", ())])
     gone = filters.get("g", "T")
     assert gone is not None and gone.dead
+
+
+def _subscribed(client: str, group: str, tag: str, version: int = 1) -> RemotingCommand:
+    beat = heartbeat(client, "T", group=group, version=version)
+    beat.consumer_data_set[0].subscription_data_set[0].tags_set.append(tag)
+    return RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
+
+
+def test_r58_subscriptions_of_a_flood_of_groups_have_a_limit(monkeypatch):
+    """Each heartbeat of up to 4 MiB may name a new group. Who was there before stays, and may come
+    back with other tags. The answer says what was left out."""
+    monkeypatch.setattr(consumer_manager, "SUBSCRIPTION_BYTES_MAX", 10_000)
+    known, path = ConsumerManager(), Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
+    clients = ClientProcessor(
+        known, Mock(groups={}), path, Mock(), ConsumerSightings(known), BrokerConfig()
+    )
+    flood, usual = cast(Any, _Channel()), cast(Any, _Channel())
+    clients.heartbeat(_subscribed("usual", "g", "a"), usual)
+    remarks = [
+        cast(Any, clients.heartbeat(_subscribed("flood", f"f{n}", "x" * 3000), flood)).remark
+        for n in range(100)
+    ]
+    assert len(known.groups) == 4 and remarks[:3] == [""] * 3
+    assert all("consumer group 'f" in remark and "memory" in remark for remark in remarks[3:])
+    again = cast(Any, clients.heartbeat(_subscribed("usual", "g", "b", version=2), usual))
+    assert not again.remark
+    subscription = known.subscription("g", "T")
+    assert subscription is not None and "b" in subscription.tags_set
+    clients.disconnected(flood)
+    assert not cast(Any, clients.heartbeat(_subscribed("usual", "h", "x" * 3000), usual)).remark
+    assert set(known.groups) == {"g", "h"}
+
+
+def test_r58_filters_of_groups_that_left_have_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(consumer_filter, "DEAD_KEPT_MAX", 10)
+    filters = ConsumerFilterManager(tmp_path / "consumerFilter.json")
+    compiled("a = 1")
+    for number in range(100):
+        topics = [
+            SubscriptionData(topic=topic, expression_type=SQL92, sub_string="a = 1", sub_version=1)
+            for topic in ("T", "U")
+        ]
+        filters.register(f"g{number}", topics)
+        filters.unregister(f"g{number}")
+    kept = [number for number in range(100) if filters.get(f"g{number}", "U") is not None]
+    assert kept == [95, 96, 97, 98, 99]
