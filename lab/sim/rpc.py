@@ -35,6 +35,9 @@ class CallContext:
     def peer(self) -> str:
         return ""
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()  # nobody signs here
+
     def set_trailing_metadata(self, trailing: tuple[tuple[str, str], ...]) -> None:
         self.trailing = trailing
 
