@@ -63,8 +63,8 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
     authorization_whitelist: str = ""
     audit_log_path: str = ""
     ha_allow_unproven: bool = False
-    """HA peers without TLS need not prove that they know the secret of the nodes: whoever reaches
-    an HA port reads the log."""
+    """HA peers without TLS need not prove that they know the secret of the nodes: any host that
+    reaches an HA port can read the log."""
     audit_only: bool = False
     """What would be refused is written to the audit log, and passes: to turn users on without a
     refusal."""

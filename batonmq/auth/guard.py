@@ -286,7 +286,7 @@ class Guard:
         kept[1][name, code, request.ext["b"]] = known[0][1].key
 
     def check(self, code: int, request: RemotingCommand, connection: Connection) -> str:
-        """The user that signed the request, "" if nobody's signature is right and it passes
+        """The user that signed the request, "" if no signature is valid and it passes
         nevertheless (`auditOnly`, `authenticationWhitelist`). Raises BrokerRefusal(NO_PERMISSION).
         """
         return self._check(code, request, connection, _proof(request))

@@ -43,7 +43,7 @@ class Unproven:
 @dataclass(frozen=True, slots=True)
 class NodeSecret:
     """`secrets`: those of now, since they change while the process runs. `new_nonce`: NONCE_BYTES
-    of chance. `required`: a peer without a proof is refused. `address`: where slaves connect to
+    random bytes. `required`: a peer without a proof is refused. `address`: where slaves connect to
     this broker. `name`: this broker's without controllers; with them each connection says it."""
 
     secrets: Callable[[], Secrets]

@@ -121,7 +121,7 @@ class SlaveCore:
         now_ms: int,
         secret: NodeSecret | None = None,
     ) -> None:
-        """`secret`: of the nodes; None: nobody proves anything."""
+        """`secret`: of the nodes; None: peers need no proof."""
         assert view.master_broker_id is not None and view.master_broker_id != own.broker_id
         self.recent_events = RecentEvents()
         self.own = own

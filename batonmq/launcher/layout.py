@@ -338,7 +338,7 @@ def _numbers(
     found = []
     for group in groups:
         own = sorted(number for number, owner in owners.items() if owner == group)
-        # `_check` refuses more; here a huge number must not take for ever.
+        # `_check` refuses more; a huge number must not keep this loop busy.
         count = min(replicas, MAX_BROKERS)
         found += [(n, group) for n in itertools.islice(itertools.chain(own, free), count)]
     return found

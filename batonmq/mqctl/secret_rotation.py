@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from batonmq.auth.config import CREDENTIALS_FILE, read_node_user
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import GOOD, still_lacking
 from batonmq.mqctl.target import data_of
 from batonmq.runtime.durable_file import replace_file
@@ -147,8 +147,7 @@ def _written_ms(path: Path) -> int:
 @contextmanager
 def _failures() -> Iterator[None]:
     try:
-        yield
+        with disk_failures("secrets"):
+            yield
     except SecretFileError as error:
         raise CommandFailed(str(error)) from error
-    except OSError as error:
-        raise CommandFailed(f"{error.filename}: {error.strerror}") from error

@@ -99,7 +99,7 @@ class ClassicMasterCore:
         now_ms: int,
         secret: NodeSecret | None = None,
     ) -> None:
-        """`secret`: of the nodes; None: nobody proves anything."""
+        """`secret`: of the nodes; None: peers need no proof."""
         self.policy = policy
         self._secret = secret
         self.begin = begin

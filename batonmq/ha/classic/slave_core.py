@@ -62,7 +62,7 @@ class ClassicPhase(Enum):
 class ClassicSlaveCore:
     """Feed it events and perform the effects in order. Offsets are exclusive ends, times are ms.
     `segment_size`: an empty replica's log begins at a multiple of it. `flushed`: only with
-    haSyncFlush. `secret`: of the nodes; None: nobody proves anything.
+    haSyncFlush. `secret`: of the nodes; None: peers need no proof.
     """
 
     def __init__(

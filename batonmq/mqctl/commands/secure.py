@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import BAD, GOOD, still_lacking, when
 from batonmq.mqctl.params import SECONDS, command, option
 from batonmq.mqctl.target import Target, data_of
@@ -228,11 +228,10 @@ def _failures(folder: Path) -> Iterator[None]:
     from batonmq.runtime.tls import TlsError
 
     try:
-        yield
+        with disk_failures(folder):
+            yield
     except TlsError as error:
         raise CommandFailed(str(error)) from error
-    except OSError as error:
-        raise CommandFailed(f"{error.filename or folder}: {error.strerror}") from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
