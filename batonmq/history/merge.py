@@ -46,7 +46,7 @@ def merged(sources: Mapping[str, Iterable[HistoryEvent]]) -> Merged:
             other, known = first.setdefault(event.key, (source, event))
             if known is event:
                 events.append(event)
-            elif _without_gap(known) != _without_gap(event):
+            elif without_gap(known) != without_gap(event):
                 differ.setdefault((other, source), []).append(event.key)
     problems = [
         f"{one} and {other} disagree about {counted(len(keys), 'event')}, the first at index "
@@ -56,6 +56,6 @@ def merged(sources: Mapping[str, Iterable[HistoryEvent]]) -> Merged:
     return Merged(tuple(events), tuple(problems))
 
 
-def _without_gap(event: HistoryEvent) -> HistoryEvent:
+def without_gap(event: HistoryEvent) -> HistoryEvent:
     """`gap` is of one controller's file, not of the event."""
     return msgspec.structs.replace(event, gap=False) if event.gap else event

@@ -14,13 +14,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from batonmq.history.event import ON_BROKER_CLOCK, EventDetail, EventKey, HistoryEvent
 from batonmq.history.fold import Fold
 from batonmq.history.members import ELECTIONS_KEPT
+from batonmq.history.merge import without_gap
 from batonmq.history.story import Story
 from batonmq.spark.history import history_findings
 from batonmq.spark.history.epoch_files import GroupFiles
@@ -95,7 +95,7 @@ class GroupFold:
             event = event_of(text)
             if event.key == first.key:
                 self._mask |= 1 << rank
-                if not self._differs and _plain(event) != _plain(first):
+                if not self._differs and without_gap(event) != without_gap(first):
                     self._differs = True
                     self._told.differs(first, self._rank, rank)
                 return
@@ -271,11 +271,6 @@ class GroupFold:
             "seen_by": [name for rank, name in enumerate(self._names) if told >> rank & 1],
         }  # fmt: skip
         self._tables.add("masterships", row, self.name, elected, elected)
-
-
-def _plain(event: HistoryEvent) -> HistoryEvent:
-    """`gap` is of one controller's file and not of the event."""
-    return msgspec.structs.replace(event, gap=False) if event.gap else event
 
 
 def _after(later: int | None, earlier: int | None) -> int | None:

@@ -14,41 +14,31 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batonmq.protocol.codes import LONG_MAX
-from batonmq.spark.read.columns import KINDS, TIMESTAMP, columns_of
+from batonmq.spark.read.columns import TIMESTAMP, columns_of
 from batonmq.spark.report.quantities import DAY_MS
 
-
-def _columns(text: str) -> pa.Schema:
-    return pa.schema([(name, KINDS[kind]) for name, kind in map(str.split, text.split(","))])
-
-
 TABLES: Final = {
-    "masterships": _columns(
-        "master_epoch long, broker_id long, address string, began_at time, opened_at time, "
-        "first_ack_at time, ended_at time, ended_by string, duration_ms long, seen_by texts"
-    ),
-    "failovers": _columns(
-        "master_epoch long, kind string, cause string, how string, detected_by string, "
-        "master_before long, master long, address string, set_before longs, sync_state_set longs, "
-        "detected_at time, elected_at time, role_at time, opened_at time, first_ack_at time, "
-        "silent_ms long, detect_ms long, elect_ms long, role_ms long, open_ms long, "
-        "first_ack_ms long, unavailable_ms long, without_writes_ms long, held_ms long, idle bool, "
-        "unclean bool, overtaken bool, complete bool, truncated_bytes long, clock_problem string"
-    ),
-    "unavailability": _columns(
-        "outages long, unavailable_ms long, longest_ms long, open bool, day day"
-    ),
-    "set_changes": _columns(
-        "at time, master_epoch long, sync_state_set_epoch long, set_before longs, set_after longs, "
-        "joined longs, left longs, size_after long, reason string, kind string"
-    ),
-    "truncations": _columns(
-        "at time, broker_id long, master_epoch long, from_offset long, to_offset long, bytes long"
-    ),
-    "findings": _columns(
-        "severity string, kind string, text string, subject string, evidence string, at time"
-    ),
-    "controllers": _columns("at time, leader string, leader_before string, controller_epoch long"),
+    "masterships": columns_of("""
+        long: master_epoch broker_id; string: address
+        time: began_at opened_at first_ack_at ended_at
+        string: ended_by; long: duration_ms; texts: seen_by
+    """),
+    "failovers": columns_of("""
+        long: master_epoch; string: kind cause how detected_by; long: master_before master
+        string: address; longs: set_before sync_state_set
+        time: detected_at elected_at role_at opened_at first_ack_at
+        long: silent_ms detect_ms elect_ms role_ms open_ms first_ack_ms
+        long: unavailable_ms without_writes_ms held_ms; bool: idle unclean overtaken complete
+        long: truncated_bytes; string: clock_problem
+    """),
+    "unavailability": columns_of("long: outages unavailable_ms longest_ms; bool: open; day: day"),
+    "set_changes": columns_of("""
+        time: at; long: master_epoch sync_state_set_epoch
+        longs: set_before set_after joined left; long: size_after; string: reason kind
+    """),
+    "truncations": columns_of("time: at; long: broker_id master_epoch from_offset to_offset bytes"),
+    "findings": columns_of("string: severity kind text subject evidence; time: at"),
+    "controllers": columns_of("time: at; string: leader leader_before; long: controller_epoch"),
 }
 """Columns without those that are folders."""
 Row = Mapping[str, Any]
@@ -165,5 +155,5 @@ def unpacked(packed: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
 
 def written_schema(name: str) -> pa.Schema:
     """The columns of a table with its folders."""
-    folders = _columns("group string" if name == BY_GROUP else "group string, day day")
+    folders = columns_of("string: group" if name == BY_GROUP else "string: group; day: day")
     return pa.schema([*TABLES[name], *folders])

@@ -219,8 +219,9 @@ def _tell(text: str) -> None:
 
 def _of_cluster(error: Exception) -> str | None:
     """The sentence of an error of a running cluster, or of a stream; None for any other."""
-    for module, name in (("cluster", "ClusterError"), ("endless_stream", "StreamLost")):
-        live = sys.modules.get(f"batonmq.spark.live.{module}")
+    errors = {"live.cluster": "ClusterError", "topic_table.table_stream": "StreamLost"}
+    for module, name in errors.items():
+        live = sys.modules.get(f"batonmq.spark.{module}")
         if live is not None and isinstance(error, getattr(live, name)):
             return str(error)
     return None

@@ -8,7 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from batonmq.spark.jobs.command import Job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TIME: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
@@ -16,21 +21,21 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
 
 
 @contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """Set by ctrl-C and SIGTERM, so that a batch is not cut off half-way."""
+def streaming(job: Job, name: str) -> Iterator[tuple[SparkSession, threading.Event]]:
+    """A session; and what ctrl-C and SIGTERM set, so that a batch is not cut off half-way."""
     asked = threading.Event()
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    listen(asked)
     try:
-        yield asked
+        _listen(asked)
+        with job.session(name, spark_sql_shuffle_partitions="4") as session:
+            _listen(asked)  # Spark has set a handler of its own meanwhile
+            yield session, asked
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
 
 
-def listen(asked: threading.Event) -> None:
-    """Again, where Spark has set a handler of its own meanwhile."""
-
+def _listen(asked: threading.Event) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
         asked.set()
 

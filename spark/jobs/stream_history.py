@@ -15,12 +15,12 @@ import click
 
 from batonmq.spark.history.history_job import Inputs, run
 from batonmq.spark.history.output_tables import TABLES
-from batonmq.spark.history.stream import HistoryStream, StreamSettings
-from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.jobs.command import EXIT_CODES, Job, JobCommand, job_options
-from batonmq.spark.jobs.endless import interval, listen, stopping
+from batonmq.spark.jobs.endless import interval, streaming
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine
+from batonmq.spark.topic_table.history_stream import HistoryPlan, HistoryStream
+from batonmq.spark.topic_table.parquet_table import ParquetTable, output_folder
 
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
@@ -81,8 +81,14 @@ def main(
     Each event comes once, whatever is killed on the way. Ends after the present batch on ctrl-C or
     SIGTERM, and may continue later with the same OUTPUT.
     """
-    every = None if available_now else interval(trigger)
-    table = StreamOutput(output_folder(output))
+    plan = HistoryPlan(
+        controllers=controllers,
+        checkpoint=checkpoint or "",
+        events_max=max_events,
+        trigger=None if available_now else interval(trigger),
+        accept_loss=accept_loss,
+    )
+    table = ParquetTable(output_folder(output))
     table.open()
     try:
         behind = []
@@ -91,16 +97,10 @@ def main(
             behind = [partial(write_failovers, table.folder, failovers)]
             if table.rows:  # a kill may have cut them off behind the commit
                 behind[0]()
-        stream = HistoryStream(table, job.progress.line, *behind)
-        with (
-            stopping() as asked,
-            job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
-        ):
-            listen(asked)  # Spark has set a handler of its own meanwhile
+        stream = HistoryStream(table, plan, job.progress.line, *behind)
+        with streaming(job, "stream_history") as (session, asked):
             job.progress.line(f"reading the history into {table.folder}")
-            place = checkpoint or str(table.checkpoint)
-            plan = StreamSettings(controllers, place, max_events, every, accept_loss)
-            stream.run(session, plan, asked)
+            stream.run(session, asked)
     finally:
         table.close()
     counts = stream.counts

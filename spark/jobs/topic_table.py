@@ -24,7 +24,7 @@ from batonmq.spark.jobs.command import (
     properties,
     span_ms,
 )
-from batonmq.spark.jobs.endless import interval, listen, stopping
+from batonmq.spark.jobs.endless import interval, streaming
 from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
 from batonmq.spark.topic_table.fields import columns_of
 from batonmq.spark.topic_table.files import DAY, HOUR, NONE
@@ -141,11 +141,7 @@ def main(job: Job, **given: Any) -> None:
         raise click.UsageError(f"--value {value} needs --schema FILE")
     files = tuple(Path(each).read_bytes() for each in schemas) if value in (AVRO, PROTOBUF) else ()
     bodies = Bodies(value, files, pop("message") or "", pop("header_bytes"))
-    with (
-        stopping() as asked,
-        job.session("topic_table", spark_sql_shuffle_partitions="4") as session,
-    ):
-        listen(asked)  # Spark has set a handler of its own meanwhile
+    with streaming(job, "topic_table") as (session, asked):
         plan = TablePlan(
             bodies=bodies,
             checkpoint=pop("checkpoint") or "",

@@ -33,7 +33,7 @@ class TopicTask:
     """What one Spark task reads. `clusters`: broker group -> its cluster, as far as known."""
 
     ranges: tuple[QueueRange, ...]
-    clusters: tuple[tuple[str, str], ...]
+    clusters: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,7 @@ class TopicRead:
     def tasks(self, ranges: Sequence[QueueRange], clusters: dict[str, str]) -> list[TopicTask]:
         """The ranges shared out over tasks."""
         shared = share_out(ranges, self.options.offsets_per_partition_max)
-        return [
-            TopicTask(
-                part, tuple((n, clusters[n]) for n in sorted(_brokers(part)) if n in clusters)
-            )
-            for part in shared
-        ]
+        return [TopicTask(part, clusters) for part in shared]
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -97,25 +92,21 @@ class TopicRead:
         Raises DataLossError, or ClusterError if nothing comes for `operation_timeout_ms`.
         """
         schema = self.schema
-        clusters = dict(task.clusters)
         wanted_tags = Selection(tags=frozenset(self.options.tags) or None)
         with self.connect() as cluster:
             for wanted in task.ranges:
                 reader = TopicRangeReader(cluster.client, wanted, self.options)
+                broker = wanted.queue.broker_name
                 epochs = _Epochs(cluster, wanted.queue)
                 while (window := cluster.run(reader.next_window())) is not None:
                     records = wanted_tags.rows(window.data, window.records)
                     if not len(records):
                         continue
                     held = epochs.up_to(window) if "epoch" in schema.names else ()
-                    yield topic_batch(
-                        window.data,
-                        records,
-                        schema,
-                        cluster=clusters.get(wanted.queue.broker_name),
-                        broker=wanted.queue.broker_name,
-                        epochs=held,
+                    facts = StoreFacts(
+                        "", task.clusters.get(broker), broker, None, held, False, None
                     )
+                    yield _plain_batch(window.data, records, facts, schema)
 
 
 class _Epochs:
@@ -179,21 +170,10 @@ def check_loss(
     return wanted.cut(low, high if loss.why == ENDS_BELOW else wanted.end)
 
 
-def _brokers(ranges: Sequence[QueueRange]) -> set[str]:
-    return {each.queue.broker_name for each in ranges}
-
-
-def topic_batch(
-    window: bytes,
-    records: Records,
-    schema: pa.Schema,
-    *,
-    cluster: str | None,
-    broker: str,
-    epochs: tuple[EpochEntry, ...],
+def _plain_batch(
+    window: bytes, records: Records, facts: StoreFacts, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """The wanted columns of these records of a window."""
-    facts = StoreFacts("", cluster, broker, None, epochs, False, None)
+    """The wanted columns of these records of a window, with plain bodies."""
     batch = message_batch(window, records, facts, schema)
     if "body" not in schema.names:
         return batch

@@ -124,9 +124,9 @@ def prove(
 
 
 def _row_plan(table: TopicTable, about: About) -> RowPlan:
-    fields = pa.schema([pa.field(each.name, plain(each.type)) for each in table.fields()])
+    fields = [pa.field(each.name, plain(each.type)) for each in table.fields()]
     bodies = msgspec.convert(about.bodies, Bodies)
-    return RowPlan(bodies, fields.serialize().to_pybytes(), False, 0)
+    return RowPlan.of(bodies, fields)
 
 
 def _read_of(topic: str, groups: Sequence[ReplicaGroup]) -> Read:

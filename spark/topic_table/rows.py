@@ -7,16 +7,16 @@ cannot be read is in `_body`, with the reason in `_error`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
+from batonmq.spark.read.columns import columns_of
 from batonmq.spark.topic_table.bodies import Bodies
 from batonmq.spark.topic_table.fields import (
     NAME,
-    TIME,
     Misfit,
     fitting,
     inferred,
@@ -24,25 +24,19 @@ from batonmq.spark.topic_table.fields import (
     kind_of,
 )
 
-#: Column of the table -> column of the message.
-MESSAGE: Final = {
-    "_broker": "broker", "_queue_id": "queue_id", "_queue_offset": "queue_offset",
-    "_physical_offset": "physical_offset", "_epoch": "epoch", "_store_at": "store_at",
-    "_born_at": "born_at", "_keys": "keys", "_tags": "tags", "_message_id": "unique_key",
-}  # fmt: skip
-_TYPES: Final = {
-    "_queue_id": pa.int32(), "_store_at": TIME, "_born_at": TIME,
-    **dict.fromkeys(("_queue_offset", "_physical_offset", "_epoch"), pa.int64()),
-}  # fmt: skip
-OWN: Final = pa.schema(
-    [
-        *((name, _TYPES.get(name, pa.string())) for name in MESSAGE),
-        ("_rest", pa.string()),
-        ("_error", pa.string()),
-        ("_body", pa.binary()),
-    ]
-)
+OWN: Final = columns_of("""
+    string: _broker
+    int: _queue_id
+    long: _queue_offset _physical_offset _epoch
+    time: _store_at _born_at
+    string: _keys _tags _message_id _rest _error
+    binary: _body
+""")
 """Our columns, before those of the records' fields."""
+#: Column of the table -> column of the message, for all but the last three.
+MESSAGE: Final = {name: name.removeprefix("_") for name in OWN.names[:-3]} | {
+    "_message_id": "unique_key"
+}
 _ERROR_MAX: Final = 500
 Fresh = dict[str, set[str]]
 """Fields without a column, with the types of their values."""
@@ -57,8 +51,12 @@ class RowPlan(msgspec.Struct, frozen=True):
 
     bodies: Bodies
     columns: bytes
-    infers: bool
-    columns_max: int
+    infers: bool = False
+    columns_max: int = 0
+
+    @classmethod
+    def of(cls, bodies: Bodies, fields: Iterable[pa.Field], **more: Any) -> RowPlan:
+        return cls(bodies, pa.schema(fields).serialize().to_pybytes(), **more)
 
     @property
     def fields(self) -> pa.Schema:
@@ -69,8 +67,8 @@ class RowPlan(msgspec.Struct, frozen=True):
         return pa.schema([*OWN, *self.fields])
 
     def with_fields(self, more: Sequence[pa.Field]) -> RowPlan:
-        fields = pa.schema([*self.fields, *more])
-        return msgspec.structs.replace(self, columns=fields.serialize().to_pybytes())
+        given = {"infers": self.infers, "columns_max": self.columns_max}
+        return RowPlan.of(self.bodies, [*self.fields, *more], **given)
 
 
 def new_columns(plan: RowPlan, fresh: Mapping[str, set[str]]) -> list[pa.Field]:

@@ -1,13 +1,8 @@
-"""The query that keeps a table: each batch of the topic becomes one commit.
-
-Spark's checkpoint fixes which messages a batch has; the table records which batches it has. If the
-driver died between the two commits, the batch comes again, and is skipped.
-"""
+"""A topic as a table: a commit has the files of a batch, and the offsets of all queues."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,46 +11,40 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import DataFrame
 
-from batonmq.spark.live.endless_stream import EndlessStream, StreamCounts
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.topic_read import TopicRead
 from batonmq.spark.read.storage import locate
 from batonmq.spark.topic_table.bodies import JSON, Bodies
 from batonmq.spark.topic_table.fields import fitting, plain
-from batonmq.spark.topic_table.files import FilePlan, TaskReport, write
+from batonmq.spark.topic_table.files import FilePlan, Queues, TaskReport, write
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan, new_columns
 from batonmq.spark.topic_table.table_formats import About, TableState, TopicTable
+from batonmq.spark.topic_table.table_stream import StreamCounts, StreamPlan, TableStream
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlan:
+class TablePlan(StreamPlan):
     """What to keep where. `columns`: given ones of JSON bodies; None: they are inferred.
 
-    `trigger` None: what is there now, and no more. `starting`: `earliest`, `latest`, or offsets as
-    the source takes them, where the stream begins. `from_table`: behind what the table has.
-    `compact_s`, `keep_hours`: 0 for never.
+    `starting`: `earliest`, `latest`, or offsets as the source takes them, where the stream begins.
+    `from_table`: behind what the table has. `compact_s`, `keep_hours`: 0 for never.
     """
 
     name_servers: str
     topic: str
-    checkpoint: str
     bodies: Bodies = field(default_factory=Bodies)
     columns: pa.Schema | None = None
     partition: str = "day"
-    trigger: str | None = "5 seconds"
     starting: str = "earliest"
     offsets_max: int = 200_000
     columns_max: int = 500
     from_table: bool = False
-    accept_loss: bool = False
     compact_s: float = 600
     keep_hours: float = 168
-    patience: str = "60s"
 
 
 @dataclass(slots=True)
@@ -68,27 +57,26 @@ class TableCounts(StreamCounts):
     expired: int = 0
 
 
-class TopicStream(EndlessStream):
-    """One run. `report` gets a line for each batch."""
+class TopicStream(TableStream):
+    """One run."""
+
+    continues = " and --from-table"
 
     def __init__(self, table: TopicTable, plan: TablePlan, report: Callable[[str], None]) -> None:
         """Makes the table and its new columns.
 
         Raises ValueError for a table or checkpoint of something else, OSError.
         """
-        super().__init__(report)
+        super().__init__(table, plan, report)
+        self.name = f"topicTable {plan.topic}"
         self.counts: TableCounts = TableCounts()
-        self._table, self._plan = table, plan
+        self._table: TopicTable = table
+        self._plan: TablePlan = plan
         self._cared_s = time.monotonic()
         about = table.about()
         self._check_place(about)
         self._rows = self._columns(about)
         self._check_checkpoint()
-        self._stream = ""
-
-    @property
-    def checkpoint(self) -> str:
-        return self._plan.checkpoint or f"{self._table.location}/_batonmq/checkpoint"
 
     # -- before it begins -----------------------------------------------------------------------
 
@@ -140,9 +128,9 @@ class TopicStream(EndlessStream):
         more = [each for each in wanted if each.name not in has]
         if about is not None and more:
             table.add(more)
-        fields = pa.schema([*has.items(), *(each for each in more if each.name not in has)])
+        fields = [*map(pa.field, has, has.values()), *more]
         infers = given is None and plan.bodies.form == JSON
-        return RowPlan(plan.bodies, _packed(fields), infers, plan.columns_max)
+        return RowPlan.of(plan.bodies, fields, infers=infers, columns_max=plan.columns_max)
 
     def _check_checkpoint(self) -> None:
         table, stream = self._table, self._stream_id()
@@ -163,12 +151,6 @@ class TopicStream(EndlessStream):
                 "from another checkpoint since: use that one, or a new one with --from-table"
             )
 
-    def _stream_id(self) -> str | None:
-        """Spark's id of the query, which it keeps in the checkpoint; None: no query has begun."""
-        storage, folder = locate(self.checkpoint)
-        text = storage.read_small(f"{folder}/metadata")
-        return None if text is None else str(msgspec.json.decode(text)["id"])
-
     def _has(self, what: str) -> bool:
         """Whether Spark has begun a batch with the checkpoint (`offsets`), or ended (`commits`)."""
         storage, folder = locate(self.checkpoint)
@@ -176,54 +158,30 @@ class TopicStream(EndlessStream):
 
     # -- the run --------------------------------------------------------------------------------
 
-    def run(self, session: SparkSession, stopping: threading.Event) -> None:
-        """Until all is read (`trigger` None), or `stopping` is set: then after the present batch.
-
-        Raises StreamLost, ValueError and OSError of the table, or what the query failed with.
-        """
-        self._run(lambda: self._start(session), stopping, ends=self._plan.trigger is None)
-
     def _has_read(self) -> bool:
         return self._has("offsets")
 
-    def _start(self, session: SparkSession) -> StreamingQuery:
+    def _source(self) -> dict[str, Any]:
         plan, state = self._plan, self._table.state()
         starting = plan.starting
         # Spark asks again where the first batch began, if the driver died in it.
         if state is not None and state.stream != self._stream_id():
             starting = _behind(plan, state)
-        messages = (
-            session.readStream.format("batonmq")
-            .options(
-                table="topic",
-                nameServers=plan.name_servers,
-                topic=plan.topic,
-                columns=",".join([*MESSAGE.values(), "body"]),
-                startingOffsets=starting,
-                maxOffsetsPerTrigger=str(plan.offsets_max),
-                operationTimeout=plan.patience,
-                failOnDataLoss=str(not plan.accept_loss).lower(),
-            )
-            .load()
-        )
-        return self._query(
-            messages, f"topicTable {plan.topic}", spark_uri(self.checkpoint), plan.trigger
-        )
+        return {
+            "table": "topic", "nameServers": plan.name_servers, "topic": plan.topic,
+            "columns": ",".join([*MESSAGE.values(), "body"]), "startingOffsets": starting,
+            "maxOffsetsPerTrigger": str(plan.offsets_max),
+        }  # fmt: skip
 
-    def _commit(self, batch: DataFrame, number: int) -> None:
-        self._add(batch, number)
-        self._care()
-
-    def _add(self, batch: DataFrame, number: int) -> None:
-        stream = self._stream_id()
-        if stream is None:
-            raise ValueError(f"{self.checkpoint}: its file metadata is gone; begin with a new one")
-        self._stream = stream
-        state = self._state_before(number)
-        if state is not None and state.stream == self._stream and number <= state.batch:
+    def _add(self, batch: DataFrame, stream: str, number: int, state: TableState | None) -> None:
+        if state is not None and state.stream == stream and number <= state.batch:
             self._report(f"batch {number}: the table has it already")
             self.counts.repeats += 1
-            return
+        else:
+            self._append(batch, stream, number, state)
+        self._care()
+
+    def _append(self, batch: DataFrame, stream: str, number: int, state: Any) -> None:
         report = self._write(batch)
         if self._rows.infers and (made := new_columns(self._rows, report.fresh)):
             self._report(f"new columns: {', '.join(f'{each.name} {each.type}' for each in made)}")
@@ -231,38 +189,31 @@ class TopicStream(EndlessStream):
             self._rows = self._rows.with_fields(made)
             self._remove(report)
             report = self._write(batch)
-            state = self._state_before(number)
-        if state is not None and state.stream != self._stream:
-            self._check_joins(state.queues, report)
-        queues = _grown(state.queues if state else {}, report)
+            # A commit fails if another one came behind the state that was asked for last.
+            state = self._state_before(stream, number)
+        queues = self._grown(state, stream, report)
         rows = report.rows + (state.rows if state else 0)
-        self._table.commit(report.files, TableState(self._stream, number, queues, rows))
+        self._table.commit(report.files, TableState(stream, number, queues, rows))
         self._tell(number, report, rows)
 
-    def _state_before(self, number: int) -> TableState | None:
-        """What the table has. Raises ValueError if the checkpoint is further than the table."""
-        state = self._table.state()
-        last = state.batch if state is not None and state.stream == self._stream else -1
-        if number > last + 1:
-            has = f"has nothing behind batch {last}" if last >= 0 else "has none of its batches"
-            raise ValueError(
-                f"{self.checkpoint} continues with batch {number}, and {self._table.location} "
-                f"{has}: the table is an old copy. Begin with a new checkpoint and --from-table"
-            )
-        return state
-
-    def _check_joins(self, queues: Any, report: TaskReport) -> None:
-        """Raises ValueError if the first batch of another checkpoint does not follow the rows."""
+    def _grown(self, state: TableState | None, stream: str, report: TaskReport) -> Queues:
+        """The queues of the table with a batch. Raises ValueError if it has some of the messages,
+        or if the first batch of another checkpoint leaves out some."""
+        joins = state is not None and state.stream != stream
+        grown = {broker: dict(each) for broker, each in state.queues.items()} if state else {}
         for broker, each in report.queues.items():
-            for queue, (begin, _) in each.items():
-                _, last = queues.get(broker, {}).get(queue, (begin, begin))
-                if begin < last or (begin > last and not self._plan.accept_loss):
+            mine = grown.setdefault(broker, {})
+            for queue, (begin, end) in each.items():
+                first, last = mine.get(queue, (begin, begin))
+                if begin < last or (begin > last and joins and not self._plan.accept_loss):
                     raise ValueError(
-                        f"{self.checkpoint} begins at offset {begin} of broker {broker}, queue "
+                        f"{self.checkpoint} goes on at offset {begin} of broker {broker}, queue "
                         f"{queue}, and {self._table.location} ends at {last}: the checkpoint is of "
                         "another table, or the topic was created again. Begin with a new "
                         "checkpoint and --from-table, or with a new table"
                     )
+                mine[queue] = (first, end)
+        return grown
 
     def _write(self, batch: DataFrame) -> TaskReport:
         table = self._table
@@ -310,16 +261,6 @@ class TopicStream(EndlessStream):
         self._report(f"compacted {gone} small files, removed {old} old ones")
 
 
-def spark_uri(place: str) -> str:
-    """As Hadoop calls it: its client of S3 has the scheme s3a."""
-    return f"s3a{place[2:]}" if place.startswith("s3://") else place
-
-
-def _packed(fields: pa.Schema) -> bytes:
-    packed: bytes = fields.serialize().to_pybytes()
-    return packed
-
-
 def _behind(plan: TablePlan, state: TableState) -> str:
     """Behind the last row of each queue, as an option of the source; other queues from their
     beginning. Raises ClusterError."""
@@ -334,19 +275,3 @@ def _behind(plan: TablePlan, state: TableState) -> str:
     for broker, each in state.queues.items():
         ends.setdefault(broker, {}).update({queue: end for queue, (_, end) in each.items()})
     return msgspec.json.encode({plan.topic: ends}).decode()
-
-
-def _grown(queues: Any, report: TaskReport) -> Any:
-    """The queues of a table with a batch. Raises ValueError for offsets that it has already."""
-    grown = {broker: dict(each) for broker, each in queues.items()}
-    for broker, each in report.queues.items():
-        for queue, (begin, end) in each.items():
-            first, last = grown.setdefault(broker, {}).get(queue, (begin, begin))
-            if begin < last:
-                raise ValueError(
-                    f"broker {broker}, queue {queue}: a batch begins at offset {begin}, and the "
-                    f"table has messages below {last}: the topic was deleted and created again; "
-                    "begin a new table"
-                )
-            grown[broker][queue] = (first, end)
-    return grown

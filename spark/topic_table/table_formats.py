@@ -23,6 +23,8 @@ from batonmq.spark.topic_table.rows import OWN
 
 DELTA, ICEBERG = "delta", "iceberg"
 FORMS: Final = (DELTA, ICEBERG)
+OWN_FOLDER: Final = "_batonmq"
+"""Readers pass over names that begin with an underscore."""
 _ABOUT, _STATE, _BATCH = "batonmq.table", "batonmq.state", "batonmq.batch"
 _KEPT_LOG_DAYS: Final = 30
 _SMALL_BYTES: Final = 32 << 20
@@ -41,7 +43,10 @@ class About(msgspec.Struct, frozen=True):
 
 
 class TableState(msgspec.Struct, frozen=True):
-    """What is in a table: batches up to `batch` of a stream, offsets [begin, end) of each queue."""
+    """What is in a table: batches up to `batch` of a stream, offsets [begin, end) of each queue.
+
+    `stream`: Spark's id of the query, which its checkpoint keeps.
+    """
 
     stream: str
     batch: int
@@ -52,12 +57,13 @@ class TableState(msgspec.Struct, frozen=True):
 class TopicTable(Protocol):
     """One table. Nothing is kept between calls: another program may write to it meanwhile.
 
-    `location`: its folder, as a URI or path; data files go `below` it. Every method may raise
-    OSError, or what the format's library raises.
+    `location`: its folder, as a URI or path; data files go `below` it, what else is ours into the
+    folder `own`. Every method may raise OSError, or what the format's library raises.
     """
 
     location: str
     below: str
+    own: str
 
     def about(self) -> About | None:
         """None: there is no table. Raises ValueError for one that this program did not make."""
@@ -105,7 +111,7 @@ def open_table(to: str, form: str, catalog: Mapping[str, str]) -> TopicTable:
 class DeltaTopicTable:
     """A table of files below a folder, with its log in `_delta_log`."""
 
-    below = ""
+    below, own = "", OWN_FOLDER
 
     def __init__(self, location: str) -> None:
         storage, path = locate(location)
@@ -200,7 +206,7 @@ class DeltaTopicTable:
 class IcebergTopicTable:
     """A table of a catalog that pyiceberg knows."""
 
-    below = "/data"
+    below, own = "/data", OWN_FOLDER
 
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
         from pyiceberg.catalog import load_catalog

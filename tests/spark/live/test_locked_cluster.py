@@ -62,20 +62,26 @@ def test_the_history_is_streamed(session, cluster, locks, tmp_path):
     assert "elected" in kinds
 
 
-def test_mqctl_keeps_the_topic_as_a_table(cluster, tmp_path):
-    """The job gets the certificates of the local cluster with its addresses."""
-    settings = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
-    words = ["topicTable", TOPIC, "--to", str(tmp_path / "t"), "--value", "raw", "--once", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "batonmq.mqctl.main", *words, *settings],
-        env=os.environ | {"BATONMQ_DATA": str(cluster.data_dir)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["total"] == len(BODIES)
+def test_mqctl_keeps_the_topic_and_the_history_as_tables(cluster, tmp_path):
+    """The jobs get the certificates of the local cluster with its addresses."""
+
+    def told(*words):
+        settings = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
+        done = subprocess.run(
+            [sys.executable, "-m", "batonmq.mqctl.main", *words, "--once", "--json", *settings],
+            env=os.environ | {"BATONMQ_DATA": str(cluster.data_dir)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    topic = told("topicTable", TOPIC, "--to", str(tmp_path / "t"), "--value", "raw")
+    assert topic["total"] == len(BODIES)
+    history = told("streamHistory", "--output", str(tmp_path / "h"))
+    assert history["total"] == history["events"] > 0
 
 
 @pytest.mark.parametrize("kind", [TopicOptions, SinkOptions])

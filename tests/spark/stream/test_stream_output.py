@@ -1,19 +1,21 @@
 """The output folder after crashes at each step of a commit."""
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from batonmq.runtime import disk
-from batonmq.spark.history import stream_output as module
-from batonmq.spark.history.stream_output import StreamOutput, output_folder
+from batonmq.spark.topic_table import parquet_table as module
+from batonmq.spark.topic_table.parquet_table import ParquetTable, output_folder
 
 READ = {"a": (7, 0), "b": (2, 1)}
 
 
 def opened(folder):
-    output = StreamOutput(folder)
+    output = ParquetTable(folder)
     output.open()
     return output
 
@@ -52,14 +54,14 @@ def test_a_commit_makes_the_staged_files_the_table(folder):
     output = opened(folder)
     stage(output, *FILES)
     assert table(folder) == []
-    assert output.commit(READ, 7, 0) == 2
+    assert output.commit(0, 7, READ) == 2
     assert table(folder) == FIRST
     stage(output, FILES[0])
-    output.commit(READ, 2, 1)
+    output.commit(1, 2, READ)
     output.close()
     assert len(table(folder)) == 3
     output = opened(folder)
-    assert (output.commits, output.rows, output.read) == (2, 9, READ)
+    assert (output.rows, output.state().batch, output.state().read) == (9, 1, READ)
     output.close()
 
 
@@ -68,9 +70,9 @@ def test_a_crash_before_the_commit_leaves_nothing(folder):
     stage(output, *FILES)
     output.close()
     output = opened(folder)
-    assert (table(folder), output.commits, output.read) == ([], 0, {})
+    assert (table(folder), output.state()) == ([], None)
     stage(output, FILES[0])
-    output.commit(READ, 1, 0)
+    output.commit(0, 1, READ)
     output.close()
     assert table(folder) == FIRST[:1]
 
@@ -91,20 +93,20 @@ def test_a_crash_behind_the_commit_is_made_good_by_the_next_run(folder, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            output.commit(READ, 7, 0)
+            output.commit(0, 7, READ)
     output.close()
     assert len(table(folder)) == moved
     output = opened(folder)
     output.close()
     assert table(folder) == FIRST
-    assert (output.commits, output.rows) == (1, 7)
+    assert (output.state().batch, output.rows) == (0, 7)
 
 
 def test_files_that_were_removed_later_are_not_missed(folder):
     """Old days may be deleted by whoever owns the table."""
     output = opened(folder)
     stage(output, *FILES)
-    output.commit(READ, 7, 0)
+    output.commit(0, 7, READ)
     output.close()
     (folder / FIRST[0]).unlink()
     opened(folder).close()
@@ -115,11 +117,11 @@ def test_a_folder_of_other_things_and_one_in_use_are_refused(folder):
     folder.mkdir()
     (folder / "notes.txt").touch()
     with pytest.raises(ValueError, match="not empty and not of stream_history"):
-        StreamOutput(folder).open()
+        ParquetTable(folder).open()
     (folder / "notes.txt").unlink()
     output = opened(folder)
     with pytest.raises(ValueError, match="another job writes there"):
-        StreamOutput(folder).open()
+        ParquetTable(folder).open()
     output.close()
     opened(folder).close()
 
@@ -129,7 +131,7 @@ def test_a_note_that_cannot_be_read_stops_the_start(folder, content):
     opened(folder).close()
     (folder / "_stream" / "commit.json").write_text(content)
     with pytest.raises(ValueError, match=r"commit\.json"):
-        StreamOutput(folder).open()
+        ParquetTable(folder).open()
 
 
 @pytest.mark.parametrize(
@@ -147,27 +149,42 @@ def test_an_output_may_be_an_address_of_this_host(tmp_path, monkeypatch):
     assert output_folder("a:b/h") == tmp_path / "a:b" / "h"
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="it must be a folder"):
-        StreamOutput(tmp_path / "file").open()
+        ParquetTable(tmp_path / "file").open()
 
 
-def test_a_checkpoint_that_is_further_than_the_table_is_refused(folder):
-    """That of another table, or of a newer state of this one: a part would be missing."""
+def test_a_note_of_an_earlier_program_is_continued(folder):
+    opened(folder).close()
+    note = {
+        "version": 3, "commit": 5, "rows": 9, "batch": 4,
+        "files": [["group=a/day=d/part-0.parquet", "group=a/day=d/part-00000005-0.parquet"]],
+        "read": {"a": [7, 0], "b": [2, 1]},
+    }  # fmt: skip
+    (folder / "_stream" / "commit.json").write_text(json.dumps(note, indent=1))
     output = opened(folder)
-    output.check_follows(0)
-    with pytest.raises(ValueError, match=r"batch 1, and .* has no batch yet: .*--checkpoint"):
-        output.check_follows(1)
-    output.begin()
-    output.commit(READ, 0, 0)  # nothing but repeats or no events at all
+    assert (output.rows, output.state().batch, output.state().read) == (9, 4, READ)
+    stage(output, FILES[0])
+    output.commit(5, 1, READ)
     output.close()
+    assert table(folder) == [FIRST[0].replace("00000001", "00000006")]
+    written = json.loads((folder / "_stream" / "commit.json").read_bytes())
+    assert written.keys() == note.keys() and (written["commit"], written["rows"]) == (6, 10)
+
+
+def test_what_a_failed_batch_left_is_in_no_later_commit(folder, monkeypatch):
     output = opened(folder)
-    for batch in (0, 1):
-        output.check_follows(batch)
-    with pytest.raises(ValueError, match=r"batch 2, and .* nothing behind batch 0"):
-        output.check_follows(2)
-    output.begin()
-    output.commit(READ, 0, 1)
-    output.check_follows(2)
+    stage(output, FILES[1])
+
+    def fail(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", fail)
+        with pytest.raises(PermissionError, match="staging"):
+            output.begin()
+    stage(output, FILES[0])
+    output.commit(0, 1, READ)
     output.close()
+    assert table(folder) == FIRST[:1]
 
 
 def test_every_name_is_durable_before_and_behind_the_commit(folder, monkeypatch):
@@ -188,7 +205,7 @@ def test_every_name_is_durable_before_and_behind_the_commit(folder, monkeypatch)
         replaced(path, raw)
 
     monkeypatch.setattr(module, "replace_file", noted)
-    output.commit(READ, 7, 0)
+    output.commit(0, 7, READ)
     output.close()
     assert {(folder / name).parent for name in FIRST} < set(synced) and folder in synced
 
@@ -201,7 +218,8 @@ STEPS = (
     (os, "replace"),
     (disk, "replace"),
     (disk, "fsync"),
-    (module.shutil, "rmtree"),
+    (disk, "fdatasync"),
+    (disk, "rmtree"),
     (module, "replace_file"),
     (module, "sync_directory"),
     (Path, "mkdir"),
@@ -215,16 +233,16 @@ def test_killed_before_any_step_each_batch_is_in_the_table_once(tmp_path, monkey
     def job(folder):
         output = opened(folder)
         try:
-            for batch in range(output.batch or 0, 2):  # the checkpoint may lag by one
-                output.check_follows(batch)
+            state = output.state()
+            for batch in range(state.batch if state else 0, 2):  # the checkpoint may lag by one
                 read = {"a": (batch + 1, 0)}
                 staging = output.begin()
-                if read["a"] > output.read.get("a", (0, 0)):
+                if state is None or read["a"] > state.read["a"]:
                     for n in (0, 1):
                         path = staging / f"group=g{n}" / "day=d" / "x.parquet"
                         path.parent.mkdir(parents=True)
                         path.write_text(f"batch-{batch}")
-                    output.commit(read, 2, batch)
+                    output.commit(batch, 2, read)
         finally:
             output.close()
 

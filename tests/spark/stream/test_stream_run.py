@@ -9,15 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from batonmq.spark.history.stream import HistoryStream, StreamSettings
-from batonmq.spark.history.stream_output import StreamOutput
 from batonmq.spark.jobs.endless import interval
 from batonmq.spark.jobs.stream_history import write_failovers
-from batonmq.spark.live.endless_stream import StreamLost
 from batonmq.spark.read.columns import TABLES
 from batonmq.spark.read.history_table import decode_lines
+from batonmq.spark.topic_table.history_stream import HistoryPlan, HistoryStream
+from batonmq.spark.topic_table.parquet_table import ParquetTable
+from batonmq.spark.topic_table.table_stream import StreamLost
 
-PLAN = StreamSettings("127.0.0.1:9878", "/nowhere", 10, "10 seconds")
+PLAN = HistoryPlan(controllers="127.0.0.1:9878", checkpoint="/nowhere", trigger="10 seconds")
 
 
 class Query:
@@ -40,10 +40,10 @@ class Query:
 
 @pytest.fixture
 def stream(tmp_path, monkeypatch):
-    made = HistoryStream(StreamOutput(tmp_path / "out"), print)
+    made = HistoryStream(ParquetTable(tmp_path / "out"), PLAN, print)
 
     def of(query):
-        monkeypatch.setattr(made, "_start", lambda session, plan: query)
+        monkeypatch.setattr(made, "_start", lambda session: query)
         query.batch = threading.Event()
         return made
 
@@ -52,7 +52,7 @@ def stream(tmp_path, monkeypatch):
 
 def test_it_ends_when_all_is_read(stream):
     query = Query(looks=2)
-    stream(query).run(None, PLAN, threading.Event())
+    stream(query).run(None, threading.Event())
     assert query.stopped_in_batch is None
 
 
@@ -71,7 +71,7 @@ def test_a_batch_that_is_under_way_is_finished_before_the_end(stream, monkeypatc
     worker.start()
     assert entered.wait(10)
     stopping.set()
-    run.run(None, PLAN, stopping)
+    run.run(None, stopping)
     worker.join()
     assert query.stopped_in_batch is False
 
@@ -104,7 +104,7 @@ def test_a_batch_that_begins_while_the_stream_stops_is_left_for_the_next_start(s
     query.run = run = stream(query)
     monkeypatch.setattr(run, "_commit", pytest.fail)
     stopping.set()
-    run.run(None, PLAN, stopping)
+    run.run(None, stopping)
     assert query.taken == ["the stream is being stopped"]
 
 
@@ -120,13 +120,13 @@ def test_the_last_batch_that_fails_while_the_stream_stops_is_told(stream, monkey
     with pytest.raises(OSError, match="full"):
         run._take(Batch(), 0)
     with pytest.raises(OSError, match="the disk is full"):
-        run.run(None, PLAN, stopping)
+        run.run(None, stopping)
 
 
 def test_what_the_query_failed_with_is_raised(stream):
     query = Query(error=ValueError("no cluster"))
     with pytest.raises(ValueError, match="no cluster"):
-        stream(query).run(None, PLAN, threading.Event())
+        stream(query).run(None, threading.Event())
     assert query.stopped_in_batch is False
 
 
@@ -146,13 +146,13 @@ OUTAGE = (
 def queries(tmp_path, monkeypatch):
     """Runs of queries, one after the other; what was told; the stream. Pauses are passed over."""
     told = []
-    made = HistoryStream(StreamOutput(tmp_path / "out"), told.append)
-    monkeypatch.setattr("batonmq.spark.live.endless_stream.PAUSE_S", 0.001)
+    made = HistoryStream(ParquetTable(tmp_path / "out"), PLAN, told.append)
+    monkeypatch.setattr("batonmq.spark.topic_table.table_stream.PAUSE_S", 0.001)
 
     def of(*runs):
         left = list(runs)
 
-        def start(session, plan):
+        def start(session):
             query = left.pop(0)
             query.batch = threading.Event()
             return query
@@ -167,7 +167,7 @@ def test_an_outage_of_the_cluster_is_a_pause(queries):
     down = [Query(error=failed(OUTAGE)) for _ in range(3)]
     stream, told, left = queries(*down, Query(looks=2))
     stream.counts.batches = 1
-    stream.run(None, PLAN, threading.Event())
+    stream.run(None, threading.Event())
     assert left == []
     assert told == ["no controller answers (tried for 20 ms: option x); next attempt in 0 s"] * 3
     assert all(query.stopped_in_batch is False for query in down)
@@ -176,10 +176,10 @@ def test_an_outage_of_the_cluster_is_a_pause(queries):
 def test_a_pause_ends_when_the_stream_is_stopped(queries, monkeypatch):
     stream, told, _ = queries(Query(error=failed(OUTAGE)))
     stream.counts.batches = 1
-    monkeypatch.setattr("batonmq.spark.live.endless_stream.PAUSE_S", 3600)
+    monkeypatch.setattr("batonmq.spark.topic_table.table_stream.PAUSE_S", 3600)
     stopping = threading.Event()
     monkeypatch.setattr(stream, "_report", lambda line: (told.append(line), stopping.set()))
-    stream.run(None, PLAN, stopping)
+    stream.run(None, stopping)
     assert len(told) == 1
 
 
@@ -187,9 +187,10 @@ def test_a_pause_ends_when_the_stream_is_stopped(queries, monkeypatch):
 def test_a_cluster_that_never_answered_ends_it(queries, trigger):
     """Its address may be wrong; and who reads what is there now wants an end."""
     stream, _, _ = queries(Query(error=failed(OUTAGE)))
+    stream._plan = replace(PLAN, trigger=trigger)
     stream.counts.batches = 1 if trigger is None else 0
     with pytest.raises(StreamingQueryException, match="ClusterError"):
-        stream.run(None, replace(PLAN, trigger=trigger), threading.Event())
+        stream.run(None, threading.Event())
 
 
 def test_lost_events_end_it_with_the_way_out(queries):
@@ -200,7 +201,7 @@ def test_lost_events_end_it_with_the_way_out(queries):
     stream, _, _ = queries(Query(error=failed(text)))
     stream.counts.batches = 1
     with pytest.raises(StreamLost) as caught:
-        stream.run(None, PLAN, threading.Event())
+        stream.run(None, threading.Event())
     assert str(caught.value) == (
         "events behind (log a, …) may be lost; --accept-loss continues behind what is lost"
     )
@@ -225,13 +226,13 @@ BUSY = "\n[STREAM_FAILED] terminated with exception: Python worker failed to con
 @pytest.mark.parametrize("trigger", [None, "10 seconds"])
 def test_a_busy_machine_gets_a_few_more_chances(queries, trigger):
     """Also before the first batch: it says nothing about the cluster."""
-    plan = replace(PLAN, trigger=trigger)
     stream, told, left = queries(*(Query(error=failed(BUSY)) for _ in range(5)), Query(looks=1))
-    stream.run(None, plan, threading.Event())
+    stream._plan = replace(PLAN, trigger=trigger)
+    stream.run(None, threading.Event())
     assert left == [] and told == ["no Python process within 10 s; next attempt in 0 s"] * 5
     stream, told, _ = queries(*(Query(error=failed(BUSY)) for _ in range(6)))
     with pytest.raises(StreamingQueryException, match="connect back"):
-        stream.run(None, plan, threading.Event())
+        stream.run(None, threading.Event())
 
 
 class Batch:
@@ -254,10 +255,10 @@ class Batch:
 def taking(tmp_path):
     """(stream, what it told)."""
     told = []
-    output = StreamOutput(tmp_path / "out")
-    output.open()
-    yield HistoryStream(output, told.append), told
-    output.close()
+    table = ParquetTable(tmp_path / "out")
+    table.open()
+    yield HistoryStream(table, PLAN, told.append), told
+    table.close()
 
 
 def test_the_table_has_the_events_and_the_failovers_follow_it(taking, tmp_path):
@@ -284,14 +285,16 @@ def test_what_the_table_has_is_passed_over_in_each_log(taking):
     stream._take(Batch(1, log="0"), 1)
     stream._take(Batch(5, 7, 9, 12), 0)
     stream._take(Batch(1, 2, log="0"), 1)
-    assert stream._output.read == {"a": (12, 0), "0": (2, 0)}
+    assert stream._table.state().read == {"a": (12, 0), "0": (2, 0)}
     assert (stream.counts.events, stream.counts.repeats) == (5, 4)
     assert told[-1].startswith("1 events, 1 repeats; 5 in all")
 
 
 def test_a_batch_that_does_not_follow_the_table_ends_the_query(taking):
     stream, _ = taking
-    with pytest.raises(ValueError, match="the checkpoint continues with batch 4"):
+    with pytest.raises(
+        ValueError, match=r"/nowhere continues with batch 4, and .* none of its batches"
+    ):
         stream._take(Batch(20), 4)
     stream._take(Batch(), 0)
     stream._take(Batch(20), 1)
@@ -305,8 +308,8 @@ def test_why_a_commit_failed_is_told_and_not_the_trace_of_spark(taking, monkeypa
     stream, _ = taking
     query = Query(error=failed(f"[FOREACH_BATCH_USER_FUNCTION_ERROR] Traceback:\n{OUTAGE}"))
     query.batch = threading.Event()
-    monkeypatch.setattr(stream, "_start", lambda session, plan: query)
+    monkeypatch.setattr(stream, "_start", lambda session: query)
     with pytest.raises(ValueError, match="continues with batch 4"):
         stream._take(Batch(20), 4)
     with pytest.raises(ValueError, match="continues with batch 4"):
-        stream.run(None, PLAN, threading.Event())
+        stream.run(None, threading.Event())

@@ -99,8 +99,7 @@ class Runs:
         table = table or self.table(name)
         if table.about() is None:
             return []
-        fields = pa.schema([each.remove_metadata() for each in table.fields()])
-        columns = RowPlan(None, fields.serialize().to_pybytes(), False, 0).schema
+        columns = RowPlan.of(None, [each.remove_metadata() for each in table.fields()]).schema
         found = [
             row
             for file in table.files()

@@ -14,7 +14,8 @@ from batonmq.spark.topic_table import files
 from batonmq.spark.topic_table import stream as stream_module
 from batonmq.spark.topic_table.bodies import Bodies
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan
-from batonmq.spark.topic_table.stream import TablePlan, TopicStream, spark_uri
+from batonmq.spark.topic_table.stream import TablePlan, TopicStream
+from batonmq.spark.topic_table.table_stream import spark_uri
 from tests.spark.topic_table.table_runs import Batch, Runs, begin, checkpoint_of, messages
 
 JSON_ROWS = [b'{"id": %d, "name": "n%d"}' % (n, n) for n in range(10)]
@@ -91,7 +92,7 @@ def test_a_driver_that_dies_anywhere_loses_and_doubles_nothing(runs):
         while True:
             try:
                 table = DyingTable(runs.table(), at)
-                plan = TablePlan("h:1", "Orders", "", compact_s=1e-9, keep_hours=1000)
+                plan = TablePlan("h:1", "Orders", compact_s=1e-9, keep_hours=1000)
                 stream = TopicStream(table, plan, runs.said.append)
                 begin(stream, number)
                 stream._take(Batch(batch), number)
@@ -222,9 +223,7 @@ def test_a_new_checkpoint_continues_behind_the_table_and_ends_the_old_one(runs, 
     # A driver that runs all the while finds it out with its next batch.
     with pytest.raises(ValueError, match=r"continues with batch 1, and .* none of its batches"):
         old._take(Batch(messages(JSON_ROWS, first=10)), 1)
-    with pytest.raises(
-        ValueError, match=r"begins at offset 5, and the table has messages below 20"
-    ):
+    with pytest.raises(ValueError, match=r"goes on at offset 5 of .* ends at 20"):
         new._take(Batch(messages(JSON_ROWS, first=5)), 1)
 
 
@@ -248,7 +247,7 @@ def test_the_first_batch_of_another_checkpoint_leaves_no_hole(runs, tmp_path, fi
     runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
     begin(runs.begun("other", checkpoint=str(tmp_path / "others")), 0)
     stream = runs.run(checkpoint=str(tmp_path / "others"), from_table=True)
-    with pytest.raises(ValueError, match=rf"others begins at offset {first} of .* ends at 10: "):
+    with pytest.raises(ValueError, match=rf"others goes on at offset {first} of .* ends at 10: "):
         stream._take(Batch(messages(JSON_ROWS, first=first)), 0)
     assert [row["_queue_offset"] for row in runs.rows()] == list(range(10))
 
@@ -329,7 +328,7 @@ def test_rows_of_one_hour_share_a_file_and_so_do_those_without_a_time(tmp_path):
         for at, time in enumerate(times)
     ]  # fmt: skip
     schema = pa.schema([TOPIC.field(name) for name in (*MESSAGE.values(), "body")])
-    plan = RowPlan(Bodies("raw"), pa.schema([("body", pa.binary())]).serialize(), False, 0)
+    plan = RowPlan.of(Bodies("raw"), [("body", pa.binary())])
     messages = iter([pa.RecordBatch.from_pylist(rows, schema)])
     (told,) = files.write(files.FilePlan(plan, str(tmp_path), "", "hour"), messages)
     report = msgspec.json.decode(told["report"][0].as_py(), type=files.TaskReport)
