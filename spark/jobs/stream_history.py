@@ -17,6 +17,7 @@ from batonmq.spark.history.history_job import Inputs, run
 from batonmq.spark.history.output_tables import TABLES
 from batonmq.spark.jobs.command import EXIT_CODES, Job, JobCommand, job_options
 from batonmq.spark.jobs.endless import interval, streaming
+from batonmq.spark.read.storage import locate
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine
 from batonmq.spark.topic_table.history_stream import HistoryPlan, HistoryStream
@@ -93,7 +94,12 @@ def main(
     try:
         behind = []
         if failovers is not None:
-            Results(failovers, TABLES, overwrite=True)  # refuses a folder of something else
+            results = Results(failovers, TABLES, overwrite=True)  # refuses one of something else
+            if Path(locate(results.folder)[1]).is_relative_to(table.folder):
+                raise ValueError(
+                    f"--failovers {failovers}: it lies in --output, whose readers would take its "
+                    "rows for events; name a folder elsewhere"
+                )
             behind = [partial(write_failovers, table.folder, failovers)]
             if table.rows:  # a kill may have cut them off behind the commit
                 behind[0]()

@@ -208,6 +208,7 @@ class SinkOptions(Options, frozen=True):
     batch_bytes: Positive = 256 << 10
     in_flight: Positive = 8
     ack_folder: Annotated[str, by(_folder)] = msgspec.field(name="ackReport", default="")
+    # Not ours: Spark hands a stream's to its sink, and options that nobody knows are refused.
     checkpoint_location: str = ""
     access: Access = Access()
 

@@ -111,5 +111,5 @@ def write_events(rows: pa.Table, folder: Any) -> None:
     rows = rows.append_column("group", rows["broker_name"]).append_column("day", day)
     ds.write_dataset(
         rows, folder, format="parquet", partitioning=ds.partitioning(_FOLDERS, flavor="hive"),
-        use_threads=False, existing_data_behavior="overwrite_or_ignore",
+        use_threads=False, existing_data_behavior="overwrite_or_ignore", max_partitions=1 << 20,
     )  # fmt: skip

@@ -27,6 +27,7 @@ OWN_FOLDER: Final = "_batonmq"
 """Readers pass over names that begin with an underscore."""
 _ABOUT, _STATE, _BATCH = "batonmq.table", "batonmq.state", "batonmq.batch"
 _KEPT_LOG_DAYS: Final = 30
+_LOOKED_AT: Final = 20
 _SMALL_BYTES: Final = 32 << 20
 """Smaller files are put together, as soon as a partition has so many of them:"""
 _MANY: Final = 8
@@ -160,9 +161,11 @@ class DeltaTopicTable:
 
     def state(self) -> TableState | None:
         table = self._open()
-        for commit in (*table.history(20), *table.history()):
-            if _STATE in commit:
-                return msgspec.json.decode(commit[_STATE], type=TableState)
+        # Mostly the newest commit has it; a year of commits is only read where others came behind.
+        for most in (_LOOKED_AT, None):
+            for commit in table.history(most):
+                if _STATE in commit:
+                    return msgspec.json.decode(commit[_STATE], type=TableState)
         return None
 
     def commit(self, files: Sequence[NewFile], state: TableState) -> None:

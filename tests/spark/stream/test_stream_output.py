@@ -174,8 +174,9 @@ def test_what_a_failed_batch_left_is_in_no_later_commit(folder, monkeypatch):
     output = opened(folder)
     stage(output, FILES[1])
 
-    def fail(path, *_, **__):
-        raise PermissionError(13, "Permission denied", str(path))
+    def fail(path, ignore_errors=False, **_):
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied", str(path))
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", fail)

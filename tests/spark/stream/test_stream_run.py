@@ -7,8 +7,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 
+from batonmq.spark.jobs import stream_history
 from batonmq.spark.jobs.endless import interval
 from batonmq.spark.jobs.stream_history import write_failovers
 from batonmq.spark.read.columns import TABLES
@@ -238,11 +240,11 @@ def test_a_busy_machine_gets_a_few_more_chances(queries, trigger):
 class Batch:
     """Events of the history as a query hands them over, by their Raft indexes."""
 
-    def __init__(self, *indexes, log="a"):
+    def __init__(self, *indexes, log="a", apart_ms=0):
         lines = (
-            b'{"log":"%s","raft_index":%d,"time_ms":1795000000000,"kind":"elected"}\n'
-            % (log.encode(), index)
-            for index in indexes
+            b'{"log":"%s","raft_index":%d,"time_ms":%d,"kind":"elected"}\n'
+            % (log.encode(), index, 1_795_000_000_000 + at * apart_ms)
+            for at, index in enumerate(indexes)
         )
         found = decode_lines("", 0, b"".join(lines), TABLES["history"])
         self.rows = pa.Table.from_batches(found if indexes else [], TABLES["history"])
@@ -288,6 +290,20 @@ def test_what_the_table_has_is_passed_over_in_each_log(taking):
     assert stream._table.state().read == {"a": (12, 0), "0": (2, 0)}
     assert (stream.counts.events, stream.counts.repeats) == (5, 4)
     assert told[-1].startswith("1 events, 1 repeats; 5 in all")
+
+
+def test_failovers_inside_the_table_are_refused(tmp_path):
+    """A reader of the table's folder would find them, too."""
+    folder = str(tmp_path / "out")
+    given = ["--controllers", "h:1", "--output", folder, "--failovers", f"file://{folder}/told"]
+    done = CliRunner().invoke(stream_history.main, given)
+    assert done.exit_code == 2 and "it lies in --output, whose readers" in done.stderr
+
+
+def test_the_first_batch_of_a_long_history_has_many_days(taking, tmp_path):
+    stream, _ = taking
+    stream._take(Batch(*range(1100), apart_ms=86_400_000), 0)
+    assert len([*(tmp_path / "out").glob("group=*/day=*/*.parquet")]) == 1100
 
 
 def test_a_batch_that_does_not_follow_the_table_ends_the_query(taking):

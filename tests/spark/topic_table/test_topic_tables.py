@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 from functools import partial
 from unittest.mock import Mock
 
+import deltalake
 import msgspec
 import pyarrow as pa
 import pytest
 
+from batonmq.spark.jobs import topic_table
 from batonmq.spark.read.columns import TOPIC
 from batonmq.spark.topic_table import files
 from batonmq.spark.topic_table import stream as stream_module
@@ -306,6 +308,25 @@ def test_a_given_schema_makes_the_columns_and_may_grow(runs):
         runs.begun(columns=pa.schema([("id", pa.string())]))
     with pytest.raises(ValueError, match=r"has rows of json bodies, not of raw"):
         runs.begun(bodies=Bodies("raw"))
+
+
+def test_the_state_of_a_table_costs_no_reading_of_all_its_commits(tmp_path, monkeypatch):
+    runs = Runs(tmp_path)
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    history, asked = deltalake.DeltaTable.history, []
+
+    def noted(table, limit=None):
+        asked.append(limit)
+        return history(table, limit)
+
+    monkeypatch.setattr(deltalake.DeltaTable, "history", noted)
+    assert runs.table().state().batch == 0 and asked == [20]
+
+
+def test_columns_may_be_a_longer_text_than_the_name_of_a_file():
+    properties = {f"field_{n}": {"type": "integer"} for n in range(100)}
+    columns = topic_table._columns(None, (json.dumps({"properties": properties}),))
+    assert columns.names == [*properties]
 
 
 def test_a_folder_of_other_things_is_refused(tmp_path):
