@@ -89,6 +89,7 @@ class GroupFold:
         """The next line; those with one place follow one another, the one that counts first."""
         first = self._event
         if first is not None:
+            # Mostly: controllers write the same bytes. Only other ones are decoded and compared.
             if text == self._text:
                 self._mask |= 1 << rank
                 return
@@ -113,7 +114,7 @@ class GroupFold:
         if kind == "controller_leader_changed":
             self._controller(event)
         if not self.name:
-            return
+            return  # it has only what controllers tell differently, which is noted above
         self._events.event(event, detail, on_broker_clock=kind in ON_BROKER_CLOCK)
         if kind in _CHANGES_SETS:
             self._set_change(event)

@@ -169,12 +169,14 @@ def run(
     results.begin()
     seen = Overview()
     with step("reading the histories"):
+        # A task gets its source beside it: the plan with all of them would travel to each.
         read = partial(_read_lines, replace(plan, sources=()))
         engine.mapped("read", plan.sources, read, RUNS)
         for row in dicts(engine, "SELECT seen FROM read WHERE seen IS NOT NULL"):
             seen.merge(pickle.loads(row["seen"]))
         facts = seen.facts()
     files = epoch_files.by_group(stores)
+    # Histories do not name their cluster, so whose log these files belong to is not known.
     for name in facts.shared.keys() & files.keys():
         files[name].compares = False
     now_ms = datetime.now(UTC).timestamp() * 1000
@@ -189,6 +191,7 @@ def run(
             counted[row["part"]][row["grp"]] = row["many"]
     with step("writing the tables"):
         elected = {name for name, many in counted[ELECTIONS].items() if many}
+        # A group without any event has epoch files, and no task that folds it.
         unfolded = [each for name, each in files.items() if name not in facts.groups]
         bare = epoch_files.of_bare_stores(stores, elected | files.keys())
         of_all = history_findings.of_all(facts, seen.damaged, plan.controllers)
@@ -213,6 +216,7 @@ def _write(engine: Engine, results: Results) -> dict[str, int]:
         for name in TABLES
     }
     counts = dict.fromkeys(TABLES, 0)
+    # Files of tasks would be no version of such a table: one commit has all rows.
     if results.form != PARQUET:
         for name, table in tables.items():
             packed = engine.rows(f"SELECT e.packed AS packed FROM every e WHERE e.part = '{name}'")

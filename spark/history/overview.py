@@ -160,6 +160,7 @@ class Overview:
         of_group: dict[str, list[str]] = {}
         for log in logs:
             of_group.setdefault("", []).append(log)
+        # In the order of logs: the newest one of a group keeps the plain name in tables.
         for log, group in sorted(self.groups, key=lambda key: logs.index(key[0])):
             if group:
                 of_group.setdefault(group, []).append(log)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import click
 
 from batonmq.spark.jobs.command import Job
 
@@ -18,6 +21,44 @@ if TYPE_CHECKING:
 _TIME: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
                  "h": "hours"}  # fmt: skip
+
+
+def stream_options(
+    *, trigger: str, checkpoint: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What every stream is told; the function gets it as a `StreamPlan` has it. `trigger`, and in
+    words `checkpoint`: the defaults."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        @click.option(
+            "--checkpoint",
+            default="",
+            metavar="URI",
+            show_default=checkpoint,
+            help="where Spark keeps its place in the stream",
+        )
+        @click.option(
+            "--available-now", "--once", "once", is_flag=True,
+            help="read what is there now, then end",
+        )  # fmt: skip
+        @click.option(
+            "--trigger",
+            default=trigger,
+            metavar="TIME",
+            help="how often what is new becomes files (10s, 500ms, 5m)",
+        )
+        @click.option(
+            "--accept-loss",
+            is_flag=True,
+            help="continue behind what was dropped before it was read, instead of stopping there",
+        )
+        @functools.wraps(function)
+        def command(*given: Any, once: bool, trigger: str, **more: Any) -> None:
+            function(*given, trigger=None if once else interval(trigger), **more)
+
+        return command
+
+    return add
 
 
 @contextmanager

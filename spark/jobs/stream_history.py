@@ -10,13 +10,14 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from batonmq.spark.history.history_job import Inputs, run
 from batonmq.spark.history.output_tables import TABLES
 from batonmq.spark.jobs.command import EXIT_CODES, Job, JobCommand, job_options
-from batonmq.spark.jobs.endless import interval, streaming
+from batonmq.spark.jobs.endless import stream_options, streaming
 from batonmq.spark.read.storage import locate
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine
@@ -26,6 +27,7 @@ from batonmq.spark.topic_table.parquet_table import ParquetTable, output_folder
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
 @job_options
+@stream_options(trigger="30s", checkpoint="OUTPUT/_stream/checkpoint")
 @click.option(
     "--controllers",
     required=True,
@@ -39,56 +41,20 @@ from batonmq.spark.topic_table.parquet_table import ParquetTable, output_folder
     help="folder of the Parquet table; an empty one, or one that this job wrote, to continue it",
 )
 @click.option(
-    "--checkpoint",
-    metavar="DIR",
-    help="where Spark keeps its place in the history; default: OUTPUT/_stream/checkpoint",
-)
-@click.option("--available-now", "--once", is_flag=True, help="read what is there now, then end")
-@click.option(
-    "--trigger",
-    default="30s",
-    metavar="TIME",
-    help="how often new events become files (10s, 500ms, 5m): each time one file for each "
-    "broker group and day that has new ones",
-)
-@click.option(
     "--max-events", default=10_000, type=click.IntRange(1), help="events in one batch, at most"
-)
-@click.option(
-    "--accept-loss",
-    is_flag=True,
-    help="continue behind events that the controllers dropped before they were read, instead of "
-    "stopping there",
 )
 @click.option(
     "--failovers",
     metavar="DIR",
     help="keep the tables of epoch_history up to date there, group by group, behind each batch",
 )
-def main(
-    job: Job,
-    *,
-    controllers: str,
-    output: str,
-    checkpoint: str | None,
-    available_now: bool,
-    trigger: str,
-    max_events: int,
-    accept_loss: bool,
-    failovers: str | None,
-) -> None:
+def main(job: Job, *, output: str, max_events: int, failovers: str | None, **given: Any) -> None:
     """Stream the history of a running cluster to Parquet.
 
     Each event comes once, whatever is killed on the way. Ends after the present batch on ctrl-C or
     SIGTERM, and may continue later with the same OUTPUT.
     """
-    plan = HistoryPlan(
-        controllers=controllers,
-        checkpoint=checkpoint or "",
-        events_max=max_events,
-        trigger=None if available_now else interval(trigger),
-        accept_loss=accept_loss,
-    )
+    plan = HistoryPlan(events_max=max_events, **given)
     table = ParquetTable(output_folder(output))
     table.open()
     try:

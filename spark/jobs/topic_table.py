@@ -25,7 +25,7 @@ from batonmq.spark.jobs.command import (
     properties,
     span_ms,
 )
-from batonmq.spark.jobs.endless import interval, streaming
+from batonmq.spark.jobs.endless import stream_options, streaming
 from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
 from batonmq.spark.topic_table.fields import columns_of
 from batonmq.spark.topic_table.files import DAY, HOUR, NONE
@@ -40,6 +40,7 @@ def _seconds(text: str) -> float:
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
 @job_options
+@stream_options(trigger="5s", checkpoint="_batonmq/checkpoint in the table's folder")
 @click.argument("topic")
 @click.option("--name-servers", required=True, metavar="HOST:PORT[;...]", help="of the cluster")
 @click.option(
@@ -85,9 +86,6 @@ def _seconds(text: str) -> float:
     help="by the time at which messages were stored (UTC)",
 )
 @click.option(
-    "--checkpoint", metavar="URI", help="default: _batonmq/checkpoint in the table's folder"
-)
-@click.option(
     "--from-table",
     is_flag=True,
     help="with a new checkpoint: continue behind the table's last rows",
@@ -98,8 +96,6 @@ def _seconds(text: str) -> float:
     metavar="earliest|latest|JSON",
     help="where a new table begins; JSON: offsets by topic, broker, queue",
 )
-@click.option("--once", is_flag=True, help="read what is there now, then end")
-@click.option("--trigger", default="5s", metavar="TIME", help="how often new messages become rows")
 @click.option(
     "--max-offsets", type=click.IntRange(1), default=200_000, help="messages in one batch, at most"
 )
@@ -123,11 +119,6 @@ def _seconds(text: str) -> float:
     callback=checked(_seconds),
     help="how long old versions can be read",
 )
-@click.option(
-    "--accept-loss",
-    is_flag=True,
-    help="continue behind messages that expired before they were read, instead of stopping there",
-)
 def main(job: Job, **given: Any) -> None:
     """Keep TOPIC as a table, each message once.
 
@@ -135,7 +126,6 @@ def main(job: Job, **given: Any) -> None:
     batch on ctrl-C or SIGTERM.
     """
     pop = given.pop
-    once, trigger = pop("once"), interval(pop("trigger"))
     table = open_table(pop("to"), pop("form"), pop("catalog"))
     value, schemas = pop("value"), pop("schema")
     if value in (AVRO, PROTOBUF) and not schemas:
@@ -145,9 +135,7 @@ def main(job: Job, **given: Any) -> None:
     with streaming(job, "topic_table") as (session, asked):
         plan = TablePlan(
             bodies=bodies,
-            checkpoint=pop("checkpoint") or "",
             columns=_columns(session, schemas) if value == JSON else None,
-            trigger=None if once else trigger,
             compact_s=pop("compact_every"),
             keep_hours=pop("keep_versions") / 3600,
             offsets_max=pop("max_offsets"),

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 VERSION: Final = 2
 """Of the form in a checkpoint; version 1 had offsets of a topic."""
+# All are asked beside each other, so a hung controller delays their answers by this much.
 ANSWER_MS: Final = 2_000
 PAUSE_MS: Final = 200
 # Spark polls again 10 ms after there was nothing; the controllers get requests this often at most.
@@ -129,6 +130,7 @@ class HistoryFeed:
             lambda at: self._controllers.history_page(None, limit=1, address=at)
         )
         events = in_order(event for page in pages.values() for event in page.events)
+        # A place is that of an event which was read, and this one is still to come.
         return (events[0].log, events[0].raft_index, events[0].part - 1) if events else None
 
     def aim(self) -> None:
@@ -153,7 +155,7 @@ class HistoryFeed:
             last = events[-1].key
             page = self._page(self._current, last, most - len(events))
             if page is None or not _continues(page, last):
-                break
+                break  # the next batch asks all of them
             events += page.events
         events = [event for event in events if not self._is_beyond(event.key)]
         self._idle_until_ms = 0 if events else boot_ms() + IDLE_MS
@@ -167,6 +169,8 @@ class HistoryFeed:
         """The events behind `start` up to `end`: the same, in the same order, at each call."""
         if end is None or start == end:
             return ()
+        # Mostly Spark reads what it has just planned. A batch that another process planned, before
+        # a restart, is fetched again.
         if self._planned == (start, end):
             return self._events
         events: list[HistoryEvent] = []
@@ -201,12 +205,14 @@ class HistoryFeed:
         """Whether all that the stream is to end with has been read."""
         if self._target is None:
             return False
+        # Without a target there was no event at all.
         return not self._target or (place is not None and self._target.get(place[0]) == place)
 
     # -- the controllers ------------------------------------------------------------------------
 
     def _next(self, after: EventKey | None, most: int) -> list[HistoryEvent]:
         """The next events, all of one log; none if there are none yet."""
+        # One request, to whom answered last; all are asked only where that does not lead on.
         page = self._page(self._current, after, most)
         if page is not None and _continues(page, after):
             return page.events

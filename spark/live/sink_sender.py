@@ -218,6 +218,7 @@ class SinkSender:
             self._room.release()
             raise self._error
         rows, lane.waiting, lane.size_bytes = lane.waiting, [], 0
+        # Rows that may go into any queue have no order to keep.
         before = lane.last if lane.queue is not None else None
         task = asyncio.get_running_loop().create_task(self._send_after(before, rows, lane.queue))
         lane.last = task
@@ -228,6 +229,7 @@ class SinkSender:
         self._tasks.discard(task)
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
+            # The first one counts: those that waited for it fail by it.
             self._error = self._error or error
 
     async def _send_after(

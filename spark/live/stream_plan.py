@@ -65,7 +65,7 @@ class StreamPlan:
         self._options = read.options
         self._cluster: LiveCluster | None = None
         self._routes: list[TopicRoute] = []
-        self._routes_ms = -ROUTE_MS
+        self._routes_ms = -ROUTE_MS  # long ago: they are fetched at first use
         self._target: Offsets | None = None
         self._idle_until_ms = 0
         self._batch_ms: int | None = None
@@ -108,7 +108,7 @@ class StreamPlan:
         ends = self._ends(start)
         base = {queue: offset if offset <= ends[queue] else 0 for queue, offset in start.items()}
         ranges = ranges_between(start, ends)
-        self._idle_until_ms = boot_ms() + IDLE_MS
+        self._idle_until_ms = boot_ms() + IDLE_MS  # unless this becomes a batch
         if self._waits_for_more(sum(map(len, ranges))):
             return dict(start)
         if most and sum(map(len, ranges)) > most:

@@ -25,7 +25,7 @@ Misfit."""
 TIME: Final = pa.timestamp("us", "UTC")
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
 """Fields of other names get no column: table formats refuse them, or they look like ours."""
-_EXACT: Final = 1 << 53
+_EXACT: Final = 1 << 53  # a double does not hold every whole number beyond it
 _BITS: Final = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 _INFERRED: Final = {"boolean": pa.bool_(), "bigint": pa.int64(), "double": pa.float64()}
 

@@ -85,6 +85,8 @@ def write(plan: FilePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     groups = _groups(maker, report, plan.partition, batches)
     by = pa.schema([(name, PART_TYPES[name]) for name in PARTS[plan.partition]])
     if (first := next(groups, None)) is not None:  # without rows there would be an empty file
+        # Names are new, so nothing is overwritten; by default a folder with files is refused. More
+        # partitions than pyarrow's 1,024 are six weeks of hours.
         ds.write_dataset(
             pa.RecordBatchReader.from_batches(first.schema, chain((first,), groups)),
             f"{folder}{plan.below}", filesystem=system, format="parquet", use_threads=False,

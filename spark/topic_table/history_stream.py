@@ -109,6 +109,7 @@ def write_events(rows: pa.Table, folder: Any) -> None:
     the order of the rows. Raises OSError."""
     day = pc.cast(rows["time"], pa.date32())
     rows = rows.append_column("group", rows["broker_name"]).append_column("day", day)
+    # More partitions than pyarrow's 1,024: a first batch may have years of days.
     ds.write_dataset(
         rows, folder, format="parquet", partitioning=ds.partitioning(_FOLDERS, flavor="hive"),
         use_threads=False, existing_data_behavior="overwrite_or_ignore", max_partitions=1 << 20,

@@ -180,4 +180,5 @@ def _own(messages: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
 
 def _reason(error: Exception) -> str:
     text = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    # It may quote the body, with half of a surrogate pair that no column takes.
     return " ".join(text.split()).encode(errors="replace").decode()[:_ERROR_MAX]

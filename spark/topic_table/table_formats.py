@@ -142,6 +142,7 @@ class DeltaTopicTable:
         by = list(PARTS[about.partition])
         columns = pa.schema([*((name, PART_TYPES[name]) for name in by), *OWN, *fields])
         days = f"interval {_KEPT_LOG_DAYS} days"
+        # deltalake refuses keys that are not Delta's, unless it is told not to.
         deltalake.DeltaTable.create(
             self.location, columns, partition_by=by, raise_if_key_not_exists=False,
             configuration={_ABOUT: _text(about), "delta.logRetentionDuration": days},
@@ -193,6 +194,7 @@ class DeltaTopicTable:
         # `full`: also files that no commit has named, as a killed task leaves them.
         table = self._open()
         table.cleanup_metadata()
+        # deltalake enforces a week, and --keep-versions may say less.
         return len(
             table.vacuum(
                 math.ceil(hours), dry_run=False, enforce_retention_duration=False, full=True
@@ -282,7 +284,7 @@ class IcebergTopicTable:
             change.add_files(
                 [f"{self.location}/{each.path}" for each in files],
                 snapshot_properties={_BATCH: f"{state.stream}/{state.batch}"},
-                check_duplicate_files=False,
+                check_duplicate_files=False,  # names are new; it would read the whole table's list
             )
             # In the same commit: summaries of snapshots expire with them.
             change.set_properties(**{_STATE: _text(state)})
