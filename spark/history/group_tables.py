@@ -8,8 +8,7 @@ of the newest epochs. Free of Spark.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -37,22 +36,17 @@ _AS_IN_THE_STORY: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What every task knows: the names of the controllers, the overview, the epoch files."""
-
-    controllers: tuple[str, ...]
-    facts: Facts
-    files: dict[str, GroupFiles] = field(default_factory=dict)
+Files = Mapping[str, GroupFiles]
+"""The epoch files of each group that has some."""
 
 
 def fold_lines(
-    lines: Iterable[tuple[str, int, bytes]], about: Known, tables: FoldedRows
+    lines: Iterable[tuple[str, int, bytes]], facts: Facts, files: Files, tables: FoldedRows
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all groups of `lines` (group in tables, controller, line), sorted by group and
     place, and for each group how many events and elections it has."""
     for name, its in groupby(lines, itemgetter(0)):
-        group = GroupFold(name, about, tables)
+        group = GroupFold(name, facts, files, tables)
         for _, rank, text in its:
             group.line(rank, text)
             if tables.is_full:
@@ -66,15 +60,15 @@ def fold_lines(
 class GroupFold:
     """The lines of one group. The empty name: events of controllers alone, which make no story."""
 
-    def __init__(self, name: str, about: Known, tables: FoldedRows) -> None:
+    def __init__(self, name: str, facts: Facts, files: Files, tables: FoldedRows) -> None:
         self.name = name
-        self._names = about.controllers
-        self._bounds = about.facts.bounds.get(name)
+        self._names = facts.controllers
+        self._bounds = facts.bounds.get(name)
         self._tables = tables
         self.events = self.elections = 0
-        self._told = history_findings.ControllerDifferences(name, about.controllers, about.facts)
-        self._events = history_findings.Events(name, about.facts, self._found)
-        self._files = about.files.get(name)
+        self._told = history_findings.ControllerDifferences(name, facts)
+        self._events = history_findings.Events(name, facts, self._found)
+        self._files = files.get(name)
         self._fold = Fold(patience=ELECTIONS_KEPT)
         self._elected: dict[EventKey, Election] = {}
         self._top: int | None = None

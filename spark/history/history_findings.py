@@ -72,9 +72,9 @@ def moment(ms: int) -> str:
 class ControllerDifferences:
     """What controllers tell of one group differently, or not at all."""
 
-    def __init__(self, group: str, controllers: tuple[str, ...], facts: Facts) -> None:
+    def __init__(self, group: str, facts: Facts) -> None:
         self._group = group
-        self._names = controllers
+        self._names = facts.controllers
         self._facts = facts
         self._masks: dict[str, int] = {}
         self._differ: dict[tuple[str, str], list[Any]] = {}
@@ -129,12 +129,10 @@ class ControllerDifferences:
             )  # fmt: skip
 
 
-def of_all(
-    facts: Facts, damaged: Mapping[str, tuple[int, int, str]], controllers: tuple[str, ...]
-) -> Iterator[HistoryFinding]:
+def of_all(facts: Facts, damaged: Mapping[str, tuple[int, int, str]]) -> Iterator[HistoryFinding]:
     """What is of no group alone: where controllers' histories begin and end, damaged files."""
     for (log, rank), low in facts.lows.items():
-        name = controllers[rank]
+        name = facts.controllers[rank]
         least = min(place for (of, _), place in facts.lows.items() if of == log)
         most = max(place for (of, _), place in facts.highs.items() if of == log)
         for kind, word, its, theirs in (

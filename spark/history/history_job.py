@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batonmq.spark.history import epoch_files, history_findings
-from batonmq.spark.history.group_tables import Known, fold_lines
+from batonmq.spark.history.group_tables import Files, fold_lines
 from batonmq.spark.history.lines import (
     ORDER,
     RUNS,
@@ -42,7 +42,7 @@ from batonmq.spark.history.output_tables import (
     unpacked,
     written_schema,
 )
-from batonmq.spark.history.overview import Overview
+from batonmq.spark.history.overview import Facts, Overview
 from batonmq.spark.history.summary import summarise
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.report.epoch_tables import EpochTables
@@ -109,14 +109,14 @@ def _read_lines(plan: LinesPlan, source: Source) -> Iterator[pa.RecordBatch]:
 
 
 def _fold_groups(
-    known: Known, span: TimeSpan, last_day: int, batches: Iterator[pa.RecordBatch]
+    facts: Facts, files: Files, span: TimeSpan, last_day: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Folds sorted runs of some groups into rows of all tables."""
     with _without_cycle_collection():
-        yield from fold_lines(_named(known, batches), known, FoldedRows(span, last_day))
+        yield from fold_lines(_named(facts, batches), facts, files, FoldedRows(span, last_day))
 
 
-def _named(known: Known, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
+def _named(facts: Facts, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
     """Group in tables, controller, line."""
     columns = ("grp", *ORDER, "size", "run")
     rows = (
@@ -125,7 +125,7 @@ def _named(known: Known, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[st
         for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
     )
     for (group, log), runs in groupby(rows, itemgetter(0, 1)):
-        name = known.facts.group_in(group, log)
+        name = facts.group_in(group, log)
         for _, _, rank, _, text in merged(row[2:] for row in runs):
             yield name, rank, text
 
@@ -174,7 +174,7 @@ def run(
         engine.mapped("read", plan.sources, read, RUNS)
         for row in dicts(engine, "SELECT seen FROM read WHERE seen IS NOT NULL"):
             seen.merge(pickle.loads(row["seen"]))
-        facts = seen.facts()
+        facts = seen.facts(plan.controllers)
     files = epoch_files.by_group(stores)
     # Histories do not name their cluster, so whose log these files belong to is not known.
     for name in facts.shared.keys() & files.keys():
@@ -182,8 +182,7 @@ def run(
     now_ms = datetime.now(UTC).timestamp() * 1000
     last_day = int(facts.last_ms or now_ms) // DAY_MS
     with step("folding the events"):
-        known = Known(plan.controllers, facts, files)
-        fold = partial(_fold_groups, known, inputs.span, last_day)
+        fold = partial(_fold_groups, facts, files, inputs.span, last_day)
         runs = "SELECT * FROM read WHERE run IS NOT NULL"
         engine.applied("folded", runs, fold, FOLDED, by=["grp", *ORDER])
         counted: dict[str, dict[str, int]] = {EVENTS: {}, ELECTIONS: {}}
@@ -194,7 +193,7 @@ def run(
         # A group without any event has epoch files, and no task that folds it.
         unfolded = [each for name, each in files.items() if name not in facts.groups]
         bare = epoch_files.of_bare_stores(stores, elected | files.keys())
-        of_all = history_findings.of_all(facts, seen.damaged, plan.controllers)
+        of_all = history_findings.of_all(facts, seen.damaged)
         rows = FoldedRows(inputs.span, last_day)
         for found in [*of_all, *(one for each in unfolded for one in each.findings()), *bare]:
             rows.add("findings", found.row, found.group, found.at_ms, found.at_ms)

@@ -152,7 +152,7 @@ class Overview:
         for file, damage in other.damaged.items():
             self._damage(file, damage)
 
-    def facts(self) -> Facts:
+    def facts(self, controllers: tuple[str, ...]) -> Facts:
         """Raises ValueError for too many logs: not one cluster's history."""
         if len(self.begins) > _LOGS_MAX:
             raise ValueError(f"more than {_LOGS_MAX} logs: these are histories of many clusters")
@@ -165,7 +165,7 @@ class Overview:
             if group:
                 of_group.setdefault(group, []).append(log)
         shared = {group: tuple(of) for group, of in of_group.items() if group and len(of) > 1}
-        facts = Facts(shared, {}, {}, dict(self.lows), dict(self.highs))
+        facts = Facts(controllers, shared, {}, {}, dict(self.lows), dict(self.highs))
         for (log, group), seen in self.groups.items():
             name = facts.group_in(group, log)
             if group and seen.first_ms:
@@ -178,11 +178,13 @@ class Overview:
 class Facts:
     """What the fold knows from the start; it travels with each task.
 
-    `shared`: groups that are in several logs, with these logs in the order of their earliest time.
-    `bounds` and `largest_sets` are by the name of the group in tables; a group none of whose events
-    has a time has no bounds. `lows` and `highs` as in `Overview`.
+    `controllers`: their names, by rank. `shared`: groups that are in several logs, with these logs
+    in the order of their earliest time. `bounds` and `largest_sets` are by the name of the group in
+    tables; a group none of whose events has a time has no bounds. `lows` and `highs` as in
+    `Overview`.
     """
 
+    controllers: tuple[str, ...]
     shared: Mapping[str, tuple[str, ...]]
     bounds: dict[str, Bounds]
     largest_sets: dict[str, int]

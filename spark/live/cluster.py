@@ -185,6 +185,29 @@ class LiveCluster:
         """
         return self.run(shortfall(self.client, self.group, queue, offset, self.deadline_ms()))
 
+    def epochs(self, queue: MessageQueue, log_end: int) -> tuple[EpochEntry, ...]:
+        """The epochs of a queue's log, which are right below `log_end`; none outside controller
+        mode. `log_end`: an end of bytes that consumers saw, so no master can lack them for long."""
+        topic, broker = queue.topic, queue.broker_name
+        deadline_ms = self.deadline_ms()
+
+        async def fetched() -> tuple[EpochEntry, ...]:
+            tries = Tries(deadline_ms)
+            while cache := await self._calls.epochs(topic, broker, deadline_ms=deadline_ms):
+                if cache.max_offset >= log_end:
+                    return tuple(
+                        EpochEntry(each.epoch, each.start_offset, each.end_offset)
+                        for each in cache.epoch_list
+                    )
+                if not await tries.pause():
+                    why = f"its log ends at {cache.max_offset}, below {log_end}"
+                    raise NoMasterError(broker, why)
+                # A master that was replaced answers with a log that lacks them.
+                await self.client.routes.refresh(topic, deadline_ms=deadline_ms)
+            return ()
+
+        return self.run(fetched())
+
 
 async def _all_of(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return list(await asyncio.gather(*asked))
@@ -279,26 +302,3 @@ async def shortfall(
         tries += 1
         await asyncio.sleep(pause_ms(tries) / 1000)
         await client.routes.refresh(queue.topic, deadline_ms=deadline_ms)
-
-
-async def epochs_of(
-    client: ClientInstance, topic: str, broker_name: str, log_end: int, deadline_ms: int
-) -> tuple[EpochEntry, ...]:
-    """The epochs of a group's log, which are right below `log_end`; none outside controller mode.
-
-    `log_end` must be the end of bytes that consumers saw, so that no master can lack them. Raises
-    NoMasterError if no master that has them answers in time.
-    """
-    tries = Tries(deadline_ms)
-    while True:
-        cache = await QueueCalls(client).epochs(topic, broker_name, deadline_ms=deadline_ms)
-        if cache is None:
-            return ()
-        if cache.max_offset >= log_end:
-            return tuple(
-                EpochEntry(each.epoch, each.start_offset, each.end_offset)
-                for each in cache.epoch_list
-            )
-        if not await tries.pause():
-            raise NoMasterError(broker_name, f"its log ends at {cache.max_offset}, below {log_end}")
-        await client.routes.refresh(topic, deadline_ms=deadline_ms)

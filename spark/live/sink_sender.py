@@ -206,9 +206,6 @@ class SinkSender:
             if lane.waiting:
                 await self._flush(lane)
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._check()
-
-    def _check(self) -> None:
         if self._error is not None:
             raise self._error
 

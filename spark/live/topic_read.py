@@ -16,10 +16,10 @@ import pyarrow as pa
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.records.columns import Records
-from batonmq.spark.live.cluster import LiveCluster, epochs_of, lose
+from batonmq.spark.live.cluster import LiveCluster, lose
 from batonmq.spark.live.offsets import ENDS_BELOW, Loss, Offsets, QueueRange, loss_of, share_out
 from batonmq.spark.live.options import TopicOptions
-from batonmq.spark.live.range_reader import TopicRangeReader, Window
+from batonmq.spark.live.range_reader import TopicRangeReader
 from batonmq.spark.read.columns import TOPIC, wanted_columns
 from batonmq.spark.read.message_columns import message_batch, plain_bodies
 from batonmq.spark.read.selection import EARLIEST, LATEST, Bound, Place, Selection
@@ -96,45 +96,20 @@ class TopicRead:
         with self.connect() as cluster:
             for wanted in task.ranges:
                 reader = TopicRangeReader(cluster.client, wanted, self.options)
-                broker = wanted.queue.broker_name
-                epochs = _Epochs(cluster, wanted.queue)
+                queue, known_end = wanted.queue, -1
+                epochs: tuple[EpochEntry, ...] = ()
                 while (window := cluster.run(reader.next_window())) is not None:
                     records = wanted_tags.rows(window.data, window.records)
                     if not len(records):
                         continue
-                    held = epochs.up_to(window) if "epoch" in schema.names else ()
-                    facts = StoreFacts(
-                        "", task.clusters.get(broker), broker, None, held, False, None
-                    )
+                    end = int((records.physical_offset + records.size).max())
+                    if "epoch" in schema.names and end > known_end:
+                        # Behind the records: an older list might have the epoch of bytes that a
+                        # failover cut and replaced.
+                        epochs, known_end = cluster.epochs(queue, end), end
+                    at = task.clusters.get(queue.broker_name)
+                    facts = StoreFacts("", at, queue.broker_name, None, epochs, False, None)
                     yield _plain_batch(window.data, records, facts, schema)
-
-
-class _Epochs:
-    """The epochs of a queue's log, fetched again for a window behind the end they are valid to."""
-
-    def __init__(self, cluster: LiveCluster, queue: MessageQueue) -> None:
-        self._cluster = cluster
-        self._queue = queue
-        self._epochs: tuple[EpochEntry, ...] = ()
-        self._known_end = -1
-
-    def up_to(self, window: Window) -> tuple[EpochEntry, ...]:
-        """Epochs that are right for every record of the window.
-
-        They are fetched after the records: an older list might have the epoch of bytes that a
-        failover truncated and replaced.
-        """
-        records = window.records
-        end = int((records.physical_offset + records.size).max())
-        if end > self._known_end:
-            cluster, queue = self._cluster, self._queue
-            self._epochs = cluster.run(
-                epochs_of(
-                    cluster.client, queue.topic, queue.broker_name, end, cluster.deadline_ms()
-                )
-            )
-            self._known_end = end
-        return self._epochs
 
 
 def resolve(
