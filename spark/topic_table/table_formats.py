@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -55,62 +55,17 @@ class TableState(msgspec.Struct, frozen=True):
     rows: int = 0
 
 
-class TopicTable(Protocol):
-    """One table. Nothing is kept between calls: another program may write to it meanwhile.
-
-    `location`: its folder, as a URI or path; data files go `below` it, what else is ours into the
-    folder `own`. Every method may raise OSError, or what the format's library raises.
-    """
-
-    location: str
-    below: str
-    own: str
-
-    def about(self) -> About | None:
-        """None: there is no table. Raises ValueError for one that this program did not make."""
-        ...
-
-    def create(self, about: About, fields: pa.Schema) -> None: ...
-    def describe(self, about: About) -> None: ...  # replaces what `create` noted
-    def fields(self) -> pa.Schema: ...  # the columns of the records' fields
-    def add(self, fields: Sequence[pa.Field]) -> None: ...  # columns, null in all rows so far
-    def state(self) -> TableState | None: ...  # None: it has no row yet
-    def commit(self, files: Sequence[NewFile], state: TableState) -> None:
-        """Adds files. Fails if another batch was committed since `state` was called last: of two
-        drivers one continues."""
-        ...
-
-    def compact(self) -> int: ...  # puts small files together; how many are gone
-    def expire(self, hours: float) -> int:
-        """Removes versions that are older (in Delta by whole hours), with files that only they
-        have; how many of these, or of the versions."""
-        ...
-
-    def files(self) -> list[str]:
-        """The data files by their URIs. Raises ValueError where rows are deleted beside them."""
-        ...
-
-
 def _fields(schema: pa.Schema) -> pa.Schema:
     return pa.schema([each for each in schema if not each.name.startswith("_")])
 
 
-def open_table(to: str, form: str, catalog: Mapping[str, str]) -> TopicTable:
-    """`to`: the folder of a Delta table, or namespace.table of a catalog, which is given by
-    pyiceberg's properties (`name` is its name in the configuration). Raises ValueError.
-    """
-    package = {DELTA: "deltalake", ICEBERG: "pyiceberg"}[form]
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"{form} tables need the package {package}: pip install 'batonmq[tables]'")
-    if form == DELTA:
-        if catalog:
-            raise ValueError("--catalog: it is of Iceberg tables")
-        return DeltaTopicTable(to)
-    return IcebergTopicTable(to, catalog)
-
-
 class DeltaTopicTable:
-    """A table of files below a folder, with its log in `_delta_log`."""
+    """A table of files below a folder, with its log in `_delta_log`.
+
+    `location`: its folder, as a URI or path; data files go `below` it, what else is ours into the
+    folder `own`. Another program may write to it meanwhile, so each call opens it anew; only
+    `commit` builds on what `state` saw. Every method may raise OSError, or what deltalake raises.
+    """
 
     below, own = "", OWN_FOLDER
 
@@ -126,6 +81,7 @@ class DeltaTopicTable:
         return self._seen
 
     def about(self) -> About | None:
+        """None: there is no table. Raises ValueError for one that this program did not make."""
         import deltalake
 
         if not deltalake.DeltaTable.is_deltatable(self.location):
@@ -149,20 +105,24 @@ class DeltaTopicTable:
         )  # fmt: skip
 
     def describe(self, about: About) -> None:
+        """Replaces what `create` noted."""
         given = {_ABOUT: _text(about)}
         self._open().alter.set_table_properties(given, raise_if_not_exists=False)
 
     def fields(self) -> pa.Schema:
+        """The columns of the records' fields."""
         return _fields(pa.schema(self._open().schema().to_arrow()))
 
     def add(self, fields: Sequence[pa.Field]) -> None:
+        """Columns, null in all rows so far."""
         import deltalake
 
         self._open().alter.add_columns([deltalake.Field.from_arrow(each) for each in fields])
 
     def state(self) -> TableState | None:
+        """None: it has no row yet."""
         table = self._open()
-        # Mostly the newest commit has it; a year of commits is only read where others came behind.
+        # Mostly the newest commit has it. All, of 30 days, are read only where none of these has.
         for most in (_LOOKED_AT, None):
             for commit in table.history(most):
                 if _STATE in commit:
@@ -170,6 +130,8 @@ class DeltaTopicTable:
         return None
 
     def commit(self, files: Sequence[NewFile], state: TableState) -> None:
+        """Adds files. Fails if another batch was committed since `state` was called last: of two
+        drivers one continues."""
         from deltalake.transaction import AddAction, CommitProperties, Transaction
 
         table = self._seen  # as `state` saw it: a commit in between is a conflict then
@@ -184,6 +146,7 @@ class DeltaTopicTable:
         )  # fmt: skip
 
     def compact(self) -> int:
+        """Puts small files together; how many are gone."""
         from deltalake import CommitProperties
 
         state = self.state()
@@ -191,6 +154,8 @@ class DeltaTopicTable:
         return int(self._seen.optimize.compact(commit_properties=kept)["numFilesRemoved"])
 
     def expire(self, hours: float) -> int:
+        """Removes versions that are older (in Delta by whole hours), with files that only they
+        have; how many of these, or of the versions."""
         # `full`: also files that no commit has named, as a killed task leaves them.
         table = self._open()
         table.cleanup_metadata()
@@ -202,6 +167,7 @@ class DeltaTopicTable:
         )
 
     def files(self) -> list[str]:
+        """The data files by their URIs. Raises ValueError where rows are deleted beside them."""
         table = self._open()
         if "deletionVectors" in (table.protocol().reader_features or ()):
             raise ValueError(f"{self.location}: it may have deletion vectors; rewrite it without")
@@ -209,7 +175,7 @@ class DeltaTopicTable:
 
 
 class IcebergTopicTable:
-    """A table of a catalog that pyiceberg knows."""
+    """A table of a catalog that pyiceberg knows; its methods do what those of a Delta table do."""
 
     below, own = "/data", OWN_FOLDER
 
@@ -333,6 +299,23 @@ class IcebergTopicTable:
         if any(task.delete_files for task in tasks):
             raise ValueError(f"{self._name}: rows are deleted beside their files; rewrite them")
         return [task.file.file_path for task in tasks]
+
+
+TopicTable = DeltaTopicTable | IcebergTopicTable
+
+
+def open_table(to: str, form: str, catalog: Mapping[str, str]) -> TopicTable:
+    """`to`: the folder of a Delta table, or namespace.table of a catalog, which is given by
+    pyiceberg's properties (`name` is its name in the configuration). Raises ValueError.
+    """
+    package = {DELTA: "deltalake", ICEBERG: "pyiceberg"}[form]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{form} tables need the package {package}: pip install 'batonmq[tables]'")
+    if form == DELTA:
+        if catalog:
+            raise ValueError("--catalog: it is of Iceberg tables")
+        return DeltaTopicTable(to)
+    return IcebergTopicTable(to, catalog)
 
 
 def read_rows(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
