@@ -28,7 +28,7 @@ class Query:
     def __init__(self, looks=10**6, error=None):
         self.looks, self.error = looks, error
         self.stopped_in_batch = None
-        self.batch = None
+        self.batch = threading.Event()
 
     def awaitTermination(self, _):
         self.looks -= 1
@@ -41,15 +41,9 @@ class Query:
 
 
 @pytest.fixture
-def stream(tmp_path, monkeypatch):
-    made = HistoryStream(ParquetTable(tmp_path / "out"), PLAN, print)
-
-    def of(query):
-        monkeypatch.setattr(made, "_start", lambda session: query)
-        query.batch = threading.Event()
-        return made
-
-    return of
+def stream(queries):
+    """That of one query."""
+    return lambda query: queries(query)[0]
 
 
 def test_it_ends_when_all_is_read(stream):
@@ -153,13 +147,7 @@ def queries(tmp_path, monkeypatch):
 
     def of(*runs):
         left = list(runs)
-
-        def start(session):
-            query = left.pop(0)
-            query.batch = threading.Event()
-            return query
-
-        monkeypatch.setattr(made, "_start", start)
+        monkeypatch.setattr(made, "_start", lambda session: left.pop(0))
         return made, told, left
 
     return of
@@ -323,7 +311,6 @@ def test_a_batch_that_does_not_follow_the_table_ends_the_query(taking):
 def test_why_a_commit_failed_is_told_and_not_the_trace_of_spark(taking, monkeypatch):
     stream, _ = taking
     query = Query(error=failed(f"[FOREACH_BATCH_USER_FUNCTION_ERROR] Traceback:\n{OUTAGE}"))
-    query.batch = threading.Event()
     monkeypatch.setattr(stream, "_start", lambda session: query)
     with pytest.raises(ValueError, match="continues with batch 4"):
         stream._take(Batch(20), 4)
