@@ -262,8 +262,8 @@ class TopicStream(TableStream):
 
 
 def _behind(plan: TablePlan, state: TableState) -> str:
-    """Behind the last row of each queue, as an option of the source; other queues from their
-    beginning. Raises ClusterError."""
+    """Behind the last row of each queue that is there, as an option of the source; other queues
+    from their beginning. Raises ClusterError."""
     read = TopicRead(TopicOptions.from_mapping(
         {"nameServers": plan.name_servers, "topic": plan.topic, "operationTimeout": plan.patience}
     ))  # fmt: skip
@@ -273,5 +273,10 @@ def _behind(plan: TablePlan, state: TableState) -> str:
     for queue in queues:
         ends.setdefault(queue.broker_name, {})[str(queue.queue_id)] = "earliest"
     for broker, each in state.queues.items():
-        ends.setdefault(broker, {}).update({queue: end for queue, (_, end) in each.items()})
+        for name, (_, end) in each.items():
+            if name in ends.get(broker, ()):
+                ends[broker][name] = end
+            else:
+                # Of a group that was taken away. If it comes back, its first batch is refused.
+                log.warning("table_queue_gone broker_name=%s queue_id=%s end=%d", broker, name, end)
     return msgspec.json.encode({plan.topic: ends}).decode()

@@ -3,13 +3,14 @@
 import json
 from datetime import UTC, datetime
 from functools import partial
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import deltalake
 import msgspec
 import pyarrow as pa
 import pytest
 
+from batonmq.protocol.message import MessageQueue
 from batonmq.spark.jobs import topic_table
 from batonmq.spark.read.columns import TOPIC
 from batonmq.spark.topic_table import files
@@ -17,6 +18,7 @@ from batonmq.spark.topic_table import stream as stream_module
 from batonmq.spark.topic_table.bodies import Bodies
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream
+from batonmq.spark.topic_table.table_formats import TableState
 from batonmq.spark.topic_table.table_stream import spark_uri
 from tests.spark.topic_table.table_runs import Batch, Runs, begin, checkpoint_of, messages
 
@@ -275,6 +277,17 @@ def test_a_first_batch_begins_behind_the_table_again_after_its_driver_died(
     again._take(Batch(messages(JSON_ROWS, first=10)), 0)
     again._start(session)
     assert session.readStream.format().options.call_args.kwargs["startingOffsets"] == "earliest"
+
+
+def test_a_queue_that_is_gone_does_not_keep_a_new_checkpoint_from_the_others(monkeypatch):
+    """Its broker group was taken away for good; the source refuses offsets of what is not there."""
+    queues = [MessageQueue("Orders", "broker-a", number) for number in (0, 1)]
+    routes = MagicMock()
+    routes.__enter__().routes.return_value = [Mock(subscribe_queues=queues)]
+    monkeypatch.setattr(stream_module.TopicRead, "connect", lambda read: routes)
+    had = {"broker-a": {"0": (0, 10)}, "broker-gone": {"0": (0, 5)}}
+    behind = stream_module._behind(TablePlan("h:1", "Orders"), TableState("s", 0, had, 15))
+    assert json.loads(behind) == {"Orders": {"broker-a": {"0": 10, "1": "earliest"}}}
 
 
 def test_a_table_that_is_an_old_copy_is_refused(runs):
