@@ -43,11 +43,11 @@ def read_stores(paths: Sequence[str]) -> list[StoreFacts]:
 
 def by_group(stores: Iterable[StoreFacts]) -> dict[str, GroupFiles]:
     """The readable lists of each broker group; stores without brokerIdentity are in none."""
-    groups: dict[str, GroupFiles] = {}
+    groups: dict[str, list[StoreFacts]] = {}
     for facts in stores:
         if facts.epochs and facts.broker is not None:
-            groups.setdefault(facts.broker, GroupFiles(facts.broker)).stores.append(facts)
-    return groups
+            groups.setdefault(facts.broker, []).append(facts)
+    return {name: GroupFiles(name, its) for name, its in groups.items()}
 
 
 def of_bare_stores(stores: Iterable[StoreFacts], known: Container[str]) -> Iterator[HistoryFinding]:
@@ -90,25 +90,24 @@ class GroupFiles:
     """The epoch lists of one group. Tell it all changes of master, then ask for the findings."""
 
     group: str
-    stores: list[StoreFacts] = field(default_factory=list)
+    stores: list[StoreFacts]
     compares: bool = True
     """False: histories that have the group may be of another cluster."""
-    _starts: dict[int, tuple[int, str]] | None = None
+    _starts: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Epoch -> its lowest start, and the store that has it."""
+    _span: tuple[int, int] = (0, 0)
+    """The oldest and the newest epoch: looking for them at each story would cost seconds."""
     _untold: set[int] = field(default_factory=set)
     _first_told: int | None = None
     _unlisted: dict[bool, _Served] = field(default_factory=dict)
     _found: list[HistoryFinding] = field(default_factory=list)
 
-    def _begin(self) -> dict[int, tuple[int, str]]:
-        """epoch -> its lowest start and the store that has it."""
-        if self._starts is None:
-            self._starts = {}
-            for facts in self.stores:
-                for entry in facts.epochs:
-                    start = (entry.start_offset, facts.path)
-                    self._starts[entry.epoch] = min(start, self._starts.get(entry.epoch, start))
-            self._untold = set(self._starts)
-        return self._starts
+    def __post_init__(self) -> None:
+        for facts in self.stores:
+            for entry in facts.epochs:
+                start = (entry.start_offset, facts.path)
+                self._starts[entry.epoch] = min(start, self._starts.get(entry.epoch, start))
+        self._untold, self._span = set(self._starts), (min(self._starts), max(self._starts))
 
     @property
     def _clusters(self) -> list[str]:
@@ -118,14 +117,14 @@ class GroupFiles:
         """A change of master; `confirm_offset`: what was confirmed when it was elected."""
         if not self.compares or len(self._clusters) > 1:
             return
-        starts, epoch = self._begin(), story.master_epoch
+        epoch, (low, high) = story.master_epoch, self._span
         self._untold.discard(epoch)
         if self._first_told is None or epoch < self._first_told:
             self._first_told = epoch
-        if epoch in starts:
-            self._start(story, starts[epoch], confirm_offset)
-        elif story.first_ack_ms and epoch > min(starts):
-            served = self._unlisted.setdefault(epoch > max(starts), _Served(0, epoch, epoch))
+        if epoch in self._starts:
+            self._start(story, self._starts[epoch], confirm_offset)
+        elif story.first_ack_ms and epoch > low:
+            served = self._unlisted.setdefault(epoch > high, _Served(0, epoch, epoch))
             served.epochs += 1
             served.low, served.high = min(served.low, epoch), max(served.high, epoch)
             if story.elected_ms:
@@ -171,7 +170,6 @@ class GroupFiles:
                 "histories.", self.group, clusters=clusters[:_CLUSTERS_SHOWN],
             )  # fmt: skip
         elif self.compares:
-            self._begin()
             yield from self._untold_findings()
             yield from self._unlisted_findings()
 
