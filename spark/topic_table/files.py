@@ -26,6 +26,8 @@ PARTS: Final = {NONE: (), DAY: ("_day",), HOUR: ("_day", "_hour")}
 PART_TYPES: Final = {"_day": pa.date32(), "_hour": pa.int32()}
 REPORT: Final = pa.schema([("report", pa.binary())])
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+FILE_PREFIX: Final = "part-"
+"""So the names of our files begin: others' files in the folder are left alone."""
 _GROUP_BYTES: Final = 32 << 20
 _STATS: Final = ("_queue_offset", "_store_at")
 """Columns whose least and greatest values Delta keeps of each file."""
@@ -90,8 +92,8 @@ def write(plan: FilePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
         ds.write_dataset(
             pa.RecordBatchReader.from_batches(first.schema, chain((first,), groups)),
             f"{folder}{plan.below}", filesystem=system, format="parquet", use_threads=False,
-            basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet", max_partitions=1 << 20,
-            existing_data_behavior="overwrite_or_ignore",
+            basename_template=f"{FILE_PREFIX}{uuid.uuid4().hex}-{{i}}.parquet",
+            existing_data_behavior="overwrite_or_ignore", max_partitions=1 << 20,
             partitioning=ds.partitioning(by, flavor="hive"),
             file_visitor=lambda file: report.files.append(_new_file(file, folder)),
         )  # fmt: skip

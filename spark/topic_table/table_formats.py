@@ -16,9 +16,18 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from batonmq.spark.read.storage import locate
-from batonmq.spark.topic_table.files import DAY, NONE, PART_TYPES, PARTS, NewFile, Queues
+from batonmq.spark.topic_table.files import (
+    DAY,
+    FILE_PREFIX,
+    NONE,
+    PART_TYPES,
+    PARTS,
+    NewFile,
+    Queues,
+)
 from batonmq.spark.topic_table.rows import OWN
 
 DELTA, ICEBERG = "delta", "iceberg"
@@ -32,6 +41,9 @@ _SMALL_BYTES: Final = 32 << 20
 """Smaller files are put together, as soon as a partition has so many of them:"""
 _MANY: Final = 8
 _ATTEMPTS: Final = 4
+_COMPACT: Final = "compact-"
+_WRITTEN_FOR: Final = timedelta(hours=1)
+"""Longer than a batch takes: older files are in a commit, or will never be."""
 
 
 class About(msgspec.Struct, frozen=True):
@@ -154,8 +166,8 @@ class DeltaTopicTable:
         return int(self._seen.optimize.compact(commit_properties=kept)["numFilesRemoved"])
 
     def expire(self, hours: float) -> int:
-        """Removes versions that are older (in Delta by whole hours), with files that only they
-        have; how many of these, or of the versions."""
+        """Removes versions that are older (in Delta by whole hours), and older files that no other
+        version has; how many of these."""
         # `full`: also files that no commit has named, as a killed task leaves them.
         table = self._open()
         table.cleanup_metadata()
@@ -208,7 +220,8 @@ class IcebergTopicTable:
 
         self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
         columns = pa.schema([*OWN, *fields])
-        properties = {_ABOUT: _text(about)}
+        # Each commit writes the metadata anew; only the newest hundred copies are kept.
+        properties = {_ABOUT: _text(about), "write.metadata.delete-after-commit.enabled": "true"}
         with self._catalog.create_table_transaction(
             self._name, schema=columns, properties=properties
         ) as change:
@@ -278,7 +291,7 @@ class IcebergTopicTable:
         """One file with the rows of several, by the columns that the table has now."""
         storage, folder = locate(self.location)
         columns = pa.schema([*OWN, *_fields(table.schema().as_arrow())])
-        name = f"data/compact-{time.time_ns():x}.parquet"
+        name = f"data/{_COMPACT}{time.time_ns():x}.parquet"
         with pq.ParquetWriter(
             f"{folder}/{name}", columns, filesystem=storage.file_system, compression="snappy"
         ) as writer:
@@ -288,11 +301,33 @@ class IcebergTopicTable:
         return f"{self.location}/{name}"
 
     def expire(self, hours: float) -> int:
-        table = self._open()
-        before = len(table.metadata.snapshots)
         moment = datetime.now(UTC) - timedelta(hours=hours)
-        table.maintenance.expire_snapshots().older_than(moment).commit()
-        return before - len(self._open().metadata.snapshots)
+        self._open().maintenance.expire_snapshots().older_than(moment).commit()
+        return self._remove_unnamed(moment - _WRITTEN_FOR)
+
+    def _remove_unnamed(self, before: datetime) -> int:
+        """Removes our data files from before a moment that no snapshot has: pyiceberg leaves those
+        of expired snapshots, and a driver that died those of its last batch."""
+        metadata = self._open().metadata
+        if not metadata.snapshots:
+            return 0
+        # What is in none of these is in none between them: a file that went does not come back.
+        oldest = min(metadata.snapshots, key=lambda each: each.timestamp_ms)
+        ends = {oldest.snapshot_id, *(ref.snapshot_id for ref in metadata.refs.values())}
+        tasks = [task for end in ends for task in self._seen.scan(snapshot_id=end).plan_files()]
+        named = {locate(task.file.file_path)[1] for task in tasks}
+        storage, folder = locate(f"{self.location}{self.below}")
+        every = fs.FileSelector(folder, allow_not_found=True, recursive=True)
+        gone = [
+            each.path
+            for each in storage.file_system.get_file_info(every)
+            if each.base_name.startswith((FILE_PREFIX, _COMPACT))
+            and each.mtime < before
+            and each.path not in named
+        ]
+        for path in gone:
+            storage.file_system.delete_file(path)
+        return len(gone)
 
     def files(self) -> list[str]:
         tasks = list(self._open().scan().plan_files())
