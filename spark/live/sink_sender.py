@@ -32,7 +32,7 @@ from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.protocol.tags import java_string_hash
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.durable_file import replace_file, sync_directory
 from batonmq.spark.live.cluster import DOWN, Tries, is_down, route_of
 from batonmq.spark.live.options import SinkOptions
 
@@ -60,12 +60,13 @@ class AckFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._file is not None:
+        if self._file is not None and self._path is not None:
             file, self._file = self._file, None
             try:
                 os.fsync(file)
             finally:
                 os.close(file)
+            sync_directory(self._path.parent)  # a new file's name is in its folder
 
     def add(self, acks: list[Ack]) -> None:
         """Raises OSError. Nothing is buffered: the file of a killed task is complete up to then."""

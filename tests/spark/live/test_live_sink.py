@@ -215,6 +215,15 @@ def test_ack_report_is_a_folder_that_all_workers_mean_alike():
             SinkOptions.from_mapping({**given, "ackReport": text})
 
 
+def test_the_name_of_a_list_is_durable_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(sender_module, "sync_directory", synced.append)
+    with AckFile(str(tmp_path), "acks-") as report:
+        report.add([{"topic": "T"}])
+        assert synced == []
+    assert synced == [tmp_path]
+
+
 def test_what_was_acknowledged_is_written_before_the_task_goes_on(tmp_path):
     """Whole lines at once and unbuffered: what a killed task leaves behind can be read."""
     acks = [{"topic": "T", "queue_offset": n, "unique_key": f"k{n}"} for n in range(1000)]
