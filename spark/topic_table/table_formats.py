@@ -204,10 +204,11 @@ class IcebergTopicTable:
         self.location = self._open().location() if exists else ""
 
     def _open(self) -> Any:
-        # Here only: pyiceberg would add the files of a batch once more behind a commit of them.
-        once = {"commit.retry.num-retries": "0"}
+        # Here only: pyiceberg would add the files of a batch once more behind a commit of them. And
+        # it would give each batch a list of files of its own, which all later commits name.
+        ours = {"commit.retry.num-retries": "0", "commit.manifest-merge.enabled": "true"}
         table = self._catalog.load_table(self._name)
-        known = table.metadata.properties | once
+        known = table.metadata.properties | ours
         table.metadata = table.metadata.model_copy(update={"properties": known})
         self._seen = table
         return table
