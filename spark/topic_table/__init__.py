@@ -1,5 +1,7 @@
-"""A topic kept as a Delta or Iceberg table, each message once; `docs/spark-tables.md`.
+"""Tables that follow a stream, each message or event once; `docs/spark-tables.md`.
 
-`fields` and `bodies` know types and formats, `rows` makes rows of messages, `files` writes them in
-tasks, `tables` commits them, `stream` runs the query, `proof` compares a table with the log.
+`table_stream` runs the query and decides what is new. `stream` is its case of a topic: `fields` and
+`bodies` know types and formats, `rows` makes rows of messages, `files` writes them in tasks,
+`table_formats` commits them, `proof` compares a table with the log. `history_stream` is its case of
+the history, with `parquet_table`.
 """
