@@ -107,7 +107,9 @@ class TopicStream(TableStream):
             if each.name.startswith("_"):
                 raise ValueError(f"column {each.name}: names that begin with _ are the table's own")
             fitting(each.type)
-        told = About(plan.topic, plan.partition, msgspec.to_builtins(plan.bodies))
+        # As it is read again: else a list and a tuple would differ at each start.
+        bodies = msgspec.json.decode(msgspec.json.encode(plan.bodies))
+        told = About(plan.topic, plan.partition, bodies)
         if about is None:
             table.create(told, wanted)
         elif about.bodies != told.bodies:
@@ -136,6 +138,12 @@ class TopicStream(TableStream):
         table, stream = self._table, self._stream_id()
         state = table.state()
         if state is None:
+            if table.files():
+                # A Delta table keeps its commits for a time, and this one had none of ours in it.
+                raise ValueError(
+                    f"{table.location} has rows, and no commit is left that says of which "
+                    "messages: they would come again; name another table"
+                )
             return
         if stream is None and not self._plan.from_table:
             raise ValueError(

@@ -357,6 +357,26 @@ def test_the_state_of_a_table_costs_no_reading_of_all_its_commits(tmp_path, monk
     assert runs.table().state().batch == 0 and asked == [20]
 
 
+def test_a_start_that_changes_nothing_commits_nothing(tmp_path):
+    runs = Runs(tmp_path)
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    version = deltalake.DeltaTable(str(tmp_path / "t")).version()
+    runs.begun()
+    assert deltalake.DeltaTable(str(tmp_path / "t")).version() == version
+
+
+def test_rows_of_which_no_commit_tells_are_not_written_again(tmp_path):
+    """Others put the table's files together, and removed commits of a month without messages."""
+    runs = Runs(tmp_path)
+    runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
+    deltalake.DeltaTable(str(tmp_path / "t")).create_checkpoint()
+    for commit in (tmp_path / "t" / "_delta_log").glob("*.json"):
+        commit.unlink()
+    assert runs.table().state() is None
+    with pytest.raises(ValueError, match="has rows, and no commit is left"):
+        runs.run(checkpoint=str(tmp_path / "new"))
+
+
 def test_columns_may_be_a_longer_text_than_the_name_of_a_file():
     properties = {f"field_{n}": {"type": "integer"} for n in range(100)}
     columns = topic_table._columns(None, (json.dumps({"properties": properties}),))
