@@ -26,8 +26,9 @@ from batonmq.spark.jobs.command import (
     paths_option,
 )
 from batonmq.spark.steps.result_folder import Results
+from batonmq.spark.steps.sql import DELTA, ICEBERG
 from batonmq.spark.topic_table.proof import lines_of_proof, prove
-from batonmq.spark.topic_table.table_formats import DELTA, FORMS, ICEBERG, open_table
+from batonmq.spark.topic_table.table_formats import FORMS, open_table
 
 _EPILOG = (
     "Exit codes: 0 clean (information only), 1 something critical or a warning was found, "

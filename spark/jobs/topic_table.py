@@ -26,11 +26,12 @@ from batonmq.spark.jobs.command import (
     span_ms,
 )
 from batonmq.spark.jobs.endless import stream_options, streaming
+from batonmq.spark.steps.sql import DELTA
 from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
 from batonmq.spark.topic_table.fields import columns_of
 from batonmq.spark.topic_table.files import DAY, HOUR, NONE
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream
-from batonmq.spark.topic_table.table_formats import DELTA, FORMS, open_table
+from batonmq.spark.topic_table.table_formats import FORMS, open_table
 
 
 def _seconds(text: str) -> float:

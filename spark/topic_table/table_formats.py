@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from batonmq.spark.read.storage import locate
+from batonmq.spark.steps.sql import DELTA, ICEBERG, ResultTable
 from batonmq.spark.topic_table.files import (
     DAY,
     FILE_PREFIX,
@@ -30,7 +31,6 @@ from batonmq.spark.topic_table.files import (
 )
 from batonmq.spark.topic_table.rows import OWN
 
-DELTA, ICEBERG = "delta", "iceberg"
 FORMS: Final = (DELTA, ICEBERG)
 OWN_FOLDER: Final = "_batonmq"
 """Readers pass over names that begin with an underscore."""
@@ -192,13 +192,14 @@ class IcebergTopicTable:
     below, own = "/data", OWN_FOLDER
 
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
-        from pyiceberg.catalog import load_catalog
-
-        given = dict(properties)
         self._name = name
         if "." not in name:
             raise ValueError(f"--to {name!r}: an Iceberg table is namespace.table of a catalog")
-        self._catalog = load_catalog(given.pop("name", None), **given)
+        try:
+            self._catalog = ResultTable(name, ICEBERG, catalog=properties).load_catalog()
+        except ValueError as error:
+            # pyiceberg speaks of options of its own commands.
+            raise ValueError(f"--catalog type=... uri=...: {error}") from error
         self._seen: Any = None
         exists = self._catalog.table_exists(name)
         self.location = self._open().location() if exists else ""
