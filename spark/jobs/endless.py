@@ -26,8 +26,8 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
 def stream_options(
     *, trigger: str, checkpoint: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """What every stream is told; the function gets it as a `StreamPlan` has it. `trigger`, and in
-    words `checkpoint`: the defaults."""
+    """What every stream is told; the function gets it as `StreamSettings` has it. `trigger` and,
+    in words, `checkpoint` are the defaults."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         @click.option(
@@ -38,9 +38,12 @@ def stream_options(
             help="where Spark keeps its place in the stream",
         )
         @click.option(
-            "--available-now", "--once", "once", is_flag=True,
+            "--available-now",
+            "--once",
+            "once",
+            is_flag=True,
             help="read what is there now, then end",
-        )  # fmt: skip
+        )
         @click.option(
             "--trigger",
             default=trigger,

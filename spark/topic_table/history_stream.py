@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from batonmq.spark.read.columns import TABLES
 from batonmq.spark.topic_table.parquet_table import HistoryState, ParquetTable, Read
-from batonmq.spark.topic_table.table_stream import StreamCounts, StreamPlan, TableStream
+from batonmq.spark.topic_table.table_stream import StreamCounts, StreamSettings, TableStream
 
 _ORDER = [(name, "ascending") for name in ("log", "raft_index", "part")]
 _FOLDERS = pa.schema([("group", pa.string()), ("day", pa.date32())])
@@ -31,7 +31,7 @@ class EventCounts(StreamCounts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryPlan(StreamPlan):
+class HistoryPlan(StreamSettings):
     """`patience` is shorter than that of topics: a controller has its answer at hand."""
 
     controllers: str

@@ -21,13 +21,13 @@ from batonmq.spark.topic_table.fields import fitting, plain
 from batonmq.spark.topic_table.files import FilePlan, Queues, TaskReport, write
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan, new_columns
 from batonmq.spark.topic_table.table_formats import About, TableState, TopicTable
-from batonmq.spark.topic_table.table_stream import StreamCounts, StreamPlan, TableStream
+from batonmq.spark.topic_table.table_stream import StreamCounts, StreamSettings, TableStream
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlan(StreamPlan):
+class TablePlan(StreamSettings):
     """What to keep where. `columns`: given ones of JSON bodies; None: they are inferred.
 
     `starting`: `earliest`, `latest`, or offsets as the source takes them, where the stream begins.

@@ -48,7 +48,7 @@ class StreamCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlan:
+class StreamSettings:
     """What every case is told. `checkpoint` "": the default. `trigger` None: what is there now, and
     no more. `accept_loss`: what was dropped before it was read is left out. `patience`: so long a
     batch waits for a cluster that does not answer."""
@@ -68,7 +68,7 @@ class TableStream(ABC):
     continues: str
     """How another checkpoint goes on with the table: the end of a sentence."""
 
-    def __init__(self, table: Any, plan: StreamPlan, report: Callable[[str], None]) -> None:
+    def __init__(self, table: Any, plan: StreamSettings, report: Callable[[str], None]) -> None:
         """`table`: it has `location`, `own` (the name of our folder there) and `state`."""
         self._table: Any = table
         self._plan: Any = plan
