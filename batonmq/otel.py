@@ -42,13 +42,16 @@ class OpenTelemetryHook:
             kind=SpanKind.PRODUCER,
             attributes=_attributes("send", topic, call.group, call.messages),
         ) as span:
+            # Within the span: it is what consumers see as their sender.
             carrier: dict[str, str] = {}
             propagate.inject(carrier)
+            # Copies: the caller may send its message again, and that is another span.
             call.messages = [
                 replace(message, properties=message.properties | carrier)
                 for message in call.messages
             ]
             yield call
+            # None for a one-way send, and for a failed one, whose exception the span has.
             if call.queue is not None:
                 span.set_attribute("messaging.message.id", call.msg_id)
                 span.set_attribute("messaging.destination.partition.id", str(call.queue))
@@ -63,7 +66,7 @@ class OpenTelemetryHook:
             links=_links(_senders(messages)),
             attributes=_attributes("receive", topic, reception.group, messages),
             start_time=reception.began_ms * 1_000_000,
-        ).end()
+        ).end()  # it is reported after the fact: it has ended
 
     @contextmanager
     def consuming(self, call: ConsumeCall) -> Iterator[ConsumeCall]:
@@ -86,11 +89,13 @@ class OpenTelemetryHook:
 
 
 def _senders(messages: Sequence[MessageExt]) -> list[Context]:
+    # From an empty context: the one of this moment is of whoever polls.
     return [propagate.extract(message.properties, Context()) for message in messages]
 
 
 def _links(contexts: list[Context]) -> list[Link]:
     spans = [trace.get_current_span(context).get_span_context() for context in contexts]
+    # Of a message without a context, as from a client that traces nothing, the span is not valid.
     return [Link(span) for span in spans if span.is_valid]
 
 

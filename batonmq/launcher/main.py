@@ -110,6 +110,7 @@ def up(
     A folder keeps its size and ports; a new one has those in []. `mqctl up` changes it while it
     runs. DIR/cluster.json has addresses, pids and roles for scripts."""
     _need_server_extra()
+    # First: it loads beside the imports below.
     fork_server = _begin_to_load()
     import uvloop
 
@@ -135,6 +136,7 @@ def up(
         )
     except LayoutError as exc:
         raise click.UsageError(str(exc)) from exc
+    # Nothing else starts a process again that was ended for its hang.
     watchdog_s = watchdog if respawn else 0.0
     try:
         work = run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
@@ -221,6 +223,8 @@ def move_aside(store: Path) -> None:
     if not (store / "commitlog").is_dir():
         raise click.UsageError(f"{store}: no store of a broker, commitlog/ is not in it")
     aside = store.with_name(f"{store.name}.aside-{time.strftime('%Y%m%d-%H%M%S')}")
+    # The lock moves with the folder, and its broker takes it at each start: held until the rename
+    # is done, none can start on a folder that is just being moved.
     lock = FolderLock(store / "lock")
     try:
         lock.acquire()
@@ -230,6 +234,7 @@ def move_aside(store: Path) -> None:
         sys.exit(1)
     except OSError as exc:
         why = exc.strerror
+        # Usual in containers; "Device or resource busy" would lead nowhere.
         if exc.errno == errno.EBUSY:
             why = "it is a mount point: mount the new disk in its place, then start the broker"
         click.echo(f"batonmq moveAside: {store}: {why}", err=True)
@@ -251,6 +256,8 @@ def _server_command(name: str, module: str) -> click.Command:
     @click.option("--pid-file", type=click.Path(path_type=Path, dir_okay=False))
     def command(config: Path, pid_file: Path | None) -> None:
         _need_server_extra()
+        # In our place, not as a child: signals of systemd or a shell reach the server itself. With
+        # -P no file of the working folder replaces a module.
         argv = [sys.executable, "-P", "-m", module, "-c", str(config)]
         if pid_file is not None:
             argv += ["--pid-file", str(pid_file)]

@@ -7,18 +7,16 @@ named: who changed it since knows why.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from batonmq.auth.plain_acl import PlainAcl, PlainAclError, entry_changes, read_plain_acl
 from batonmq.auth.policy import AclInfo, User, UserInfo
+from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.protocol.errors import ResponseError
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
 
 TOOLS_NOTE = (
     "reads by tools (clusterList, topicList and so on) needed a signature only; now they need"

@@ -29,7 +29,7 @@ import msgspec
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import REDO_SUFFIX, encode_entries, every_entry
-from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, segments_of, verify
+from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, segments_of, size_of, verify
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
@@ -151,7 +151,7 @@ class StoreSource:
 
     def _files(self) -> list[Path]:
         # The newest one may have been made by name only.
-        return [file for file in segments_of(self._log) if _size(file)]
+        return [file for file in segments_of(self._log) if size_of(file)]
 
     def segments(self, end: int) -> list[Path]:
         """The files with bytes below `end`. Raises BackupError for a missing one."""
@@ -210,13 +210,6 @@ class StoreSource:
             done(position)
         _raise_damage(verdict)
         return verdict.end
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _raise_damage(verdict: Verdict) -> None:

@@ -6,9 +6,14 @@ when one does not reply: it reports that on standard error, shows the rest, and 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import logging
+import os
+import signal
 import sys
+import threading
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -21,20 +26,26 @@ from collections.abc import (
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import uvloop
 
-from batonmq.mqctl.output import Output
-from batonmq.mqctl.target import Target, TargetError, target_here
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.client.instance.connections import ClientOptions
+from batonmq.mqctl.output import Output, note, shown
+from batonmq.mqctl.target import RunningCluster, Target, TargetError, target_here
+from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
 
 if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.admin.controller_admin import ControllerAdmin
     from batonmq.client.consumer.pull_consumer import PullConsumer
-    from batonmq.client.instance.connections import ClientOptions
     from batonmq.client.producer.producer import Producer
 
 T = TypeVar("T")
 K = TypeVar("K")
 COMPLETE_MS = 1_500
+AT_ONCE = 32
+"""Requests of a command at a time: one that asks for thousands of topics must not crowd out the
+requests of producers."""
 
 
 class CommandFailed(click.ClickException):
@@ -43,7 +54,8 @@ class CommandFailed(click.ClickException):
     exit_code = 1
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"mqctl: {self.message}", err=True)
+        # Some name several faults, one a line.
+        click.echo(f"mqctl: {shown(self.message, keep=chr(10))}", err=True)
 
 
 class CommandContext:
@@ -80,7 +92,7 @@ class CommandContext:
                     " changes something does not guess: give -n and -a, or set BATONMQ_DATA"
                 )
         if target.local is not None or target.context or (self._writes and target.name_servers):
-            click.echo(f"mqctl: cluster {target}", err=True)
+            note(f"cluster {target}")
         return target
 
     def forget_target(self) -> None:
@@ -99,6 +111,17 @@ class CommandContext:
         with _usage_errors():
             return self.target.controllers_or_advice()
 
+    def local_cluster(self) -> RunningCluster:
+        """The one that `batonmq up` runs here. Raises CommandFailed if none runs, or if it is only
+        the last one started: it is to be changed."""
+        local = self.target.local
+        if local is None or not local.supervised or self.target.by_hint:
+            raise CommandFailed(
+                "no `batonmq up` runs here: set BATONMQ_DATA to its folder (docs/security.md and"
+                " docs/operating.md have the steps for other clusters)"
+            )
+        return local
+
     @contextlib.asynccontextmanager
     async def admin(self) -> AsyncIterator[Admin]:
         """Admin calls; name servers must be known."""
@@ -115,15 +138,11 @@ class CommandContext:
     @property
     def client_options(self) -> ClientOptions:
         """For every client that a command opens: with the TLS and the user of the target."""
-        from batonmq.client.instance.connections import ClientOptions
-
         return ClientOptions(tls=self.target.tls, credentials=self.target.credentials)
 
     def _open(self, name_servers: tuple[str, ...]) -> Admin:
-        from batonmq.client.admin import admin
-
         options = self.client_options
-        return admin.Admin(name_servers, timeout_ms=self.timeout_ms, client_options=options)
+        return Admin(name_servers, timeout_ms=self.timeout_ms, client_options=options)
 
     def producer(self, group: str) -> Producer:
         """One that was not started; each of its sends may take `timeout_ms`."""
@@ -147,33 +166,19 @@ class CommandContext:
     def complain(self, text: str) -> None:
         """Reports a part that failed on standard error; the command continues, and ends with 1."""
         self.failed = True
-        click.echo(f"mqctl: {text}", err=True)
+        note(text)
 
     async def ask_each(self, keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
-        """Asks for all at once; those that fail are reported and left out."""
-        import asyncio
-
-        from batonmq.protocol.errors import BatonError
-
-        wanted = list(keys)
-        answers = await asyncio.gather(*(ask(key) for key in wanted), return_exceptions=True)
-        found: dict[K, T] = {}
-        for key, answer in zip(wanted, answers, strict=True):
-            if isinstance(answer, BatonError):
-                self.complain(str(answer))
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                found[key] = answer
-        return found
+        """Asks for each, AT_ONCE at a time; those that fail are reported and left out."""
+        answers = await ask_all(keys, ask)
+        failures = [str(answer) for answer in answers.values() if isinstance(answer, BatonError)]
+        for text in dict.fromkeys(failures):  # one dead node may be the reason of many
+            self.complain(text)
+        return {k: answer for k, answer in answers.items() if not isinstance(answer, BatonError)}
 
     async def again_and_again(self, once: Callable[[], Awaitable[None]]) -> None:
-        """Once, or with `--watch` or `-i` every so many seconds until ctrl-C. Then an error is
+        """Once, or with `--watch` or `-i` every so many seconds until ctrl-C. Then a failure is
         shown, and the next round tries again: the cluster may be in the middle of a failover."""
-        import asyncio
-
-        from batonmq.protocol.errors import BatonError
-
         if self.interval_s is None:
             await once()
             return
@@ -183,32 +188,45 @@ class CommandContext:
                 self.out.clear()
             try:
                 await once()
-            except BatonError as error:
-                click.echo(f"mqctl: {_one_line(error)}", err=True)
+            except (BatonError, CommandFailed) as error:
+                note(str(error))
             await asyncio.sleep(self.interval_s)
 
     def confirm(self, what: str, *, yes: bool, question: str = "Do it?") -> None:
         """Says on standard error what will happen and where, and asks. Raises CommandFailed if the
         answer is no, or there is no terminal."""
         _ = self.target  # says which cluster
-        click.echo(f"mqctl: {what}", err=True)
+        note(what)
         if yes:
             return
         if not sys.stdin.isatty():
             raise CommandFailed("not done: there is no terminal to confirm it on, give --yes")
-        if not click.confirm(question, default=False, err=True):
+        try:
+            said_yes = click.confirm(question, default=False, err=True)
+        except click.Abort:  # ctrl-C or ctrl-D instead of an answer
+            click.echo(err=True)
+            said_yes = False
+        if not said_yes:
             raise CommandFailed("not done")
+
+
+async def ask_all(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T | BatonError]:
+    """What each key's question gave, AT_ONCE at a time."""
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(key: K) -> T | BatonError:
+        async with limit:
+            try:
+                return await ask(key)
+            except BatonError as error:
+                return error
+
+    wanted = list(keys)
+    return dict(zip(wanted, await asyncio.gather(*map(one, wanted)), strict=True))
 
 
 def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
     """Runs a command to its end; what it raises becomes one line and an exit code."""
-    import logging
-    import os
-
-    import uvloop
-
-    from batonmq.protocol.errors import BatonError
-
     debug = bool(os.environ.get("MQCTL_DEBUG"))
     last_resort = logging.lastResort
     # The client's log is for programs; only MQCTL_DEBUG shows it here.
@@ -217,9 +235,10 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
     else:
         logging.lastResort = None
     try:
-        uvloop.run(work)
+        with _ctrl_c_at_once():
+            uvloop.run(work)
     except BatonError as error:
-        raise CommandFailed(_one_line(error)) from error
+        raise CommandFailed(" ".join(str(error).split())) from error
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
         raise
     except KeyboardInterrupt:
@@ -231,13 +250,31 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
         if isinstance(error, OSError) and error.filename:
             raise _disk_failure(error, None) from error
         raise CommandFailed(
-            f"internal error, please report: {type(error).__name__}: {_one_line(error)} "
-            "(MQCTL_DEBUG=1 shows where)"
+            f"internal error, please report: {type(error).__name__}: {error}"
+            " (MQCTL_DEBUG=1 shows where)"
         ) from error
     finally:
         logging.lastResort = last_resort
     if context.failed or context.exit_code:
         click.get_current_context().exit(context.exit_code or 1)
+
+
+@contextlib.contextmanager
+def _ctrl_c_at_once() -> Iterator[None]:
+    """Asyncio would only cancel the command at the first ctrl-C. One that reads a large log or
+    waits for an answer on the terminal would not notice before its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -250,7 +287,7 @@ def disk_failures(where: object) -> Iterator[None]:
 
 
 def _disk_failure(error: OSError, where: object) -> CommandFailed:
-    return CommandFailed(f"{error.filename or where}: {error.strerror}")
+    return CommandFailed(f"{error.filename or where}: {disk.reason(error)}")
 
 
 @contextlib.contextmanager
@@ -264,13 +301,9 @@ def _usage_errors() -> Any:
 async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
     """Names for the completion of a shell: `topics`, `groups`, `brokers`, `addresses` or
     `clusters` of the cluster where the command goes; empty if it does not answer at once."""
-    from batonmq.client.admin import admin
-    from batonmq.client.instance.connections import ClientOptions
-    from batonmq.protocol.errors import BatonError
-
     try:
         target = target_here(given.get("namesrv_addr"), given.get("controller_address"))
-        async with admin.Admin(
+        async with Admin(
             target.name_servers_or_advice(),
             timeout_ms=COMPLETE_MS,
             client_options=ClientOptions(tls=target.tls, credentials=target.credentials),
@@ -292,7 +325,3 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
 def reason(address: str, error: object) -> str:
     """The text of an error without the address in front, which is shown beside it."""
     return str(error).removeprefix(f"{address}: ")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -12,10 +12,16 @@ answers, every group has a master in the routes, and no broker tells of a proble
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
+import msgspec
+
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.context import reason
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
@@ -27,11 +33,6 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import MASTER_ID, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.admin.controller_admin import ControllerAdmin
-    from batonmq.client.admin.types import ControllerMetadata
 
 BEHIND_ENTRIES = 1_000
 """How many entries a controller may be behind the leader; their replies differ in time anyway."""
@@ -92,7 +93,9 @@ class Findings:
     replicas_error: str | None = None
     expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
     reported: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What the brokers that replied tell of themselves, by address."""
+    """The problems that the brokers that replied report of themselves, by address."""
+    figures: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """RocketMQ's runtime figures of the same brokers."""
     removed_groups: Sequence[str] = ()
     """Groups that the controllers remember, and that are no part of cluster.json any more."""
     classic: bool = False
@@ -342,8 +345,6 @@ class Findings:
         return [Problem.of(text, f"start them; only if they are gone for good: {forget}")]
 
     def document(self) -> dict[str, Any]:
-        import json
-
         problems = self.problems()
         return {
             "healthy": not problems,
@@ -387,8 +388,6 @@ def _node(address: str, why: str | None) -> dict[str, Any]:
 def controller_document(address: str, answer: ControllerMetadata | BatonError) -> dict[str, Any]:
     if isinstance(answer, BatonError):
         return _node(address, reason(address, answer))
-    import msgspec
-
     # Named as on the wire. A RocketMQ controller tells nothing of its log.
     log = {} if answer.log is None else msgspec.to_builtins(answer.log)
     return {**_node(address, None), "isLeader": answer.is_leader, **log}
@@ -422,15 +421,14 @@ def _next_step(why: str) -> str:
 async def poll_classic(admin: Admin) -> Findings:
     """Asks every node of a cluster without controllers once."""
     name_servers, routes = await asyncio.gather(admin.cluster.name_server_states(), _routes(admin))
-    answers = await _states(admin, _addresses(routes, BrokerReplicasInfo()))
+    answers = await _ask(admin, _addresses(routes, BrokerReplicasInfo()))
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         {},
-        {a: answer if isinstance(answer, str) else None for a, answer in answers.items()},
-        routes,
-        BrokerReplicasInfo(),
-        reported={a: lines for a, lines in answers.items() if not isinstance(lines, str)},
+        routes=routes,
+        replicas=BrokerReplicasInfo(),
         classic=True,
+        **_of_brokers(answers),
     )
 
 
@@ -447,29 +445,27 @@ async def poll(
         admin.cluster.name_server_states(),
         controller.all_metadata(),
         _routes(admin),
-        _states(admin, planned),
+        _ask(admin, planned),
     )
     groups = sorted(set(routes.broker_addr_table) | set(wanted))
     routed = _addresses(routes, BrokerReplicasInfo()) - planned
     (replicas, replicas_error), more = await asyncio.gather(
-        _roles(controller, controllers, groups), _states(admin, routed)
+        _roles(controller, controllers, groups), _ask(admin, routed)
     )
     removed = _removed_groups(replicas, routes, wanted)
     for name in removed:
         del replicas.replicas_info_table[name]
     answers |= more
-    answers |= await _states(admin, _addresses(routes, replicas) - answers.keys())
-    answers = dict(sorted(answers.items()))
+    answers |= await _ask(admin, _addresses(routes, replicas) - answers.keys())
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         controllers,
-        {a: answer if isinstance(answer, str) else None for a, answer in answers.items()},
-        routes,
-        replicas,
-        replicas_error,
-        {name: frozenset(members) for name, members in wanted.items()},
-        {a: lines for a, lines in answers.items() if not isinstance(lines, str)},
+        routes=routes,
+        replicas=replicas,
+        replicas_error=replicas_error,
+        expected={name: frozenset(members) for name, members in wanted.items()},
         removed_groups=removed,
+        **_of_brokers(answers),
     )
 
 
@@ -513,31 +509,53 @@ async def _routes(admin: Admin) -> ClusterInfo:
         return ClusterInfo()
 
 
-async def _states(admin: Admin, addresses: Collection[str]) -> dict[str, str | tuple[str, ...]]:
-    states = await asyncio.gather(*(_state(admin, address) for address in sorted(addresses)))
-    return dict(zip(sorted(addresses), states, strict=True))
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of a broker. `why`: why there is none; `problems`: of its own, none of a Java broker."""
+
+    why: str | None = None
+    problems: tuple[str, ...] = ()
+    figures: Mapping[str, str] = field(default_factory=dict)
 
 
-async def _state(admin: Admin, address: str) -> str | tuple[str, ...]:
-    """Why the broker does not reply, or the problems that it tells (a Java broker tells none)."""
-    import json
+def _of_brokers(answers: Mapping[str, _Answer]) -> dict[str, Any]:
+    """The fields of Findings about brokers, ascending by address."""
+    replied = {a: answer for a, answer in sorted(answers.items()) if answer.why is None}
+    return {
+        "brokers": {a: answer.why for a, answer in sorted(answers.items())},
+        "reported": {a: answer.problems for a, answer in replied.items()},
+        "figures": {a: answer.figures for a, answer in replied.items()},
+    }
 
+
+async def _ask(admin: Admin, addresses: Collection[str]) -> dict[str, _Answer]:
+    answers = await asyncio.gather(*(_ask_one(admin, address) for address in addresses))
+    return dict(zip(addresses, answers, strict=True))
+
+
+async def _ask_one(admin: Admin, address: str) -> _Answer:
     try:
-        table = await admin.brokers.runtime_info(address)
-        problems = tuple(map(str, json.loads(table.get(PROBLEMS_KEY, "[]"))))
-        if any("disk" in each for each in problems):
-            config = await admin.brokers.config(address)
-            where = config.get("storePathRootDir", "")
-            space = table.get("commitLogDirCapacity", "").rstrip(".")
-            # With free space below that, a "full" disk is no contradiction.
-            gib = int(config.get("mappedFileSizeCommitLog", "0")) / (1 << 30)
-            space += f"; a segment of the log takes {gib:.1f} GiB" if gib >= 0.1 else ""
-            return tuple(
-                f"{each} ({where}: {space})" if "disk" in each else each for each in problems
-            )
-        return problems
+        figures = await admin.brokers.runtime_info(address)
     except BatonError as error:
-        return reason(address, error)
+        return _Answer(reason(address, error))
+    problems = tuple(map(str, json.loads(figures.get(PROBLEMS_KEY, "[]"))))
+    if any("disk" in each for each in problems):
+        details = await _of_its_disk(admin, address, figures)
+        problems = tuple(f"{each}{details}" if "disk" in each else each for each in problems)
+    return _Answer(None, problems, figures)
+
+
+async def _of_its_disk(admin: Admin, address: str, figures: Mapping[str, str]) -> str:
+    """Where it is and what is free, in brackets; "" if the broker does not say."""
+    try:
+        config = await admin.brokers.config(address)
+    except BatonError:  # it has answered: that its disk is full must not be lost over the details
+        return ""
+    space = figures.get("commitLogDirCapacity", "").rstrip(".")
+    # With free space below that, a "full" disk is no contradiction.
+    gib = int(config.get("mappedFileSizeCommitLog", "0")) / (1 << 30)
+    segment = f"; a segment of the log takes {gib:.1f} GiB" if gib >= 0.1 else ""
+    return f" ({config.get('storePathRootDir', '')}: {space}{segment})"
 
 
 def _addresses(routes: ClusterInfo, replicas: BrokerReplicasInfo) -> set[str]:

@@ -1,4 +1,4 @@
-"""The command `mqctl`: the list of commands by family, each loaded when it is asked for.
+"""The command `mqctl`: the list of commands by family, each loaded when it is run.
 
 RocketMQ's camelCase names are the names; the kebab-case form of each works as well.
 """
@@ -10,91 +10,19 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # as in batonmq.launcher.main
 
+import contextlib
+import difflib
+import io
+import json
+import os
 from importlib import import_module
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
-from batonmq.mqctl.params import kebab
+from batonmq.mqctl.catalogue import FAMILIES, MODULES, SUMMARIES, kebab
 
-# Family -> command -> its module in mqctl.commands.
-FAMILIES: dict[str, dict[str, str]] = {
-    "Cluster": {
-        "health": "health",
-        "verdict": "verdict",
-        "doctor": "doctor",
-        "timeline": "timeline",
-        "top": "top",
-        "clusterList": "cluster",
-        "brokerStatus": "cluster",
-        "getBrokerConfig": "cluster",
-        "updateBrokerConfig": "cluster",
-        "roll": "roll",
-        "up": "up",
-        "exportMetadata": "metadata",
-        "importMetadata": "metadata",
-    },
-    "Topics": {
-        "topicList": "topic",
-        "topicRoute": "topic",
-        "topicStatus": "topic",
-        "statsAll": "topic",
-        "getTopicConfig": "topic",
-        "updateTopic": "topic",
-        "deleteTopic": "topic",
-        "describe": "describe",
-    },
-    "Messages": {
-        "sendMessage": "message",
-        "consumeMessage": "message",
-        "tail": "message",
-        "queryMsgById": "message",
-        "queryMsgByKey": "message",
-        "queryMsgByOffset": "message",
-        "dlq": "dlq",
-        "bench": "bench",
-    },
-    "Consumers": {
-        "consumerProgress": "consumer",
-        "consumerConnection": "consumer",
-        "getConsumerConfig": "groups",
-        "updateSubGroup": "groups",
-        "deleteSubGroup": "groups",
-        "producerConnection": "groups",
-        "brokerConsumeStats": "groups",
-        "resetOffset": "consumer",
-        "skip": "consumer",
-    },
-    "Replication": {
-        "getSyncStateSet": "ha",
-        "haStatus": "ha",
-        "getBrokerEpoch": "ha",
-        "repairReplica": "ha",
-        "verifyStore": "verify",
-        "backup": "backup",
-        "restore": "backup",
-        "drain": "election",
-        "undrain": "election",
-        "migrate": "migrate",
-    },
-    "Controllers": {
-        "getControllerMetaData": "controller",
-        "getControllerConfig": "controller",
-        "updateControllerConfig": "controller",
-        "electMaster": "election",
-        "cleanBrokerMetadata": "controller",
-    },
-    "Analysis": {
-        "epochHistory": "analysis",
-        "messageAudit": "analysis",
-        "topicStats": "analysis",
-        "streamHistory": "analysis",
-        "topicTable": "analysis",
-    },
-    "Security": {"secure": "secure", "user": "users", "acl": "users", "whoami": "users"},
-    "Shell": {"contexts": "contexts", "completion": "completion"},
-}
-MODULES = {name: module for family in FAMILIES.values() for name, module in family.items()}
 OFTEN_TRIED = {"status": "health", "topics": "topicList", "brokers": "clusterList"}
 """What people type first, and the command that they want."""
 ALIASES = {kebab(name): name for name in MODULES}
@@ -106,18 +34,14 @@ AS_JSON = "batonmq.as_json"
 
 def _show_as_json(error: click.ClickException) -> None:
     """A script that asked for JSON gets a document on standard output, errors included."""
-    import json
-
     document: dict[str, object] = {"error": error.format_message(), "exitCode": error.exit_code}
     code = getattr(error.__cause__, "code", None)  # of a ResponseError: RocketMQ's response code
     if isinstance(code, int):
         document["code"] = int(code)
-    click.echo(json.dumps(document, ensure_ascii=False))
+    click.echo(json.dumps(document))  # ASCII: a mistyped name may be no text at all
 
 
 def _no_such_command(ctx: click.Context, name: str) -> NoReturn:
-    import difflib
-
     known = {each.lower(): each for each in (*MODULES, *OFTEN_TRIED)}
     near = difflib.get_close_matches(name.lower().replace("-", ""), known, n=3, cutoff=0.6)
     meant = dict.fromkeys(OFTEN_TRIED.get(known[each], known[each]) for each in near)
@@ -149,7 +73,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except click.ClickException as error:
             if ctx.meta[AS_JSON]:
-                _show_as_json(error)
+                with contextlib.suppress(OSError):  # it is on standard error, too
+                    _show_as_json(error)
             raise
 
     def resolve_command(
@@ -163,14 +88,15 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, MODULES))
-        for family, names in FAMILIES.items():
-            rows = []
-            for name in names:
-                found = self.get_command(ctx, name)
-                assert found is not None
-                rows.append((name.ljust(width), found.get_short_help_str(limit=formatter.width)))
+        for family, texts in FAMILIES.items():
             with formatter.section(family):
-                formatter.write_dl(rows)
+                formatter.write_dl([(name.ljust(width), text) for name, text in texts.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # Not click's own: it would import every command for a key press.
+        names = [name for name in SUMMARIES if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=SUMMARIES[name]) for name in names), *options]
 
 
 @click.group(
@@ -188,7 +114,25 @@ def cli() -> None:
 
 
 def main() -> None:
-    cli(prog_name="mqctl")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller, as with `>&-`
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal's encoding lacks is shown escaped, and ends no command.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        cli(prog_name="mqctl")
+    finally:
+        _give_up_unwritten()
+
+
+def _give_up_unwritten() -> None:
+    """What a closed pipe or a full disk did not take. The end of the interpreter would try again,
+    complain in its own words, and change the exit code to 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

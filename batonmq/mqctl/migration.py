@@ -15,6 +15,7 @@ JAVA: Final = "java"
 KINDS: Final = (BATONMQ, JAVA)
 KIND_NAMES: Final = {BATONMQ: "BatonMQ", JAVA: "Java", "": "unknown"}
 REPLICAS_MIN: Final = 2
+"""In sync at each moment: with one alone a failure in the middle of a step would lose the group."""
 SEGMENT_KEY: Final = "mappedFileSizeCommitLog"
 ALL_ACK_KEY: Final = "allAckInSyncStateSet"
 
@@ -86,6 +87,7 @@ def lasting_problems(group: MigratedGroup) -> list[str]:
             "its controllers are RocketMQ's, where brokers of ours cannot register: move the group "
             "to controllers of ours first (docs/migrate.md)"
         )
+    # A replica copies the log file by file: a file of another size could not follow its master's.
     sizes = {m.name: m.settings[SEGMENT_KEY] for m in group.members if SEGMENT_KEY in m.settings}
     if len(set(sizes.values())) > 1:
         each = ", ".join(f"{size} at {name}" for name, size in sizes.items())
@@ -94,7 +96,7 @@ def lasting_problems(group: MigratedGroup) -> list[str]:
         f"{m.name} as master acknowledges what it alone has: `mqadmin updateBrokerConfig -b "
         f"{m.address} -k {ALL_ACK_KEY} -v true`"
         for m in group.members
-        if m.kind == JAVA and m.settings.get(ALL_ACK_KEY) != "true"
+        if m.kind == JAVA and m.settings.get(ALL_ACK_KEY) != "true"  # Java's default is false
     ]
     return found
 
@@ -112,6 +114,7 @@ def problems_of_switch(group: MigratedGroup, to: Member) -> list[str]:
 
 def problems_of_leave(group: MigratedGroup, who: Member) -> list[str]:
     """What forbids that `who` leaves for good."""
+    # What is wrong with `who` itself ends with its leaving: it must not keep it in the group.
     found = [each for each in problems(group) if not each.startswith(who.name)]
     if who.is_master:
         found.append(f"{who.name} is the master: make another one master first (switch)")
@@ -120,6 +123,7 @@ def problems_of_leave(group: MigratedGroup, who: Member) -> list[str]:
 
 def too_few_without(group: MigratedGroup, who: Member) -> str:
     """Why the group would lack a second replica in sync; empty if it would not."""
+    # By id: an emptied store has two members at one address.
     rest = [m.name for m in group.in_sync() if m.broker_id != who.broker_id and m.alive]
     if len(rest) >= REPLICAS_MIN:
         return ""
@@ -146,6 +150,7 @@ def next_steps(group: MigratedGroup, to: str, replicas: int | None = None) -> li
         steps.append(f"start a {name} broker of {group.name}, then: {then}")
 
     steps += [_command(group, "join", m.broker_id) for m in ours if not m.in_sync]
+    # Before the switch: it needs somebody to switch to.
     if not there:
         join()
         there = 1
@@ -153,6 +158,7 @@ def next_steps(group: MigratedGroup, to: str, replicas: int | None = None) -> li
         first = str(ours[0].broker_id) if ours else "ITS_HOST:PORT"
         steps.append(_command(group, "switch", first))
     while others or there < wanted:
+        # Leaving comes first while two stay: then one spare machine is enough for all replicas.
         if others and there + len(others) > REPLICAS_MIN:
             leaves = others.pop(0)
             leave = _command(group, "leave", leaves.broker_id) + number
@@ -184,6 +190,7 @@ def lacking_offsets(begun: Offsets, now: Offsets, member: Offsets) -> str:
     this member. One that was set back since (`now`) need not."""
     for key, queues in begun.items():
         for queue, offset in queues.items():
+            # A slave asks for the offsets every few seconds: those of this moment are never there.
             wanted = min(offset, now.get(key, {}).get(queue, offset))
             if member.get(key, {}).get(queue, 0) < wanted:
                 return f"the offsets of {key}"

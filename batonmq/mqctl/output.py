@@ -1,22 +1,27 @@
 """What a command prints: tables for people, one JSON document for scripts.
 
-Standard output carries the result only; everything else goes to standard error. Colour and lines
-are drawn on a terminal alone (rich, which honours NO_COLOR); through a pipe a table is plain
-columns, so that awk and grep find one row a line.
+Standard output has the result only; everything else goes to standard error (`note`). Colour is for
+terminals alone (rich, which honours NO_COLOR); through a pipe a table is plain columns, so that awk
+and grep find one row a line. Producers choose keys and bodies, and clients their names: `shown`
+lets none of them command the operator's terminal.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
+import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import click
+import msgspec
 
-if TYPE_CHECKING:
-    from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageQueue
+from batonmq.runtime.clock import boot_ms
 
 GOOD, BAD, DIM = "green", "bold red", "dim"
 POLL_S: Final = 0.1
@@ -45,8 +50,34 @@ class Output:
 
     def document(self, value: object) -> None:
         indent = None if self.compact else 2
-        click.echo(json.dumps(value, indent=indent, ensure_ascii=False))
-        sys.stdout.flush()
+        text = json.dumps(value, indent=indent, ensure_ascii=False)
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:  # half of a surrogate pair, or no UTF-8 here: escaped it fits
+            text = json.dumps(value, indent=indent)
+        _write(text)
+
+    def result(self, document: object, text: str, style: str = "") -> None:
+        """The document, or for people a line."""
+        if self.as_json:
+            self.document(document)
+        else:
+            self.line(text, style)
+
+    def records(
+        self,
+        records: Sequence[Mapping[str, object]],
+        columns: Mapping[str, str],
+        *,
+        key: str = "",
+    ) -> None:
+        """All of the records, in an object under `key` if that is given; for people a table of
+        `columns`: member -> heading. A member whose name ends with Timestamp is a time."""
+        if self.as_json:
+            self.document({key: records} if key else records)
+            return
+        rows = [[_member(name, record.get(name)) for name in columns] for record in records]
+        self.table([*columns.values()], rows)
 
     def table(
         self, headings: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = ""
@@ -56,18 +87,18 @@ class Output:
             _rich_table(headings, cells, title)
             return
         if title:
-            click.echo(title)
+            _write(title)
         lines = [[heading.replace(" ", "_") for heading in headings], *cells]
         widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
         for line in lines:
             padded = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            click.echo(padded.rstrip())
+            _write(padded.rstrip())
 
     def fields(self, pairs: Sequence[tuple[str, object]]) -> None:
         """`name: value`, one a line."""
         width = max((len(name) for name, _ in pairs), default=0) + 1
         for name, value in pairs:
-            self.line(f"{name + ':':<{width}} {_cell(value)}".rstrip())
+            self.line(f"{name + ':':<{width}} {'' if value is None else value}".rstrip())
 
     def settings(self, found: Mapping[str, Mapping[str, object]]) -> None:
         """The fields of each node, sorted, under its name; or the document of all."""
@@ -80,10 +111,11 @@ class Output:
             self.line()
 
     def line(self, text: str = "", style: str = "") -> None:
+        text = shown(text, keep="\n\t")
         if style and sys.stdout.isatty():
             _console().print(text, style=style, markup=False, highlight=False)
         else:
-            click.echo(text)
+            _write(text)
 
     def clear(self) -> None:
         """Empties the screen of a terminal; elsewhere nothing."""
@@ -100,7 +132,7 @@ class WaitLine:
 
     def say(self, text: str) -> None:
         if self._shown:
-            click.echo(f"\r{text}\033[K", err=True, nl=False)
+            click.echo(f"\r{shown(text)}\033[K", err=True, nl=False)
 
     def __enter__(self) -> Self:
         return self
@@ -114,11 +146,6 @@ async def still_lacking(
 ) -> str:
     """Asks `lacks` again until it says "" or the time is over; what it said last. `doing` begins
     the line that shows it meanwhile."""
-    import asyncio
-
-    from batonmq.protocol.errors import BatonError
-    from batonmq.runtime.clock import boot_ms
-
     deadline_ms = boot_ms() + int(within_s * 1000)
     with WaitLine(f"{doing} ...") as progress:
         while True:
@@ -138,8 +165,6 @@ def plain(body: Any) -> Any:
 
 
 def plain_queue(queue: MessageQueue) -> dict[str, Any]:
-    import msgspec
-
     fields: dict[str, Any] = msgspec.to_builtins(queue)
     return fields
 
@@ -152,10 +177,44 @@ def when(timestamp_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{ms:03d}"
 
 
+def _write(line: str) -> None:
+    try:
+        click.echo(line)
+    except OSError as error:
+        error.filename = error.filename or "standard output"  # a full disk behind `> FILE`
+        raise
+
+
+def shown(text: str, keep: str = "") -> str:
+    """The text with escapes instead of what a terminal would obey or cannot write: control
+    characters, marks that turn the direction of writing, halves of surrogate pairs."""
+    if text.isprintable():
+        return text
+    # Other spaces, such as U+3000, are not printable to Python, and harmless.
+    return "".join(
+        c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs" else _escape(c)
+        for c in text
+    )
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def note(text: str) -> None:
+    """One line on standard error."""
+    click.echo(f"mqctl: {shown(' '.join(text.split()))}", err=True)
+
+
 def _cell(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    return "" if value is None else str(value)
+    if not isinstance(value, str):
+        return "" if value is None else str(value)
+    text = shown(value)
+    return Cell.of(text, value.style) if isinstance(value, Cell) else text
+
+
+def _member(name: str, value: object) -> object:
+    return when(value) if name.endswith("Timestamp") and isinstance(value, int) else value
 
 
 def _rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:

@@ -6,7 +6,9 @@ shows the former. Options of more than one letter behind one dash (`-bn`) are wh
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import re
 from collections.abc import Callable, Coroutine
 from datetime import datetime
@@ -14,16 +16,14 @@ from typing import Any
 
 import click
 
+from batonmq.mqctl.catalogue import SUMMARIES, kebab
 from batonmq.mqctl.context import CommandContext, names_there, run
 from batonmq.mqctl.output import Output
-from batonmq.runtime.clock import UNITS_MS
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.topic_name import text_problem
+from batonmq.runtime.clock import UNITS_MS, wall_ms
 
 CommandFunction = Callable[..., Coroutine[Any, Any, None]]
-
-
-def kebab(name: str) -> str:
-    """`getSyncStateSet` -> `get-sync-state-set`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
 _METAVARS = {
@@ -72,8 +72,6 @@ def complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[
     """For `shell_complete`: names of the cluster, as `names_there`."""
 
     def found(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-        import asyncio
-
         names = asyncio.run(names_there(what, ctx.params))
         return [name for name in names if name.startswith(incomplete)]
 
@@ -100,8 +98,6 @@ class MqOption(click.Option):
         if value == "" and value != self.default and not _PLACES.isdisjoint(self.shown):
             raise click.BadParameter("it is empty: name a place, or leave it out", ctx, self)
         if isinstance(value, str) and not _NAMED.isdisjoint(self.shown):
-            from batonmq.protocol.topic_name import text_problem  # `--help` loads no protocol
-
             for name in filter(None, value.split(";")):
                 if problem := text_problem(name):
                     raise click.BadParameter(f"{name[:64]!r}: {problem}", ctx, self)
@@ -158,8 +154,6 @@ class Timestamp(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        from batonmq.runtime.clock import wall_ms
-
         try:
             return read_time(value, wall_ms())
         except ValueError as error:
@@ -220,8 +214,6 @@ def stored_until(letter: str) -> Callable[[CommandFunction], CommandFunction]:
 
 
 def _no_end() -> int:
-    from batonmq.protocol.codes import LONG_MAX
-
     return LONG_MAX
 
 
@@ -268,11 +260,17 @@ def command(
             run(context, context.again_and_again(lambda: function(context, **options)))
 
         settings = {"help_option_names": ["-h", "--help"]}
-        made: click.Command = click.command(name, context_settings=settings)(body)
+        text = help_of(name, function)
+        made: click.Command = click.command(name, context_settings=settings, help=text)(body)
         made.params += _common(controllers, interval, timeout_s)
         return made
 
     return wrap
+
+
+def help_of(name: str, function: Callable[..., object]) -> str:
+    """Of the command: its line of the catalogue, and the docstring with the rest."""
+    return f"{SUMMARIES[name]}.\n\n{inspect.cleandoc(function.__doc__ or '')}"
 
 
 def _common(controllers: bool, interval: bool, timeout_s: float) -> list[click.Parameter]:

@@ -11,19 +11,17 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
+from batonmq.mqctl.health import Findings
 from batonmq.mqctl.verdict import evidence as verdict
 from batonmq.mqctl.verdict.evidence import Evidence
 from batonmq.mqctl.verdict.safety import may_restart
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import remove_file, replace_file
-
-if TYPE_CHECKING:
-    from batonmq.mqctl.health import Findings
 
 Kind = Literal["broker", "namesrv", "controller"]
 _ADDRESS: Final = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]*):(?P<port>\d{1,5})")

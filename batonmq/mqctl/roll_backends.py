@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import yaml
+
 from batonmq.launcher.layout import PYTHON_SUFFIX
 from batonmq.mqctl.roll import Doubt, RollNode
 from batonmq.runtime.durable_file import remove_file, replace_file
@@ -166,16 +168,19 @@ async def run(argv: list[str], within_s: float) -> bytes:
 async def compose_backend(compose: str, within_s: float) -> CommandBackend:
     """Services of a compose project, found by the ports that they publish. `compose`: the command
     with its options, `docker compose -f FILE`. Raises Doubt."""
-    import yaml
-
-    project = yaml.safe_load(await run([*shlex.split(compose), "config"], within_s))
     try:
+        words = shlex.split(compose)
+    except ValueError as error:  # a quote that does not end
+        raise Doubt(f"{compose!r} is no command: {error}", "correct --compose") from error
+    output = await run([*words, "config"], within_s)
+    try:
+        project = yaml.safe_load(output)
         services = {
             published: name
             for name, service in project["services"].items()
             for published in map(_published, service.get("ports", ()))
         }
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise Doubt(f"{compose} config shows no services: {error!r}", compose) from error
     up = f"{compose} up --detach --no-deps --force-recreate {{service}}"
     return CommandBackend(up, within_s, services)

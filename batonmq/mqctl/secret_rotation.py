@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
+import click
 import msgspec
 import yaml
 
@@ -14,6 +16,7 @@ from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import GOOD, still_lacking
 from batonmq.mqctl.target import data_of
 from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.followed_files import changed_ms
 from batonmq.runtime.secret_file import (
     SecretFileError,
     Secrets,
@@ -21,10 +24,6 @@ from batonmq.runtime.secret_file import (
     read_passwords,
     read_private,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KEYS: Final = {"auth": CREDENTIALS_FILE, "controller": "raftPasswordFile"}
 """Section of a server's file -> its key for a file of secrets."""
@@ -61,24 +60,22 @@ def _step_of(secrets: Secrets) -> str:
     return "next" if secrets.next else "former" if secrets.former else "done"
 
 
+@dataclass(slots=True)
 class SecretRotation:
     """One step of `file`, the next one where `step` is ""; without `file` all steps of all files of
     the local cluster, whose processes say what they have taken."""
 
-    def __init__(
-        self, context: CommandContext, file: Path | None, step: str, within_s: float
-    ) -> None:
-        self._context = context
-        self._file = file
-        self._wanted = step
-        self._within_s = within_s
-        self._steps: list[dict[str, str]] = []
+    context: CommandContext
+    file: Path | None
+    step: str
+    within_s: float
+    steps: list[dict[str, str]] = field(default_factory=list)
 
     async def run(self) -> None:
         """Raises CommandFailed."""
-        with _failures():
-            if self._file is not None:
-                self._advance(self._file)
+        with disk_failures("secrets"):
+            if self.file is not None:
+                self._advance(self.file)
             else:
                 for path, key in sorted(self._local_files().items()):
                     await self._wait_taken(path, key)  # of a run that was interrupted
@@ -87,31 +84,30 @@ class SecretRotation:
                         await self._wait_taken(path, key)
                         if step == "done":
                             break
-        if self._context.out.as_json:
-            self._context.out.document(self._steps)
+        if self.context.out.as_json:
+            self.context.out.document(self.steps)
 
     def _advance(self, path: Path) -> str:
-        step = advance(path, self._wanted)
-        self._steps.append({"file": str(path), "step": step})
-        if not self._context.out.as_json:
-            self._context.out.line(f"{path}: {DONE[step]}", style=GOOD)
-            if self._file is not None:
+        step = advance(path, self.step)
+        self.steps.append({"file": str(path), "step": step})
+        if not self.context.out.as_json:
+            self.context.out.line(f"{path}: {DONE[step]}", style=GOOD)
+            if self.file is not None:
                 more = ", then the same command" * (step != "done")
-                self._context.out.line(f"  next: copy it to every server{more}")
+                self.context.out.line(f"  next: copy it to every server{more}")
         return step
 
     def _local_files(self) -> dict[Path, str]:
         """The files that the processes of the local cluster name, each with its key."""
-        from pathlib import Path
-
-        import click
-
-        local = self._context.target.local
-        if local is None or self._context.target.by_hint:
+        local = self.context.target.local
+        if local is None or self.context.target.by_hint:
             raise click.UsageError("which file? give FILE")
         found: dict[Path, str] = {}
         for config in sorted((data_of(local.path) / "conf").glob("*.yaml")):
-            sections = yaml.safe_load(config.read_text()) or {}
+            try:
+                sections = yaml.safe_load(config.read_text()) or {}
+            except (yaml.YAMLError, UnicodeDecodeError):
+                raise CommandFailed(f"{config}: is not YAML: which secrets?") from None
             for section, key in KEYS.items():
                 if name := (sections.get(section) or {}).get(key):
                     found[Path(name).expanduser()] = key
@@ -122,32 +118,19 @@ class SecretRotation:
     async def _wait_taken(self, path: Path, key: str) -> None:
         """Raises CommandFailed if a process has not taken the file in time: after the next step its
         requests would be refused."""
-        local = self._context.target.local
+        local = self.context.target.local
         assert local is not None
         # Controllers are in the name servers; brokers know no password of Raft.
         brokers = [address for _, address in local.brokers] if key == CREDENTIALS_FILE else []
-        written_ms = _written_ms(path)
+        written_ms = changed_ms([str(path)])
 
         async def lacking() -> str:
-            async with self._context.admin() as admin:
+            async with self.context.admin() as admin:
                 for address in (*local.name_servers, *brokers):
                     state = await admin.cluster.tls(address)
                     if state.taken.get(key) != written_ms:
                         return f"{address} has not taken {path} {state.refusal}".rstrip()
             return ""
 
-        if lacks := await still_lacking(lacking, self._within_s, "waiting"):
+        if lacks := await still_lacking(lacking, self.within_s, "waiting"):
             raise CommandFailed(f"{lacks}; then the same command continues")
-
-
-def _written_ms(path: Path) -> int:
-    return path.stat().st_mtime_ns // 1_000_000
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        with disk_failures("secrets"):
-            yield
-    except SecretFileError as error:
-        raise CommandFailed(str(error)) from error

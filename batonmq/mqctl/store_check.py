@@ -57,6 +57,14 @@ def segments_of(folder: Path) -> list[Path]:
         return []
 
 
+def size_of(path: Path) -> int:
+    """0 of a file that a running broker has removed meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def verify(segments: list[Path], verdict: Verdict, *, is_open: bool) -> Iterator[int]:
     """Fills `verdict`; yields how many bytes are done, again and again.
 

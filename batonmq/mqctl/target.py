@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from batonmq.auth.given import credentials_in, credentials_of, tls_in_environment, tls_of
 from batonmq.launcher.current import current_cluster_file, hint_file, serves
+from batonmq.runtime.disk import reason
 
 if TYPE_CHECKING:
     from batonmq.auth.signature import Credentials
@@ -201,7 +202,8 @@ def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target
         environ=os.environ,
         folder=Path.cwd(),
         hint=current_cluster_file(),
-        contexts=kept_contexts(),
+        # Who names no context must not be stopped by the file of them.
+        contexts=kept_contexts() if os.environ.get(CONTEXT_VARIABLE) else None,
     )
     given = tls_in_environment(os.environ)
     if given is not None:
@@ -219,7 +221,8 @@ def contexts_file() -> Path | None:
 
 
 def kept_contexts() -> Contexts:
-    """What `mqctl contexts` keeps; empty if there is nothing, or nothing that can be read."""
+    """What `mqctl contexts` keeps; empty if there is nothing. Raises TargetError for a file that
+    cannot be used: taken for an empty one, the next context would replace all others."""
     file = contexts_file()
     try:
         found = json.loads(file.read_text()) if file is not None else {}
@@ -228,8 +231,13 @@ def kept_contexts() -> Contexts:
             | {key: str(at[key]) for key in CONTEXT_FILES if at.get(key)}
             for name, at in found.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise TargetError(f"{file}: {reason(error)}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        text = f"{file} is not what `mqctl contexts` wrote: correct it, or move it aside"
+        raise TargetError(text) from error
 
 
 def addresses(text: str | None, option: str) -> tuple[str, ...]:

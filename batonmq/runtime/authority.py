@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import replace_file, sync_directory
 from batonmq.runtime.tls import (
@@ -171,7 +172,7 @@ class Authority:
         OSError."""
         issued = self.issued()
         if not issued:
-            raise TlsError(str(self.folder), "no certificates of nodes are there")
+            raise TlsError(self.folder, "no certificates of nodes are there")
         return [self.issue(one.path.name, one.names, one.hosts, days) for one in issued]
 
     def _load(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -181,18 +182,18 @@ class Authority:
         for cert in self._trusted():
             if cert.public_key() == key.public_key():
                 return key, cert
-        raise TlsError(str(path), f"its certificate is not in {CA_CERT}")
+        raise TlsError(path, f"its certificate is not in {CA_CERT}")
 
 
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise TlsError(str(error.filename), error.strerror or str(error)) from error
+        raise TlsError(error.filename, disk.reason(error)) from error
     except (ValueError, TypeError) as error:
-        raise TlsError(str(path), "no key of an authority") from error
+        raise TlsError(path, "no key of an authority") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise TlsError(str(path), "no key that `mqctl secure init` made")
+        raise TlsError(path, "no key that `mqctl secure init` made")
     return key
 
 
@@ -229,9 +230,9 @@ def read_certificate(path: Path) -> NodeCertificate:
         cert = x509.load_pem_x509_certificate(path.read_bytes())
         found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except OSError as error:
-        raise TlsError(str(path), error.strerror or str(error)) from error
+        raise TlsError(path, disk.reason(error)) from error
     except (ValueError, x509.ExtensionNotFound) as error:
-        raise TlsError(str(path), "no certificate of a node") from error
+        raise TlsError(path, "no certificate of a node") from error
     names = names_in(found.get_values_for_type(x509.UniformResourceIdentifier))
     addresses = map(str, found.get_values_for_type(x509.IPAddress))
     hosts = (*found.get_values_for_type(x509.DNSName), *addresses)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from batonmq.protocol.errors import BatonError
+
 open = os.open
 close = os.close
 pread = os.pread
@@ -32,6 +34,7 @@ listdir = os.listdir
 def syncfs(fd: int) -> None:
     """Makes everything written to the file system of `fd` durable. Since Linux 5.8 it also raises
     write-back errors of other processes."""
+    # Python has no syncfs; loaded here, since only stores with many files call it.
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
@@ -57,6 +60,7 @@ def rmtree(folder: str | Path) -> None:
     """Removes a folder with its content; fine if there is none. Raises OSError if
     something stays."""
     try:
+        # Not ignore_errors: a folder of which a part stays must not count as removed.
         shutil.rmtree(folder)
     except FileNotFoundError:
         pass
@@ -73,6 +77,7 @@ def free_bytes(folder: Path) -> int:
         space = os.statvfs(folder)
     except OSError:
         return sys.maxsize
+    # Not f_bfree: the rest is for root alone.
     return space.f_bavail * space.f_frsize
 
 
@@ -81,6 +86,23 @@ def is_short(error: BaseException | None) -> bool:
     succeed later."""
     short = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
     return isinstance(error, OSError) and error.errno in short
+
+
+class FileError(BatonError):
+    """A file that cannot be used: which one, and why. No text shows what is in it."""
+
+    def __init__(self, path: object, why: str) -> None:
+        super().__init__(path, why)
+        self.path = path
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+def reason(error: OSError) -> str:
+    """Its text for people, without number and file. Not every OSError has a number."""
+    return error.strerror or str(error) or type(error).__name__
 
 
 CALLS = (

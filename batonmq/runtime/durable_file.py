@@ -2,6 +2,7 @@
 power loss; a crash before leaves the old or the new content, never a mixture. (Java's
 `MixAll.string2File` overwrites in place.) Only `show_file` does not sync."""
 
+import contextlib
 import errno
 import os
 import threading
@@ -187,9 +188,15 @@ def show_file(path: Path, text: str, mode: int = 0o644) -> None:
     """Writes `text` to `path` by a rename, so that readers never see a part of it. Does not
     sync."""
     temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
-    temp.touch(mode)
-    temp.write_text(text)
-    disk.replace(temp, path)
+    try:
+        temp.touch(mode)
+        temp.write_text(text)
+        disk.replace(temp, path)
+    except OSError:
+        # Its name has this process's id: nobody would overwrite or remove it.
+        with contextlib.suppress(OSError):
+            disk.remove(temp)
+        raise
 
 
 def remove_file(path: Path) -> None:

@@ -34,7 +34,7 @@ class FollowedFiles(Generic[T]):
         self._read = read
         self._stamp = stamp_of(self._paths)
         self.value = read()
-        self.taken_ms = self._changed_ms()
+        self.taken_ms = _newest_ms(self._stamp)
         """When the files in force were changed last, ms since 1970."""
         self.version = 1
         """Grows with each reload."""
@@ -81,7 +81,7 @@ class FollowedFiles(Generic[T]):
         """Reads the files again. Returns False if they are unusable; then the former ones stay."""
         # Before they are read: what changes meanwhile is seen at the next poll.
         self._stamp = stamp_of(self._paths)
-        changed_ms = self._changed_ms()
+        changed_ms = _newest_ms(self._stamp)
         try:
             value = self._read()
         except (BatonError, OSError) as error:
@@ -101,8 +101,15 @@ class FollowedFiles(Generic[T]):
         self.refusal = why
         return False
 
-    def _changed_ms(self) -> int:
-        return max((each[1] // 1_000_000 for each in self._stamp if each), default=0)
+
+def changed_ms(paths: Iterable[str]) -> int:
+    """When these files were changed last, ms since 1970; 0 if none is there. What a process reports
+    as `taken_ms` of files that it follows."""
+    return _newest_ms(stamp_of(paths))
+
+
+def _newest_ms(stamp: Stamp) -> int:
+    return max((each[1] // 1_000_000 for each in stamp if each), default=0)
 
 
 def stamp_of(paths: Iterable[str]) -> Stamp:

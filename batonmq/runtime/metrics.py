@@ -18,7 +18,7 @@ import os
 import resource as limits
 import socket
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Final, Literal, Protocol
@@ -86,25 +86,31 @@ class MetricsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """What every push carries. No error shows a value: it may be a secret."""
-        found = []
-        for pair in filter(None, (part.strip() for part in self.grpc_exporter_header.split(","))):
-            name, colon, value = pair.partition(":")
-            if not colon or not name.isascii() or not pair.isprintable():
-                raise ValueError("metricsGrpcExporterHeader: key:value,key:value is allowed")
-            found.append((name.strip().lower(), value.strip()))
-        return found
+        """What every push carries."""
+        found = _pairs(self.grpc_exporter_header, lambda name: name.isascii())
+        if found is None or not all(text.isprintable() for pair in found for text in pair):
+            # Without the value: it may be a secret.
+            raise ValueError("metricsGrpcExporterHeader: key:value,key:value is allowed")
+        return [(name.strip().lower(), value.strip()) for name, value in found]
 
     @property
     def labels(self) -> dict[str, str]:
         """The labels of every series, in addition to those of its process."""
-        found = {}
-        for pair in filter(None, (part.strip() for part in self.label.split(","))):
-            name, colon, value = pair.partition(":")
-            if not colon or not name.isidentifier() or not name.isascii():
-                raise ValueError(f"metricsLabel is {self.label!r}: key:value,key:value is allowed")
-            found[name] = value
-        return found
+        found = _pairs(self.label, lambda name: name.isidentifier() and name.isascii())
+        if found is None:
+            raise ValueError(f"metricsLabel is {self.label!r}: key:value,key:value is allowed")
+        return dict(found)
+
+
+def _pairs(text: str, is_name: Callable[[str], bool]) -> list[tuple[str, str]] | None:
+    """Of `key:value,key:value`; None for anything else. Empty parts are left out."""
+    found = []
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, value = pair.partition(":")
+        if not colon or not is_name(name):
+            return None
+        found.append((name, value))
+    return found
 
 
 class Histogram:
@@ -223,7 +229,8 @@ class Metrics:
     def __init__(self, config: MetricsConfig, node_type: str) -> None:
         self._config = config
         self._node_type = node_type
-        self._labels: dict[str, str] = {}
+        # Read once: a page is built each second.
+        self._labels = config.labels | {"node_type": node_type}
         self._sources: list[MetricsSource] = []
         self._began_s = wall_ms() / 1000
         self._loop_lag = Histogram(_LAG_BUCKETS)
@@ -359,7 +366,7 @@ class Metrics:
 
     async def _build(self) -> list[bytes]:
         page = MetricsPage(
-            self._config.labels | {"node_type": self._node_type} | self._labels,
+            self._labels,
             self._config.cardinality_limit,
         )
         page.exporter_names = self._config.exporter_names

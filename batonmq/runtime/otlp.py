@@ -35,6 +35,7 @@ EXPORT: Final = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export
 POINTS_MAX: Final = 1_000
 """The most points of one request: about 200 KB; collectors accept 4 MiB."""
 POINTS_A_TURN: Final = 50
+"""In one turn of the loop, so that no heartbeat waits for a page of many topics."""
 _SERIES: Final = re.compile(r"(\w+)\{(.*)\} (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
@@ -71,7 +72,10 @@ async def push(
             except grpc.aio.AioRpcError as error:
                 failure = f"{error.code().name}: {error.details()}"
             except Exception as error:
+                # Figures are worth less than the broker: whatever a collector makes of them, the
+                # next push tries again.
                 failure = repr(error)
+            # Once for each reason: a collector that is away for a day must not fill the log.
             if failure and failure != before:
                 log.warning("metrics_not_pushed target=%s reason=%s", target, failure)
             elif before and not failure:
@@ -120,6 +124,7 @@ class _Batch:
             of_process.resource.attributes.add(key=key).value.string_value = value
         self._scope = of_process.scope_metrics.add()
         self._scope.scope.name = "batonmq"
+        # The next point must not be added to the request that was sent.
         self._metric: Metric | None = None
         self._histogram: HistogramDataPoint | None = None
 
@@ -170,6 +175,7 @@ class _Batch:
         elif name.endswith("_sum"):
             histogram.sum = value
         else:
+            # `_count` ends a series. Its labels, unlike those of a bucket, have no `le`.
             histogram.count = int(value)
             self._label(histogram, labels)
             self._histogram = None
@@ -177,6 +183,8 @@ class _Batch:
     def _of_name(self) -> Metric:
         if self._metric is None:
             name, unit = self._name, ""
+            # The page has Prometheus' spelling of RocketMQ's instruments; a collector appends the
+            # unit once more.
             if name.startswith("rocketmq_") and name.endswith(_MS):
                 name, unit = name.removesuffix(_MS), "milliseconds"
             elif name == "rocketmq_storage_size_bytes":

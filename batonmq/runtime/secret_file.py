@@ -25,7 +25,6 @@ import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import sync_directory, write_all
 
@@ -34,17 +33,8 @@ _RANDOM_BYTES: Final = 32
 _MODE: Final = 0o600
 
 
-class SecretFileError(BatonError):
-    """A file of secrets is missing, readable by others, or has no usable secret. No text shows what
-    is in it."""
-
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(path, what)
-        self.path = path
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.what}"
+class SecretFileError(disk.FileError):
+    """A file of secrets is missing, readable by others, or has no usable secret."""
 
 
 class Secrets(NamedTuple):
@@ -72,9 +62,10 @@ def new_secret() -> str:
 def read_private(path: Path) -> bytes:
     """A file that only its owner may read. Raises SecretFileError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK the open of a named pipe would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise SecretFileError(path, error.strerror or str(error)) from error
+        raise SecretFileError(path, disk.reason(error)) from error
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

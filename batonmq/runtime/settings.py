@@ -32,8 +32,10 @@ class _Setting(NamedTuple):
     where: str
 
 
-SECRET: Final = re.compile("password|credentials|AuthenticationUser|ExporterHeader", re.IGNORECASE)
-"""Errors do not show the values of keys that match."""
+SECRET: Final = re.compile(
+    "password|secret|token|access.?key|credential|AuthenticationUser|ExporterHeader", re.IGNORECASE
+)
+"""Neither errors nor `mqctl doctor` show the values of keys that match."""
 # section -> key -> setting
 _Found = dict[str, dict[str, _Setting]]
 
@@ -87,8 +89,7 @@ def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, st
             )
         except msgspec.ValidationError as error:
             allowed = f"{describe_kind(kind_wanted)} is allowed ({error})"
-            shown = value if SECRET.search(key) is None else "(not shown)"
-            raise ConfigError(f"{section}.{key}", shown, where, allowed) from None
+            raise ConfigError(f"{section}.{key}", _shown(key, value), where, allowed) from None
     for name, field in fields.items():
         if field.required and field.name not in values:
             raise ConfigError(
@@ -110,8 +111,11 @@ def _cross_field(
         return ConfigError(section, None, "the settings together", text)
     key = min(named, key=text.index)
     value, where = found[key]
-    shown = value if SECRET.search(key) is None else "(not shown)"
-    return ConfigError(f"{section}.{key}", shown, where, text)
+    return ConfigError(f"{section}.{key}", _shown(key, value), where, text)
+
+
+def _shown(key: str, value: object) -> object:
+    return value if SECRET.search(key) is None else "(not shown)"
 
 
 def _read_yaml(text: str, file: str, sections: Sections, found: _Found) -> None:
@@ -153,7 +157,9 @@ def _read_section(
             homes = [name for name, kind in sections.items() if key in _keys(kind)]
             what = f"it belongs in section {homes[0]}" if homes else ""
             what = what or unknown_key(section, key, {s: _keys(k) for s, k in sections.items()})
-            raise ConfigError(f"{section}.{key}", value_node.value, where, what)
+            # By the key that was meant, too: a mistyped one has a secret all the same.
+            shown = _shown(f"{key} {what}", value_node.value)
+            raise ConfigError(f"{section}.{key}", shown, where, what)
         value = _yaml_value(value_node, known[key], f"{section}.{key}", where)
         _refuse_duplicate(seen, f"{section}.{key}", value, where)
         found[key] = _Setting(value, where)
@@ -191,8 +197,9 @@ def _where(file: str, node: yaml.Node) -> str:
 
 def _refuse_duplicate(seen: dict[str, str], key: str, value: object, where: str) -> None:
     if key in seen:
-        value = None if key.lower().endswith("password") else value
-        raise ConfigError(key, value, where, f"is already set at {seen[key]}; once is allowed")
+        raise ConfigError(
+            key, _shown(key, value), where, f"is already set at {seen[key]}; once is allowed"
+        )
     seen[key] = where
 
 
@@ -212,7 +219,8 @@ def _read_flat(
         if any(_is_no_longer_used(line.key, kind, where) for kind in sections.values()):
             continue
         if line.key not in every:
-            raise ConfigError(line.key, line.value, where, unknown_key("", line.key, {"": every}))
+            what = unknown_key("", line.key, {"": every})
+            raise ConfigError(line.key, _shown(f"{line.key} {what}", line.value), where, what)
         _refuse_duplicate(seen, line.key, line.value, where)
         for section, keys in known.items():
             if line.key in keys:
@@ -234,12 +242,9 @@ def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Fo
         if _is_no_longer_used(key_text, sections[section], f"environment variable {name}"):
             continue
         if key is None:
-            raise ConfigError(
-                f"{section}.{key_text}",
-                environ[name],
-                f"environment variable {name}",
-                unknown_key(section, key_text, {section: set(keys.values())}),
-            )
+            what = unknown_key(section, key_text, {section: set(keys.values())})
+            shown = _shown(f"{key_text} {what}", environ[name])
+            raise ConfigError(f"{section}.{key_text}", shown, f"environment variable {name}", what)
         found[section][key] = _Setting(environ[name], f"environment variable {name}")
 
 

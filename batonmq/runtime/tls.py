@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 
 import msgspec
 
-from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
 from batonmq.runtime.followed_files import FollowedFiles
 from batonmq.runtime.section import Section
 
@@ -66,11 +66,8 @@ class TlsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ha_unproven_last: str = ""
 
 
-class TlsError(BatonError):
+class TlsError(disk.FileError):
     """An unusable key or certificate: the file, and why."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(f"{what}: {why}")
 
 
 class TlsConfig(Section, frozen=True, kw_only=True, rename="camel"):
@@ -227,9 +224,7 @@ def tls_reason(error: BaseException) -> str:
         return f"the certificate of the peer is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return (error.reason or str(error)).replace("_", " ").lower()
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
+    return disk.reason(error) if isinstance(error, OSError) else str(error)
 
 
 NODE_URI: Final = "baton://node/"
@@ -475,4 +470,4 @@ def read_pem(path: str) -> bytes:
     try:
         return Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
-        raise TlsError(path, error.strerror or str(error)) from error
+        raise TlsError(path, disk.reason(error)) from error

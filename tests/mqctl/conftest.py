@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import batonmq.client.admin.admin
+import batonmq.mqctl.context
+import batonmq.mqctl.verdict.ask
 from batonmq.client.admin.types import (
     ChangedTopic,
     ControllerMetadata,
@@ -24,6 +26,7 @@ from batonmq.client.admin.types import (
     TopicChanges,
     Traffic,
 )
+from batonmq.client.errors import NoMasterError
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.history.event import HistoryEvent, lenient_event
 from batonmq.mqctl.main import cli
@@ -302,7 +305,14 @@ class FakeAdmin:
         return dict.fromkeys(self.name_servers, self.fake.name_server_error)
 
     async def masters(self, cluster: str | None = None, broker: str | None = None) -> Any:
-        return {broker: broker} if broker else {"broker-a": MASTER}
+        if broker:
+            return {broker: broker}
+        found = {}
+        for name, data in self.fake.info.broker_addr_table.items():
+            if 0 not in data.broker_addrs:
+                raise NoMasterError(name)
+            found[name] = data.broker_addrs[0]
+        return found
 
     async def broker_config(self, address: str) -> dict[str, str]:
         self._check(address)
@@ -475,7 +485,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     monkeypatch.setenv("CONTROLLER_ADDR", ";".join(CONTROLLERS))
     monkeypatch.chdir(tmp_path)
     FakeAdmin.fake = FakeCluster()
-    monkeypatch.setattr(batonmq.client.admin.admin, "Admin", FakeAdmin)
+    for module in (batonmq.client.admin.admin, batonmq.mqctl.context, batonmq.mqctl.verdict.ask):
+        monkeypatch.setattr(module, "Admin", FakeAdmin)
     return FakeAdmin.fake
 
 

@@ -233,7 +233,7 @@ def test_watch_looks_again_until_healthy(
     mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two looks find a slave dead, the third one does not."""
-    from batonmq.mqctl import health
+    from batonmq.mqctl.commands import health
 
     looks = 0
     real = health.poll
@@ -265,7 +265,7 @@ def test_watch_looks_until_its_time_is_over(
 ) -> None:
     fake.dead = {SLAVE}
     now_ms = itertools.count(50_000, 100)
-    monkeypatch.setattr("batonmq.runtime.clock.boot_ms", lambda: next(now_ms))
+    monkeypatch.setattr("batonmq.mqctl.commands.health.boot_ms", lambda: next(now_ms))
     ran = mqctl("health", "--watch", "-i", "0.001", "--within", "1", "--json")
     assert (ran.code, len(ran.out.splitlines())) == (3, 10)
 
@@ -339,7 +339,7 @@ def test_watch_waits_for_a_cluster_to_appear(
     mqctl: Run, fake: Any, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. Nothing is there. 2. After two looks a cluster is. 3. It is looked at until healthy."""
-    from batonmq.mqctl import health
+    from batonmq.mqctl.commands import health
 
     looks = 0
     real = health.no_cluster

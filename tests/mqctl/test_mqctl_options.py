@@ -11,9 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from batonmq.mqctl.main import ALIASES, FAMILIES, MODULES, cli
+from batonmq.mqctl.catalogue import FAMILIES, MODULES, kebab
+from batonmq.mqctl.main import ALIASES, cli
 from batonmq.mqctl.output import when
-from batonmq.mqctl.params import Ids, Timestamp, kebab, read_time
+from batonmq.mqctl.params import Ids, Timestamp, read_time
 
 WANTED = {
     "clusterList", "topicList", "topicRoute", "topicStatus", "statsAll", "updateTopic",
@@ -137,14 +138,15 @@ def test_the_list_of_commands_fits_and_names_each_once() -> None:
 
 
 def test_help_and_import_load_nothing_heavy() -> None:
-    """`mqctl --help` and `import batonmq.mqctl.main`: click, nothing of network or tables."""
+    """`mqctl --help` and the completion of a command's name: click, and no command."""
     program = """
 import sys
 import batonmq.mqctl.main
 heavy = {"grpc", "pyspark", "rich", "numpy", "asyncio", "uvloop", "msgspec", "yaml", "google",
          "batonmq.client.admin.admin", "batonmq.client.producer.producer", "batonmq.remoting",
-         "batonmq.protocol"}
+         "batonmq.protocol", "batonmq.mqctl.params"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert len(batonmq.mqctl.main.cli.shell_complete(None, "clusterL")) == 1
 try:
     batonmq.mqctl.main.cli(["--help"], prog_name="mqctl")
 except SystemExit as end:

@@ -267,3 +267,30 @@ def test_a_flat_file_may_have_keys_of_rocketmq_without_a_meaning_here(
     file.write_text("listenPort=12\nwaitTimeMillsInSendQueu=9\n")
     with pytest.raises(ConfigError, match="waitTimeMillsInSendQueu"):
         load_settings(file, {"broker": Broker}, environ={}, without_effect=JAVA_KEYS)
+
+
+class Auth(msgspec.Struct, frozen=True, rename="camel"):
+    inner_client_authentication_credentials: str = ""
+
+
+CREDENTIALS = "innerClientAuthenticationCredentials"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "environ"),
+    [
+        ("b.yaml", f"auth:\n  {CREDENTIALS}: hunter2\n  {CREDENTIALS}: hunter2\n", {}),
+        ("b.yaml", "auth:\n  innerClientAuthenticationCredentia1s: hunter2\n", {}),
+        ("b.properties", f"{CREDENTIALS}=hunter2\n{CREDENTIALS}=hunter2\n", {}),
+        ("b.properties", "innerClientAuthenticationCredentia1s=hunter2\n", {}),
+        ("b.yaml", "", {"BATONMQ_AUTH__INNERCLIENTAUTHENTICATIONCREDENTIA1S": "hunter2"}),
+    ],
+)
+def test_no_refusal_shows_a_secret(
+    tmp_path: Path, name: str, text: str, environ: dict[str, str]
+) -> None:
+    """Neither of a key that is there twice nor of one that is mistyped."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_settings(tmp_path / name, {"auth": Auth}, environ=environ)
+    assert "hunter2" not in str(refused.value) and "redentia" in str(refused.value).lower()

@@ -21,8 +21,9 @@ from typing import Final, NoReturn
 import click
 
 from batonmq.auth.given import environment_of, tls_environment
+from batonmq.mqctl.catalogue import SUMMARIES
 from batonmq.mqctl.context import CommandContext
-from batonmq.mqctl.output import Output
+from batonmq.mqctl.output import Output, note
 from batonmq.mqctl.target import Target, data_folder_here
 from batonmq.runtime import extras
 from batonmq.runtime.clock import wall_ms
@@ -68,6 +69,7 @@ def lacking(
     missing = extras.lacking("spark", find)
     if missing:
         return f"this command runs on Spark and needs {missing} (in a clone: make setup-spark)"
+    # As Spark's own scripts look for it: JAVA_HOME, if set, is the only place.
     home = environ.get("JAVA_HOME")
     path = f"{home}/bin" if home else environ.get("PATH", os.defpath)
     if jvm and shutil.which("java", path=path) is None:
@@ -108,10 +110,10 @@ def with_local_files(
             what = "controllers' history" if option == "--history" else "broker's store"
             raise click.UsageError(f"no {what} in {folder}: give {wanted}")
         added += [option, ",".join(map(str, paths))]
-    click.echo(f"mqctl: of the cluster in {folder}: {_sentence(options, kept)}", err=True)
+    note(f"of the cluster in {folder}: {_sentence(options, kept)}")
     if not is_given("--output", arguments):
         output = fresh_folder(folder / ANALYSIS_FOLDER, job, now_s)
-        click.echo(f"mqctl: --output {output}", err=True)
+        note(f"--output {output}")
         added += ["--output", str(output)]
     return [*arguments, *added]
 
@@ -133,6 +135,7 @@ def become(job: str, arguments: Sequence[str], target: Target | None = None) -> 
     why_not = lacking(os.environ, jvm=job not in _SMALL_WITHOUT_JVM)
     if why_not:
         raise click.UsageError(why_not)
+    # What Python still holds would be lost with this process.
     sys.stdout.flush()
     sys.stderr.flush()
     # No module in the working folder may replace one of ours, in Spark's workers neither.
@@ -157,6 +160,7 @@ _AS_ELSEWHERE: Final = {
     **dict.fromkeys(("-n", "--namesrvAddr", "--namesrv-addr"), NAME_SERVERS),
 }
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
+"""Options, and --help among them, are the job's: only it knows them."""
 
 Arguments = tuple[str, ...]
 
@@ -167,7 +171,7 @@ def _job(name: str) -> Callable[[Callable[[Arguments], None]], click.Command]:
     def wrap(function: Callable[[Arguments], None]) -> click.Command:
         given = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
         made: click.Command = click.command(
-            name, context_settings=_PASSED_ON, add_help_option=False
+            name, help=f"{SUMMARIES[name]}.", context_settings=_PASSED_ON, add_help_option=False
         )(given(function))
         return made
 
@@ -176,36 +180,33 @@ def _job(name: str) -> Callable[[Callable[[Arguments], None]], click.Command]:
 
 @_job("epochHistory")
 def epoch_history(arguments: Arguments) -> None:
-    """Masterships, failovers, unavailability: tables and report."""
     _on_files("epoch_history", arguments, ("--history", "--stores"), ("--history-parquet",))
 
 
 @_job("messageAudit")
 def message_audit(arguments: Arguments) -> None:
-    """Replicas' stores against each other and an acknowledged list."""
     _on_files("message_audit", arguments, ("--stores",))
 
 
 @_job("topicStats")
 def topic_stats(arguments: Arguments) -> None:
-    """Volume, rates, delays, hot queues, slow consumers: tables and report."""
     _on_files("topic_stats", arguments, ("--stores",))
 
 
 @_job("streamHistory")
 def stream_history(arguments: Arguments) -> None:
-    """Stream the history of a running cluster to Parquet."""
     _on_cluster("stream_history", arguments, CONTROLLERS)
 
 
 @_job("topicTable")
 def topic_table(arguments: Arguments) -> None:
-    """Keep a topic as a Delta or Iceberg table, each message once."""
     _on_cluster("topic_table", arguments, NAME_SERVERS)
 
 
 def _on_cluster(job: str, arguments: Arguments, option: str) -> None:
     """`option`: which addresses the job needs."""
+    # To addresses that were given the job goes as they are: user and certificates of the target may
+    # be of another cluster.
     wanted, target = with_our_name(arguments), None
     if not _asks_for_help(arguments) and not is_given(option, wanted):
         context = CommandContext(Output(as_json=False))

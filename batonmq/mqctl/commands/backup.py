@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from batonmq.client.admin.admin import Admin
+from batonmq.mqctl import backup as backups
+from batonmq.mqctl.backup import Manifest, StoreSource, back_up, back_up_to_stream, check_below
+from batonmq.mqctl.commands.election import elect
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
-from batonmq.mqctl.output import GOOD, WaitLine, when
+from batonmq.mqctl.output import GOOD, WaitLine, note, when
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.protocol.bodies import BrokerReplicasInfo
+from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.errors import BatonError
+from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.mqctl.backup import Manifest
-    from batonmq.protocol.bodies import BrokerReplicasInfo
-    from batonmq.runtime.lock_file import FolderLock
 
 STREAM = Path("-")
 POLL_S = 0.2
@@ -37,9 +42,7 @@ SURE_MS = 5000
 async def backup(
     context: CommandContext, store: Path, target: Path, broker_addr: str | None
 ) -> None:
-    """Copy a broker's store up to a confirmed offset, also while it runs.
-
-    STORE is the broker's data folder, on this machine; it is only read. Every message that was
+    """STORE is the broker's data folder, on this machine; it is only read. Every message that was
     acknowledged before the command began is in the backup, with topics, groups, consumer offsets
     and epochs. A running broker is asked for its confirmOffset: -b names it, unless `batonmq up`
     runs it here. To a folder that has a backup of the same history only new bytes are added; - is a
@@ -67,9 +70,6 @@ async def _copy(
     context: CommandContext, store: Path, target: Path, address: str | None, *, is_stopped: bool
 ) -> tuple[Manifest, dict[str, Any]]:
     """The backup, and of it newBytes and behindBytes. Raises BackupError, OSError."""
-    from batonmq.mqctl.backup import StoreSource, back_up, back_up_to_stream, check_below
-    from batonmq.runtime.clock import wall_ms
-
     source = StoreSource(store)
     with _private_files(), WaitLine("") as progress:
         done = _progress(progress)
@@ -104,8 +104,6 @@ def _private_files() -> Iterator[None]:
 
 def _lock_of(store: Path) -> FolderLock | None:
     """The lock of a stopped store, so that it stays stopped; None if a broker runs on it."""
-    from batonmq.runtime.lock_file import FolderLock, FolderLockedError
-
     lock = FolderLock(store / "lock")
     try:
         with disk_failures(store / "lock"):
@@ -117,17 +115,17 @@ def _lock_of(store: Path) -> FolderLock | None:
 
 async def _confirmed(context: CommandContext, store: Path, address: str | None) -> tuple[int, int]:
     """(confirmOffset of the broker that runs on the store, what its master confirmed beyond it).
-    A slave that is level has all that was confirmed when the command began. Raises CommandFailed,
-    BatonError."""
-    import asyncio
-
-    from batonmq.protocol.errors import BatonError
-    from batonmq.runtime.clock import boot_ms
-
+    A slave that has caught up has all that was confirmed when the command began. Raises
+    CommandFailed, BatonError."""
     address = address or _address_here(context, store)
     async with context.admin() as admin:
         wanted = 0
-        if (master := await _master_of(admin, address)) is not None:
+        master = await _master_of(admin, address)
+        if master is None:
+            context.complain(
+                f"the group of {address} has no master now: this copy may lack what one confirmed"
+            )
+        elif master != address:
             try:
                 wanted = await _confirm_offset(admin, master)
             except (BatonError, CommandFailed):
@@ -151,13 +149,10 @@ async def _confirmed(context: CommandContext, store: Path, address: str | None) 
 
 
 async def _master_of(admin: Admin, address: str) -> str | None:
-    """The master of that broker's group; None if it is the master, or none is known."""
-    from batonmq.protocol.codes import MASTER_ID
-
+    """The master of that broker's group, maybe itself; None if none is known."""
     for group in (await admin.cluster.info()).broker_addr_table.values():
         if address in group.broker_addrs.values():
-            master = group.broker_addrs.get(MASTER_ID)
-            return None if master == address else master
+            return group.broker_addrs.get(MASTER_ID)
     return None
 
 
@@ -170,8 +165,6 @@ async def _confirm_offset(admin: Admin, address: str) -> int:
 
 def _address_here(context: CommandContext, store: Path) -> str:
     """Of the broker of `batonmq up` with that data folder. Raises click.UsageError."""
-    import json
-
     local = context.target.local
     if local is not None:
         try:
@@ -197,10 +190,8 @@ def _address_here(context: CommandContext, store: Path) -> str:
 async def restore(
     context: CommandContext, source: Path, stores: tuple[Path, ...], elect: bool, within_s: float
 ) -> None:
-    """Make stores of a backup, for brokers that start on them.
-
-    Each STORE must be missing or empty. The backup is read whole and checked before one appears. To
-    the controllers each is a new replica: a living group fills it as any other one, and a group
+    """Each STORE must be missing or empty. The backup is read whole and checked before one appears.
+    To the controllers each is a new replica: a living group fills it as any other one, and a group
     without a master takes it only by an operator (docs/backup.md).
 
     --elect is that operator, for a group whose disks are all gone. Give the stores of all its
@@ -213,8 +204,6 @@ async def restore(
 
     JSON: source, target (the first), targets, beginOffset, endOffset, segments, users (their
     names); on standard error with --elect, whose document is electMaster's."""
-    from batonmq.mqctl import backup as backups
-
     if source == STREAM and len(stores) > 1:
         raise click.UsageError("a stream is read once: give one STORE")
     with _private_files(), WaitLine("") as progress:
@@ -229,24 +218,17 @@ async def restore(
     more = {"targets": [str(each) for each in stores], "users": users}
     _show(context, manifest, source, stores[0], more, to_stderr=elect)
     if users:
-        click.echo(
-            f"mqctl: users and rights are those of {when(manifest.made_at_ms)}; what was revoked"
-            f" since counts again: {', '.join(users)}",
-            err=True,
+        note(
+            f"users and rights are those of {when(manifest.made_at_ms)}; what was revoked since"
+            f" counts again: {', '.join(users)}"
         )
     if elect:
-        click.echo("mqctl: start the controllers and the brokers of the group now", err=True)
+        note("start the controllers and the brokers of the group now")
         await _elect_restored(context, stores[0], within_s)
 
 
 async def _elect_restored(context: CommandContext, store: Path, within_s: float) -> None:
     """Waits until the broker on that store has its id, and elects it. Raises CommandFailed."""
-    import asyncio
-
-    from batonmq.mqctl.commands.election import elect
-    from batonmq.protocol.errors import BatonError
-    from batonmq.runtime.clock import boot_ms
-
     deadline_ms, lacks = boot_ms() + int(1000 * within_s), f"no broker has started on {store}"
     taken_ms = 0
     with WaitLine(f"waiting for the broker on {store} ...") as progress:
@@ -311,8 +293,6 @@ def _show(
     *,
     to_stderr: bool,
 ) -> None:
-    import json
-
     document = {
         "source": str(source),
         "target": str(target),
@@ -328,7 +308,5 @@ def _show(
         text += f", {counted(more['newBytes'], 'new byte')}"
     if to_stderr:
         click.echo(json.dumps(document) if context.out.as_json else text, err=True)
-    elif context.out.as_json:
-        context.out.document(document)
     else:
-        context.out.line(text, style=GOOD)
+        context.out.result(document, text, style=GOOD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,9 @@ import click
 
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.params import COUNT, SECONDS, command, complete
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import Message
+from batonmq.runtime.clock import boot_s
 
 if TYPE_CHECKING:
     from batonmq.client.producer.producer import Producer
@@ -31,9 +35,7 @@ async def bench(
     parallel: int,
     rate: int | None,
 ) -> None:
-    """Put load on a TOPIC: rate and percentiles.
-
-    The messages stay in the topic: use one of its own. One process sends, so a group with more
+    """The messages stay in the topic: use one of its own. One process sends, so a group with more
     cores than that takes more. Ends with 1 if a send was not acknowledged.
 
     JSON: topic, seconds, sends, acknowledged, failed (error text to count), perSecond,
@@ -58,21 +60,11 @@ class BenchLoad:
         self.passed_s = 0.0
 
     async def run(self, sender: Producer, parallel: int, seconds: float) -> None:
-        import asyncio
-
-        from batonmq.runtime.clock import boot_s
-
         began = boot_s()
         await asyncio.gather(*(self._lane(sender, began, began + seconds) for _ in range(parallel)))
         self.passed_s = boot_s() - began
 
     async def _lane(self, sender: Producer, began: float, end: float) -> None:
-        import asyncio
-
-        from batonmq.protocol.errors import BatonError
-        from batonmq.protocol.message import Message
-        from batonmq.runtime.clock import boot_s
-
         while (now := boot_s()) < end:
             if self._rate is not None:
                 due = began + self._begun / self._rate

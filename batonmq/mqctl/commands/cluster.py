@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
+from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, plain
 from batonmq.mqctl.params import command, exclusive, option
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.protocol.bodies import ClusterInfo
+from batonmq.mqctl.routes import broker_addresses, brokers_of, cluster_of
+from batonmq.protocol.bodies import ClusterInfo
+from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.errors import BatonError
 
 
 @command("clusterList", interval=True)
 @option("-m", "--moreStats", is_flag=True, help="Totals of yesterday and today.")
 @option("-c", "--clusterName", help="Only this cluster.")
 async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: str | None) -> None:
-    """Clusters and their brokers, with rates.
-
-    JSON: RocketMQ's ClusterInfo (brokerAddrTable, clusterAddrTable), with -m also runtimeInfo:
+    """JSON: RocketMQ's ClusterInfo (brokerAddrTable, clusterAddrTable), with -m also runtimeInfo:
     address to figures."""
     async with context.admin() as admin:
         info = await cluster_of(admin, cluster_name)
@@ -40,39 +38,11 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
             _show_rates(context, info, figures, away)
 
 
-async def cluster_of(
-    admin: Admin, cluster_name: str | None = None, broker_name: str | None = None
-) -> ClusterInfo:
-    """Of one cluster, of one broker group, or of all. Raises ClientError for an unknown name."""
-    from batonmq.client.admin.cluster import only_cluster, only_group
-
-    info = await admin.cluster.info()
-    if cluster_name is not None:
-        info = only_cluster(info, cluster_name)
-    return info if broker_name is None else only_group(info, broker_name)
-
-
-def broker_addresses(info: ClusterInfo) -> list[str]:
-    """All addresses, by broker name and id."""
-    return [address for *_, address in brokers_of(info)]
-
-
-def brokers_of(info: ClusterInfo) -> list[tuple[str, str, int, str]]:
-    """(cluster, broker name, id, address), ascending."""
-    return sorted(
-        (data.cluster, name, broker_id, address)
-        for name, data in info.broker_addr_table.items()
-        for broker_id, address in data.broker_addrs.items()
-    )
-
-
 async def not_registered(
     context: CommandContext, admin: Admin, info: ClusterInfo
 ) -> list[tuple[str, str, int, str]]:
     """As `brokers_of`: replicas that the controllers or cluster.json know and no route has, but for
     those that were removed. Id 0: not known."""
-    from batonmq.protocol.errors import BatonError
-
     table = info.broker_addr_table
     local = context.target.local
     planned = {address: name for name, address in (local.brokers if local is not None else ())}
@@ -107,8 +77,6 @@ def _show_rates(
     figures: Mapping[str, Mapping[str, str]],
     away: Sequence[tuple[str, str, int, str]],
 ) -> None:
-    from batonmq.protocol.codes import MASTER_ID
-
     rows: list[Sequence[object]] = []
     for cluster, name, broker_id, address in brokers_of(info):
         found = figures.get(address)
@@ -171,9 +139,7 @@ def _show_totals(
 async def broker_status(
     context: CommandContext, broker_addr: str | None, cluster_name: str | None
 ) -> None:
-    """Runtime figures of brokers.
-
-    JSON: RocketMQ's KVTable ({"table": {...}}) of the broker of -b, else address to KVTable."""
+    """JSON: RocketMQ's KVTable ({"table": {...}}) of the broker of -b, else address to KVTable."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
         if broker_addr:
@@ -197,9 +163,7 @@ async def broker_status(
 async def get_broker_config(
     context: CommandContext, broker_addr: str | None, cluster_name: str | None
 ) -> None:
-    """Settings of brokers, as they are in force.
-
-    JSON: address to settings."""
+    """JSON: address to settings."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
         addresses = await _addresses(admin, broker_addr, cluster_name)
@@ -219,9 +183,8 @@ async def update_broker_config(
     key: str,
     value: str,
 ) -> None:
-    """Change a setting of brokers while they run.
-
-    A setting is one broker's own: with -c all members get it, slaves, too. It outlasts a restart.
+    """A setting is one broker's own: with -c all members get it, slaves, too. It outlasts a
+    restart.
 
     JSON: the setting, and addresses: where it was changed."""
     if (cluster_name is None) == (broker_addr is None):

@@ -7,18 +7,22 @@ SkipAccumulationSubCommand.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from batonmq.client.admin.types import GroupProgress, QueueProgress
+from batonmq.mqctl.commands.groups import CONNECTION
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, Cell, plain, plain_queue, when
 from batonmq.mqctl.params import INDEX, Timestamp, command, dry_run_option, option, yes_option
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.topic_name import SYSTEM_GROUPS
 from batonmq.runtime.words import counted
 
-if TYPE_CHECKING:
-    from batonmq.client.admin.types import GroupProgress, QueueProgress
-    from batonmq.protocol.message import MessageQueue
+LAG_MANY = 10_000
+"""Shown in red, as `mqctl verdict` counts a group as far behind from here."""
+QUEUE = {"topic": "Topic", "brokerName": "Broker", "queueId": "QID"}
 
 
 @command("consumerProgress", interval=True)
@@ -28,19 +32,17 @@ if TYPE_CHECKING:
 async def consumer_progress(
     context: CommandContext, group_name: str | None, topic_name: str | None, system: bool
 ) -> None:
-    """How far consumer groups are behind.
-
-    JSON: consumerGroup, consumerIdList, diffTotal, inflightTotal, and offsetTable: the entries of
-    RocketMQ's ConsumeStats with their queue (topic, brokerName, queueId, brokerOffset,
+    """JSON: consumerGroup, consumerIdList, diffTotal, inflightTotal, and offsetTable: the entries
+    of RocketMQ's ConsumeStats with their queue (topic, brokerName, queueId, brokerOffset,
     consumerOffset, pullOffset, lastTimestamp, diff, inflight: what members have pulled and not
     consumed); without -g {"groupList": [...]} of those."""
-    from batonmq.protocol.topic_name import SYSTEM_GROUPS
-
     async with context.admin() as admin:
         names = [group_name] if group_name else await admin.consumer_groups.names()
         if not group_name and not system:
             names = [name for name in names if name not in SYSTEM_GROUPS]
         found = {name: await admin.consumer_groups.progress(name, topic_name) for name in names}
+        # Of a mistyped group brokers say the same as of a new one: no offset, no member. Only the
+        # list of groups tells them apart.
         if group_name and not (found[group_name].queues or found[group_name].members):
             known = await admin.consumer_groups.names()
             if group_name not in known:
@@ -63,9 +65,7 @@ async def consumer_progress(
 @command("consumerConnection", interval=True)
 @option("-g", "--consumerGroup", required=True, metavar="GROUP", help="Consumer group.")
 async def consumer_connection(context: CommandContext, consumer_group: str) -> None:
-    """Who is connected as a member of a group, and what it subscribes to.
-
-    JSON: RocketMQ's ConsumerConnection. Exit code 1 if no member is connected."""
+    """JSON: RocketMQ's ConsumerConnection. Exit code 1 if no member is connected."""
     async with context.admin() as admin:
         found = await admin.consumer_groups.connections(consumer_group)
     if found is None:
@@ -73,8 +73,7 @@ async def consumer_connection(context: CommandContext, consumer_group: str) -> N
     if context.out.as_json:
         context.out.document(plain(found))
         return
-    rows = [[c.client_id, c.client_addr, c.language, c.version] for c in found.connection_set]
-    context.out.table(["Client", "Address", "Language", "Version"], rows)
+    context.out.records([plain(each) for each in found.connection_set], CONNECTION)
     context.out.line()
     subscriptions = sorted(found.subscription_table.items())
     context.out.table(
@@ -111,9 +110,7 @@ async def reset_offset(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Let a group continue at a store time, or one queue of it at an offset.
-
-    Running members follow at once. JSON: RocketMQ's ResetOffsetBody, {"offsetTable": [...]} with
+    """Running members follow at once. JSON: RocketMQ's ResetOffsetBody, {"offsetTable": [...]} with
     the queue and offset of each; with --dry-run also before: where the group is (null: nowhere)."""
     queue = None
     if broker_name is not None and queue_id is not None and offset is not None:
@@ -131,9 +128,8 @@ async def reset_offset(
 @dry_run_option
 @yes_option
 async def skip(context: CommandContext, group: str, topic: str, dry_run: bool, yes: bool) -> None:
-    """Let a group continue at the end of a topic: it skips what waits for it now.
-
-    JSON: as resetOffset."""
+    """JSON: as resetOffset."""
+    # RocketMQ's time for the end of each queue.
     await _reset(context, group, topic, -1, None, dry_run=dry_run, yes=yes)
 
 
@@ -152,6 +148,7 @@ async def _reset(
         if dry_run:
             _show_preview(context, found)
             return
+        # Where the group would begin in a queue without an offset is not known.
         moved = [then - now for now, then in found.values() if now is not None]
         skipped = counted(sum(n for n in moved if n > 0), "message")
         context.confirm(
@@ -160,12 +157,8 @@ async def _reset(
             yes=yes,
         )
         offsets = await admin.consumer_groups.reset_offsets(group, topic, timestamp_ms, queue)
-    if context.out.as_json:
-        table = [{**plain_queue(q), "offset": at} for q, at in offsets.items()]
-        context.out.document({"offsetTable": table})
-        return
-    rows = [[q.topic, q.broker_name, q.queue_id, at] for q, at in offsets.items()]
-    context.out.table(["Topic", "Broker", "QID", "Offset"], rows)
+    queues = [{**plain_queue(q), "offset": at} for q, at in offsets.items()]
+    context.out.records(queues, {**QUEUE, "offset": "Offset"}, key="offsetTable")
 
 
 def _show_preview(
@@ -232,4 +225,4 @@ def _row(q: QueueProgress) -> list[object]:
 
 
 def _lag(lag: int) -> str:
-    return str(lag) if lag <= 0 else Cell.of(lag, BAD if lag > 10_000 else "yellow")
+    return str(lag) if lag <= 0 else Cell.of(lag, BAD if lag > LAG_MANY else "yellow")

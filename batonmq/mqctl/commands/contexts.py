@@ -17,6 +17,7 @@ from batonmq.mqctl.target import (
     contexts_file,
     kept_contexts,
 )
+from batonmq.runtime.durable_file import show_file
 
 
 @command("contexts", controllers=True)
@@ -43,12 +44,13 @@ from batonmq.mqctl.target import (
 async def contexts(
     context: CommandContext, name: str | None, *, remove: bool, **files: Path | None
 ) -> None:
-    """List the clusters that have a name; with NAME and -n (and -a) keep one.
-
-    `BATONMQ_CONTEXT=NAME mqctl ...` then goes there. Options and NAMESRV_ADDR come first.
+    """`BATONMQ_CONTEXT=NAME mqctl ...` then goes there. Options and NAMESRV_ADDR come first.
 
     JSON: name to namesrv and controller, where given also trust, cert and credentials."""
-    known = {each: dict(at) for each, at in kept_contexts().items()}
+    try:
+        known = {each: dict(at) for each, at in kept_contexts().items()}
+    except TargetError as error:
+        raise CommandFailed(str(error)) from error
     namesrv, controller = context.given
     if name is None and (remove or namesrv or controller):
         raise click.UsageError("which context? give its NAME")
@@ -80,8 +82,6 @@ async def contexts(
 
 
 def _keep(known: dict[str, dict[str, str]]) -> None:
-    from batonmq.runtime.durable_file import show_file
-
     file = contexts_file()
     if file is None:
         raise CommandFailed("this user has no home folder to keep them in")

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.context import CommandContext, CommandFailed, reason
+from batonmq.mqctl.health import controller_document
 from batonmq.mqctl.output import BAD, GOOD, Cell
 from batonmq.mqctl.params import Ids, command, option, yes_option
+from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import named
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.types import ControllerMetadata
-    from batonmq.protocol.errors import BatonError
 
 
 @command("getControllerMetaData", controllers=True)
 async def get_controller_meta_data(context: CommandContext) -> None:
-    """Who leads the controllers, and how far each one's log is.
-
-    Every node is asked. Exit code 1 only if none answers.
+    """Every node is asked. Exit code 1 only if none answers.
 
     JSON: the header of RocketMQ's reply (group, controllerLeaderId, controllerLeaderAddress,
     isLeader, peers) from the leader, or else from the first that answers; and controllers: what
@@ -67,8 +64,6 @@ def _header(answer: ControllerMetadata) -> dict[str, Any]:
 
 
 def _controller(address: str, answer: ControllerMetadata | BatonError) -> dict[str, Any]:
-    from batonmq.mqctl.health import controller_document
-
     header = {} if isinstance(answer, Exception) else _header(answer)
     return header | controller_document(address, answer)
 
@@ -82,15 +77,14 @@ def _columns(address: str, answer: ControllerMetadata | BatonError) -> list[obje
     if log is None:
         return [*columns, "", "", "", "", "", ""]
     note = Cell.of("; ".join(log.problems), BAD) if log.problems else ""
+    # Rounded up: 0 would look like a lost file.
     sizes = [-(-size // 1024) for size in (log.journal_bytes, log.snapshot_bytes)]
     return [*columns, log.term, log.applied_index, log.committed_index, *sizes, note]
 
 
 @command("getControllerConfig", controllers=True)
 async def get_controller_config(context: CommandContext) -> None:
-    """Settings of each controller.
-
-    JSON: address to settings."""
+    """JSON: address to settings."""
     async with context.controller() as (_, controller):
         found = await context.ask_each(controller.addresses, controller.config)
     context.out.settings(found)
@@ -100,15 +94,14 @@ async def get_controller_config(context: CommandContext) -> None:
 @option("-k", "--key", required=True, help="Setting.")
 @option("-v", "--value", required=True, help="Its new value.")
 async def update_controller_config(context: CommandContext, key: str, value: str) -> None:
-    """Change a setting of the controllers.
-
-    A setting is one controller's own: -a names all that shall have it.
+    """A setting is one controller's own: -a names all that shall have it.
 
     JSON: the setting, and addresses: where it was changed."""
     async with context.controller() as (_, controller):
 
         async def change(address: str) -> str | None:
             await controller.update_config({key: value}, address)
+            # Its answer is the same for a key that it does not know: what it has now says more.
             return (await controller.config(address)).get(key)
 
         taken = await context.ask_each(controller.addresses, change)
@@ -150,12 +143,11 @@ async def clean_broker_metadata(
     clean_living: bool,
     yes: bool,
 ) -> None:
-    """Make the controllers forget dead replicas.
-
-    For replicas that are gone for good. The data folder stays: started from it, a replica joins
+    """For replicas that are gone for good. The data folder stays: started from it, a replica joins
     again.
 
     JSON: clusterName, brokerName, brokerControllerIdsToClean (empty: the whole group)."""
+    # No ids mean the whole group to a controller: an empty variable in a script must not do that.
     if whole_group == bool(broker_ids):
         raise click.UsageError("which replicas? give -b IDS, or --wholeGroup for all of the group")
     which = named("broker", broker_ids) if broker_ids else "every replica"
@@ -164,14 +156,10 @@ async def clean_broker_metadata(
         await controller.clean_broker_data(
             cluster_name, broker_name, broker_ids, clean_living_broker=clean_living
         )
-    if context.out.as_json:
-        context.out.document(
-            {
-                "clusterName": cluster_name,
-                "brokerName": broker_name,
-                "brokerControllerIdsToClean": list(broker_ids),
-            }
-        )
-    else:
-        what = f"{named('broker', broker_ids)} of " if broker_ids else ""
-        context.out.line(f"the controllers have forgotten {what}{broker_name}")
+    what = f"{named('broker', broker_ids)} of " if broker_ids else ""
+    document = {
+        "clusterName": cluster_name,
+        "brokerName": broker_name,
+        "brokerControllerIdsToClean": list(broker_ids),
+    }
+    context.out.result(document, f"the controllers have forgotten {what}{broker_name}")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.commands.groups import group_configs
 from batonmq.mqctl.commands.topic import topic_settings
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import plain, when
 from batonmq.mqctl.params import command, complete
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
+from batonmq.mqctl.routes import masters_to_read
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -25,13 +24,11 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.argument("kind", type=click.Choice(["topic", "group"]))
 @click.argument("name", shell_complete=_names)
 async def describe(context: CommandContext, kind: str, name: str) -> None:
-    """Show settings, sizes and users of a topic or of a consumer group.
-
-    JSON of a topic: topic, brokers (broker name to RocketMQ's TopicConfig, and messages,
+    """JSON of a topic: topic, brokers (broker name to RocketMQ's TopicConfig, and messages,
     lastUpdateTimestamp), groups (name to diff). JSON of a group: consumerGroup, brokers (broker
     name to RocketMQ's SubscriptionGroupConfig), members, topics (name to diff)."""
     async with context.admin() as admin:
-        found = await (_topic if kind == "topic" else _group)(admin, name)
+        found = await (_topic if kind == "topic" else _group)(context, admin, name)
     if context.out.as_json:
         context.out.document(found)
         return
@@ -49,9 +46,9 @@ async def describe(context: CommandContext, kind: str, name: str) -> None:
     context.out.table([others[:-1].capitalize(), "Diff"], rows)
 
 
-async def _topic(admin: Admin, topic: str) -> dict[str, Any]:
+async def _topic(context: CommandContext, admin: Admin, topic: str) -> dict[str, Any]:
     """Raises CommandFailed for one that no master has."""
-    brokers = await topic_settings(admin, topic)
+    brokers = await topic_settings(context, admin, topic)
     for queue in await admin.topics.stats(topic):
         broker = brokers.setdefault(queue.queue.broker_name, {})
         broker["messages"] = broker.get("messages", 0) + queue.max_offset - queue.min_offset
@@ -62,9 +59,9 @@ async def _topic(admin: Admin, topic: str) -> dict[str, Any]:
     return {"topic": topic, "brokers": brokers, "groups": lags}
 
 
-async def _group(admin: Admin, group: str) -> dict[str, Any]:
+async def _group(context: CommandContext, admin: Admin, group: str) -> dict[str, Any]:
     """Raises CommandFailed for one that no master knows."""
-    configs = await group_configs(admin, group, await admin.cluster.masters())
+    configs = await group_configs(admin, group, await masters_to_read(context, admin))
     brokers = {name: plain(config) for name, config in configs.items()}
     progress = await admin.consumer_groups.progress(group)
     if not brokers and not progress.queues and not progress.members:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from batonmq.client.producer.producer import Producer
 from batonmq.mqctl.commands.message import (
     CONSUMER_GROUP,
     PRODUCER_GROUP,
@@ -14,11 +13,11 @@ from batonmq.mqctl.commands.message import (
     show_messages,
 )
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import when
 from batonmq.mqctl.params import COUNT, command, complete, dry_run_option, option, yes_option
-
-if TYPE_CHECKING:
-    from batonmq.protocol.message import Message, MessageExt
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import Message, MessageExt
+from batonmq.protocol.topic_name import DLQ_PREFIX, dlq_topic
 
 #: What the broker put into the message; a resent one begins with none of it.
 _OF_THE_BROKER = (
@@ -44,10 +43,8 @@ async def dlq(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Dead letters: list groups, show those of one, send them again.
-
-    A resent message goes to the topic that it came from, so every group of that topic gets it. The
-    dead letter stays where it is.
+    """A resent message goes to the topic that it came from, so every group of that topic gets it.
+    The dead letter stays where it is.
 
     JSON: of list {"groups": [...]} of consumerGroup, messages, lastTimestamp; of show and resend a
     list of messages with the names of RocketMQ's MessageExt, of resend with toTopic and sendStatus.
@@ -65,8 +62,6 @@ async def dlq(
 
 
 async def _list(context: CommandContext) -> None:
-    from batonmq.protocol.topic_name import DLQ_PREFIX
-
     rows = []
     async with context.admin() as admin:
         for topic in await admin.topics.names():
@@ -76,20 +71,15 @@ async def _list(context: CommandContext) -> None:
             held = sum(queue.max_offset - queue.min_offset for queue in queues)
             last = max((queue.last_update_ms for queue in queues), default=0)
             rows.append((topic.removeprefix(DLQ_PREFIX), held, last))
-    if context.out.as_json:
-        names = ("consumerGroup", "messages", "lastTimestamp")
-        context.out.document({"groups": [dict(zip(names, row, strict=True)) for row in rows]})
-        return
-    context.out.table(["Group", "Messages", "Last"], [[g, n, when(at)] for g, n, at in rows])
+    columns = {"consumerGroup": "Group", "messages": "Messages", "lastTimestamp": "Last"}
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    context.out.records(records, columns, key="groups")
 
 
 async def _dead_letters(
     context: CommandContext, group: str, keys: tuple[str, ...], most: int
 ) -> list[MessageExt]:
     """The newest that match, oldest first. Raises CommandFailed if there is none."""
-    from batonmq.protocol.codes import LONG_MAX
-    from batonmq.protocol.topic_name import dlq_topic
-
     found: list[MessageExt] = []
     async with context.consumer(CONSUMER_GROUP) as consumer:
         reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)
@@ -107,8 +97,6 @@ async def _dead_letters(
 
 def _again(letter: MessageExt) -> Message | None:
     """The message for its own topic; None if it does not name one."""
-    from batonmq.protocol.message import Message
-
     topic = letter.properties.get("DLQ_ORIGIN_TOPIC") or letter.properties.get("RETRY_TOPIC")
     if not topic:
         return None
@@ -118,6 +106,21 @@ def _again(letter: MessageExt) -> Message | None:
             message.properties[name] = value
     message.flag = letter.flag
     return message
+
+
+async def _send(
+    context: CommandContext, sender: Producer, letter: MessageExt, message: Message
+) -> str:
+    """Its status, "" if it failed. The others are sent all the same: which of them were, nobody
+    could tell from an error alone, and a second run would send them twice."""
+    try:
+        result = await sender.send(message)
+    except BatonError as error:
+        context.complain(f"{letter.uniq_key}: {error}")
+        return ""
+    if not result.acknowledged:
+        context.complain(f"{letter.uniq_key}: not acknowledged by every replica ({result.status})")
+    return str(result.status)
 
 
 async def _resend(
@@ -140,25 +143,22 @@ async def _resend(
             elif dry_run:
                 sent.append("DRY_RUN")
             else:
-                sent.append(str((await sender.send(message)).status))
-    if context.out.as_json:
-        context.out.document(
-            [
-                {
-                    **message_document(letter),
-                    "toTopic": message.topic if message is not None else None,
-                    "sendStatus": status or None,
-                }
-                for (letter, message), status in zip(whole, sent, strict=True)
-            ]
-        )
-        return
-    context.out.table(
-        ["MsgId", "Keys", "Stored", "To", "Result"],
-        [
-            [old.uniq_key, old.keys, when(old.store_timestamp), new.topic if new else "", status]
-            for (old, new), status in zip(whole, sent, strict=True)
-        ],
-    )
-    if dry_run:
+                sent.append(await _send(context, sender, letter, message))
+    records = [
+        {
+            **message_document(letter),
+            "toTopic": message.topic if message is not None else None,
+            "sendStatus": status or None,
+        }
+        for (letter, message), status in zip(whole, sent, strict=True)
+    ]
+    columns = {
+        "msgId": "MsgId",
+        "keys": "Keys",
+        "storeTimestamp": "Stored",
+        "toTopic": "To",
+        "sendStatus": "Result",
+    }
+    context.out.records(records, columns)
+    if dry_run and not context.out.as_json:
         context.out.line("nothing was sent")

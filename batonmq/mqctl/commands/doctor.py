@@ -5,30 +5,33 @@ from __future__ import annotations
 import io
 import json
 import platform
-import re
 import sys
 import tarfile
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
+import yaml
 
+from batonmq.history.story_text import lines
 from batonmq.mqctl.commands.verdict import ANSWER_S, READ_S, document, gather
 from batonmq.mqctl.context import CommandContext, disk_failures
 from batonmq.mqctl.params import command, option
+from batonmq.mqctl.verdict.evidence import Evidence
+from batonmq.mqctl.verdict.judge import judge
+from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.settings import SECRET
 from batonmq.runtime.words import counted
 
-if TYPE_CHECKING:
-    from batonmq.mqctl.verdict.evidence import Evidence
-
 LOG_BYTES: Final = 512 << 10
+"""Of each process, the newest: some thousand lines."""
 HISTORY_BYTES: Final = 4 << 20
 SCRAPE_S: Final = 0.5
-SECRET: Final = re.compile(
-    r"(?i)(password|secret|token|access.?key|credential|authenticationUser|exporterHeader)"
-)
+"""A process that hangs is in the verdict already: its figures are not waited for."""
 
 
 @command("doctor", controllers=True, timeout_s=ANSWER_S)
@@ -49,32 +52,30 @@ SECRET: Final = re.compile(
 async def doctor(
     context: CommandContext, bundle: Path, folders: tuple[Path, ...], classic: bool
 ) -> None:
-    """Pack verdict, evidence, logs, settings, metrics and histories into one file.
-
-    Settings with a password, secret, token or key in their name have no value in it, and messages
-    are not read. DIR: as of `mqctl verdict`.
+    """Settings with a password, secret, token or key in their name have no value in it, and
+    messages are not read. DIR: as of `mqctl verdict`.
 
     JSON: bundle, files (names in it)."""
-    from batonmq.mqctl.verdict.judge import judge
-
+    # Within a limit: a bundle of what broke is wanted now, not after a terabyte of logs.
     evidence = await gather(context, folders, READ_S, classic=classic)
     parts = dict(_parts(evidence, document(evidence, judge(evidence))))
     with disk_failures(bundle):
-        _write(bundle, parts)
-    if context.out.as_json:
-        context.out.document({"bundle": str(bundle), "files": sorted(parts)})
-    else:
-        context.out.line(
-            f"{bundle}: {counted(len(parts), 'file')}; look through it before you send it"
-        )
+        # As a whole: on a full disk half an archive would look like a bundle.
+        replace_file(bundle, _packed(parts))
+    context.out.result(
+        {"bundle": str(bundle), "files": sorted(parts)},
+        f"{bundle}: {counted(len(parts), 'file')}; look through it before you send it",
+    )
 
 
-def _write(bundle: Path, parts: dict[str, bytes]) -> None:
-    with tarfile.open(bundle, "w:gz") as archive:
+def _packed(parts: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, content in sorted(parts.items()):
             info = tarfile.TarInfo(f"doctor/{name}")
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
 
 
 def _parts(evidence: Evidence, verdict: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -84,20 +85,25 @@ def _parts(evidence: Evidence, verdict: dict[str, Any]) -> Iterator[tuple[str, b
     reports = {node.name: dict(node.report) for node in evidence.nodes if node.report}
     health = {"state": evidence.health, "reports": reports}
     yield "health.json", json.dumps(health, indent=2).encode()
+    names: Counter[str] = Counter()
     for node in evidence.nodes:
-        name = Path(node.name).name.replace(":", "-")
-        folder = Path(node.folder)
         # A process of another host: its files are not here.
         if not node.folder:
             continue
-        yield from _tail(f"logs/{name}.log", folder / "process.log", LOG_BYTES)
+        name = Path(node.name).name.replace(":", "-")
+        folder = Path(node.folder)
+        names[name] += 1
+        # Copies of stores from several hosts often have one name in different folders.
+        kept = name if names[name] == 1 else f"{name}-{names[name]}"
+        yield from _tail(f"logs/{kept}.log", folder / "process.log", LOG_BYTES)
+        # Where `batonmq up` puts it; for a single store of another installation there is none.
         config = folder.parent / "conf" / f"{name}.yaml"
         settings = _settings(config)
         if settings is not None:
-            yield f"conf/{name}.yaml", settings
-            yield from _metrics(f"metrics/{name}.txt", config)
+            yield f"conf/{kept}.yaml", settings
+            yield from _metrics(f"metrics/{kept}.txt", config)
         for history in sorted(folder.glob("**/history-*.jsonl")):
-            yield from _tail(f"history/{name}/{history.name}", history, HISTORY_BYTES)
+            yield from _tail(f"history/{kept}/{history.name}", history, HISTORY_BYTES)
 
 
 def _tail(name: str, path: Path, size: int) -> Iterator[tuple[str, bytes]]:
@@ -110,9 +116,8 @@ def _tail(name: str, path: Path, size: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _settings(path: Path) -> bytes | None:
-    """A settings file without secrets; None if it cannot be read."""
-    import yaml
-
+    """A settings file without secrets; None if it cannot be read or is no YAML: then nothing tells
+    where a secret ends."""
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -131,20 +136,16 @@ def without_secrets(value: Any) -> Any:
 
 
 def _metrics(name: str, config: Path) -> Iterator[tuple[str, bytes]]:
-    import yaml
-
     try:
         section = yaml.safe_load(config.read_text()).get("metrics") or {}
         host, port = section["metricsPromExporterHost"], int(section["metricsPromExporterPort"])
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=SCRAPE_S) as answer:
             yield name, answer.read()
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return
+        return  # it does not run, or shows none: the verdict says which
 
 
 def _timeline(evidence: Evidence) -> str:
-    from batonmq.history.story_text import lines
-
     parts = []
     for story in evidence.stories:
         parts.append(f"{story.kind} {story.broker_name} epoch {story.master_epoch}")
@@ -153,7 +154,5 @@ def _timeline(evidence: Evidence) -> str:
 
 
 def _versions() -> str:
-    from importlib.metadata import distributions
-
     found = sorted(f"{each.name}=={each.version}" for each in distributions())
     return "\n".join([platform.platform(), f"python {sys.version}", *found]) + "\n"

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.client.admin.types import ElectedMaster
+from batonmq.history.fold import failovers
+from batonmq.history.story import Story
 from batonmq.mqctl.commands.ha import show_replicas
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.context import CommandContext, CommandFailed, ask_all
 from batonmq.mqctl.output import WaitLine, still_lacking
 from batonmq.mqctl.params import COUNT, command, complete, option, yes_option
+from batonmq.protocol.bodies import BrokerReplicasInfo, ReplicasInfo
+from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.errors import BatonError
+from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.words import counted, named
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.admin.controller_admin import ControllerAdmin
-    from batonmq.client.admin.types import ElectedMaster
-    from batonmq.history.story import Story
-    from batonmq.protocol.bodies import BrokerReplicasInfo
 
 POLL_S = 0.02
 STORY_MS = 500
@@ -54,9 +57,7 @@ async def elect_master(
     cut_later_acks: bool,
     yes: bool,
 ) -> None:
-    """Make a replica the master of its group.
-
-    With a living master and an in-sync replica it is a planned switch: the old master holds its
+    """With a living master and an in-sync replica it is a planned switch: the old master holds its
     sends for some milliseconds, until the new one has its last byte, and hands over; nothing
     acknowledged and no send is lost. If the replica does not have it within 0.5 s, the old master
     continues, and the reason is shown. Without -b, or with a dead master, it is an election. Waits
@@ -91,9 +92,7 @@ async def elect_master(
 @command("drain", controllers=True, writes=True)
 @click.argument("broker_addr", metavar="HOST:PORT", shell_complete=complete("addresses"))
 async def drain(context: CommandContext, broker_addr: str) -> None:
-    """Make a broker ready to be stopped: move the master away if it is that.
-
-    Exit code 1, and nothing is changed, if no other living member of its set has everything.
+    """Exit code 1, and nothing is changed, if no other living member of its set has everything.
 
     JSON: brokerName, brokerId, wasMaster, masterBrokerId, others (ids of the living members of the
     set without this one)."""
@@ -135,10 +134,7 @@ async def move_away(
 ) -> MovedAway:
     """Hands the mastership of the broker at `address` over, if it has it. Raises CommandFailed,
     with nothing changed, if no other living member of its set has everything."""
-    routes = (await admin.cluster.info()).broker_addr_table
-    known = await controller.sync_state_data(sorted(routes))
-    name, me = replica_at(known, address)
-    group = known.replicas_info_table[name]
+    name, me, group = await _replica(admin, controller, address)
     others = [r.broker_id for r in group.in_sync_replicas if r.alive and r.broker_id != me]
     if not others:
         raise CommandFailed(f"only this broker of {name} has everything: no other one is in sync")
@@ -147,7 +143,8 @@ async def move_away(
         ends = [e for e in await candidates(admin, controller, name) if e.broker_id in others]
         # The longest log: the least is left to copy while sends are held.
         heir = max(ends, key=lambda each: each.log_end or 0).broker_id
-        elected = await controller.elect_master(routes[name].cluster, name, heir)
+        routed = (await admin.cluster.info()).broker_addr_table.get(name)
+        elected = await controller.elect_master(routed.cluster if routed else "", name, heir)
         check_elected(elected, heir)
         master = elected.master_broker_id
         await _await_service(context, admin, elected)
@@ -158,41 +155,44 @@ async def move_away(
 @click.argument("broker_addr", metavar="HOST:PORT", shell_complete=complete("addresses"))
 @option("--master", "wants_lead", is_flag=True, help="Make it master again.")
 async def undrain(context: CommandContext, broker_addr: str, wants_lead: bool) -> None:
-    """Wait until a broker is in its set again.
-
-    With --master it becomes master then. --timeout says how long; exit code 1 if that was too
+    """With --master it becomes master then. --timeout says how long; exit code 1 if that was too
     short.
 
     JSON: brokerName, brokerId, masterBrokerId."""
-    import asyncio
-
-    from batonmq.runtime.clock import boot_ms
-
-    deadline_ms = boot_ms() + context.timeout_ms
     async with context.controller() as (admin, controller):
-        while True:
-            routes = (await admin.cluster.info()).broker_addr_table
-            known = await controller.sync_state_data(sorted(routes))
-            name, me = replica_at(known, broker_addr)
-            group = known.replicas_info_table[name]
-            if any(r.broker_id == me and r.alive for r in group.in_sync_replicas):
-                break
-            if boot_ms() >= deadline_ms:
-                raise CommandFailed(
-                    f"broker {me} of {name} is not in its set yet: `mqctl health` says why"
-                )
-            await asyncio.sleep(POLL_S)
+
+        async def lacks() -> str:
+            name, me, group = await _replica(admin, controller, broker_addr)
+            in_sync = any(r.broker_id == me and r.alive for r in group.in_sync_replicas)
+            return "" if in_sync else f"broker {me} of {name} is not in its set yet"
+
+        within_s = context.timeout_ms / 1000
+        if found := await still_lacking(lacks, within_s, f"waiting for {broker_addr}", POLL_S):
+            raise CommandFailed(f"{found}: `mqctl health` says why")
+        name, me, group = await _replica(admin, controller, broker_addr)
         master = group.master_broker_id
         if wants_lead and master != me:
-            elected = await controller.elect_master(routes[name].cluster, name, me)
+            routed = (await admin.cluster.info()).broker_addr_table.get(name)
+            cluster = routed.cluster if routed is not None else ""
+            elected = await controller.elect_master(cluster, name, me)
             check_elected(elected, me)
             master = me
             await _await_service(context, admin, elected)
-    if context.out.as_json:
-        context.out.document({"brokerName": name, "brokerId": me, "masterBrokerId": master})
-    else:
-        role = "and master" if master == me else f"broker {master} is master"
-        context.out.line(f"broker {me} of {name} is in the SyncStateSet, {role}")
+    role = "and master" if master == me else f"broker {master} is master"
+    context.out.result(
+        {"brokerName": name, "brokerId": me, "masterBrokerId": master},
+        f"broker {me} of {name} is in the SyncStateSet, {role}",
+    )
+
+
+async def _replica(
+    admin: Admin, controller: ControllerAdmin, address: str
+) -> tuple[str, int, ReplicasInfo]:
+    """(group, broker id, what is recorded of the group). Raises CommandFailed."""
+    names = sorted((await admin.cluster.info()).broker_addr_table)
+    known = await controller.sync_state_data(names)
+    name, me = replica_at(known, address)
+    return name, me, known.replicas_info_table[name]
 
 
 def replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:
@@ -304,12 +304,6 @@ async def _story(
     context: CommandContext, controller: ControllerAdmin, elected: ElectedMaster
 ) -> Story | None:
     """The election in the controllers' history; its first acknowledgement may take a moment."""
-    import asyncio
-
-    from batonmq.history.fold import failovers
-    from batonmq.protocol.errors import BatonError
-    from batonmq.runtime.clock import boot_ms
-
     deadline_ms = boot_ms() + min(STORY_MS, context.timeout_ms)
     while True:
         try:
@@ -350,8 +344,6 @@ def _outcome(elected: ElectedMaster, story: Story | None) -> str:
 
 
 async def _is_routed(context: CommandContext, admin: Admin, elected: ElectedMaster) -> bool:
-    from batonmq.protocol.codes import MASTER_ID
-
     if not context.target.name_servers:
         return True
     info = await admin.cluster.info()
@@ -374,31 +366,29 @@ async def candidates(
     admin: Admin, controller: ControllerAdmin, broker_name: str
 ) -> list[Candidate]:
     """The replicas of the group, ascending by id. Raises CommandFailed if there is no such one."""
-    import asyncio
-
-    from batonmq.protocol.errors import BatonError
-
     found = await controller.sync_state_data([broker_name])
     info = found.replicas_info_table.get(broker_name)
     if info is None:
         raise CommandFailed(f"the controllers know no broker group named {broker_name}")
+    addresses = [replica.broker_address for replica in info.replicas]
+    answers = await ask_all(addresses, admin.brokers.runtime_info)
 
-    async def one(broker_id: int, address: str, in_sync: bool) -> Candidate:
-        try:
-            facts = await admin.brokers.runtime_info(address)
-        except BatonError:
-            facts = {}
-        log_end, confirmed = facts.get("commitLogMaxOffset"), facts.get("confirmOffset")
-        return Candidate(
-            broker_id,
-            address,
-            in_sync,
-            int(log_end) if log_end else None,
-            int(confirmed) if confirmed else None,
+    def offset(address: str, name: str) -> int | None:
+        answer = answers[address]
+        value = None if isinstance(answer, BatonError) else answer.get(name)
+        return int(value) if value else None
+
+    all_of = [
+        Candidate(
+            replica.broker_id,
+            replica.broker_address,
+            replica in info.in_sync_replicas,
+            offset(replica.broker_address, "commitLogMaxOffset"),
+            offset(replica.broker_address, "confirmOffset"),
         )
-
-    asked = [one(r.broker_id, r.broker_address, r in info.in_sync_replicas) for r in info.replicas]
-    return sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
+        for replica in info.replicas
+    ]
+    return sorted(all_of, key=lambda each: each.broker_id)
 
 
 def check_known(all_of: list[Candidate], broker_name: str, broker_id: int) -> None:

@@ -6,29 +6,36 @@ ProducerConnectionSubCommand, BrokerConsumeStatsSubCommad.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from msgspec.structs import replace
 
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.types import QueueProgress
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import plain, when
+from batonmq.mqctl.output import plain
 from batonmq.mqctl.params import COUNT, INDEX, TRUE_OR_FALSE, command, exclusive, option, yes_option
+from batonmq.mqctl.routes import masters_to_read
+from batonmq.protocol.bodies import SubscriptionGroupConfig
 from batonmq.runtime.words import counted
 
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.admin.types import QueueProgress
-    from batonmq.protocol.bodies import SubscriptionGroupConfig
+CONNECTION = {
+    "clientId": "Client",
+    "clientAddr": "Address",
+    "language": "Language",
+    "version": "Version",
+}
+"""Members of RocketMQ's Connection that are shown, and their headings."""
 
 
 @command("getConsumerConfig", interval=True)
 @option("-g", "--groupName", required=True, metavar="GROUP", help="Consumer group.")
 async def get_consumer_config(context: CommandContext, group_name: str) -> None:
-    """Settings of a consumer group at each master.
-
-    JSON: broker name to RocketMQ's SubscriptionGroupConfig."""
+    """JSON: broker name to RocketMQ's SubscriptionGroupConfig."""
     async with context.admin() as admin:
-        known = await group_configs(admin, group_name, await admin.cluster.masters())
+        masters = await masters_to_read(context, admin)
+        known = await group_configs(admin, group_name, masters)
     if not known:
         raise CommandFailed(f"no settings of {group_name}: `mqctl consumerProgress` shows groups")
     context.out.settings({name: plain(config) for name, config in known.items()})
@@ -67,15 +74,10 @@ async def update_sub_group(
     notify_consumer_ids_changed: bool | None,
     **settings: Any,
 ) -> None:
-    """Create a consumer group, or change what is given of it.
-
-    JSON: broker name to RocketMQ's SubscriptionGroupConfig as it is now."""
+    """JSON: broker name to RocketMQ's SubscriptionGroupConfig as it is now."""
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
-    from msgspec.structs import replace
-
-    from batonmq.protocol.bodies import SubscriptionGroupConfig
-
+    # RocketMQ's option lacks the last word of its setting.
     settings["notify_consumer_ids_changed_enable"] = notify_consumer_ids_changed
     changes = {name: value for name, value in settings.items() if value is not None}
     async with context.admin() as admin:
@@ -83,6 +85,8 @@ async def update_sub_group(
         known = await group_configs(admin, group_name, masters)
         made = {}
         for name, address in masters.items():
+            # A broker replaces all settings of a group at once: what was not given has to be sent
+            # as it is, or it would fall back to its default. Masters may differ in it.
             before = known.get(name, SubscriptionGroupConfig(group_name=group_name))
             made[name] = replace(before, **changes)
             await admin.consumer_groups.update(made[name], broker=address)
@@ -111,9 +115,7 @@ async def delete_sub_group(
     remove_offset: bool,
     yes: bool,
 ) -> None:
-    """Delete a consumer group.
-
-    It shows who is connected and what waits, and asks. A member that stays connected makes the
+    """It shows who is connected and what waits, and asks. A member that stays connected makes the
     group again with its next heartbeat.
 
     JSON: groupName, removeOffset, brokerAddrs (broker name to the master where it was done)."""
@@ -121,6 +123,7 @@ async def delete_sub_group(
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
     async with context.admin() as admin:
         progress = await admin.consumer_groups.progress(group_name)
+        # A broker deletes a group that it does not know without a word.
         if not progress.queues and group_name not in await admin.consumer_groups.names():
             raise CommandFailed(f"no consumer group {group_name}: nothing was deleted")
         offsets = "and its offsets" if remove_offset else "and keep its offsets"
@@ -133,29 +136,23 @@ async def delete_sub_group(
         done = await admin.consumer_groups.delete(
             group_name, cluster=cluster_name, broker=broker_addr, with_offsets=remove_offset
         )
-    if context.out.as_json:
-        context.out.document(
-            {"groupName": group_name, "removeOffset": remove_offset, "brokerAddrs": done}
-        )
-        return
-    context.out.line(f"group {group_name} deleted from {', '.join(done.values())}")
+    context.out.result(
+        {"groupName": group_name, "removeOffset": remove_offset, "brokerAddrs": done},
+        f"group {group_name} deleted from {', '.join(done.values())}",
+    )
 
 
 @command("producerConnection", interval=True)
 @option("-g", "--producerGroup", required=True, metavar="GROUP", help="Producer group.")
 async def producer_connection(context: CommandContext, producer_group: str) -> None:
-    """Who is connected as a producer of a group. Exit code 1 if there is none.
+    """Exit code 1 if there is none.
 
     JSON: RocketMQ's ProducerConnection ({"connectionSet": [...]})."""
     async with context.admin() as admin:
         found = await admin.consumer_groups.producers(producer_group)
     if not found:
         raise CommandFailed(f"no producer of group {producer_group} is connected")
-    if context.out.as_json:
-        context.out.document({"connectionSet": [plain(each) for each in found]})
-        return
-    rows = [[c.client_id, c.client_addr, c.language, c.version] for c in found]
-    context.out.table(["Client", "Address", "Language", "Version"], rows)
+    context.out.records([plain(each) for each in found], CONNECTION, key="connectionSet")
 
 
 @command("brokerConsumeStats", interval=True)
@@ -170,36 +167,40 @@ async def broker_consume_stats(
     level: int,
     top: int | None,
 ) -> None:
-    """How far all groups of a broker are, queue by queue.
-
-    JSON: {"queues": [...]} of broker, topic, consumerGroup, queueId, brokerOffset, consumerOffset,
-    diff, lastTimestamp."""
+    """JSON: {"queues": [...]} of broker, topic, consumerGroup, queueId, brokerOffset,
+    consumerOffset, diff, lastTimestamp."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
-        masters = await admin.cluster.masters(cluster_name, broker_addr)
-        rows = [
-            (name, group, queue)
-            for name, address in masters.items()
-            for group, queues in (
-                await admin.consumer_groups.progress_of_broker(name, address)
-            ).items()
-            for queue in queues
-            if queue.lag >= level
-        ]
+        if broker_addr is not None:
+            masters = {broker_addr: broker_addr}
+        else:
+            masters = await masters_to_read(context, admin, cluster_name)
+
+        async def progress(name: str) -> dict[str, list[QueueProgress]]:
+            return await admin.consumer_groups.progress_of_broker(name, masters[name])
+
+        found = await context.ask_each(masters, progress)
+    queues = [
+        _queue_document(name, group, queue)
+        for name, groups in found.items()
+        for group, of_group in groups.items()
+        for queue in of_group
+        if queue.lag >= level
+    ]
+    # Without --top in the order of brokers and groups, as mqadmin prints them.
     if top is not None:
-        rows = sorted(rows, key=lambda row: -row[2].lag)[:top]
-    if context.out.as_json:
-        context.out.document({"queues": [_queue_document(*row) for row in rows]})
-        return
-    context.out.table(
-        ["Broker", "Topic", "Group", "QID", "Broker Offset",
-         "Consumer Offset", "Diff", "Last Time"],
-        [
-            [name, q.queue.topic, group, q.queue.queue_id, q.broker_offset, q.consumer_offset,
-             q.lag, when(q.last_consumed_ms)]
-            for name, group, q in rows
-        ],
-    )  # fmt: skip
+        queues = sorted(queues, key=lambda queue: -queue["diff"])[:top]
+    columns = {
+        "broker": "Broker",
+        "topic": "Topic",
+        "consumerGroup": "Group",
+        "queueId": "QID",
+        "brokerOffset": "Broker Offset",
+        "consumerOffset": "Consumer Offset",
+        "diff": "Diff",
+        "lastTimestamp": "Last Time",
+    }
+    context.out.records(queues, columns, key="queues")
 
 
 def _queue_document(name: str, group: str, q: QueueProgress) -> dict[str, Any]:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
-from batonmq.mqctl.commands.cluster import broker_addresses, cluster_of
+from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, GOOD, Cell, plain, when
 from batonmq.mqctl.params import command, exclusive, option, yes_option
+from batonmq.mqctl.routes import broker_addresses, cluster_of, masters_to_read
+from batonmq.protocol.bodies import (
+    BrokerReplicasInfo,
+    EpochEntryCache,
+    HAConnectionRuntimeInfo,
+    HARuntimeInfo,
+    ReplicaIdentity,
+    ReplicasInfo,
+)
+from batonmq.protocol.codes import LONG_MAX
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.protocol.bodies import (
-        BrokerReplicasInfo,
-        EpochEntryCache,
-        HAConnectionRuntimeInfo,
-        HARuntimeInfo,
-        ReplicaIdentity,
-        ReplicasInfo,
-    )
 
 
 @command("getSyncStateSet", controllers=True, interval=True)
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
 async def get_sync_state_set(
     context: CommandContext, broker_name: str | None, cluster_name: str | None
 ) -> None:
-    """Master and in-sync replicas, from the controllers.
-
-    JSON: RocketMQ's BrokerReplicasInfo (replicasInfoTable: broker name to masterBrokerId,
+    """JSON: RocketMQ's BrokerReplicasInfo (replicasInfoTable: broker name to masterBrokerId,
     masterAddress, masterEpoch, syncStateSetEpoch, inSyncReplicas, notInSyncReplicas)."""
     exclusive(("-b", broker_name), ("-c", cluster_name))
     async with context.controller() as (admin, controller):
@@ -94,9 +90,7 @@ def _show_group(context: CommandContext, name: str, info: ReplicasInfo) -> None:
 async def ha_status(
     context: CommandContext, broker_addr: str | None, cluster_name: str | None
 ) -> None:
-    """What masters have sent to their slaves.
-
-    JSON: RocketMQ's HARuntimeInfo of the broker of -b, else address to HARuntimeInfo."""
+    """JSON: RocketMQ's HARuntimeInfo of the broker of -b, else address to HARuntimeInfo."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
         if broker_addr:
@@ -106,7 +100,7 @@ async def ha_status(
             else:
                 _show_ha(context, broker_addr, status)
             return
-        masters = (await admin.cluster.masters(cluster_name)).values()
+        masters = (await masters_to_read(context, admin, cluster_name)).values()
         found = await context.ask_each(masters, admin.brokers.ha_status)
         if context.out.as_json:
             context.out.document({address: plain(one) for address, one in found.items()})
@@ -152,9 +146,7 @@ def _slave(c: HAConnectionRuntimeInfo) -> list[object]:
 async def get_broker_epoch(
     context: CommandContext, broker_name: str | None, cluster_name: str | None
 ) -> None:
-    """The epochs in the log of each replica.
-
-    JSON: a list of RocketMQ's EpochEntryCache (clusterName, brokerName, brokerId, epochList,
+    """JSON: a list of RocketMQ's EpochEntryCache (clusterName, brokerName, brokerId, epochList,
     maxOffset), one for each replica that is registered."""
     exclusive(("-b", broker_name), ("-c", cluster_name))
     async with context.admin() as admin:
@@ -170,8 +162,6 @@ async def get_broker_epoch(
 
 def _epochs(address: str, cache: EpochEntryCache) -> list[Sequence[object]]:
     """The open end of the last epoch is shown as the log's end."""
-    from batonmq.protocol.codes import LONG_MAX
-
     rows: list[Sequence[object]] = []
     for entry in cache.epoch_list:
         end = cache.max_offset if entry.end_offset == LONG_MAX else entry.end_offset
@@ -184,11 +174,10 @@ def _epochs(address: str, cache: EpochEntryCache) -> list[Sequence[object]]:
 @option("-b", "--brokerAddr", metavar="HOST:PORT", required=True, help="The broker.")
 @yes_option
 async def repair_replica(context: CommandContext, broker_addr: str, yes: bool) -> None:
-    """Trust the log of a suspect replica again.
-
-    A suspect replica heals by itself as soon as it follows a master. Where there is none, because
-    every replica is suspect, this declares its log good enough: damage at its end is cut off
-    (kept in the folder truncated of its store), and it may be elected. What it lacks is lost then.
+    """A suspect replica heals by itself as soon as it follows a master. Where there is none,
+    because every replica is suspect, this declares its log good enough: damage at its end is cut
+    off (kept in the folder truncated of its store), and it may be elected. What it lacks is lost
+    then.
 
     JSON: {"brokerAddr", "suspect", "done"}."""
     async with context.admin() as admin:
@@ -202,7 +191,5 @@ async def repair_replica(context: CommandContext, broker_addr: str, yes: bool) -
         )
         # With the reason that was shown: the broker refuses if it has another one by now.
         done = await admin.brokers.repair(broker_addr, suspect)
-        if context.out.as_json:
-            context.out.document({"brokerAddr": broker_addr, "suspect": suspect, "done": done})
-        else:
-            context.out.line(f"{broker_addr}: {done}")
+    document = {"brokerAddr": broker_addr, "suspect": suspect, "done": done}
+    context.out.result(document, f"{broker_addr}: {done}")

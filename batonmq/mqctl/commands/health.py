@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import click
 
 from batonmq.mqctl.context import CommandContext, reason
+from batonmq.mqctl.health import EXIT_CODES, Findings, no_cluster, poll, poll_classic
 from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
-from batonmq.mqctl.target import has_ended
-
-if TYPE_CHECKING:
-    from batonmq.mqctl.health import Findings
-    from batonmq.mqctl.target import Target
+from batonmq.mqctl.target import Target, has_ended
+from batonmq.protocol.codes import MASTER_ID
+from batonmq.runtime.clock import boot_ms, wall_ms
 
 NAMED_MAX = 10  # groups in the last line
 
@@ -35,9 +35,7 @@ NAMED_MAX = 10  # groups in the last line
 async def health(
     context: CommandContext, watch: bool, every_s: float, within_s: float | None, classic: bool
 ) -> None:
-    """Check nodes, masters, sets, and the controllers' leader.
-
-    ok (exit code 0): every node answers, every broker group has a master that name servers route
+    """ok (exit code 0): every node answers, every broker group has a master that name servers route
     to, every replica is in the set, the controllers have one leader. degraded (3): all groups take
     writes, but something is wrong. down (1): a group takes no writes, or its state is unknown; also
     a local cluster that has ended: --watch waits for one to start. With --classic name servers and
@@ -48,10 +46,6 @@ async def health(
     as getSyncStateSet; with --watch one document a line."""
     if within_s is not None and not watch:
         raise click.UsageError("--within goes with --watch")
-    import asyncio
-
-    from batonmq.mqctl.health import no_cluster, poll, poll_classic
-
     reports = _Reports(context, watch=watch, within_s=within_s)
     while (why := _nowhere(context.target, waits=watch)) is not None:
         if reports.show(no_cluster(why)):
@@ -64,8 +58,6 @@ async def health(
                 if reports.show(await poll_classic(admin)):
                     return
                 await asyncio.sleep(every_s)
-    from dataclasses import replace
-
     async with context.controller() as (admin, controller):
         context.name_servers  # noqa: B018  wrong usage if they are not known
         expected = context.target.local.brokers if context.target.local else ()
@@ -80,8 +72,6 @@ class _Reports:
     """Prints findings, with `watch` those that differ from the last ones, until the end."""
 
     def __init__(self, context: CommandContext, *, watch: bool, within_s: float | None) -> None:
-        from batonmq.runtime.clock import boot_ms
-
         self._context = context
         self._watch = watch
         self._deadline_ms = None if within_s is None else boot_ms() + int(within_s * 1000)
@@ -90,9 +80,6 @@ class _Reports:
 
     def show(self, findings: Findings) -> bool:
         """Shows a round of findings; returns whether it was the last round."""
-        from batonmq.mqctl.health import EXIT_CODES
-        from batonmq.runtime.clock import boot_ms, wall_ms
-
         out = self._context.out
         problems: Sequence[str] = findings.problems()
         self._context.exit_code = EXIT_CODES[findings.state]
@@ -126,8 +113,6 @@ def _why_unknown(findings: Findings) -> str:
 
 
 def _show(context: CommandContext, findings: Findings) -> None:
-    from batonmq.protocol.codes import MASTER_ID
-
     problems = findings.problems()
     if findings.nowhere:
         context.out.line(findings.nowhere, style=BAD)

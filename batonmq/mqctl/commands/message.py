@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from batonmq.client.admin.admin import Admin
+from batonmq.client.consumer.pull_consumer import PullConsumer
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import BAD, GOOD, Cell, WaitLine, plain_queue, when
+from batonmq.mqctl.output import BAD, GOOD, Cell, WaitLine, note, plain_queue, when
 from batonmq.mqctl.params import (
     COUNT,
     INDEX,
@@ -21,14 +26,20 @@ from batonmq.mqctl.params import (
     stored_from,
     stored_until,
 )
+from batonmq.mqctl.routes import broker_addresses, cluster_of
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
+from batonmq.protocol.message import Message, MessageExt, MessageQueue
+from batonmq.protocol.message_id import (
+    decode_offset_msg_id,
+    encode_offset_msg_id,
+    host_bytes,
+    split_address,
+)
 from batonmq.runtime.words import counted
 
 if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.consumer.pull_consumer import PullConsumer
     from batonmq.client.producer.sending import SendResult
-    from batonmq.protocol.message import MessageExt, MessageQueue
-
 PRODUCER_GROUP = "mqctl_producer"
 CONSUMER_GROUP = "TOOLS_CONSUMER"
 PULL_MAX = 32
@@ -53,13 +64,11 @@ async def send_message(
     queue_id: int | None,
     properties: Sequence[str],
 ) -> None:
-    """Send one message. Ends with 1 if it was not acknowledged by every replica that counts.
+    """Ends with 1 if it was not acknowledged by every replica that counts.
 
     JSON: RocketMQ's SendResult (sendStatus, msgId, offsetMsgId, messageQueue, queueOffset)."""
     if queue_id is not None and broker is None:
         raise click.UsageError("-i names a queue of one broker group: give -b as well")
-    from batonmq.protocol.message import Message
-
     message = Message.of(topic, body, tags=tags, keys=keys)
     message.properties.update(map(_property, properties))
     async with context.producer(PRODUCER_GROUP) as sender:
@@ -144,9 +153,7 @@ async def consume_message(
     end_ms: int,
     message_number: int,
 ) -> None:
-    """Read what a topic holds now, without committing.
-
-    JSON: a list of messages with the names of RocketMQ's MessageExt; body is the text, or null
+    """JSON: a list of messages with the names of RocketMQ's MessageExt; body is the text, or null
     with bodyBase64 for what is no UTF-8."""
     if queue_id is not None and broker_name is None:
         raise click.UsageError("-i names a queue of one broker group: give -b as well")
@@ -213,35 +220,35 @@ def _wanted(
     return found
 
 
+@dataclass(slots=True)
 class MessageReader:
     """Reads what is in a queue, stored in [`begin_ms`, `end_ms`], up to its end of now."""
 
-    def __init__(self, consumer: PullConsumer, begin_ms: int, end_ms: int, timeout_ms: int) -> None:
-        self._consumer = consumer
-        self._begin_ms = begin_ms
-        self._end_ms = end_ms
-        self._timeout_ms = timeout_ms
+    consumer: PullConsumer
+    begin_ms: int
+    end_ms: int
+    timeout_ms: int
 
     async def read(
         self, queue: MessageQueue, first: int | None, end: int | None = None
     ) -> AsyncGenerator[MessageExt, None]:
-        timeout_ms = self._timeout_ms
+        timeout_ms = self.timeout_ms
         if end is None:
-            end = await self._consumer.max_offset(queue, timeout_ms=timeout_ms)
-        offset = max(first or 0, await self._consumer.min_offset(queue, timeout_ms=timeout_ms))
-        if self._begin_ms > 0:
-            by_time = await self._consumer.offset_by_time(
-                queue, self._begin_ms, timeout_ms=timeout_ms
+            end = await self.consumer.max_offset(queue, timeout_ms=timeout_ms)
+        offset = max(first or 0, await self.consumer.min_offset(queue, timeout_ms=timeout_ms))
+        if self.begin_ms > 0:
+            by_time = await self.consumer.offset_by_time(
+                queue, self.begin_ms, timeout_ms=timeout_ms
             )
             offset = max(offset, by_time)
         while offset < end:
-            result = await self._consumer.pull(
+            result = await self.consumer.pull(
                 queue, offset, min(PULL_MAX, end - offset), timeout_ms=timeout_ms
             )
             for message in result.messages:
-                if message.queue_offset >= end or message.store_timestamp > self._end_ms:
+                if message.queue_offset >= end or message.store_timestamp > self.end_ms:
                     return
-                if message.store_timestamp >= self._begin_ms:
+                if message.store_timestamp >= self.begin_ms:
                     yield message
             # The broker would answer the same again.
             if result.next_begin_offset <= offset:
@@ -259,14 +266,7 @@ class MessageReader:
 async def tail(
     context: CommandContext, topic: str, follow: bool, last: int, since_ms: int | None
 ) -> None:
-    """Show the last messages of a topic, one a line, and with -f those that come.
-
-    Nothing is committed. JSON: one message a line, as in consumeMessage."""
-    import asyncio
-
-    from batonmq.protocol.codes import LONG_MAX
-    from batonmq.protocol.errors import BatonError
-
+    """Nothing is committed. JSON: one message a line, as in consumeMessage."""
     context.out.compact = True
     if follow:
         context.interval_s = TAIL_S  # ctrl-C is the usual end
@@ -293,7 +293,7 @@ async def tail(
                 lost = False
             except BatonError as error:  # a failover: the next look finds the new master
                 if not lost:
-                    click.echo(f"mqctl: note: {error}", err=True)
+                    note(f"note: {error}")
                 lost = True
 
 
@@ -320,9 +320,7 @@ def _tail_lines(context: CommandContext, messages: Sequence[MessageExt]) -> None
 )
 @option("-t", "--topic", help="Topic name.")
 async def query_msg_by_id(context: CommandContext, msg_ids: str, topic: str | None) -> None:
-    """Find a message by its id.
-
-    An offset id names the broker that stored it; if that one does not answer, the masters of now
+    """An offset id names the broker that stored it; if that one does not answer, the masters of now
     are asked. JSON: the message with the names of RocketMQ's MessageExt, a list for several ids."""
     wanted = [part.strip() for part in msg_ids.split(",") if part.strip()]
     if not wanted:
@@ -331,13 +329,15 @@ async def query_msg_by_id(context: CommandContext, msg_ids: str, topic: str | No
     async with context.admin() as admin:
         for msg_id in wanted:
             message = await _by_id(admin, msg_id, topic)
-            if message is None:
-                context.complain(f"no message {msg_id}" + (f" in topic {topic}" if topic else ""))
-            else:
+            if message is not None:
                 found.append(message)
+                continue
+            why = f"no message {msg_id}" + (f" in topic {topic}" if topic else "")
+            if len(wanted) == 1:
+                raise CommandFailed(why)
+            context.complain(why)
     if context.out.as_json and len(wanted) == 1:
-        for message in found:
-            context.out.document(message_document(message))
+        context.out.document(message_document(found[0]))
     else:
         show_messages(context, found)
 
@@ -354,8 +354,6 @@ async def _by_id(admin: Admin, msg_id: str, topic: str | None) -> MessageExt | N
 
 def _names_a_broker(msg_id: str) -> bool:
     """Both ids are hex of one length; a producer's has its process id where the port would be."""
-    from batonmq.protocol.message_id import decode_offset_msg_id, split_address
-
     try:
         return 0 < split_address(decode_offset_msg_id(msg_id)[0])[1] < 65536
     except ValueError:
@@ -364,28 +362,19 @@ def _names_a_broker(msg_id: str) -> bool:
 
 async def _by_offset_id(admin: Admin, msg_id: str, topic: str) -> MessageExt | None:
     """Logs of a group are the same bytes on every replica: the master of now holds it as well."""
-    from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
-    from batonmq.protocol.message_id import (
-        decode_offset_msg_id,
-        encode_offset_msg_id,
-        host_bytes,
-        split_address,
-    )
-
     try:
         return await admin.messages.by_id(msg_id, topic)
     except (ConnectError, RequestTimeoutError):
-        info = await admin.cluster.info()
         _, offset = decode_offset_msg_id(msg_id)
-        for data in info.broker_addr_table.values():
-            for address in data.broker_addrs.values():
-                there = encode_offset_msg_id(host_bytes(*split_address(address)), offset)
-                try:
-                    message = await admin.messages.by_id(there, topic)
-                except (BatonError, ValueError):
-                    continue
-                if message is not None and message.msg_id.upper() == msg_id.upper():
-                    return message
+        for address in broker_addresses(await cluster_of(admin)):
+            there = encode_offset_msg_id(host_bytes(*split_address(address)), offset)
+            try:
+                message = await admin.messages.by_id(there, topic)
+            except (BatonError, ValueError):
+                continue
+            # Another group has another message there: the record itself names its broker.
+            if message is not None and message.msg_id.upper() == msg_id.upper():
+                return message
         raise
 
 
@@ -397,11 +386,9 @@ async def _by_offset_id(admin: Admin, msg_id: str, topic: str) -> MessageExt | N
 async def query_msg_by_offset(
     context: CommandContext, topic: str, broker_name: str, queue_id: int, offset: int
 ) -> None:
-    """Show the message at an offset of a queue. By time: consumeMessage -s, tail --since.
+    """By time: consumeMessage -s, tail --since.
 
     JSON: the message with the names of RocketMQ's MessageExt."""
-    from batonmq.protocol.codes import LONG_MAX
-
     async with context.consumer(CONSUMER_GROUP) as consumer:
         queues = await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms)
         (queue,) = _wanted(queues, broker_name, queue_id)
@@ -430,9 +417,8 @@ async def query_msg_by_offset(
 async def query_msg_by_key(
     context: CommandContext, topic: str, msg_key: str, begin_ms: int, end_ms: int, max_num: int
 ) -> None:
-    """Find messages by key.
-
-    JSON: a list of messages with the names of RocketMQ's MessageExt. Finding none ends with 1."""
+    """JSON: a list of messages with the names of RocketMQ's MessageExt. Finding none ends with
+    1."""
     async with context.admin() as admin:
         found = await admin.messages.by_key(
             topic, msg_key, max_messages=max_num, begin_ms=begin_ms, end_ms=end_ms
@@ -441,19 +427,20 @@ async def query_msg_by_key(
             unique = await admin.messages.by_unique_key(topic, msg_key)
             if unique is not None and begin_ms <= unique.store_timestamp <= end_ms:
                 found = [unique]
-    if context.out.as_json:
-        context.out.document([message_document(message) for message in found])
-    elif found:
-        headings = ["MsgId", "Broker", "QID", "Queue Offset", "Keys", "Tags", "Stored",
-                    "OffsetMsgId"]  # fmt: skip
-        context.out.table(headings, [_row(message) for message in found])
+    columns = {
+        "msgId": "MsgId",
+        "brokerName": "Broker",
+        "queueId": "QID",
+        "queueOffset": "Queue Offset",
+        "keys": "Keys",
+        "tags": "Tags",
+        "storeTimestamp": "Stored",
+        "offsetMsgId": "OffsetMsgId",
+    }
+    if found or context.out.as_json:
+        context.out.records([message_document(message) for message in found], columns)
     if not found:
         context.complain(f"no message with key {msg_key} in topic {topic}")
-
-
-def _row(m: MessageExt) -> list[object]:
-    return [m.uniq_key, m.broker_name, m.queue_id, m.queue_offset, m.keys, m.tags,
-            when(m.store_timestamp), m.msg_id]  # fmt: skip
 
 
 def message_document(message: MessageExt) -> dict[str, Any]:
@@ -487,8 +474,6 @@ def message_document(message: MessageExt) -> dict[str, Any]:
 
 def _body(message: MessageExt) -> tuple[bytes, str | None]:
     """The bytes, and the text if they are UTF-8. What cannot be unpacked is given as stored."""
-    import zlib
-
     try:
         body = message.uncompressed_body()
     except (ValueError, zlib.error):

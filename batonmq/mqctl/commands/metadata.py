@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
 
+from batonmq.auth.policy import AclInfo, UserInfo
+from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
-from batonmq.mqctl.output import plain
+from batonmq.mqctl.output import note, plain
 from batonmq.mqctl.params import command, dry_run_option, option, yes_option
+from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import ResponseError
+from batonmq.protocol.topic_name import SYSTEM_GROUPS, is_brokers_own
+from batonmq.runtime.durable_file import show_file
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.auth.policy import AclInfo
-    from batonmq.client.admin.admin import Admin
 
 FORM = 1
 
@@ -27,32 +32,26 @@ FORM = 1
 async def export_metadata(
     context: CommandContext, file: str | None, cluster_name: str | None
 ) -> None:
-    """Write topics, groups, offsets, settings, users and rights to a file.
-
-    Without the brokers' own topics and groups, without messages, and without secrets: brokers never
-    give those away. `mqctl importMetadata` reads the file.
+    """Without the brokers' own topics and groups, without messages, and without secrets: brokers
+    never give those away. `mqctl importMetadata` reads the file.
 
     JSON: form, and brokers: name to topics, groups, offsets ("topic@group" to queue to offset),
     settings, users and acls."""
     async with context.admin() as admin:
         masters = await admin.cluster.masters(cluster_name)
         brokers = {name: await _of_broker(admin, name, a) for name, a in masters.items()}
-    from batonmq.runtime.durable_file import show_file
-
     document = {"form": FORM, "brokers": brokers}
     if file is None:
         context.out.document(document)
         return
     with disk_failures(file):
         show_file(Path(file), json.dumps(document, indent=2, sort_keys=True) + "\n")
-    if context.out.as_json:
-        counts = {what: sum(len(each[what]) for each in brokers.values()) for what in _COUNTED}
-        context.out.document({"file": file, **counts})
-    else:
-        context.out.line(f"{file}: {_contents(brokers, _COUNTED)}")
+    counts = {what: sum(len(each[what]) for each in brokers.values()) for what in _COUNTED}
+    context.out.result({"file": file, **counts}, f"{file}: {_contents(brokers, _COUNTED)}")
 
 
 _PARTS = ("topics", "groups", "offsets")
+_HELD = (*_PARTS, "settings")
 _COUNTED = (*_PARTS, "users")
 
 
@@ -63,8 +62,6 @@ def _contents(brokers: dict[str, dict[str, Any]], parts: Iterable[str]) -> str:
 
 
 async def _of_broker(admin: Admin, name: str, address: str) -> dict[str, Any]:
-    from batonmq.protocol.topic_name import SYSTEM_GROUPS, is_brokers_own
-
     settings = await admin.brokers.config(address)
     own = {name, settings.get("brokerClusterName", "")}
     topics = {
@@ -89,12 +86,10 @@ async def _of_broker(admin: Admin, name: str, address: str) -> dict[str, Any]:
 
 async def _users_of(admin: Admin, name: str, address: str) -> dict[str, Any]:
     """Empty where the broker keeps no users. Whether it does, only its refusal says."""
-    from batonmq.protocol.errors import ResponseError
-
     try:
         users, acls = await admin.users.users(address), await admin.users.acls(address)
     except ResponseError as error:
-        click.echo(f"mqctl: note: without users of {name}: {error}", err=True)
+        note(f"note: without users of {name}: {error}")
         return {"users": {}, "acls": []}
     return {
         "users": {
@@ -119,9 +114,7 @@ async def import_metadata(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Make what a FILE of exportMetadata has: topics, groups, offsets.
-
-    Brokers are found by name; one broker of the file and one of the cluster need no equal name.
+    """Brokers are found by name; one broker of the file and one of the cluster need no equal name.
     What is there already is changed to what the file says; nothing is deleted. An offset behind the
     end of its queue here is reported and left out.
 
@@ -132,7 +125,7 @@ async def import_metadata(
     refused: texts."""
     brokers = _read(file)
     refused: list[str] = []
-    done = dict.fromkeys((*_PARTS, "settings", "users"), 0)
+    done = dict.fromkeys((*_HELD, "users"), 0)
     secrets: dict[str, str] = {}
     async with context.admin() as admin:
         masters = await admin.cluster.masters()
@@ -172,31 +165,27 @@ def _entries(acl: AclInfo | None) -> dict[tuple[str | None, str], tuple[object, 
     }
 
 
+@dataclass(slots=True)
 class _Writer:
     """Writes what a file has of one broker to one master."""
 
-    def __init__(
-        self, admin: Admin, address: str, done: dict[str, int], refused: list[str]
-    ) -> None:
-        self._admin, self._address = admin, address
-        self._done, self._refused = done, refused
+    admin: Admin
+    address: str
+    done: dict[str, int]
+    refused: list[str]
 
     async def write(self, wanted: dict[str, Any], *, with_settings: bool) -> None:
-        import msgspec
-
-        from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
-
-        admin, address = self._admin, self._address
+        admin, address = self.admin, self.address
         for config in wanted["topics"].values():
             topic = TopicConfig.decode(msgspec.json.encode(config))
             # A request to change attributes has a sign before each name: + sets it, - removes it.
             topic.attributes = {f"+{k}": v for k, v in topic.attributes.items()}
             await admin.topics.create_or_update(topic, broker=address)
-            self._done["topics"] += 1
+            self.done["topics"] += 1
         for config in wanted["groups"].values():
             group = SubscriptionGroupConfig.decode(msgspec.json.encode(config))
             await admin.consumer_groups.update(group, broker=address)
-            self._done["groups"] += 1
+            self.done["groups"] += 1
         for key, queues in wanted["offsets"].items():
             topic_name, _, group_name = key.partition("@")
             for queue_id, offset in queues.items():
@@ -209,27 +198,22 @@ class _Writer:
         users that are made."""
         from secrets import token_urlsafe
 
-        import msgspec
-
-        from batonmq.auth.policy import AclInfo, UserInfo
-        from batonmq.protocol.errors import ResponseError
-
-        users = self._admin.users
-        there = {user.username for user in await users.users(self._address)}
-        rights = {acl.subject: acl for acl in await users.acls(self._address)}
+        users = self.admin.users
+        there = {user.username for user in await users.users(self.address)}
+        rights = {acl.subject: acl for acl in await users.acls(self.address)}
         for name, of in wanted.get("users", {}).items():
             if name in there:
                 continue
             info = UserInfo(username=name, user_type=of["userType"], user_status=of["userStatus"])
             info.password = secrets.get(name) or token_urlsafe(24)
             try:
-                await users.create_at(self._address, info)
+                await users.create_at(self.address, info)
             except ResponseError as error:
-                self._refused.append(f"user {name}: {error}")
+                self.refused.append(f"user {name}: {error}")
             else:
                 # Only now: a user that was refused has no secret to show.
                 secrets[name] = info.password
-                self._done["users"] += 1
+                self.done["users"] += 1
         acls = [AclInfo.decode(msgspec.json.encode(each)) for each in wanted.get("acls", ())]
         # Users without rights have no entry in the list.
         listed = {acl.subject for acl in acls}
@@ -239,50 +223,49 @@ class _Writer:
             if (acl.subject or "").partition(":")[2] in there:
                 # The file may be older: a right that was taken away since must not come back.
                 if _entries(acl) != _entries(rights.get(acl.subject)):
-                    self._refused.append(f"{acl.subject} has other rights: they stay as they are")
+                    self.refused.append(f"{acl.subject} has other rights: they stay as they are")
                 continue
             if not acl.policies:
                 continue
             try:
-                await users.put_acl_at(self._address, acl)
+                await users.put_acl_at(self.address, acl)
             except ResponseError as error:
-                self._refused.append(f"rights of {acl.subject}: {error}")
+                self.refused.append(f"rights of {acl.subject}: {error}")
 
     async def _commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        from batonmq.protocol.errors import ResponseError
-
         try:
-            await self._admin.consumer_groups.commit(self._address, group, topic, queue_id, offset)
+            await self.admin.consumer_groups.commit(self.address, group, topic, queue_id, offset)
         except ResponseError as error:
-            self._refused.append(f"offset {offset} of {group} in {topic}:{queue_id}: {error}")
+            self.refused.append(f"offset {offset} of {group} in {topic}:{queue_id}: {error}")
         else:
-            self._done["offsets"] += 1
+            self.done["offsets"] += 1
 
     async def _change_settings(self, wanted: dict[str, str]) -> None:
-        from batonmq.protocol.codes import ResponseCode
-        from batonmq.protocol.errors import ResponseError
-
-        now = await self._admin.brokers.config(self._address)
+        now = await self.admin.brokers.config(self.address)
         for key, value in wanted.items():
             if key not in now or now[key] == value:
                 continue
             try:
-                await self._admin.brokers.update_config(self._address, {key: value})
-                self._done["settings"] += 1
+                await self.admin.brokers.update_config(self.address, {key: value})
+                self.done["settings"] += 1
             except ResponseError as error:
                 if error.code != ResponseCode.NO_PERMISSION:  # of a file or a machine: not to copy
-                    self._refused.append(f"{key}={value}: {error}")
+                    self.refused.append(f"{key}={value}: {error}")
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     """Raises CommandFailed for what exportMetadata did not write."""
     try:
-        document = json.loads(file.read_text())
+        with disk_failures(file):
+            document = json.loads(file.read_text())
         brokers: dict[str, dict[str, Any]] = document["brokers"]
-        assert document["form"] == FORM
-        assert all(set(each) >= {*_PARTS, "settings"} for each in brokers.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise CommandFailed(f"{file}: it is no file of `mqctl exportMetadata`") from error
+        is_ours = document["form"] == FORM and all(
+            isinstance(each[part], dict) for each in brokers.values() for part in _HELD
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_ours = False
+    if not is_ours:
+        raise CommandFailed(f"{file}: it is no file of `mqctl exportMetadata`")
     return brokers
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import click
 
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.mqctl.commands.election import elect
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.migration import (
@@ -29,11 +32,9 @@ from batonmq.mqctl.migration import (
 )
 from batonmq.mqctl.output import BAD, GOOD, Cell, still_lacking
 from batonmq.mqctl.params import COUNT, SECONDS, command, option
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.admin.controller_admin import ControllerAdmin
-    from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
+from batonmq.protocol.bodies import PROBLEMS_KEY, ReplicaIdentity, ReplicasInfo
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.topic_name import is_system_topic
 
 STEPS = ("plan", "status", "join", "switch", "leave")
 
@@ -56,10 +57,8 @@ async def migrate(
     replicas: int | None,
     wait_s: float,
 ) -> None:
-    """Turn a group of Java brokers into one of BatonMQ brokers, or back.
-
-    The group stays up and keeps at least two replicas in sync. Brokers are started and stopped by
-    you, on their machines; each step checks first, waits, and changes nothing if it may not. The
+    """The group stays up and keeps at least two replicas in sync. Brokers are started and stopped
+    by you, on their machines; each step checks first, waits, and changes nothing if it may not. The
     way back of each step is the same step for the other broker.
 
     \b
@@ -87,33 +86,26 @@ async def migrate(
             await run.leave(broker, to, replicas)
 
 
+@dataclass(slots=True)
 class Migration:
     """The steps on one group. Each raises CommandFailed with all that is in its way."""
 
-    def __init__(
-        self,
-        context: CommandContext,
-        admin: Admin,
-        controller: ControllerAdmin,
-        broker_name: str,
-        wait_s: float,
-    ) -> None:
-        self._context = context
-        self._admin = admin
-        self._controller = controller
-        self._name = broker_name
-        self._wait_s = wait_s
-        self._begun: dict[str, dict[int, int]] | None = None
+    context: CommandContext
+    admin: Admin
+    controller: ControllerAdmin
+    group: str
+    wait_s: float
+    begun: dict[str, dict[int, int]] | None = None
 
     async def show(self, to: str, replicas: int | None, *, checked: bool) -> None:
         """The group and what is left; `checked`: problems end with exit code 1."""
         group = await self._group()
         found, steps = problems(group), next_steps(group, to, replicas)
-        if self._context.out.as_json:
-            self._context.out.document(_document(group, found, steps))
+        if self.context.out.as_json:
+            self.context.out.document(_document(group, found, steps))
         else:
-            _show(self._context, group, found, steps, KIND_NAMES[to])
-        self._context.failed = checked and bool(found)
+            _show(self.context, group, found, steps, KIND_NAMES[to])
+        self.context.failed = checked and bool(found)
 
     async def join(self, broker: str) -> None:
         """Waits until that replica could take over: in the set, with the master's tables."""
@@ -140,10 +132,10 @@ class Migration:
 
         await self._wait(f"broker {broker} to be in sync", lacks)
         member = self._known(await self._group(), broker)
-        if self._context.out.as_json:
-            self._context.out.document({"brokerId": member.broker_id, "address": member.address})
-        else:
-            self._context.out.line(f"{member.name} is in sync and has the tables of its master")
+        self.context.out.result(
+            {"brokerId": member.broker_id, "address": member.address},
+            f"{member.name} is in sync and has the tables of its master",
+        )
 
     async def switch(self, broker: str) -> None:
         """A planned switch to a replica that has all that its master has."""
@@ -156,12 +148,10 @@ class Migration:
             group = await self._group()
             _refuse(problems_of_switch(group, self._known(group, broker)))
         before = group.master
-        await elect(
-            self._context, self._admin, self._controller, ("", self._name, member.broker_id)
-        )
-        if before and before.broker_id != member.broker_id and not self._context.out.as_json:
-            self._context.out.line(
-                f"the way back: mqctl migrate switch -bn {self._name} -b {before.broker_id}"
+        await elect(self.context, self.admin, self.controller, ("", self.group, member.broker_id))
+        if before and before.broker_id != member.broker_id and not self.context.out.as_json:
+            self.context.out.line(
+                f"the way back: mqctl migrate switch -bn {self.group} -b {before.broker_id}"
             )
 
     async def leave(self, broker: str, to: str, replicas: int | None) -> None:
@@ -192,9 +182,9 @@ class Migration:
 
         await self._wait(f"{member.name} to end", lacks)
         # Only now: the controllers keep a living replica.
-        await self._controller.clean_broker_data("", self._name, (member.broker_id,))
-        if not self._context.out.as_json:
-            self._context.out.line(
+        await self.controller.clean_broker_data("", self.group, (member.broker_id,))
+        if not self.context.out.as_json:
+            self.context.out.line(
                 f"{member.name} has left. Before it is started again, delete brokerIdentity in its "
                 "store: its id is forgotten"
             )
@@ -218,34 +208,27 @@ class Migration:
         member = group.member(broker)
         if member is None:
             known = ", ".join(f"{m.broker_id} ({m.address})" for m in group.members) or "none"
-            raise CommandFailed(f"{self._name} has no broker {broker}; known are {known}")
+            raise CommandFailed(f"{self.group} has no broker {broker}; known are {known}")
         return member
 
     async def _wait(self, what: str, lacks: Callable[[], Awaitable[str]]) -> None:
         """Until nothing lacks; raises CommandFailed with what still does after the time."""
-        if found := await still_lacking(lacks, self._wait_s, f"waiting for {what}"):
-            raise CommandFailed(f"waited {self._wait_s:g} s for {what}: {found}")
+        if found := await still_lacking(lacks, self.wait_s, f"waiting for {what}"):
+            raise CommandFailed(f"waited {self.wait_s:g} s for {what}: {found}")
 
     async def _group(self) -> MigratedGroup:
-        import asyncio
-
-        from batonmq.protocol.errors import BatonError
-
-        found = await self._controller.sync_state_data([self._name])
-        info = found.replicas_info_table.get(self._name)
+        found = await self.controller.sync_state_data([self.group])
+        info = found.replicas_info_table.get(self.group)
         if info is None:
-            raise CommandFailed(f"the controllers know no broker group named {self._name}")
-        answers = await self._controller.all_metadata()
+            raise CommandFailed(f"the controllers know no broker group named {self.group}")
+        answers = await self.controller.all_metadata()
         # RocketMQ's controllers report no Raft log.
         own = any(not isinstance(a, BatonError) and a.log is not None for a in answers.values())
         asked = [self._member(info, r, r in info.in_sync_replicas) for r in info.replicas]
         members = sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
-        return MigratedGroup(self._name, members, own)
+        return MigratedGroup(self.group, members, own)
 
     async def _member(self, info: ReplicasInfo, replica: ReplicaIdentity, in_sync: bool) -> Member:
-        from batonmq.protocol.bodies import PROBLEMS_KEY
-        from batonmq.protocol.errors import BatonError
-
         member = Member(
             replica.broker_id,
             replica.broker_address,
@@ -254,12 +237,12 @@ class Migration:
             replica.broker_id == info.master_broker_id and bool(info.master_address),
         )
         try:
-            facts = await self._admin.brokers.runtime_info(member.address)
-            settings = await self._admin.brokers.config(member.address)
+            facts = await self.admin.brokers.runtime_info(member.address)
+            settings = await self.admin.brokers.config(member.address)
         except BatonError:
             # `kind` stays empty: it does not answer.
             return member
-        return dataclasses.replace(
+        return replace(
             member,
             # Only our brokers report their problems.
             kind=BATONMQ if PROBLEMS_KEY in facts else JAVA,
@@ -269,28 +252,26 @@ class Migration:
 
     async def _note_offsets(self, master: Member) -> None:
         """How far the groups were when the step began; a member has to know as much."""
-        if self._begun is None:
-            self._begun = await self._admin.consumer_groups.offsets(master.address)
+        if self.begun is None:
+            self.begun = await self.admin.consumer_groups.offsets(master.address)
 
     async def _lacks_tables(self, master: Member, member: Member) -> str:
         """What a member does not have yet of the tables that its master has, in words."""
         wanted, member_has = master.address, member.address
         topics = await self._topics(wanted), await self._topics(member_has)
         groups = await self._groups(wanted), await self._groups(member_has)
-        now = await self._admin.consumer_groups.offsets(wanted)
-        there = await self._admin.consumer_groups.offsets(member_has)
+        now = await self.admin.consumer_groups.offsets(wanted)
+        there = await self.admin.consumer_groups.offsets(member_has)
         lacks = (
             lacking_tables("topic", *topics)
             or lacking_tables("group", *groups)
-            or lacking_offsets(self._begun or {}, now, there)
+            or lacking_offsets(self.begun or {}, now, there)
         )
         return f"{member.name} does not have {lacks} yet" if lacks else ""
 
     async def _topics(self, address: str) -> Mapping[str, object]:
         """What a client notices of each topic; those of the brokers' own are left out."""
-        from batonmq.protocol.topic_name import is_system_topic
-
-        table = (await self._admin.topics.configs(address)).topic_config_table
+        table = (await self.admin.topics.configs(address)).topic_config_table
         return {
             name: (topic.read_queue_nums, topic.write_queue_nums, topic.perm)
             for name, topic in table.items()
@@ -298,7 +279,7 @@ class Migration:
         }
 
     async def _groups(self, address: str) -> Mapping[str, object]:
-        table = (await self._admin.consumer_groups.settings(address)).subscription_group_table
+        table = (await self.admin.consumer_groups.settings(address)).subscription_group_table
         return {name: (g.consume_enable, g.retry_max_times) for name, g in table.items()}
 
 

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from zlib import crc32
 
 import click
 
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.mqctl import roll_backends
+from batonmq.mqctl.commands.election import move_away
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
-from batonmq.mqctl.output import BAD, GOOD, WaitLine
+from batonmq.mqctl.health import Findings, poll
+from batonmq.mqctl.output import BAD, GOOD, still_lacking
 from batonmq.mqctl.params import SECONDS, command, exclusive, option
+from batonmq.mqctl.roll import (
+    Doubt,
+    Roll,
+    RollFile,
+    RollNode,
+    check_may_restart,
+    check_whole,
+    committed_index,
+    is_master,
+    is_newer,
+    next_node,
+    nodes_of,
+)
+from batonmq.mqctl.roll_backends import Backend, UpBackend
+from batonmq.mqctl.target import contexts_file, data_of
+from batonmq.protocol.errors import BatonError
+from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.admin.controller_admin import ControllerAdmin
-    from batonmq.mqctl.health import Findings
-    from batonmq.mqctl.roll import Doubt, Roll, RollFile, RollNode
-    from batonmq.mqctl.roll_backends import Backend
 
 STOPPED: Final = 3
 """Exit code of a roll that stopped at a doubt."""
-POLL_S: Final = 0.1
 
 
 @command("roll", controllers=True, writes=True)
@@ -68,9 +84,7 @@ async def roll(
     state: Path | None,
     dry_run: bool,
 ) -> None:
-    """Restart every process, one after the other, under load.
-
-    Slaves first, then the master, which hands over before; then name servers with their
+    """Slaves first, then the master, which hands over before; then name servers with their
     controllers, the leader last. Before each, the whole cluster must be well, and keep a copy in
     sync and a majority without this process; after each, it waits until that is so again. At the
     first doubt it stops, and says what to do: the same command continues there. Exit code: 0 all
@@ -78,8 +92,6 @@ async def roll(
 
     JSON: rolled, skipped (done before), left (names), doubt, nextStep ("" if there is none); with
     --dry-run order (name, how) as well."""
-    from batonmq.mqctl.roll import Doubt
-
     exclusive(("--by", by), ("--restartWith", restart_with))
     async with context.controller() as (admin, controller):
         work = RollWork(context, admin, controller, within_s)
@@ -99,8 +111,6 @@ async def roll(
 
 async def restart_one(context: CommandContext, address: str, within_s: float) -> None:
     """Restarts one process of a cluster of `batonmq up` as `roll` does, and shows the same."""
-    from batonmq.mqctl.roll import Doubt
-
     async with context.controller() as (admin, controller):
         work = RollWork(context, admin, controller, within_s)
         try:
@@ -121,8 +131,6 @@ async def _backend(
     compose: str,
     within_s: float,
 ) -> Backend:
-    from batonmq.mqctl import roll_backends
-
     local = context.target.local
     if by is None and restart_with is None and local is not None:
         by = "up"
@@ -141,8 +149,6 @@ async def _backend(
 
 
 def up_backend(context: CommandContext, within_s: float, python: Path | None = None) -> Backend:
-    from batonmq.mqctl.roll_backends import UpBackend
-
     local = context.target.local
     if local is None:
         raise click.UsageError("no `batonmq up` runs here: set BATONMQ_DATA to its folder")
@@ -151,10 +157,6 @@ def up_backend(context: CommandContext, within_s: float, python: Path | None = N
 
 def state_file(context: CommandContext) -> Path:
     """In the data folder of the cluster, or beside the contexts that mqctl keeps."""
-    from zlib import crc32
-
-    from batonmq.mqctl.target import contexts_file, data_of
-
     if context.target.local is not None:
         return data_of(context.target.local.path) / "run" / "roll.json"
     kept = contexts_file()
@@ -167,8 +169,6 @@ def state_file(context: CommandContext) -> Path:
 @contextmanager
 def alone(state: Path) -> Iterator[None]:
     """No other command restarts processes of this cluster meanwhile. Raises CommandFailed."""
-    from batonmq.runtime.lock_file import FolderLock, FolderLockedError
-
     lock = FolderLock(state.with_suffix(".lock"))
     try:
         with disk_failures(state):
@@ -182,64 +182,55 @@ def alone(state: Path) -> Iterator[None]:
         lock.release()
 
 
+@dataclass(slots=True)
 class RollWork:
-    def __init__(
-        self, context: CommandContext, admin: Admin, controller: ControllerAdmin, within_s: float
-    ) -> None:
-        self._context = context
-        self._admin = admin
-        self._controller = controller
-        self._within_s = within_s
-        self.nodes: list[RollNode] = []
-        self.rolled: list[str] = []
-        self._skipped: list[str] = []
-        self._order: list[dict[str, str]] | None = None
-        self._doubt = self._next_step = ""
+    context: CommandContext
+    admin: Admin
+    controller: ControllerAdmin
+    within_s: float
+    nodes: list[RollNode] = field(default_factory=list)
+    rolled: list[str] = field(default_factory=list)
+    _skipped: list[str] = field(default_factory=list)
+    _order: list[dict[str, str]] | None = None
+    _doubt: str = ""
+    _next_step: str = ""
 
     def stopped(self, doubt: Doubt) -> None:
         self._doubt, self._next_step = str(doubt), doubt.next_step
-        self._context.exit_code = STOPPED
+        self.context.exit_code = STOPPED
 
     async def load_nodes(self, *, embedded: bool) -> None:
         """Raises Doubt."""
-        from batonmq.mqctl.roll import nodes_of
-
-        context = self._context
+        context = self.context
         findings = await self._look()
         self.nodes = nodes_of(
             findings, context.name_servers, context.controllers, embedded=embedded
         )
 
     async def _look(self) -> Findings:
-        from batonmq.mqctl.health import poll
-
-        local = self._context.target.local
-        return await poll(self._admin, self._controller, local.brokers if local else ())
+        local = self.context.target.local
+        return await poll(self.admin, self.controller, local.brokers if local else ())
 
     async def wait(self, check: Callable[[Findings], None]) -> Findings:
         """The findings that `check` takes. Raises its Doubt if none come in time."""
-        import asyncio
+        found: list[Findings] = []
+        doubts: list[Doubt] = []
 
-        from batonmq.mqctl.roll import Doubt
-        from batonmq.runtime.clock import boot_ms
+        async def lacks() -> str:
+            found.append(await self._look())
+            try:
+                check(found[-1])
+            except Doubt as doubt:
+                doubts.append(doubt)
+                return str(doubt)
+            return ""
 
-        deadline_ms = boot_ms() + int(self._within_s * 1000)
-        with WaitLine("") as progress:
-            while True:
-                findings = await self._look()
-                try:
-                    check(findings)
-                    return findings
-                except Doubt as doubt:
-                    if boot_ms() >= deadline_ms:
-                        raise
-                    progress.say(f"waiting: {doubt}")
-                await asyncio.sleep(POLL_S)
+        if await still_lacking(lacks, self.within_s, "waiting"):
+            raise doubts[-1]
+        return found[-1]
 
     async def show_order(self, backend: Backend) -> None:
         """Raises Doubt if the first restart would be refused, or a command cannot be made."""
-        from batonmq.mqctl.roll import check_may_restart, next_node
-
         findings = await self._look()
         self._order = []
         done: list[str] = []
@@ -251,8 +242,6 @@ class RollWork:
 
     async def restart_one(self, address: str, backend: Backend) -> None:
         """Raises Doubt, and CommandFailed if no process is at `address`."""
-        from batonmq.mqctl.roll import check_whole
-
         found = [node for node in self.nodes if address in (node.address, node.controller)]
         if not found:
             check_whole(await self._look())  # else the controllers may not name all of them
@@ -263,8 +252,6 @@ class RollWork:
 
     async def roll(self, backend: Backend, state: Path) -> None:
         """Raises Doubt, and CommandFailed for a disk that does not keep the progress."""
-        from batonmq.mqctl.roll import RollFile
-
         with disk_failures(state):
             await self._roll_all(backend, RollFile(state))
 
@@ -273,8 +260,6 @@ class RollWork:
     ) -> None:
         """In the order of a roll, or name servers before brokers; without a file of its progress.
         Raises Doubt."""
-        from batonmq.mqctl.roll import check_whole, next_node
-
         findings = await self.wait(check_whole)
         brokers = [node for node in chosen if node.kind == "broker"]
         servers = [node for node in chosen if node.kind != "broker"]
@@ -284,9 +269,6 @@ class RollWork:
                 self.rolled.append(node.name)
 
     async def _roll_all(self, backend: Backend, file: RollFile) -> None:
-        from batonmq.mqctl.roll import check_whole, next_node
-        from batonmq.runtime.clock import wall_ms
-
         roll = file.begin(backend.how, wall_ms())
         self._skipped = [node.name for node in self.nodes if node.name in roll.done]
         findings = await self._look()
@@ -305,31 +287,18 @@ class RollWork:
     async def _is_done(self, node: RollNode, roll: Roll) -> bool:
         """Whether a broker was restarted since the roll began, by this command before it ended, or
         by somebody else."""
-        from batonmq.mqctl.roll import is_newer
-        from batonmq.protocol.errors import BatonError
-
         if node.kind != "broker":
             return False
         try:
-            return is_newer(await self._admin.brokers.runtime_info(node.address), roll.started_ms)
+            return is_newer(await self.admin.brokers.runtime_info(node.address), roll.started_ms)
         except BatonError:
             return False
 
     async def _restart(self, node: RollNode, backend: Backend) -> Findings:
-        from batonmq.mqctl.commands.election import move_away
-        from batonmq.mqctl.roll import (
-            Doubt,
-            check_may_restart,
-            check_whole,
-            committed_index,
-            is_master,
-        )
-        from batonmq.runtime.clock import boot_ms
-
         findings = await self.wait(lambda found: check_may_restart(found, self.nodes, node))
         if is_master(findings, node):
             self.say(f"{node.name}: its master moves away")
-            await move_away(self._context, self._admin, self._controller, node.address)
+            await move_away(self.context, self.admin, self.controller, node.address)
             findings = await self.wait(lambda found: check_may_restart(found, self.nodes, node))
         # A controller that is back must have applied at least what was committed before.
         floor = committed_index(findings)
@@ -345,13 +314,13 @@ class RollWork:
         return findings
 
     def say(self, text: str) -> None:
-        if not self._context.out.as_json:
-            self._context.out.line(text)
+        if not self.context.out.as_json:
+            self.context.out.line(text)
 
     def show(self) -> None:
         done = {*self.rolled, *self._skipped}
         left = [node.name for node in self.nodes if node.name not in done]
-        out = self._context.out
+        out = self.context.out
         if out.as_json:
             document: dict[str, object] = {
                 "rolled": self.rolled,

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
+from batonmq.client.admin.admin import Admin
+from batonmq.client.errors import UnsupportedByBrokerError
+from batonmq.launcher.layout import Stage
+from batonmq.mqctl.commands.roll import STOPPED, RollWork, alone, state_file, up_backend
+from batonmq.mqctl.commands.up import ask_supervisor
+from batonmq.mqctl.context import CommandContext, CommandFailed, ask_all, disk_failures
 from batonmq.mqctl.output import BAD, GOOD, still_lacking, when
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.roll import Doubt
+from batonmq.mqctl.routes import brokers_of, cluster_of
+from batonmq.mqctl.secret_rotation import SecretRotation
 from batonmq.mqctl.target import Target, data_of
+from batonmq.mqctl.tls_probe import Port, PortState, probe
+from batonmq.mqctl.tls_steps import WHAT, Step, refused, stages_of, steps
+from batonmq.protocol.errors import BatonError
+from batonmq.runtime.extras import lacking
+from batonmq.runtime.tls import Mode, TlsState, fingerprints, read_pem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from batonmq.client.admin.admin import Admin
-    from batonmq.launcher.layout import Stage
-    from batonmq.mqctl.commands.roll import RollWork
-    from batonmq.mqctl.tls_probe import Port, PortState
-    from batonmq.mqctl.tls_steps import Step
     from batonmq.runtime.authority import Authority, NodeCertificate
-    from batonmq.runtime.tls import Mode, TlsState
-
 ACTIONS = ("init", "enable", "disable", "rotate", "status")
 GONE_S: Final = 2.0
 """How long it waits for connections that are closing."""
@@ -74,9 +80,7 @@ async def secure(
     force: bool,
     within_s: float,
 ) -> None:
-    """Make and renew certificates and secrets, check ports, turn TLS on and off.
-
-    `init` makes an authority, one file for each --node (certificate and key, mode 0600), and
+    """`init` makes an authority, one file for each --node (certificate and key, mode 0600), and
     `admin.pem` for tools. A node is broker/GROUP/ID, controller/ID, or namesrv/NAME. It needs only
     its own file and `ca.pem`; keep `ca.key` off the servers. docs/security.md has the settings.
 
@@ -126,8 +130,6 @@ def _check_rotation(
 async def _rotate_secrets(
     context: CommandContext, file: Path | None, step: str, within_s: float
 ) -> None:
-    from batonmq.mqctl.secret_rotation import SecretRotation
-
     await SecretRotation(context, file, step, within_s).run()
 
 
@@ -186,8 +188,6 @@ class _Rotation:
     async def _wait_taken(self) -> None:
         """Raises CommandFailed if a process of the local cluster has not taken the files in
         time."""
-        from batonmq.runtime.tls import fingerprints, read_pem
-
         local = self._context.target.local
         if not self._served or local is None:
             return
@@ -213,8 +213,6 @@ class _Rotation:
 
 def _authority(folder: Path) -> Authority:
     """Raises CommandFailed without the extra that makes certificates."""
-    from batonmq.runtime.extras import lacking
-
     if missing := lacking("server"):
         raise CommandFailed(f"certificates are made with {missing}")
     from batonmq.runtime.authority import Authority
@@ -224,14 +222,10 @@ def _authority(folder: Path) -> Authority:
 
 @contextmanager
 def _failures(folder: Path) -> Iterator[None]:
-    """Raises CommandFailed and UsageError for what the files and the disk refuse."""
-    from batonmq.runtime.tls import TlsError
-
+    """Raises CommandFailed for what the disk refuses, UsageError for names that cannot be."""
     try:
         with disk_failures(folder):
             yield
-    except TlsError as error:
-        raise CommandFailed(str(error)) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
@@ -287,65 +281,52 @@ def _show(context: CommandContext, made: list[NodeCertificate]) -> None:
     context.out.table(["File", "Names", "Hosts", "Ends"], rows)
 
 
+@dataclass(slots=True)
 class _Change:
     """One run of enable or disable. `done`: (stage, names of the processes that were restarted)."""
 
-    def __init__(
-        self, context: CommandContext, target: Stage, within_s: float, force: bool
-    ) -> None:
-        self._context = context
-        self._target = target
-        self._within_s = within_s
-        self._force = force
-        self._done: list[tuple[Stage, list[str]]] = []
+    context: CommandContext
+    target: Stage
+    within_s: float
+    force: bool
+    done: list[tuple[Stage, list[str]]] = field(default_factory=list)
 
     async def run(self) -> None:
         """Raises CommandFailed."""
-        from batonmq.mqctl.commands.roll import STOPPED, alone, state_file
-        from batonmq.mqctl.roll import Doubt
-
-        local = self._context.target.local
-        if local is None or not local.supervised or self._context.target.by_hint:
-            raise CommandFailed(
-                "no `batonmq up` runs here: set BATONMQ_DATA to its folder. docs/security.md has"
-                " the steps for other clusters"
-            )
+        self.context.local_cluster()
         doubt = next_step = ""
-        with alone(state_file(self._context)):
+        with alone(state_file(self.context)):
             try:
                 while await self._one_step():
                     pass
             except Doubt as stopped:
                 doubt, next_step = str(stopped), stopped.next_step
-                self._context.exit_code = STOPPED
+                self.context.exit_code = STOPPED
         self._show(doubt, next_step)
 
     async def _one_step(self) -> bool:
         """False: nothing was left to do. Raises Doubt."""
-        from batonmq.mqctl.commands.roll import RollWork, up_backend
-        from batonmq.mqctl.tls_steps import WHAT, stages_of, steps
-
-        async with self._context.controller() as (admin, controller):
-            work = RollWork(self._context, admin, controller, self._within_s)
+        async with self.context.controller() as (admin, controller):
+            work = RollWork(self.context, admin, controller, self.within_s)
             await work.load_nodes(embedded=True)
             stages = stages_of(await self._states(admin, work))
-            step = next(steps(stages, self._target), None)
+            step = next(steps(stages, self.target), None)
             if step is None:
-                await self._set(self._target)
+                await self._set(self.target)
                 return False
             if step.stage in ("enforcing", "disabled"):
                 await self._check_clients(admin, work, step.stage)
             await self._set(step.stage)
         # Tools dial as the file of the cluster says from now on.
-        self._context.forget_target()
-        async with self._context.controller() as (admin, controller):
-            work = RollWork(self._context, admin, controller, self._within_s)
+        self.context.forget_target()
+        async with self.context.controller() as (admin, controller):
+            work = RollWork(self.context, admin, controller, self.within_s)
             await work.load_nodes(embedded=True)
             work.say(f"{step.stage}: {WHAT[step.stage]}")
-            self._done.append((step.stage, work.rolled))
+            self.done.append((step.stage, work.rolled))
             await work.restart_these(
                 [node for node in work.nodes if node.name in step.names],
-                up_backend(self._context, self._within_s),
+                up_backend(self.context, self.within_s),
                 controllers_first=step.controllers_first,
             )
             await self._check_restarted(admin, work, step)
@@ -353,12 +334,6 @@ class _Change:
 
     async def _states(self, admin: Admin, work: RollWork) -> dict[str, TlsState]:
         """By name of the process. Raises Doubt for one that does not say."""
-        import asyncio
-
-        from batonmq.client.errors import UnsupportedByBrokerError
-        from batonmq.mqctl.roll import Doubt
-        from batonmq.protocol.errors import BatonError
-
         try:
             found = await asyncio.gather(*(admin.cluster.tls(node.address) for node in work.nodes))
         except UnsupportedByBrokerError as error:
@@ -369,22 +344,17 @@ class _Change:
 
     async def _check_clients(self, admin: Admin, work: RollWork, stage: Stage) -> None:
         """Raises Doubt if a client that is connected now would be refused."""
-        from batonmq.mqctl.roll import Doubt
-        from batonmq.mqctl.tls_steps import refused
 
         async def connected() -> str:
             return refused(await self._states(admin, work), stage)
 
-        if self._force or not (found := await still_lacking(connected, GONE_S, "connected")):
+        if self.force or not (found := await still_lacking(connected, GONE_S, "connected")):
             return
         how, what = ("without", "give it to them") if stage == "enforcing" else ("with", "end that")
         raise Doubt(f"clients are connected {how} TLS: {found}", f"{what}, or --force refuses them")
 
     async def _check_restarted(self, admin: Admin, work: RollWork, step: Step) -> None:
         """Raises Doubt."""
-        from batonmq.mqctl.roll import Doubt
-        from batonmq.mqctl.tls_steps import stages_of
-
         stages = stages_of(await self._states(admin, work))
         if other := sorted(name for name in step.names if stages.get(name) != step.stage):
             text = f"{other[0]} was restarted and is at stage {stages.get(other[0])}"
@@ -392,37 +362,27 @@ class _Change:
 
     async def _set(self, stage: Stage) -> None:
         """The supervisor writes the settings of all processes. Raises CommandFailed."""
-        from batonmq.mqctl.commands.up import ask_supervisor
-
-        await ask_supervisor(self._context, do="secure", stage=stage)
+        await ask_supervisor(self.context, do="secure", stage=stage)
 
     def _show(self, doubt: str, next_step: str) -> None:
-        out = self._context.out
+        out = self.context.out
         if out.as_json:
-            done = [{"stage": stage, "restarted": names} for stage, names in self._done]
+            done = [{"stage": stage, "restarted": names} for stage, names in self.done]
             out.document({"stages": done, "doubt": doubt, "nextStep": next_step})
         elif doubt:
             out.line(f"stopped: {doubt}", style=BAD)
             out.line(f"  next: {next_step}")
             out.line("  then the same command continues")
         else:
-            out.line(f"TLS is {self._target}", style=GOOD)
+            out.line(f"TLS is {self.target}", style=GOOD)
 
 
 async def _status(context: CommandContext) -> None:
-    import asyncio
-
-    from batonmq.mqctl.tls_probe import probe
-    from batonmq.runtime.tls import TlsError
-
     async with context.admin() as admin:
         ports = await _ports(context, admin)
         said = await _said(admin, {each.address for each in ports if each.kind == "remoting"})
     tls, timeout_s = context.target.tls, context.timeout_ms / 1000
-    try:
-        states = await asyncio.gather(*(probe(port, tls, timeout_s) for port in ports))
-    except TlsError as error:
-        raise CommandFailed(str(error)) from error
+    states = await asyncio.gather(*(probe(port, tls, timeout_s) for port in ports))
     states = [_with_said(state, said) for state in states]
     if any(state.port.kind != "remoting" and state.takes_plain for state in states):
         context.exit_code = 3
@@ -442,39 +402,22 @@ def _with_said(state: PortState, said: dict[str, TlsState]) -> PortState:
 
 
 async def _said(admin: Admin, addresses: Iterable[str]) -> dict[str, TlsState]:
-    """Of an earlier version nothing."""
-    import asyncio
-
-    from batonmq.protocol.errors import BatonError
-
-    async def ask(address: str) -> TlsState | None:
-        try:
-            return await admin.cluster.tls(address)
-        except BatonError:
-            return None  # the probe of its port says why
-
-    known = list(addresses)
-    answers = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
-    return {address: state for address, state in answers.items() if state is not None}
+    answers = await ask_all(addresses, admin.cluster.tls)
+    # An earlier version says nothing; of one that does not answer the probe of its port says why.
+    return {at: state for at, state in answers.items() if not isinstance(state, BatonError)}
 
 
 async def _ports(context: CommandContext, admin: Admin) -> list[Port]:
-    from batonmq.mqctl.tls_probe import Port
-
     found = [Port("namesrv", "remoting", address) for address in context.name_servers]
     for address in context.target.controllers:
         host, _, port = address.rpartition(":")
         for offset, kind in enumerate(("remoting", "grpc", "raft")):
             found.append(Port("controller", kind, f"{host}:{int(port) + offset}"))
-    info = await admin.cluster.info()
-    brokers = {
-        (name, address)
-        for name, data in info.broker_addr_table.items()
-        for address in data.broker_addrs.values()
-    }
-    for name, address in sorted(brokers):
+    brokers = [(name, address) for _, name, _, address in brokers_of(await cluster_of(admin))]
+    configs = await context.ask_each([address for _, address in brokers], admin.brokers.config)
+    for name, address in brokers:
         host, _, port = address.rpartition(":")
-        config = (await context.ask_each([address], admin.brokers.config)).get(address, {})
+        config = configs.get(address, {})
         found.append(Port(name, "remoting", address))
         found.append(Port(name, "remoting", f"{host}:{int(port) - 2}"))
         if ha_port := config.get("haListenPort"):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from batonmq.history.event import HistoryEvent
+from batonmq.history.fold import stories
+from batonmq.history.merge import in_order, merged
+from batonmq.history.reader import read_histories
+from batonmq.history.story import Story
+from batonmq.history.story_text import document, lines
 from batonmq.mqctl.context import CommandContext, disk_failures
-from batonmq.mqctl.output import DIM, when
+from batonmq.mqctl.output import DIM, note, when
 from batonmq.mqctl.params import COUNT, Timestamp, command, option
+from batonmq.mqctl.target import data_of
+from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.history.event import HistoryEvent
-    from batonmq.history.story import Story
 
 FOLLOW_S: Final = 0.5
 FOLLOWED_EVENTS: Final = 500
@@ -60,9 +65,7 @@ async def timeline(
     as_events: bool,
     files: tuple[Path, ...],
 ) -> None:
-    """Failovers and other changes of a cluster, step by step, each as a story.
-
-    Any controller may answer; where several do, what one lacks is taken from the others, and
+    """Any controller may answer; where several do, what one lacks is taken from the others, and
     disagreement is pointed out on standard error.
 
     JSON: a list of stories, oldest first (with --follow one a line, again whenever it grew). Every
@@ -88,8 +91,6 @@ async def timeline(
         return
     chosen = _chosen(events, broker_name, last, since_ms)
     if context.out.as_json:
-        from batonmq.history.story_text import document
-
         context.out.document([document(story) for story in chosen])
     elif not chosen:
         context.out.line(_why_nothing(events, broker_name, since_ms))
@@ -112,8 +113,6 @@ def _why_nothing(events: Events, broker_name: str, since_ms: int | None) -> str:
 
 
 def _from_files(files: Iterable[Path]) -> Events:
-    from batonmq.history.reader import read_histories
-
     with disk_failures("a history"):
         sources, problems = read_histories(files)
     return _merged(sources, problems)
@@ -121,20 +120,16 @@ def _from_files(files: Iterable[Path]) -> Events:
 
 def _folders_of_ended(context: CommandContext) -> list[Path]:
     """The controllers' folders of the local cluster, if that is meant and has ended."""
-    from batonmq.mqctl.target import data_of
-
     target = context.target
     if target.controllers or target.ended is None:
         return []
     data = data_of(target.ended)
-    click.echo(f"mqctl: the cluster of {data} has ended: read from its files", err=True)
+    note(f"the cluster of {data} has ended: read from its files")
     return sorted(data.glob("namesrv-*/controller"))
 
 
 async def _from_controllers(context: CommandContext, broker_name: str) -> Events:
     """The events of the controllers. Raises BatonError if none of them replies."""
-    from batonmq.protocol.errors import BatonError
-
     if folders := _folders_of_ended(context):
         return _from_files(folders)
     async with context.controller() as (_, controller):
@@ -150,28 +145,23 @@ async def _from_controllers(context: CommandContext, broker_name: str) -> Events
         raise silent[0]
     if len(found) * 2 <= len(answers):
         heard = f"{len(found)} of {counted(len(answers), 'controller')} answer"
-        click.echo(
-            f"mqctl: note: no quorum, {heard}: nothing is recorded,"
-            " and no master is replaced, until a majority runs",
-            err=True,
+        note(
+            f"note: no quorum, {heard}: nothing is recorded, and no master is replaced, until a"
+            " majority runs"
         )
     return _merged(found, [f"no answer: {error}" for error in silent])
 
 
 def _merged(sources: Mapping[str, Events], problems: Iterable[str]) -> Events:
-    from batonmq.history.merge import merged
-
     found = merged(sources)
     for problem in (*problems, *found.problems):
-        click.echo(f"mqctl: note: {' '.join(problem.split())}", err=True)
+        note(f"note: {problem}")
     return found.events
 
 
 def _chosen(
     events: Events, broker_name: str, last: int | None, since_ms: int | None
 ) -> list[Story]:
-    from batonmq.history.fold import stories
-
     chosen = [
         story
         for story in stories(events)
@@ -188,8 +178,6 @@ def _show_events(
     last: int | None,
     since_ms: int | None,
 ) -> None:
-    from batonmq.history.merge import in_order
-
     chosen = [
         event
         for event in in_order(events)
@@ -205,10 +193,6 @@ async def _follow(
     context: CommandContext, broker_name: str, last: int | None, since_ms: int | None
 ) -> None:
     """Prints each step once; of what is over already only what was asked for."""
-    import asyncio
-
-    from batonmq.protocol.errors import BatonError
-
     context.interval_s = FOLLOW_S  # ctrl-C is the usual end
     context.out.compact = True
     shown: dict[object, int] = {}
@@ -220,7 +204,7 @@ async def _follow(
                 events = await controller.history(broker_name, limit=FOLLOWED_EVENTS)
             except BatonError as error:
                 if not lost:
-                    click.echo(f"mqctl: note: no controller answers: {error}", err=True)
+                    note(f"note: no controller answers: {error}")
                 lost = True
                 await asyncio.sleep(FOLLOW_S)
                 continue
@@ -248,8 +232,6 @@ def _show_growth(
     context: CommandContext, story: Story, known: int, key: object, newest: object
 ) -> object:
     """The steps beyond the first `known` ones; gives the story shown last."""
-    from batonmq.history.story_text import document, lines
-
     if len(story.steps) <= known:
         return newest
     if context.out.as_json:
@@ -264,8 +246,6 @@ def _show_growth(
 
 
 def _show(context: CommandContext, story: Story) -> None:
-    from batonmq.history.story_text import lines
-
     context.out.line(_heading(story), style="bold red" if story.unclean else "bold")
     for line in lines(story, _width()):
         context.out.line(f"  {line}")

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from batonmq.mqctl.commands.cluster import (
-    brokers_of,
-    cluster_of,
-    first_rate,
-    not_registered,
-    percent,
-)
-from batonmq.mqctl.context import CommandContext, reason
+from batonmq.client.admin.admin import Admin
+from batonmq.mqctl.commands.cluster import first_rate, not_registered, percent
+from batonmq.mqctl.context import CommandContext, ask_all, reason
+from batonmq.mqctl.health import closes, distrusts, may_not
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.protocol.bodies import ClusterInfo
-    from batonmq.protocol.errors import BatonError
+from batonmq.mqctl.routes import brokers_of, cluster_of
+from batonmq.protocol.bodies import ClusterInfo
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.topic_name import is_brokers_own, is_system_group
+from batonmq.runtime.clock import wall_ms
 
 ASKED_MAX = 100
 """Topics and groups that one round looks at: each costs a request to every master."""
-AT_ONCE = 16
 LINES_BESIDE = 8
 """Headings, blank lines and the first line."""
 
@@ -33,10 +29,8 @@ LINES_BESIDE = 8
 @option("-i", "--interval", "every_s", type=SECONDS, default=2.0, help="Between two rounds.")
 @option("--once", is_flag=True, help="One round.")
 async def top(context: CommandContext, every_s: float, once: bool) -> None:
-    """The rates of brokers, topics and groups, live until ctrl-C.
-
-    A broker that is not there is `dead`, one that runs and does not answer `silent`; then the exit
-    code is 1.
+    """A broker that is not there is `dead`, one that runs and does not answer `silent`; then the
+    exit code is 1.
 
     JSON: one document a line: brokers, topics (topic, tps, day), groups (consumerGroup, diff,
     members), notKnown: why topics or groups are missing, such as a broker group without a master.
@@ -48,22 +42,18 @@ async def top(context: CommandContext, every_s: float, once: bool) -> None:
 
 
 async def _round(context: CommandContext, admin: Admin) -> None:
-    import asyncio
-
-    from batonmq.runtime.clock import wall_ms
-
     info = await cluster_of(admin)
     members = [
         each[1:] for each in (*brokers_of(info), *await not_registered(context, admin, info))
     ]
     members.sort(key=lambda member: (member[0], member[2]))
     figures, (topics, no_topics), (groups, no_groups) = await asyncio.gather(
-        asyncio.gather(*(_figures(admin, address) for *_, address in members)),
-        _or_why(_topics(admin, info)),
-        _or_why(_groups(admin)),
+        ask_all([address for *_, address in members], admin.brokers.runtime_info),
+        _topics(admin, info),
+        _groups(admin),
     )
-    not_known = list(dict.fromkeys(filter(None, (no_topics, no_groups))))
-    brokers = [_broker(*each, found) for each, found in zip(members, figures, strict=True)]
+    not_known = list(dict.fromkeys((*no_topics, *no_groups)))
+    brokers = [_broker(*each, figures[each[-1]]) for each in members]
     # Its row says what one that does not answer is: a line of an error would push the screen up.
     context.failed |= not all(broker["answers"] for broker in brokers)
     if context.out.as_json:
@@ -91,27 +81,6 @@ async def _round(context: CommandContext, admin: Admin) -> None:
         ["Group", "Members", "Diff"],
         [[_short(g["consumerGroup"], wide), g["members"], g["diff"]] for g in groups[: shown[1]]],
     )
-
-
-async def _figures(admin: Admin, address: str) -> Mapping[str, str] | BatonError:
-    from batonmq.protocol.errors import BatonError
-
-    try:
-        return await admin.brokers.runtime_info(address)
-    except BatonError as error:
-        return error
-
-
-async def _or_why(
-    asked: Awaitable[list[dict[str, Any]]],
-) -> tuple[list[dict[str, Any]], str]:
-    """Its rows, or none and why: brokers are shown also while a group has no master."""
-    from batonmq.protocol.errors import BatonError
-
-    try:
-        return await asked, ""
-    except BatonError as error:
-        return [], " ".join(str(error).split())
 
 
 def _width() -> int:
@@ -144,8 +113,6 @@ def _broker(
 
 
 def _row(broker: Mapping[str, Any]) -> Sequence[object]:
-    from batonmq.mqctl.health import closes, distrusts, may_not
-
     name, address = _short(broker["brokerName"], 14), broker["address"]
     if not broker["answers"]:
         runs = any(is_so(broker["error"]) for is_so in (closes, distrusts, may_not))
@@ -166,44 +133,44 @@ def _row(broker: Mapping[str, Any]) -> Sequence[object]:
     ]
 
 
-async def _topics(admin: Admin, info: ClusterInfo) -> list[dict[str, Any]]:
-    """The busiest first."""
-    from batonmq.protocol.topic_name import is_brokers_own
+Rows = tuple[list[dict[str, Any]], list[str]]
+"""And why some are missing."""
 
+
+async def _topics(admin: Admin, info: ClusterInfo) -> Rows:
+    """The busiest first."""
     own = {*info.broker_addr_table, *info.cluster_addr_table}
-    names = [name for name in await admin.topics.names() if not is_brokers_own(name, own)]
 
     async def one(name: str) -> dict[str, Any]:
         traffic = await admin.topics.traffic(name)
         return {"topic": name, "tps": traffic[0].tps, "day": traffic[0].day}
 
-    found = await _a_few_at_once(one, names)
-    return sorted(found, key=lambda each: (-each["tps"], -each["day"], each["topic"]))
+    found, whys = await _rows(admin.topics.names(), lambda name: is_brokers_own(name, own), one)
+    return sorted(found, key=lambda each: (-each["tps"], -each["day"], each["topic"])), whys
 
 
-async def _a_few_at_once(
-    ask: Callable[[str], Awaitable[dict[str, Any]]], names: Sequence[str]
-) -> list[dict[str, Any]]:
-    import asyncio
-
-    limit = asyncio.Semaphore(AT_ONCE)
-
-    async def one(name: str) -> dict[str, Any]:
-        async with limit:
-            return await ask(name)
-
-    return await asyncio.gather(*map(one, names[:ASKED_MAX]))
-
-
-async def _groups(admin: Admin) -> list[dict[str, Any]]:
+async def _groups(admin: Admin) -> Rows:
     """Those that wait for most first."""
-    from batonmq.protocol.topic_name import is_system_group
-
-    names = [name for name in await admin.consumer_groups.names() if not is_system_group(name)]
 
     async def one(name: str) -> dict[str, Any]:
         progress = await admin.consumer_groups.progress(name)
         return {"consumerGroup": name, "diff": progress.lag, "members": len(progress.members)}
 
-    found = await _a_few_at_once(one, names)
-    return sorted(found, key=lambda each: (-each["diff"], each["consumerGroup"]))
+    found, whys = await _rows(admin.consumer_groups.names(), is_system_group, one)
+    return sorted(found, key=lambda each: (-each["diff"], each["consumerGroup"])), whys
+
+
+async def _rows(
+    names: Awaitable[list[str]],
+    is_left_out: Callable[[str], bool],
+    ask: Callable[[str], Awaitable[dict[str, Any]]],
+) -> Rows:
+    """A row for each name that answers: brokers and the others are shown also while one broker
+    group has no master."""
+    try:
+        wanted = [name for name in await names if not is_left_out(name)]
+    except BatonError as error:
+        return [], [" ".join(str(error).split())]
+    answers = (await ask_all(wanted[:ASKED_MAX], ask)).values()
+    found = [answer for answer in answers if not isinstance(answer, BatonError)]
+    return found, [" ".join(str(a).split()) for a in answers if isinstance(a, BatonError)]

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.types import TopicChanges
 from batonmq.mqctl.commands.cluster import own_id
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import WaitLine, plain, plain_queue, when
+from batonmq.mqctl.output import WaitLine, plain, plain_queue
 from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option, yes_option
+from batonmq.mqctl.routes import masters_to_read
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.topic_name import is_retry_or_dlq, is_system_topic
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
 
 
 @command("topicList")
 @option("-c", "--clusterModel", is_flag=True, help="With cluster and groups.")
 async def topic_list(context: CommandContext, cluster_model: bool) -> None:
-    """All topics.
-
-    JSON: RocketMQ's TopicList ({"topicList": [...]}); with -c the entries are objects with
+    """JSON: RocketMQ's TopicList ({"topicList": [...]}); with -c the entries are objects with
     clusterName, topic, consumerGroup."""
     async with context.admin() as admin:
         topics = await admin.topics.names()
@@ -34,11 +34,9 @@ async def topic_list(context: CommandContext, cluster_model: bool) -> None:
                 context.out.table(["Topic"], [[topic] for topic in topics])
             return
         rows = await _with_groups(context, admin, topics)
-    if context.out.as_json:
-        names = ("clusterName", "topic", "consumerGroup")
-        context.out.document({"topicList": [dict(zip(names, row, strict=True)) for row in rows]})
-    else:
-        context.out.table(["Cluster", "Topic", "Consumer Group"], rows)
+    columns = {"clusterName": "Cluster", "topic": "Topic", "consumerGroup": "Consumer Group"}
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    context.out.records(records, columns, key="topicList")
 
 
 async def _with_groups(
@@ -46,7 +44,7 @@ async def _with_groups(
 ) -> list[list[str]]:
     """[cluster, topic, group or nothing], for each group that has offsets in the topic."""
     groups: dict[str, set[str]] = {}
-    masters = (await admin.cluster.masters()).values()
+    masters = (await masters_to_read(context, admin)).values()
     for offsets in (await context.ask_each(masters, admin.consumer_groups.offsets)).values():
         for key in offsets:
             topic, _, group = key.rpartition("@")
@@ -65,12 +63,11 @@ async def _with_groups(
 @option("-t", "--topic", required=True, help="Topic name.")
 @option("-l", "--list", "as_list", is_flag=True, help="One line per broker group.")
 async def topic_route(context: CommandContext, topic: str, as_list: bool) -> None:
-    """Which brokers hold a topic.
-
-    JSON: RocketMQ's TopicRouteData (brokerDatas, queueDatas)."""
+    """JSON: RocketMQ's TopicRouteData (brokerDatas, queueDatas)."""
     async with context.admin() as admin:
         route = await admin.topics.route(topic)
         addresses = [a for data in route.broker_datas for a in data.broker_addrs.values()]
+        # Routes name a master 0: its own id is only in its figures, which cost a request each.
         wants_ids = not (context.out.as_json or as_list)
         figures = await context.ask_each(addresses, admin.brokers.runtime_info) if wants_ids else {}
     if context.out.as_json:
@@ -98,29 +95,27 @@ async def topic_route(context: CommandContext, topic: str, as_list: bool) -> Non
 @command("topicStatus", interval=True)
 @option("-t", "--topic", required=True, help="Topic name.")
 async def topic_status(context: CommandContext, topic: str) -> None:
-    """Offsets of every queue of a topic.
-
-    JSON: {"offsetTable": [...]}, the entries of RocketMQ's TopicStatsTable with their queue
+    """JSON: {"offsetTable": [...]}, the entries of RocketMQ's TopicStatsTable with their queue
     (topic, brokerName, queueId, minOffset, maxOffset, lastUpdateTimestamp)."""
     async with context.admin() as admin:
         stats = await admin.topics.stats(topic)
-    if context.out.as_json:
-        table = [
-            {
-                **plain_queue(s.queue),
-                "minOffset": s.min_offset,
-                "maxOffset": s.max_offset,
-                "lastUpdateTimestamp": s.last_update_ms,
-            }
-            for s in stats
-        ]
-        context.out.document({"offsetTable": table})
-        return
-    rows = [
-        [s.queue.broker_name, s.queue.queue_id, s.min_offset, s.max_offset, when(s.last_update_ms)]
+    queues = [
+        {
+            **plain_queue(s.queue),
+            "minOffset": s.min_offset,
+            "maxOffset": s.max_offset,
+            "lastUpdateTimestamp": s.last_update_ms,
+        }
         for s in stats
     ]
-    context.out.table(["Broker", "QID", "Min Offset", "Max Offset", "Last Updated"], rows)
+    columns = {
+        "brokerName": "Broker",
+        "queueId": "QID",
+        "minOffset": "Min Offset",
+        "maxOffset": "Max Offset",
+        "lastUpdateTimestamp": "Last Updated",
+    }
+    context.out.records(queues, columns, key="offsetTable")
 
 
 @command("statsAll", interval=True)
@@ -129,17 +124,14 @@ async def topic_status(context: CommandContext, topic: str) -> None:
     "-a", "--activeTopic", is_flag=True, help="Only what had traffic today, or waits for its group."
 )
 async def stats_all(context: CommandContext, topic: str | None, active_topic: bool) -> None:
-    """What comes into each topic, what its groups get, and how far they are behind.
-
-    A second in the last minute, and in the last 24 hours; brokers count from their start.
+    """A second in the last minute, and in the last 24 hours; brokers count from their start.
     JSON: {"topics": [...]} of topic, group (null: what came in), tps, day, diff (null without a
     group)."""
-    from batonmq.protocol.topic_name import is_retry_or_dlq, is_system_topic
-
     async with context.admin() as admin:
         names = [topic] if topic else await admin.topics.names()
         rows = []
         for name in names:
+            # Retry and dead-letter topics belong to one group each: consumerProgress and dlq.
             if topic is None and (is_system_topic(name) or is_retry_or_dlq(name)):
                 continue
             for traffic in await admin.topics.traffic(name):
@@ -184,16 +176,12 @@ async def update_topic(
     force: bool,
     **settings: Any,
 ) -> None:
-    """Create a topic, or change what is given of it.
-
-    A new topic has 8 queues to read and to write, and perm 6, unless given.
+    """A new topic has 8 queues to read and to write, and perm 6, unless given.
 
     JSON: RocketMQ's TopicConfig as it is now at the first broker, brokerAddrs: broker name to the
     master where it was done, and topicConfigs: broker name to TopicConfig."""
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
-    from batonmq.client.admin.types import TopicChanges
-
     perm = settings.pop("perm")
     changes = TopicChanges(
         attributes=_attributes(settings.pop("attributes")),
@@ -238,22 +226,20 @@ def _attributes(text: str | None) -> dict[str, str]:
 @option("-c", "--clusterName", required=True, help="Its cluster.")
 @yes_option
 async def delete_topic(context: CommandContext, topic: str, cluster_name: str, yes: bool) -> None:
-    """Delete a topic from brokers and name servers. It shows what is lost, and asks.
+    """It shows what is lost, and asks.
 
     JSON: topicName, clusterName, and brokerAddrs: broker name to the master where it was done."""
     async with context.admin() as admin:
         context.confirm(await _what_is_deleted(admin, topic, cluster_name), yes=yes)
         done = await admin.topics.delete(topic, cluster_name)
-    if context.out.as_json:
-        context.out.document({"topicName": topic, "clusterName": cluster_name, "brokerAddrs": done})
-        return
     where = ", ".join(f"{name} ({address})" for name, address in done.items())
-    context.out.line(f"topic {topic} deleted from {where} and from the name servers")
+    context.out.result(
+        {"topicName": topic, "clusterName": cluster_name, "brokerAddrs": done},
+        f"topic {topic} deleted from {where} and from the name servers",
+    )
 
 
 async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
-    from batonmq.protocol.errors import BatonError
-
     try:
         queues = await admin.topics.stats(topic)
         traffic = await admin.topics.traffic(topic)
@@ -270,18 +256,18 @@ async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
 @command("getTopicConfig", interval=True)
 @option("-t", "--topic", required=True, help="Topic name.")
 async def get_topic_config(context: CommandContext, topic: str) -> None:
-    """Settings of a topic at each master.
-
-    JSON: broker name to RocketMQ's TopicConfig."""
+    """JSON: broker name to RocketMQ's TopicConfig."""
     async with context.admin() as admin:
-        found = await topic_settings(admin, topic)
+        found = await topic_settings(context, admin, topic)
     context.out.settings(found)
 
 
-async def topic_settings(admin: Admin, topic: str) -> dict[str, dict[str, Any]]:
+async def topic_settings(
+    context: CommandContext, admin: Admin, topic: str
+) -> dict[str, dict[str, Any]]:
     """Broker name -> RocketMQ's TopicConfig. Raises CommandFailed for one that no master has."""
-    masters = await admin.cluster.masters()
-    known = {name: await admin.topics.config(a, topic) for name, a in masters.items()}
+    masters = await masters_to_read(context, admin)
+    known = await context.ask_each(masters, lambda name: admin.topics.config(masters[name], topic))
     found = {name: plain(config) for name, config in known.items() if config is not None}
     if not found:
         raise CommandFailed(f"no topic {topic}: `mqctl topicList` shows those that are there")
@@ -289,4 +275,5 @@ async def topic_settings(admin: Admin, topic: str) -> dict[str, dict[str, Any]]:
 
 
 def _perm(perm: int) -> str:
+    """RocketMQ's bits as it shows them: 4 read, 2 write, 1 inherit."""
     return ("R" if perm & 4 else "-") + ("W" if perm & 2 else "-") + ("X" if perm & 1 else "-")

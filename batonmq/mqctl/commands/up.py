@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 import click
 
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.launcher import control
+from batonmq.mqctl.commands.election import move_away, replica_at
+from batonmq.mqctl.commands.roll import restart_one
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import still_lacking
 from batonmq.mqctl.params import COUNT, SECONDS, command, option, yes_option
+from batonmq.mqctl.target import data_of
+from batonmq.protocol.bodies import BrokerReplicasInfo
+from batonmq.protocol.errors import ResponseError
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.admin.controller_admin import ControllerAdmin
-    from batonmq.protocol.bodies import BrokerReplicasInfo
 
 
 @command("up", controllers=True, writes=True)
@@ -37,9 +39,7 @@ async def up(
     within_s: float,
     yes: bool,
 ) -> None:
-    """Add, remove or restart processes of a running `batonmq up`, under load.
-
-    \b
+    """\b
     mqctl up add broker-a                 a replica more; it waits until that is in the set
     mqctl up add --newGroup --count 3     a group more
     mqctl up remove HOST:PORT             this replica goes; its master moves away before
@@ -54,11 +54,8 @@ async def up(
     if new_group == bool(what) if action == "add" else what is None or new_group:
         form = {"add": "GROUP, or --newGroup", "remove": "HOST:PORT, or GROUP --wholeGroup"}
         raise click.UsageError(f"up {action} needs {form.get(action, 'HOST:PORT')}")
-    if context.target.local is None or not context.target.local.supervised:
-        raise CommandFailed("no `batonmq up` runs here: set BATONMQ_DATA to its folder")
+    context.local_cluster()
     if action == "restart":
-        from batonmq.mqctl.commands.roll import restart_one
-
         await restart_one(context, what or "", within_s)
         return
     async with context.controller() as (admin, controller):
@@ -75,12 +72,8 @@ async def up(
 
 async def ask_supervisor(context: CommandContext, **asked: str) -> Mapping[str, str]:
     """What the `batonmq up` of this cluster answers. Raises CommandFailed with what it says."""
-    from batonmq.launcher import control
-    from batonmq.mqctl.target import data_of
-
-    assert context.target.local is not None
     try:
-        answer = await control.ask(data_of(context.target.local.path) / "run", asked)
+        answer = await control.ask(data_of(context.local_cluster().path) / "run", asked)
     except (OSError, ValueError) as error:
         raise CommandFailed(f"`batonmq up` does not answer: {error}") from error
     if "error" in answer:
@@ -88,30 +81,28 @@ async def ask_supervisor(context: CommandContext, **asked: str) -> Mapping[str, 
     return answer
 
 
+@dataclass(slots=True)
 class _Change:
     """One run of the command. `done`: the brokers that were added or removed."""
 
-    def __init__(
-        self, context: CommandContext, admin: Admin, controller: ControllerAdmin, within_s: float
-    ) -> None:
-        self._context = context
-        self._admin = admin
-        self._controller = controller
-        self._within_s = within_s
-        self.done: list[Mapping[str, str]] = []
+    context: CommandContext
+    admin: Admin
+    controller: ControllerAdmin
+    within_s: float
+    done: list[Mapping[str, str]] = field(default_factory=list)
 
     async def add(self, group: str, count: int) -> None:
         """Raises CommandFailed."""
         # All are started before it waits: they copy side by side.
         for _ in range(count):
-            added = await ask_supervisor(self._context, do="add", group=group)
+            added = await ask_supervisor(self.context, do="add", group=group)
             group = added["group"]
             self.done.append(added)
             self._say(f"{added['name']} at {added['address']} is started")
         addresses = {added["address"] for added in self.done}
 
         async def missing() -> str:
-            info = (await self._controller.sync_state_data([group])).replicas_info_table.get(group)
+            info = (await self.controller.sync_state_data([group])).replicas_info_table.get(group)
             in_sync = info.in_sync_replicas if info is not None else ()
             late = sorted(addresses - {r.broker_address for r in in_sync if r.alive})
             return f"{', '.join(late)} of {group} not in sync" if late else ""
@@ -121,28 +112,24 @@ class _Change:
 
     async def remove(self, address: str, *, yes: bool) -> None:
         """Raises CommandFailed."""
-        from batonmq.mqctl.commands.election import move_away, replica_at
-
         known = await self._known()
         group, broker_id = replica_at(known, address)
         info = known.replicas_info_table[group]
         left = [r for r in info.in_sync_replicas if r.alive and r.broker_address != address]
         # The master's setting: it is the one whose writes wait for so many members.
-        config = (
-            await self._admin.brokers.config(info.master_address) if info.master_address else {}
-        )
+        config = await self.admin.brokers.config(info.master_address) if info.master_address else {}
         least = max(1, int(config.get("minInSyncReplicas", "1")))
         if len(left) < least:
             raise CommandFailed(
                 f"{group} would keep {counted(len(left), 'replica')} in sync, and needs {least}:"
                 f" add one first, mqctl up add {group}"
             )
-        self._context.confirm(
+        self.context.confirm(
             f"broker {broker_id} of {group} at {address} is removed; everything stays on"
             f" {counted(len(left), 'replica')} in sync, and its folder stays",
             yes=yes,
         )
-        await move_away(self._context, self._admin, self._controller, address)
+        await move_away(self.context, self.admin, self.controller, address)
         await self._remove(address)
         await self._forget(group, [broker_id])
         self._say(f"{self.done[-1]['name']} at {address} is removed and forgotten")
@@ -154,9 +141,8 @@ class _Change:
             raise CommandFailed(f"there is no group {group!r}; there is {', '.join(self._groups)}")
         if len(self._groups) == 1:
             raise CommandFailed(f"{group} is the only group: stop `batonmq up` instead")
-        assert self._context.target.local is not None
-        addresses = [at for name, at in self._context.target.local.brokers if name == group]
-        self._context.confirm(
+        addresses = [at for name, at in self.context.local_cluster().brokers if name == group]
+        self.context.confirm(
             f"{group} is removed with its {counted(len(addresses), 'replica')}. Folders stay, but"
             f" no client can read them until `mqctl up add {group}`. First take away the right to"
             " write (mqctl updateTopic -t TOPIC -b HOST:PORT -p 4), and wait until"
@@ -170,25 +156,22 @@ class _Change:
 
     @property
     def _groups(self) -> list[str]:
-        assert self._context.target.local is not None
-        return sorted({name for name, _ in self._context.target.local.brokers})
+        return sorted({name for name, _ in self.context.local_cluster().brokers})
 
     async def _remove(self, address: str) -> None:
-        self.done.append(await ask_supervisor(self._context, do="remove", address=address))
+        self.done.append(await ask_supervisor(self.context, do="remove", address=address))
 
     async def _known(self) -> BrokerReplicasInfo:
-        return await self._controller.sync_state_data(self._groups)
+        return await self.controller.sync_state_data(self._groups)
 
     async def _forget(self, group: str, ids: list[int]) -> None:
         """Makes the controllers forget it; they notice the end of a process a moment later."""
-        from batonmq.protocol.errors import ResponseError
-
-        routes = (await self._admin.cluster.info()).broker_addr_table
+        routes = (await self.admin.cluster.info()).broker_addr_table
         cluster = routes[group].cluster if group in routes else ""
 
         async def refused() -> str:
             try:
-                await self._controller.clean_broker_data(cluster, group, ids)
+                await self.controller.clean_broker_data(cluster, group, ids)
             except ResponseError as error:
                 return str(error)
             return ""
@@ -197,9 +180,9 @@ class _Change:
 
     async def _until(self, missing: Callable[[], Awaitable[str]], advice: str) -> None:
         """Raises CommandFailed if something is still missing at the end of `--within`."""
-        if lacks := await still_lacking(missing, self._within_s, "waiting"):
-            raise CommandFailed(f"after {self._within_s:g} s: {lacks}; {advice}")
+        if lacks := await still_lacking(missing, self.within_s, "waiting"):
+            raise CommandFailed(f"after {self.within_s:g} s: {lacks}; {advice}")
 
     def _say(self, text: str) -> None:
-        if not self._context.out.as_json:
-            self._context.out.line(text)
+        if not self.context.out.as_json:
+            self.context.out.line(text)

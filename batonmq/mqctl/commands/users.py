@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.auth.policy import (
+    ACTIONS,
+    AclInfo,
+    Decision,
+    KnownUser,
+    Need,
+    PolicyEntry,
+    User,
+    UserInfo,
+    merged,
+    pattern_of,
+)
+from batonmq.auth.rights import publish_needs, topic_needs
+from batonmq.client.admin.admin import Admin
+from batonmq.mqctl.acl_import import import_plain_acl
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import plain, when
 from batonmq.mqctl.params import Duration, command, option
-
-if TYPE_CHECKING:
-    from batonmq.auth.policy import AclInfo, PolicyEntry, User, UserInfo
-    from batonmq.client.admin.admin import Admin
+from batonmq.mqctl.routes import broker_addresses, cluster_of, masters_to_read
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.topic_name import is_retry_or_dlq
+from batonmq.runtime.clock import wall_ms
 
 PASSWORD_VARIABLE = "BATONMQ_NEW_PASSWORD"
 OLD_USED_MS = 60_000
@@ -45,9 +60,7 @@ async def user(
     cancel: bool,
     force: bool,
 ) -> None:
-    """List users; show, create, update, delete or rotate NAME.
-
-    A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD, never from the command
+    """A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD, never from the command
     line, which others can see.
 
     `rotate` gives the user a second secret, and prints it if none was given. The old one counts as
@@ -64,7 +77,7 @@ async def user(
     async with context.admin() as admin:
         match action:
             case "list":
-                _show_users(context, await admin.users.users(await _one_master(admin)))
+                _show_users(context, await admin.users.users(await _one_master(context, admin)))
             case "show":
                 await _show_user(context, admin, name)
             case "delete":
@@ -89,8 +102,6 @@ async def _put(
     user_status: str | None,
     password_file: str | None,
 ) -> None:
-    from batonmq.auth.policy import UserInfo
-
     info = UserInfo(username=name, user_type=user_type, user_status=user_status)
     info.password = _password(password_file)
     if action == "create" and not info.password:
@@ -112,10 +123,6 @@ def _done(context: CommandContext, name: str, done: str, secret: str | None = No
 async def _rotate(
     context: CommandContext, admin: Admin, name: str, given: str | None, old_for: int | None
 ) -> None:
-    import secrets
-
-    from batonmq.runtime.clock import wall_ms
-
     secret = given or secrets.token_urlsafe(24)
     await admin.users.rotate(name, secret, 0 if old_for is None else wall_ms() + old_for)
     _done(context, name, "rotated: both secrets count", None if given else secret)
@@ -126,8 +133,6 @@ async def _end_rotation(
 ) -> None:
     """Stock clients send a heartbeat every 30 s, so twice that without one says that no running
     client has the old secret."""
-    from batonmq.runtime.clock import wall_ms
-
     if finish and not force:
         seen = await _seen(context, admin, name)
         if context.failed:
@@ -148,8 +153,7 @@ def _old_used(seen: tuple[str, UserInfo]) -> int:
 
 async def _seen(context: CommandContext, admin: Admin, name: str) -> dict[str, UserInfo]:
     """The user as each broker knows it. Raises CommandFailed if none does."""
-    table = (await admin.cluster.info()).broker_addr_table
-    addresses = sorted({at for data in table.values() for at in data.broker_addrs.values()})
+    addresses = broker_addresses(await cluster_of(admin))
     # Slaves, too: each broker notes only the signatures that it sees.
     answers = await context.ask_each(addresses, lambda at: admin.users.user(at, name))
     seen = {at: info for at, info in answers.items() if info is not None}
@@ -161,7 +165,7 @@ async def _seen(context: CommandContext, admin: Admin, name: str) -> dict[str, U
 async def _show_user(context: CommandContext, admin: Admin, name: str) -> None:
     seen = await _seen(context, admin, name)
     at, info = max(seen.items(), key=_old_used)
-    acls = await admin.users.acls(await _one_master(admin))
+    acls = await admin.users.acls(await _one_master(context, admin))
     mine = [each for each in acls if each.subject == f"User:{name}"]
     if context.out.as_json:
         context.out.document(plain(info) | {"policies": [plain(each) for each in mine]})
@@ -177,26 +181,27 @@ async def _show_user(context: CommandContext, admin: Admin, name: str) -> None:
 
 
 def _password(file: str | None) -> str | None:
+    if file is None:
+        return os.environ.get(PASSWORD_VARIABLE)
     try:
-        if file == "-":
-            return sys.stdin.readline().rstrip("\n")
-        if file is not None:
-            return Path(file).read_text().rstrip("\n")
-    except (OSError, UnicodeDecodeError):
-        raise CommandFailed(f"{file}: cannot be read") from None
-    return os.environ.get(PASSWORD_VARIABLE)
+        with disk_failures(file):
+            text = sys.stdin.readline() if file == "-" else Path(file).read_text()
+    except UnicodeDecodeError:
+        raise CommandFailed(f"{file}: is no text") from None
+    if not (password := text.rstrip("\n")):
+        # `rotate` would otherwise make a secret of its own, and print it.
+        raise CommandFailed(f"{file}: is empty, and the password is expected in it")
+    return password
 
 
 def _show_users(context: CommandContext, users: list[UserInfo]) -> None:
-    if context.out.as_json:
-        context.out.document([plain(each) for each in users])
-        return
-    rows = [[each.username, each.user_type, each.user_status] for each in users]
-    context.out.table(["User", "Type", "Status"], rows)
+    columns = {"username": "User", "userType": "Type", "userStatus": "Status"}
+    context.out.records([plain(each) for each in users], columns)
 
 
-async def _one_master(admin: Admin) -> str:
-    return next(iter((await admin.cluster.masters()).values()))
+async def _one_master(context: CommandContext, admin: Admin) -> str:
+    """All have the same users; a group that has lost its master must not hide them."""
+    return next(iter((await masters_to_read(context, admin)).values()))
 
 
 @command("acl", writes=True)
@@ -223,11 +228,9 @@ async def acl(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """What users may do: list, change, explain, import.
-
-    `create` and `update` do the same: an entry with an equal resource is replaced. `delete` without
-    -r deletes all entries. `explain USER ACTION RESOURCE` says which entry decides, from the
-    address -i if it is given: `mqctl acl explain shop Pub Topic:Orders`.
+    """`create` and `update` do the same: an entry with an equal resource is replaced. `delete`
+    without -r deletes all entries. `explain USER ACTION RESOURCE` says which entry decides, from
+    the address -i if it is given: `mqctl acl explain shop Pub Topic:Orders`.
 
     `import FILE...` makes users and entries of RocketMQ's ACL 1.0 (plain_acl.yml), and names what
     2.0 cannot say. Again, it changes nothing.
@@ -237,15 +240,13 @@ async def acl(
         await _explain(context, names, source_ip)
         return
     if action == "import":
-        from batonmq.mqctl.acl_import import import_plain_acl
-
         await import_plain_acl(context, names, dry_run=dry_run, yes=yes)
         return
     if len(names) != (action != "list"):
         raise click.UsageError("list takes no USER" if action == "list" else f"{action}: give USER")
     async with context.admin() as admin:
         if action == "list":
-            _show_acls(context, await admin.users.acls(await _one_master(admin)))
+            _show_acls(context, await admin.users.acls(await _one_master(context, admin)))
             return
         (name,) = names
         if action == "delete":
@@ -256,15 +257,10 @@ async def acl(
             entry = _entry(resource, actions, decision, source_ip)
             await admin.users.put_entry(name, policy_type or "Custom", entry)
     done = {"create": "created", "update": "updated", "delete": "deleted"}[action]
-    if context.out.as_json:
-        context.out.document({"subject": f"User:{name}", "done": done})
-    else:
-        context.out.line(f"entry of {name} {done}")
+    context.out.result({"subject": f"User:{name}", "done": done}, f"entry of {name} {done}")
 
 
 def _entry(resource: str, actions: str, decision: str, source_ip: str | None) -> PolicyEntry:
-    from batonmq.auth.policy import PolicyEntry
-
     return PolicyEntry(
         resource=resource,
         actions=_parts(actions),
@@ -298,11 +294,6 @@ def _show_acls(context: CommandContext, acls: list[AclInfo]) -> None:
 
 
 async def _explain(context: CommandContext, names: tuple[str, ...], source: str | None) -> None:
-    from batonmq.auth.policy import ACTIONS, Decision, KnownUser, Need, pattern_of
-    from batonmq.auth.rights import publish_needs, topic_needs
-    from batonmq.protocol.errors import BrokerRefusal
-    from batonmq.protocol.topic_name import is_retry_or_dlq
-
     if len(names) != 3 or names[1].capitalize() not in ACTIONS[1:]:
         raise click.UsageError("explain USER ACTION RESOURCE, as: explain shop Pub Topic:Orders")
     name, action, resource = names[0], names[1].capitalize(), names[2]
@@ -318,22 +309,20 @@ async def _explain(context: CommandContext, names: tuple[str, ...], source: str 
     elif kind == "Topic" and is_retry_or_dlq(asked):
         needs = list(topic_needs(asked, action))
     async with context.admin() as admin:
-        address = await _one_master(admin)
+        address = await _one_master(context, admin)
         found = _user(name, await admin.users.users(address), await admin.users.acls(address))
     decision = Decision(True, "every user may")
     if needs:
         decision = KnownUser(found).evaluate(needs[0], source or "", "")
-    if context.out.as_json:
-        context.out.document({"allowed": decision.allowed, "reason": decision.reason})
-    else:
-        word = "allowed" if decision.allowed else "denied"
-        asked = str(needs[0]) if needs else f"{action} on {resource}"
-        context.out.line(f"{asked}: {word}. {decision.reason}")
+    word = "allowed" if decision.allowed else "denied"
+    asked = str(needs[0]) if needs else f"{action} on {resource}"
+    context.out.result(
+        {"allowed": decision.allowed, "reason": decision.reason},
+        f"{asked}: {word}. {decision.reason}",
+    )
 
 
 def _user(name: str, users: list[UserInfo], acls: list[AclInfo]) -> User:
-    from batonmq.auth.policy import User, merged
-
     info = next((each for each in users if each.username == name), None)
     if info is None:
         raise CommandFailed(f"there is no user {name}")
@@ -352,9 +341,7 @@ def _user(name: str, users: list[UserInfo], acls: list[AclInfo]) -> User:
 
 @command("whoami")
 async def whoami(context: CommandContext) -> None:
-    """The user that signs here, as name servers see it.
-
-    Any user may ask them.
+    """Any user may ask them.
 
     JSON: name server to username, userType, userStatus, peer."""
     async with context.admin() as admin:

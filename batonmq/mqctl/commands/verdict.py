@@ -6,20 +6,24 @@ import json
 import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
-from batonmq.mqctl.output import BAD, DIM, GOOD, when
+from batonmq.mqctl.health import EXIT_CODES
+from batonmq.mqctl.output import BAD, DIM, GOOD, Output, when
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.target import data_folder_here, data_of
+from batonmq.mqctl.verdict.ask import ask
+from batonmq.mqctl.verdict.evidence import Evidence
+from batonmq.mqctl.verdict.gather import from_folders
+from batonmq.mqctl.verdict.incidents import Finding
+from batonmq.mqctl.verdict.judge import INCIDENTS, Judgement, judge
+from batonmq.mqctl.verdict.receipt import check, receipt
+from batonmq.runtime.clock import boot_s
+from batonmq.runtime.durable_file import show_file
 from batonmq.runtime.words import counted, named
-
-if TYPE_CHECKING:
-    from batonmq.mqctl.output import Output
-    from batonmq.mqctl.verdict.evidence import Evidence
-    from batonmq.mqctl.verdict.incidents import Finding
-    from batonmq.mqctl.verdict.judge import Judgement
 
 ANSWER_S: Final = 0.45
 READ_S: Final = 3.0
@@ -66,10 +70,8 @@ async def verdict(
     checked_file: Path | None,
     classic: bool,
 ) -> None:
-    """Say what broke, what is safe and why, and what each repair costs.
-
-    Asks what runs, and reads what does not. DIR: a data folder of `batonmq up`, a broker's store, a
-    controller's folder; then nothing is asked, so copies do. Exit code as of health: 0 ok,
+    """Asks what runs, and reads what does not. DIR: a data folder of `batonmq up`, a broker's
+    store, a controller's folder; then nothing is asked, so copies do. Exit code as of health: 0 ok,
     3 degraded, 1 down; with --check 0: every group of the receipt is proven.
 
     JSON: state, cluster, time, incidents (incident, meaning, subject, cause, sinceTimestamp,
@@ -79,9 +81,6 @@ async def verdict(
     if checked_file is not None:
         _check(context, checked_file, folders)
         return
-    from batonmq.mqctl.health import EXIT_CODES
-    from batonmq.mqctl.verdict.judge import judge
-
     evidence = await gather(context, folders, None if full else read_s, classic=classic)
     judgement = judge(evidence)
     context.exit_code = EXIT_CODES[judgement.state]
@@ -94,20 +93,15 @@ async def verdict(
 
 
 def _write_receipt(file: Path, evidence: Evidence, judgement: Judgement) -> None:
-    from batonmq.mqctl.verdict.receipt import receipt
-
+    text = json.dumps(receipt(evidence, judgement), indent=2) + "\n"
     with disk_failures(file):
-        file.write_text(json.dumps(receipt(evidence, judgement), indent=2) + "\n")
+        show_file(file, text)
 
 
 async def gather(
     context: CommandContext, folders: tuple[Path, ...], read_s: float | None, *, classic: bool
 ) -> Evidence:
     """The evidence of the folders given, else of the target."""
-    from batonmq.mqctl.target import data_folder_here, data_of
-    from batonmq.mqctl.verdict.gather import from_folders
-    from batonmq.runtime.clock import boot_s
-
     deadline_s = None if read_s is None else boot_s() + read_s
 
     def until() -> bool:
@@ -122,13 +116,9 @@ async def gather(
         data = data_folder_here()
     evidence = from_folders([data] if data is not None else [], until)
     if target.name_servers and classic:
-        from batonmq.mqctl.verdict.ask import ask
-
         async with context.admin() as admin:
             return await ask(evidence, admin, None, (), context.timeout_ms)
     if target.controllers:
-        from batonmq.mqctl.verdict.ask import ask
-
         async with context.controller() as (admin, controller):
             expected = target.local.brokers if target.local else ()
             evidence = await ask(evidence, admin, controller, expected, context.timeout_ms)
@@ -139,8 +129,6 @@ async def gather(
 
 
 def _check(context: CommandContext, file: Path, folders: tuple[Path, ...]) -> None:
-    from batonmq.mqctl.verdict.receipt import check
-
     if not folders:
         raise click.UsageError("--check needs the folders of the stores: DIR...")
     try:
@@ -159,8 +147,6 @@ def _check(context: CommandContext, file: Path, folders: tuple[Path, ...]) -> No
 
 
 def document(evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
-    from batonmq.mqctl.verdict.judge import INCIDENTS
-
     incidents = []
     for each in judgement.findings:
         topics, consumers = touched(evidence, each)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import BAD, GOOD, WaitLine
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.store_check import Verdict, segments_of, size_of, verify
+from batonmq.runtime.clock import boot_s
 from batonmq.runtime.words import counted
-
-if TYPE_CHECKING:
-    from batonmq.mqctl.store_check import Verdict
 
 DAMAGES_SHOWN: Final = 20
 
@@ -24,26 +24,19 @@ DAMAGES_SHOWN: Final = 20
 )
 @option("--rate", type=SECONDS, metavar="MIB", help="Read at most so many MiB a second.")
 async def verify_store(context: CommandContext, store: Path, rate: float | None) -> None:
-    """Check every record of a store's commit log, from its files alone.
-
-    DIR is a broker's data folder (with commitlog/ in it), of a BatonMQ or RocketMQ broker, also of
-    one that runs. Checked are the CRCs of body and properties, lengths, and that each record names
-    its own offset. Exit code: 0 whole, 1 damaged.
+    """DIR is a broker's data folder (with commitlog/ in it), of a BatonMQ or RocketMQ broker, also
+    of one that runs. Checked are the CRCs of body and properties, lengths, and that each record
+    names its own offset. Exit code: 0 whole, 1 damaged.
 
     JSON: store, healthy, files, bytes, records, beginOffset, endOffset, tailBytes (behind the last
     whole record, of a writer that runs or crashed), damages (file, offset, bytes, what), truncated
     (file, bytes: what was cut from the log and kept)."""
-    import asyncio
-
-    from batonmq.mqctl.store_check import Verdict, segments_of, verify
-    from batonmq.runtime.clock import boot_s
-
     log = store / "commitlog" if (store / "commitlog").is_dir() else store
     segments = segments_of(log)
     if not segments:
         raise click.UsageError(f"{store}: no commit log is there (files named by 20 digits)")
     verdict = Verdict()
-    total = sum(file.stat().st_size for file in segments)
+    total = sum(map(size_of, segments))
     began_s = boot_s()
     with WaitLine("") as progress:
         # The file `abort` is there while a broker runs, and after one that was killed.
@@ -53,7 +46,7 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
                 ahead_s = began_s + done / (rate * (1 << 20)) - boot_s()
                 await asyncio.sleep(max(0.0, ahead_s))
     kept = [file for file in (log.parent / "truncated").rglob("*") if file.is_file()]
-    verdict.kept = sorted((str(file), file.stat().st_size) for file in kept)
+    verdict.kept = sorted((str(file), size_of(file)) for file in kept)
     context.exit_code = 1 if verdict.damages else 0
     if context.out.as_json:
         context.out.document(_document(store, verdict))

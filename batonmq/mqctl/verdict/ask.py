@@ -7,8 +7,10 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
 from batonmq.history.merge import merged
@@ -28,10 +30,7 @@ from batonmq.mqctl.verdict.gather import groups_of
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.topic_name import is_system_group
-
-if TYPE_CHECKING:
-    from batonmq.client.admin.admin import Admin
-    from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.runtime.clock import wall_ms
 
 T = TypeVar("T")
 HISTORY_EVENTS: Final = 500
@@ -51,13 +50,12 @@ async def ask(
     found = await (poll_classic(admin) if controller is None else poll(admin, controller, expected))
     _require_rights(found)
     sources: list[EvidenceSource] = []
-    reports, routes, events, consumers = await asyncio.gather(
-        _reports(admin, found),
+    routes, events, consumers = await asyncio.gather(
         _routes(admin, found, timeout_ms),
         _history(controller, sources),
         _within(CONSUMERS_S, "consumer groups", _consumers(admin, found), sources),
     )
-    nodes = _nodes(evidence, found, reports)
+    nodes = _nodes(evidence, found)
     answers = {
         a: str(answer) if isinstance(answer, BatonError) else None
         for a, answer in found.controllers.items()
@@ -74,7 +72,7 @@ async def ask(
         evidence,
         classic=controller is None,
         nodes=nodes,
-        groups=_groups(found, base, reports),
+        groups=_groups(found, base),
         stories=stories(events) if events else evidence.stories,
         routes=routes,
         leader=found.leader,
@@ -110,21 +108,8 @@ async def _within(
     return None
 
 
-async def _reports(admin: Admin, found: Findings) -> dict[str, Mapping[str, str]]:
-    async def one(address: str) -> tuple[str, Mapping[str, str]]:
-        try:
-            return address, await admin.brokers.runtime_info(address)
-        except BatonError:
-            return address, {}
-
-    alive = [address for address, why in found.brokers.items() if why is None]
-    return dict(await asyncio.gather(*map(one, alive)))
-
-
 async def _routes(admin: Admin, found: Findings, timeout_ms: int) -> dict[str, dict[str, str]]:
     """Which master each name server names, asked one by one."""
-    from batonmq.client.admin.admin import Admin
-
     options = admin.client.options
 
     async def one(address: str) -> tuple[str, dict[str, str]]:
@@ -180,15 +165,11 @@ async def _consumers(admin: Admin, found: Findings) -> list[ConsumersEvidence]:
 
 
 def _idle_ms(times: Sequence[int]) -> int:
-    from batonmq.runtime.clock import wall_ms
-
     known = [each for each in times if each > 0]
     return wall_ms() - max(known) if known else -1
 
 
-def _nodes(
-    evidence: Evidence, found: Findings, reports: Mapping[str, Mapping[str, str]]
-) -> tuple[NodeEvidence, ...]:
+def _nodes(evidence: Evidence, found: Findings) -> tuple[NodeEvidence, ...]:
     nodes = {node.address: node for node in evidence.nodes}
     group_of = {a: name for name, members in found.expected.items() for a in members} | {
         replica.broker_address: name
@@ -205,7 +186,7 @@ def _nodes(
         if address in removed:
             continue
         node = nodes.get(address, NodeEvidence(address, BROKER, address, group_of.get(address, "")))
-        report = reports.get(address, {})
+        report = found.figures.get(address, {})
         nodes[address] = replace(
             node,
             asked=True,
@@ -229,10 +210,9 @@ def _undelivered(report: Mapping[str, str]) -> dict[int, int]:
     return found
 
 
-def _groups(
-    found: Findings, known: Sequence[GroupEvidence], reports: Mapping[str, Mapping[str, str]]
-) -> tuple[GroupEvidence, ...]:
+def _groups(found: Findings, known: Sequence[GroupEvidence]) -> tuple[GroupEvidence, ...]:
     """As the leading controller records them; without one as they were recorded last."""
+    reports = found.figures
     groups = {group.name: group for group in known}
     for name, info in found.replicas.replicas_info_table.items():
         before = groups.get(name, GroupEvidence(name))

@@ -9,11 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-if TYPE_CHECKING:
-    from batonmq.history.story import Story
-    from batonmq.protocol.bodies import ReplicasInfo
+from batonmq.history.story import Story
+from batonmq.protocol.bodies import ReplicasInfo
 
 BROKER: Final = "broker"
 NAME_SERVER: Final = "name server"

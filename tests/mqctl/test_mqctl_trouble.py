@@ -1,0 +1,377 @@
+"""What an operator meets at night: ctrl-C, full disks, closed pipes, half answers, odd names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+import batonmq.client.consumer.pull_consumer
+import batonmq.client.producer.producer
+from batonmq.client.producer.sending import SendResult, SendStatus
+from batonmq.mqctl.context import CommandFailed, disk_failures
+from batonmq.mqctl.output import Cell, shown
+from batonmq.mqctl.roll import Doubt
+from batonmq.mqctl.roll_backends import compose_backend
+from batonmq.protocol.bodies import BrokerData
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageQueue
+from batonmq.runtime import disk
+from batonmq.runtime.lock_file import FolderLock
+from batonmq.runtime.secret_file import SecretFileError, read_passwords
+from tests.mqctl.conftest import OFFSET_ID, SLAVE, FakeCluster, stored_message
+from tests.mqctl.test_mqctl_backup import make_store
+
+Run = Callable[..., Any]
+MQCTL = [sys.executable, "-m", "batonmq.mqctl.main"]
+BUSY = """
+import asyncio, click
+from batonmq.mqctl.context import CommandContext, run
+from batonmq.mqctl.output import Output
+
+async def work():
+    print("begun", flush=True)
+    {wait}
+
+@click.command()
+def command():
+    run(CommandContext(Output(as_json=False)), work())
+
+command()
+"""
+
+
+@pytest.mark.parametrize("wait", ["while True: pass", "await asyncio.sleep(600)"])
+def test_one_ctrl_c_is_enough(wait: str) -> None:
+    """A log of a terabyte is read in one go: at the first ctrl-C asyncio alone would only wait for
+    its end."""
+    argv = [sys.executable, "-c", BUSY.format(wait=wait)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 1
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("answer", [click.Abort, KeyboardInterrupt])
+def test_who_ends_a_question_has_not_said_yes(
+    mqctl: Run, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, answer: type[BaseException]
+) -> None:
+    def ask(*_: object, **__: object) -> bool:
+        raise answer
+
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("batonmq.mqctl.context.sys", terminal)
+    monkeypatch.setattr(click, "confirm", ask)
+    ran = mqctl("deleteTopic", "-t", "T", "-c", "C")
+    assert ran.code == 1 and "internal error" not in ran.err
+    assert not [call for call in fake.calls if call[0] == "delete_topic"]
+
+
+def shell(words: str, home: Path) -> subprocess.CompletedProcess[str]:
+    line = " ".join(MQCTL) + f" {words}"
+    environ = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()}
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environ, timeout=60
+    )
+
+
+@pytest.mark.parametrize("words", ["contexts", "contexts --json", "completion bash"])
+def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path, words: str) -> None:
+    ran = shell(f"{words} > /dev/full", tmp_path)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.splitlines()[-1] == "mqctl: standard output: No space left on device"
+    assert "Traceback" not in ran.stderr and "internal error" not in ran.stderr
+
+
+def test_a_closed_output_is_no_bug(tmp_path: Path) -> None:
+    assert (shell("contexts >&-", tmp_path).returncode, shell("contexts >&-", tmp_path).stderr) == (
+        0,
+        "",
+    )
+    ran = shell("contexts x -n a:1 <&- 2>&-", tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+TRICKS = "\x1b]0;owned\x07 \u202eevil \x9b2J \udcff"
+
+
+def test_no_message_and_no_name_commands_a_terminal(mqctl: Run, fake: FakeCluster) -> None:
+    fake.messages = [
+        stored_message(
+            body=b"\x1b[2Jhi\nthere",
+            properties={"KEYS": "k1 \x1b[1m", "TAGS": "\u202etag", "UNIQ_KEY": "u\nv"},
+        )
+    ]
+    shown_one = mqctl("queryMsgById", "-i", OFFSET_ID).out
+    row = mqctl("queryMsgByKey", "-t", "T", "-k", "k1").out
+    for text in (shown_one, row):
+        assert not [c for c in text if not c.isprintable() and c != "\n"]
+    assert "\\x1b[2Jhi\nthere" in shown_one, "lines of a body stay lines"
+    assert len(row.splitlines()) == 2 and "u\\nv" in row, "a row of a table is one line"
+    document = mqctl("queryMsgById", "-i", OFFSET_ID, "--json").json
+    assert document["body"] == "\x1b[2Jhi\nthere"
+
+
+def test_what_is_shown_keeps_words_of_every_language() -> None:
+    for text in ("héllo wörld", "注文　完了", "заказ", "%DLQ%a|b", "a\u00a0b"):
+        assert shown(text) == text
+    assert shown(TRICKS) == "\\x1b]0;owned\\x07 \\u202eevil \\x9b2J \\udcff"
+    cell = Cell.of("good", "green")
+    assert shown(cell) is cell
+
+
+def test_a_file_name_that_is_no_text_is_shown_escaped(mqctl: Run, tmp_path: Path) -> None:
+    make_store(tmp_path / "store")
+    odd = os.fsdecode(os.fsencode(str(tmp_path)) + b"/b\xff")
+    ran = mqctl("backup", str(tmp_path / "store"), odd)
+    assert ran.code == 0 and "b\\udcff: the log from 0" in ran.out
+    ran = mqctl("backup", str(tmp_path / "store"), odd, "--json")
+    assert (ran.code, ran.json["target"]) == (0, odd)
+    ran = mqctl("topicRoute", "-t", "\udcff", "--json")
+    assert (ran.code, ran.json["exitCode"]) == (2, 2)
+
+
+# Half answers.
+
+
+def lose_master(fake: FakeCluster) -> None:
+    """A second group, which has no master now."""
+    lost = BrokerData(broker_addrs={3: "10.0.0.3:10911"}, broker_name="broker-z", cluster="C")
+    fake.info.broker_addr_table["broker-z"] = lost
+    fake.info.cluster_addr_table["C"].append("broker-z")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "haStatus",
+        "haStatus -c C",
+        "getTopicConfig -t T",
+        "getConsumerConfig -g G",
+        "brokerConsumeStats",
+        "topicList -c",
+    ],
+)
+def test_a_group_without_a_master_hides_no_other_group(
+    mqctl: Run, fake: FakeCluster, words: str
+) -> None:
+    whole = mqctl(*words.split(), "--json")
+    lose_master(fake)
+    ran = mqctl(*words.split(), "--json")
+    assert (ran.code, ran.json) == (1, whole.json)
+    assert "broker-z has no master and is left out" in ran.err
+    assert mqctl("deleteSubGroup", "-g", "G", "-c", "nope", "-y").code == 1
+
+
+def test_a_full_disk_is_said_also_by_a_broker_that_answers_no_second_question(
+    mqctl: Run, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(self: object, address: str) -> Any:
+        raise BatonError("no answer")
+
+    fake.problems = {SLAVE: ["its disk is full: No space left on device"]}
+    monkeypatch.setattr(batonmq.client.admin.admin.Admin, "broker_config", silent)
+    ran = mqctl("health", "--json")
+    assert ran.json["problems"] == [f"broker {SLAVE}: {fake.problems[SLAVE][0]}"]
+
+
+def test_a_change_does_not_pass_over_a_group_without_a_master(
+    mqctl: Run, fake: FakeCluster
+) -> None:
+    lose_master(fake)
+    ran = mqctl("updateSubGroup", "-g", "G", "-c", "C", "-r", "3")
+    assert ran.code == 1 and fake.group_table["G"].retry_max_times == 16
+
+
+def test_a_backup_without_a_master_says_what_it_may_lack(
+    mqctl: Run, fake: FakeCluster, tmp_path: Path
+) -> None:
+    offsets = make_store(tmp_path / "store")
+    fake.log_ends = {SLAVE: (offsets[45], offsets[45])}
+    lock = FolderLock(tmp_path / "store" / "lock")
+    lock.acquire()
+    try:
+        for addresses in ({2: SLAVE}, {}):
+            fake.info.broker_addr_table["broker-a"].broker_addrs = dict(addresses)
+            target = tmp_path / f"backup-{len(addresses)}"
+            ran = mqctl("backup", str(tmp_path / "store"), str(target), "-b", SLAVE)
+            assert ran.code == 1 and "has no master now: this copy may lack" in ran.err
+    finally:
+        lock.release()
+
+
+def test_dead_letters_that_were_sent_are_named_when_one_fails(
+    mqctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From an error alone nobody could tell which were sent; a second run sent them twice."""
+    letters = [
+        stored_message(queue_offset=n, properties={"RETRY_TOPIC": "T", "UNIQ_KEY": f"id-{n}"})
+        for n in range(3)
+    ]
+
+    class Consumer(OpenClient):
+        async def fetch_queues(self, topic: str, **_: Any) -> tuple[MessageQueue, ...]:
+            return (MessageQueue(topic, "broker-a", 0),)
+
+        async def min_offset(self, queue: MessageQueue, **_: Any) -> int:
+            return 0
+
+        async def max_offset(self, queue: MessageQueue, **_: Any) -> int:
+            return len(letters)
+
+        async def pull(self, queue: MessageQueue, offset: int, most: int, **_: Any) -> Any:
+            return SimpleNamespace(messages=letters[offset:], next_begin_offset=len(letters))
+
+    class Producer(OpenClient):
+        count = 0
+
+        async def send(self, message: Any, **_: Any) -> SendResult:
+            Producer.count += 1
+            if Producer.count == 2:
+                raise BatonError("no master")
+            queue = MessageQueue("T", "broker-a", 0)
+            return SendResult(SendStatus.SEND_OK, "new", OFFSET_ID, queue, 7)
+
+    monkeypatch.setattr(batonmq.client.consumer.pull_consumer, "PullConsumer", Consumer)
+    monkeypatch.setattr(batonmq.client.producer.producer, "Producer", Producer)
+    ran = mqctl("dlq", "resend", "g", "--yes", "--json")
+    assert ran.code == 1 and "id-1: no master" in ran.err
+    assert [(m["msgId"], m["sendStatus"]) for m in ran.json] == [
+        ("id-0", "SEND_OK"),
+        ("id-1", None),
+        ("id-2", "SEND_OK"),
+    ]
+
+
+class OpenClient:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_watch_goes_on_after_a_round_that_failed(
+    mqctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+
+    async def sleep(_: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    ran = mqctl("consumerConnection", "-g", "nobody", "--watch")
+    assert (rounds, ran.err.count("no member of group nobody")) == (3, 3)
+
+
+def test_a_message_that_is_not_there_is_a_document_too(mqctl: Run, fake: FakeCluster) -> None:
+    fake.messages.clear()
+    ran = mqctl("queryMsgById", "-i", OFFSET_ID, "--json")
+    assert (ran.code, ran.json["exitCode"]) == (1, 1) and OFFSET_ID in ran.json["error"]
+
+
+# Files.
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"prod": {}}'])
+def test_names_of_clusters_are_not_lost_over_a_file_that_cannot_be_read(
+    mqctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """It counted as empty, and the next name replaced all others."""
+    assert mqctl("contexts", "prod", "-n", "p:1").code == 0
+    (file,) = (tmp_path / ".batonmq").iterdir()
+    file.write_text(text)
+    for words in ((), ("test", "-n", "t:1")):
+        ran = mqctl("contexts", *words)
+        assert ran.code == 1 and f"{file} is not what `mqctl contexts` wrote" in ran.err
+    assert file.read_text() == text
+    assert mqctl("topicList").code == 0, "who names no context needs none"
+    monkeypatch.setenv("BATONMQ_CONTEXT", "prod")
+    monkeypatch.delenv("NAMESRV_ADDR")
+    monkeypatch.delenv("CONTROLLER_ADDR")
+    assert "is not what" in mqctl("topicList").err
+
+
+def test_a_bundle_is_written_whole_and_has_every_store(
+    mqctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in ("one", "two"):
+        make_store(tmp_path / host / "broker-0")
+        (tmp_path / host / "broker-0" / "process.log").write_text(f"of {host}\n")
+    stores = [str(tmp_path / host / "broker-0") for host in ("one", "two")]
+    bundle = tmp_path / "bundle.tar.gz"
+    assert mqctl("doctor", "--bundle", str(bundle), *stores).code == 0
+    with tarfile.open(bundle) as archive:
+        logs = [name for name in archive.getnames() if name.startswith("doctor/logs/")]
+    assert len(logs) == 2
+    bundle.unlink()
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk, "pwrite", full)
+    ran = mqctl("doctor", "--bundle", str(bundle), *stores)
+    assert ran.code == 1 and f"{bundle}: No space left on device" in ran.err
+    assert not bundle.exists()
+
+
+def test_an_empty_password_file_makes_no_secret(mqctl: Run, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("\n")
+    for file, says in (("password", "is empty"), (".", "Is a directory")):
+        ran = mqctl("user", "rotate", "shop", "--passwordFile", str(tmp_path / file))
+        assert ran.code == 1 and says in ran.err
+
+
+def test_a_named_pipe_in_place_of_a_secret_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(SecretFileError, match="is no regular file"):
+        read_passwords(tmp_path / "pipe")
+
+
+def test_a_file_that_was_replaced_by_a_folder_is_named(mqctl: Run, tmp_path: Path) -> None:
+    (tmp_path / "metadata.json").write_bytes(b"\xff")
+    ran = mqctl("importMetadata", str(tmp_path / "metadata.json"), "-y")
+    assert ran.code == 1 and "is no file of `mqctl exportMetadata`" in ran.err
+    with pytest.raises(CommandFailed, match="a: short write"), disk_failures("a"):
+        raise OSError("short write")
+
+
+async def test_a_command_of_compose_with_an_open_quote_is_a_doubt() -> None:
+    with pytest.raises(Doubt, match="is no command: No closing quotation"):
+        await compose_backend("docker 'compose", 1.0)
+
+
+def test_top_shows_topics_that_answer_and_why_others_are_missing(
+    mqctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = batonmq.client.admin.admin.Admin.topic_traffic  # type: ignore[attr-defined]
+
+    async def half(self: Any, topic: str) -> Any:
+        if topic == "U":
+            raise BatonError("U is not there")
+        return await real(self, topic)
+
+    monkeypatch.setattr(batonmq.client.admin.admin.Admin, "topic_traffic", half)
+    found = mqctl("top", "--once", "--json").json
+    assert [topic["topic"] for topic in found["topics"]] == ["T"]
+    assert found["notKnown"] == ["U is not there"]
