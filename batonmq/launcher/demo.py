@@ -109,6 +109,7 @@ async def run_demo(options: DemoOptions, fork_server: ForkServer) -> int:
         if play.done():
             return play.result()
         play.cancel()
+        # Its clients are closed while there is a cluster.
         await asyncio.gather(play, return_exceptions=True)
         reporter.report(ClusterEvent("interrupted", "stopped before the verdict", bad=True))
         return 1

@@ -66,6 +66,7 @@ class LiveView:
             try:
                 info = await self._cluster.admin.brokers.runtime_info(node.address)
             except BatonError:
+                # No figure rather than an old one: it would look as if the log stood still.
                 self._progress.pop(node.address, None)
                 continue
             self._progress[node.address] = int(info.get("commitLogMaxOffset", "0"))

@@ -71,6 +71,7 @@ async def check_settings(layout: Layout, fork_server: ForkServer) -> None:
         for node in (layout.name_servers[0], layout.brokers[0]):
             file, log = Path(folder) / node.config.name, Path(folder) / "check.log"
             file.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))
+            # By the processes themselves: only they know which settings they take.
             argv = [str(file) if part == str(node.config) else part for part in node.argv]
             process = await fork_server.start([*argv, "--check"], log, os.environ, [])
             if await process.wait() != 0:
@@ -121,6 +122,7 @@ def needed_bytes_of(layout: Layout) -> int:
     segment = layout.overrides.get("store", {}).get("mappedFileSizeCommitLog")
     if segment is None:
         return MIN_FREE_BYTES
+    # Two of each broker: the one that is written, and the next one, which is made ahead.
     return min(MIN_FREE_BYTES, 2 * int(str(segment)) * len(layout.brokers) + _SPARE_BYTES)
 
 

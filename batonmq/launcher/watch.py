@@ -79,6 +79,7 @@ async def poll(
     was `before`."""
     groups = dict(before.groups)
     routes = dict(before.routes)
+    # Two tries: while no controller leads, routes still change, and the other way round.
     try:
         data = await admin.controller(controllers).sync_state_data(names)
         for name, info in data.replicas_info_table.items():

@@ -39,6 +39,7 @@ async def import_plain_acl(
                 yes=yes,
             )
         rows: list[dict[str, Any]] = []
+        # Each group has users of its own, in its log: they may differ.
         for group, address in masters.items():
             there = {each.username: each for each in await admin.users.users(address)}
             acls = {each.subject: each for each in await admin.users.acls(address)}
@@ -94,6 +95,7 @@ async def _write(admin: Admin, address: str, user: User, row: dict[str, Any]) ->
     try:
         await admin.users.create_at(address, made)
     except ResponseError as error:
+        # Whether a secret is the same, only the master can say: by refusing.
         if row["user"] == "new" or "differs" not in str(error):
             raise
         row["user"] = "differs"
@@ -106,6 +108,7 @@ def _show(
     context: CommandContext, rows: list[dict[str, Any]], found: PlainAcl, dry_run: bool
 ) -> None:
     lost = list(found.lost)
+    # A super user may do everything, in both versions.
     if any(row["userType"] != "Super" for row in rows):
         lost.append(TOOLS_NOTE)
     if context.out.as_json:

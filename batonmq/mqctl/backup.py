@@ -42,6 +42,7 @@ LOG: Final = "commitlog"
 EPOCHS: Final = "epochFileCheckpoint"
 PART_BYTES: Final = 1 << 20
 COMPARED_BYTES: Final = 1 << 16
+"""At the end of a segment that both have: another history differs there."""
 RESTORING_SUFFIX: Final = ".restoring"
 _TABLE: Final = re.compile(r"[A-Za-z]{1,64}\.json")
 _OFFSETS: Final = ("consumerOffset.json", "delayOffset.json", "consumerOrderInfo.json")
@@ -260,11 +261,13 @@ def _back_up(
             )
             added += size - had.size
             segment = BackupSegment(start, size, crc)
+            # The copy, not the source: a bad sector of either disk shows.
             check_log([folder / segment.path], segment.end)
         else:
             segment = had
         segments.append(segment)
     manifest = _manifest(source, end, epochs, segments, now_ms)
+    # In this order: a manifest that outlives a power loss must not name segments that do not.
     sync_directory(folder / LOG)
     replace_file(folder / MANIFEST, manifest.encode())
     for path in segments_of(folder / LOG):  # expired in the store, or of an unfinished backup
@@ -448,6 +451,7 @@ def check_backup(folder: Path, done: Done) -> Manifest:
 def restore(folder: Path, root: Path, done: Done) -> Manifest:
     """Makes a store of a backup at `root`, which is not there yet or empty. Durable on return; it
     appears whole or not at all. Raises BackupError, OSError."""
+    # Before anything is written: half a restore over hours would end with the same error.
     manifest = check_backup(folder, lambda _: None)
     with _Restoring(root) as new:
         copied = 0

@@ -39,6 +39,7 @@ BEHIND_ENTRIES = 1_000
 
 
 OK, DEGRADED, DOWN = "ok", "degraded", "down"
+# 2 is wrong usage, in every command.
 EXIT_CODES: Final = {OK: 0, DEGRADED: 3, DOWN: 1}
 
 _FREE_SPACE = (
@@ -135,6 +136,7 @@ class Findings:
         """None means healthy."""
         if self.nowhere:
             return [Problem.of(self.nowhere, is_down=True)]
+        # One name server is enough for clients.
         unreachable = bool(self.name_servers) and all(self.name_servers.values())
         masters = self.masters
         found = [
@@ -161,6 +163,7 @@ class Findings:
             found.append(
                 Problem.of("no broker group is registered", "start a broker", is_down=True)
             )
+        # Without a leader nothing is known of the groups: one problem, not one of each.
         if self.replicas_error is None:
             for name in self.groups:
                 found += self._group_problems(name)
@@ -247,7 +250,7 @@ class Findings:
                 advice = "wait a moment; if that lasts, see what each controller says of itself"
             count = f"{though}{answering} of {len(self.controllers)}"
             what = "masters continue to take writes while their whole set follows, and none that"
-            if self.brokers and all(self.brokers.values()):
+            if self.brokers and all(self.brokers.values()):  # no broker answers: none takes writes
                 what = "no master that"
             return [
                 Problem.of(
@@ -302,6 +305,7 @@ class Findings:
 
     def _group_problems(self, name: str) -> list[Problem]:
         start = f"start every member of the last set: mqctl getSyncStateSet -b {name}"
+        # Forgetting is offered only for a group that neither runs nor is planned.
         if name not in self.routes.broker_addr_table and name not in self.expected:
             start += f"; only if the group is gone for good: {self._forget_group(name)}"
         no_master = Problem.of(f"{name}: no master", start, is_down=True, group=name)
@@ -337,6 +341,7 @@ class Findings:
             return []
         missing = ", ".join(sorted(every - inside))
         text = f"{name}: {len(inside)} of {counted(len(every), 'replica')} in sync, not {missing}"
+        # A living one is on its way into the set: it needs time, and no command.
         gone = [r.broker_id for r in info.not_in_sync_replicas if not r.alive]
         if not gone:
             return [Problem.of(text, "mqctl haStatus")]
@@ -453,6 +458,7 @@ async def poll(
         _roles(controller, controllers, groups), _ask(admin, routed)
     )
     removed = _removed_groups(replicas, routes, wanted)
+    # What was removed on purpose is a note, and must not be asked either.
     for name in removed:
         del replicas.replicas_info_table[name]
     answers |= more

@@ -83,6 +83,7 @@ def nodes_of(
         servers = [RollNode("namesrv", address) for address in name_servers]
         return [*brokers, *servers, *(RollNode("controller", a, a) for a in controllers)]
     hosts = [[address.rpartition(":")[0] for address in a] for a in (name_servers, controllers)]
+    # By a wrong pair another process than the leader's would come last.
     if hosts[0] != hosts[1]:
         raise Doubt(
             f"name servers {';'.join(name_servers)} and controllers {';'.join(controllers)} are"
@@ -117,7 +118,7 @@ def is_master(findings: Findings, node: RollNode) -> bool:
 def check_whole(findings: Findings, floor: int = 0) -> None:
     """Raises Doubt unless every node answers, every set is full, and every controller has applied
     the log up to index `floor`."""
-    for problem in findings.problems():
+    for problem in findings.problems():  # the first one is enough to stop
         raise Doubt(problem, problem.next_step or "mqctl health")
     for address, answer in findings.controllers.items():
         log = None if isinstance(answer, BatonError) else answer.log
@@ -192,6 +193,7 @@ class RollFile:
             return roll
         except msgspec.DecodeError as error:
             raise Doubt(f"{self.path} is no roll: {error}", over) from error
+        # With another target version the processes that are done would not be done.
         if before.how != how:
             raise Doubt(f"a roll by {before.how!r} is not finished", over)
         return before

@@ -146,6 +146,7 @@ async def run(argv: list[str], within_s: float) -> bytes:
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
+            # ssh would read the terminal, and a question of sudo would wait unseen.
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

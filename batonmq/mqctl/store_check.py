@@ -151,6 +151,7 @@ def _good_records(file: _File, position: int, verdict: Verdict) -> Iterator[int]
             verdict.records += head.kind == "message"
             at += head.size
             verdict.end = offset + head.size
+        # Not even one record, and this was all there is.
         if at == 0 and len(window) < most:
             raise CorruptRecord(RecordFault.NOT_WHOLE)
         most = WINDOW_BYTES if at else 2 * most  # a record that is larger than the window
@@ -171,6 +172,7 @@ def _next_record(file: _File, position: int) -> int | None:
                         return position + at
         except OSError:
             pass
+        # Windows overlap: a record is known by its first bytes, which may lie across their border.
         position += WINDOW_BYTES - OFFSET_END
     return None
 
@@ -181,7 +183,7 @@ def _used_from(file: _File, position: int) -> int:
     while at < file.size:
         try:
             part = file.read(at, WINDOW_BYTES)
-        except OSError:
+        except OSError:  # what cannot be read may hold records: it counts as used
             return file.size - position
         if kept := part.rstrip(b"\0"):
             used = at - position + len(kept)

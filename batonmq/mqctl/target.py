@@ -146,6 +146,7 @@ def find_target(
     Raises TargetError for an address that is none, and for a context that is not kept."""
     name_servers = addresses(namesrv_addr or environ.get(NAMESRV_VARIABLE), "-n")
     controllers = addresses(controller_addr or environ.get(CONTROLLER_VARIABLE), "-a")
+    # An address that is given counts more than a name that the shell may have kept from yesterday.
     if (name := environ.get(CONTEXT_VARIABLE)) and not name_servers and not controllers:
         return _target_of_context(name, contexts or {})
     if name_servers and controllers:
@@ -162,6 +163,7 @@ def find_target(
             if given:
                 continue
             break  # another cluster must not answer for it
+        # Its controllers would be another cluster's.
         if name_servers and not set(name_servers) & set(local.name_servers):
             continue
         if controllers and not set(controllers) & set(local.controllers):

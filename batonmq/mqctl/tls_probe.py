@@ -13,6 +13,7 @@ from batonmq.runtime.tls import ClientTls, TlsState, client_context, tls_reason
 
 PLAIN_S: Final = 0.5
 """A port that closes a plain connection does so at once."""
+# What an HTTP/2 client sends first, with an empty SETTINGS frame.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
@@ -82,6 +83,7 @@ async def _takes_tls(port: Port, tls: ClientTls | None) -> tuple[str, int, str]:
         refusal = tls_reason(error)
     except (ssl.SSLError, ConnectionError) as error:
         return "", 0, "" if tls is None else tls_reason(error)
+    # Once more without a check: the port takes TLS, and with which version, is worth showing too.
     version, _ = await _handshake(port, _context(ClientTls(auth_server=False), port.kind))
     return version, 0, refusal
 

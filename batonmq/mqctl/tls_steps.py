@@ -51,12 +51,15 @@ def steps(stages: Mapping[str, Stage], target: Stage) -> Iterator[Step]:
     """What is left to do. A command that was interrupted leaves processes at two stages: what is
     ahead of its step already is left as it is."""
     up = target != "disabled"
+    # Everybody takes TLS before the first one dials with it; on the way back nobody dials with it
+    # any more before the first one stops to take it.
     way: tuple[Stage, ...] = ("accept", "dial", target) if up else ("dial", "accept", target)
     for stage in way:
         rank = RANK[stage]
         names = frozenset(
             name
             for name, at in stages.items()
+            # The target counts also from beyond it: from enforcing back to permissive.
             if (RANK[at] < rank if up else RANK[at] > rank) or (stage == target != at)
         )
         if names:

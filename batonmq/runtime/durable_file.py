@@ -23,6 +23,7 @@ _TEMP_SUFFIX = ".tmp"
 _ZERO_BYTES = 1 << 16
 _ZEROS = bytes(1 << 20)
 _SYNCED_ONE_BY_ONE = 32
+"""From here one sync of the whole file system is cheaper than one of each file."""
 
 
 def backup_path(path: Path) -> Path:
@@ -130,6 +131,7 @@ def replace_file(
     temp = path.with_name(f"{path.name}{owner}{_TEMP_SUFFIX}")
     try:
         _write_new(temp, data, mode)
+        # A link, not a rename: `path` must exist at each moment.
         if keep_previous and path.exists():
             _link_over(path, backup_path(path))
         disk.replace(temp, path)

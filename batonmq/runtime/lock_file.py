@@ -33,18 +33,19 @@ class FolderLockedError(BatonError):
 class FolderLock:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._key = path.resolve()
+        self._key = path.resolve()  # one folder may have several names
         self._fd = -1
 
     def acquire(self) -> None:
         """Raises FolderLockedError, which names the process that has the lock."""
+        # The kernel would grant it, and drop it with the first descriptor that is closed.
         if self._key in _held_here:
             raise FolderLockedError(self._path, os.getpid())
         fd = disk.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
-            pid = _owner(fd)
+            pid = _owner(fd)  # before the close: it is asked by this descriptor
             disk.close(fd)
             raise FolderLockedError(self._path, pid) from error
         try:

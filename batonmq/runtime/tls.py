@@ -178,7 +178,7 @@ def client_context(client: ClientTls) -> ssl.SSLContext:
     """Raises TlsError."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     if not client.auth_server:
-        context.check_hostname = False
+        context.check_hostname = False  # first: ssl refuses CERT_NONE while it is on
         context.verify_mode = ssl.CERT_NONE
     else:
         context.check_hostname = client.check_host
@@ -424,6 +424,7 @@ class Tls(FollowedFiles[_Loaded]):
                 _trust(nodes, config.server_trust_cert_path)
         dials = client_context(dial_settings(config)) if config.dials else None
         pem = b"", b"", b""
+        # gRPC keeps its own copies, and knows no contexts of Python.
         if config.nodes != "disabled" or config.dials:
             pem = pem_of(dial_settings(config))
         return _Loaded(clients, nodes, dials, pem, ends_ms)

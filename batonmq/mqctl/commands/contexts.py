@@ -63,6 +63,7 @@ async def contexts(
             if not namesrv:
                 raise click.UsageError("give its name servers: -n host:port;host:port")
             try:
+                # Only checked: a typo shows now, and not at night.
                 addresses(namesrv, "-n")
                 addresses(controller, "-a")
             except TargetError as error:

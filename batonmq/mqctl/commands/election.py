@@ -25,6 +25,7 @@ from batonmq.runtime.words import counted, named
 
 POLL_S = 0.02
 STORY_MS = 500
+"""For the first acknowledgement to be recorded; a group without producers has none."""
 STORY_EVENTS = 60
 
 
@@ -83,6 +84,7 @@ async def elect_master(
     how = UncleanRequest(unclean, cut_later_acks)
     async with context.controller() as (admin, controller):
         if unclean and broker_id is not None:
+            # Asked before, and kept: after the election the loser has cut what it had.
             how.found.extend(await candidates(admin, controller, broker_name))
             check_known(how.found, broker_name, broker_id)
             confirm_unclean(context, broker_name, broker_id, how.found, yes=yes)
@@ -243,6 +245,7 @@ async def elect(
 
 def check_elected(elected: ElectedMaster, broker_id: int | None) -> None:
     """Raises CommandFailed if another replica than the wanted one is master."""
+    # A controller answers with the master that is there, if the wanted one may not be elected.
     if broker_id is not None and elected.master_broker_id != broker_id:
         raise CommandFailed(
             f"broker {broker_id} was not elected: {elected.master_broker_id} at"

@@ -312,8 +312,10 @@ class _Change:
             stages = stages_of(await self._states(admin, work))
             step = next(steps(stages, self.target), None)
             if step is None:
+                # All run at the target; files that an interrupted run wrote may say something else.
                 await self._set(self.target)
                 return False
+            # Only these two refuse a client; the stages between take both kinds.
             if step.stage in ("enforcing", "disabled"):
                 await self._check_clients(admin, work, step.stage)
             await self._set(step.stage)
@@ -384,6 +386,7 @@ async def _status(context: CommandContext) -> None:
     tls, timeout_s = context.target.tls, context.timeout_ms / 1000
     states = await asyncio.gather(*(probe(port, tls, timeout_s) for port in ports))
     states = [_with_said(state, said) for state in states]
+    # Clients may be allowed to do without TLS; nodes never are, once it is on.
     if any(state.port.kind != "remoting" and state.takes_plain for state in states):
         context.exit_code = 3
     if any(state.refusal for state in states):

@@ -143,6 +143,7 @@ async def _from_controllers(context: CommandContext, broker_name: str) -> Events
             found[address] = answer
     if not found:
         raise silent[0]
+    # Else an empty answer of the minority would look as if nothing had happened.
     if len(found) * 2 <= len(answers):
         heard = f"{len(found)} of {counted(len(answers), 'controller')} answer"
         note(
@@ -212,6 +213,7 @@ async def _follow(
             found = _chosen(events, broker_name, None, None)
             wanted = _wanted_first(found, last, since_ms) if first else found
             for story in found:
+                # By its first step: a story grows, and what it is called may change meanwhile.
                 key = (story.broker_name, story.steps[0])
                 if not first or story in wanted:
                     newest = _show_growth(context, story, shown.get(key, 0), key, newest)

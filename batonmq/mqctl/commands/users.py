@@ -34,6 +34,7 @@ from batonmq.runtime.clock import wall_ms
 
 PASSWORD_VARIABLE = "BATONMQ_NEW_PASSWORD"
 OLD_USED_MS = 60_000
+"""Twice the heartbeat of stock clients."""
 
 
 @command("user", writes=True)
@@ -131,8 +132,7 @@ async def _rotate(
 async def _end_rotation(
     context: CommandContext, admin: Admin, name: str, *, finish: bool, force: bool
 ) -> None:
-    """Stock clients send a heartbeat every 30 s, so twice that without one says that no running
-    client has the old secret."""
+    """A client that runs has signed within OLD_USED_MS."""
     if finish and not force:
         seen = await _seen(context, admin, name)
         if context.failed:

@@ -49,6 +49,7 @@ from batonmq.protocol.records.codec import MAGIC_V1, MAGIC_V2
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 
 LOG_TAIL_BYTES: Final = 128 << 10
+"""About a thousand lines: the last minutes, in which the cause stands."""
 _LAST_WORDS: Final = re.compile(r"(broker|namesrv|controller): ")
 _TABLES: Final = ("topics.json", "consumerOffset.json", "subscriptionGroup.json")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -136,6 +137,8 @@ def _journal_fault(data: bytes) -> str:
         at += JOURNAL_GROUP.size + size
     if bad < 0:
         return ""
+    # A good group behind the bad one: what was written later is there, so this is no torn end. In a
+    # part only: this is Python byte by byte.
     for at in range(bad + 1, min(len(data), bad + (1 << 20)) - JOURNAL_GROUP.size):
         size, crc = JOURNAL_GROUP.unpack_from(data, at)
         begin = at + JOURNAL_GROUP.size
@@ -230,6 +233,7 @@ class _StoreReader:
         path = self.folder / "epochFileCheckpoint"
         whys: list[str] = []
         redo = path.with_name(path.name + REDO_SUFFIX)
+        # As a start reads them: the first copy that is whole counts.
         for candidate in (path, path.with_name(path.name + ".bak")):
             try:
                 content = candidate.read_bytes()
@@ -277,7 +281,7 @@ class _StoreReader:
         if magic != CHECKPOINT_MAGIC or crc != zlib.crc32(
             ours[: CHECKPOINT_OURS.at["crc"]], zlib.crc32(head)
         ):
-            if any(data):
+            if any(data):  # all zeros: made at the start, and not written yet
                 self.fault("checkpoint", path, "its checksum differs")
             return
         about = data[CHECKPOINT_LOG_AT : CHECKPOINT_LOG_AT + CHECKPOINT_LOG.size]

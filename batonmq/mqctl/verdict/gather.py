@@ -47,6 +47,7 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
     sources: list[EvidenceSource] = []
     cluster, start, local = "", "", False
     for folder in (each.absolute() for each in folders):
+        # The second one is there before the cluster is whole.
         documents = [folder / "cluster.json", folder / "conf" / "cluster.json"]
         document = next((d for path in documents if (d := _document(path))), None)
         if document is not None:
@@ -265,6 +266,7 @@ def _consumers(nodes: Iterable[NodeEvidence]) -> tuple[ConsumersEvidence, ...]:
     best: dict[str, StoreEvidence] = {}
     for node in nodes:
         store = node.store
+        # A longer log knows more messages, so its lags are the newest.
         if store is not None and store.end >= best.get(node.group, store).end:
             best[node.group] = store
     found: dict[tuple[str, str], int] = {}

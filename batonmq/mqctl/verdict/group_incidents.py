@@ -26,6 +26,7 @@ LAG_MANY: Final = 10_000
 
 def _whole(evidence: Evidence) -> Iterator[Finding]:
     local = [node for node in evidence.nodes if node.process is not None]
+    # Of another host no process is known: its silence proves nothing.
     if not local or any(node.has_process for node in local) or evidence.is_live:
         return
     well = all(n.log.ended_well or (n.store and n.store.clean) for n in local)
@@ -55,6 +56,7 @@ def _quorum(evidence: Evidence) -> Iterator[Finding]:
         cause = "a majority of the controllers answers, and none leads"
         look = Repair("see which of them cannot reach the others", "mqctl getControllerMetaData")
         yield Finding("no-leader", "controllers", cause, 0, (), (look,))
+    # Each controller says it in its own words: three of them are enough.
     for problem in evidence.controller_problems[:3]:
         if "differ" in problem:
             fix = Repair("empty the folder of the one that is wrong, and start it")
@@ -233,7 +235,7 @@ def _consumers(evidence: Evidence) -> Iterator[Finding]:
     for each in evidence.consumers:
         look = Repair("see queue by queue", f"mqctl consumerProgress -g {each.group}")
         base = f"group {each.group} is {counted(each.lag, 'message')} behind on {each.topic}"
-        if each.lag <= 0:
+        if each.lag <= 0:  # who has consumed everything may have left
             continue
         if each.members == 0:
             yield Finding("consumers-gone", each.group, f"{base}: it has no member", 0, (), (look,))
@@ -243,6 +245,7 @@ def _consumers(evidence: Evidence) -> Iterator[Finding]:
         elif each.members > 0 and each.lag >= LAG_MANY:
             yield Finding("consumers-behind", each.group, f"{base}", 0, (), (look,))
     for topic, count in sorted(_topics(evidence).items()):
+        # The topic has an offset for each letter that ever came, read or not.
         if topic.startswith("%DLQ%") and count:
             group = topic.removeprefix("%DLQ%")
             cause = f"{counted(count, 'message')} of group {group} went to its dead-letter topic"
@@ -322,6 +325,7 @@ def _clocks(evidence: Evidence) -> Iterator[Finding]:
             cause = f"{node.name}: its clock is {max(ahead, stored) // 1000} s ahead of this host's"
             fix = Repair("set the clock: no message is lost by it", "timedatectl; chronyc tracking")
             yield Finding("clock-skew", node.name, cause, 0, (), (fix,))
+    # The newest only: a clock that was wrong last week is no cause.
     for story in evidence.stories[-8:]:
         for wrong in list(story.out_of_order().values())[:1]:
             behind = [int(w) for w in wrong.split() if w.isdigit()]

@@ -16,13 +16,18 @@ from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
 from batonmq.runtime.words import counted
 
+# Estimates that are shown with a repair.
 START_S: Final = 3
 REFILL_BYTES_S: Final = 50 << 20
 SKEW_MS: Final = 2_000
 LOOP_MS: Final = 600_000
+"""An older line of a log does not explain what is wrong now."""
+# So many starts within that time are no accident: `batonmq up` starts a process that fails again
+# within 5 s.
 LOOP_STARTS: Final = 4
-LEAVING_MS: Final = 3_000
 LOOP_SPAN_MS: Final = 60_000
+LEAVING_MS: Final = 3_000
+"""A master that hands over in order to stop has left the set by then."""
 CROWDED_OUT: Final = " connections_crowded_out "
 SPACE_AGAIN: Final = " disk_has_space "
 """Lines of a process's log."""
@@ -73,6 +78,7 @@ def refill(evidence: Evidence, node: NodeEvidence) -> Repair:
     seconds = START_S + max(size, store.end if store else 0) // REFILL_BYTES_S
     state = safety(evidence, node.group)
     others = [name for name in state.holders if name != node.name]
+    # Its own store does not count: it is what would be moved aside.
     if state.state != "safe" or not others:
         what = "keep this folder: nothing proves that another store has everything"
         return Repair(what, f"cp -a {node.folder} {node.folder}.kept")
@@ -136,6 +142,7 @@ def _left_ms(evidence: Evidence, group: str, me: int) -> int:
 def _processes(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
         process, groups = node.process, node.groups
+        # First: who shows or refuses a certificate runs, and must not be killed for its silence.
         if distrusts(node.refused or ""):
             cause = f"{node.name}: {node.refused}"
             renew = Repair("renew it, if its dates are wrong and no clock is", ROTATE)
@@ -276,6 +283,7 @@ def _empty_controller(evidence: Evidence, node: NodeEvidence) -> Repair:
         if each.controller and (each.controller.faults or each.controller.is_empty)
     ]
     known = sum(each.controller is not None for each in evidence.name_servers())
+    # What a majority had applied is lost with it: the others could agree on less.
     if 2 * len(bad) >= known:
         return Repair("restore the folder of one controller from a backup: a majority is damaged")
     raft = f"{controller.folder}/raft"
@@ -290,6 +298,7 @@ def _lost_stores(evidence: Evidence) -> Iterator[Finding]:
         if store is None or not store.is_empty or not (me in group.replicas or store.broker_id):
             continue
         others = evidence.stores(node.group)
+        # All are empty, and nothing was ever confirmed: a group that has just been made.
         if not any(other.has_log for other in others) and group.confirmed <= 0:
             continue
         cause = f"{node.name}: its store is empty, {store.folder} was lost, wiped or not mounted"

@@ -160,6 +160,7 @@ def judge(evidence: Evidence) -> Judgement:
     found: dict[tuple[str, str], Finding] = {}
     for recognise in (*OF_NODES, *OF_GROUPS):
         for finding in recognise(evidence):
+            # Two recognisers may find the same: the words of the first one count.
             found.setdefault((finding.incident, finding.subject), finding)
     # Of one kind the newest first: it is most likely what somebody is asking about.
     ordered = sorted(found.values(), key=lambda f: (_RANK[f.incident], -f.since_ms, f.subject))
