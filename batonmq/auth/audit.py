@@ -96,7 +96,10 @@ class AuditLog:
         if self._listener is not None:
             self._listener.stop()
             for file in self._listener.handlers:
-                file.close()
+                try:
+                    file.close()
+                except OSError as error:  # a full disk must not disturb the end of the process
+                    log.error("audit_not_closed reason=%s", error.strerror)
             self._listener = None
 
 
@@ -105,6 +108,10 @@ class _PrivateFile(RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, self.mode, encoding="ascii", opener=_private)  # type: ignore[return-value]
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        # Instead of a trace on standard error for each line while the disk is full.
+        log.error("audit_line_lost line=%s", record.getMessage())
 
 
 def _private(path: str, flags: int) -> int:

@@ -49,6 +49,9 @@ class PlainAcl:
     lost: list[str] = field(default_factory=list)
 
 
+_WHITE_LIST: Final = "globalWhiteRemoteAddresses"
+
+
 class PlainAclError(ValueError):
     """What cannot be read. Each of `problems` names its account."""
 
@@ -80,14 +83,18 @@ def read_plain_acl(texts: Mapping[str, str]) -> PlainAcl:
 
 def _file(name: str, root: dict[Any, Any], found: PlainAcl) -> Iterator[str]:
     """Adds the accounts of one file to `found`; yields what is wrong with them."""
-    for key in sorted(map(str, root.keys() - {"accounts", "dataVersion"})):
-        if key != "globalWhiteRemoteAddresses":
-            found.lost.append(f"{name}: {key[:64]!r} is no key of ACL 1.0")
-        elif addresses := _list(root[key]):
-            found.lost.append(
-                f"globalWhiteRemoteAddresses {', '.join(map(str, addresses))}: requests from there"
-                " passed without a signature; from now on each is signed by a user with that right"
-            )
+    for key in sorted(map(str, root.keys() - {"accounts", "dataVersion", _WHITE_LIST})):
+        found.lost.append(f"{name}: {key[:64]!r} is no key of ACL 1.0")
+    try:
+        addresses = _list(root.get(_WHITE_LIST))
+    except ValueError as error:
+        yield f"{name}: {_WHITE_LIST}: {error}"
+        return
+    if addresses:
+        found.lost.append(
+            f"{_WHITE_LIST} {', '.join(map(str, addresses))}: requests from there passed without a"
+            " signature; from now on each is signed by a user with that right"
+        )
     accounts = root.get("accounts") or []
     if not isinstance(accounts, list):
         yield f"{name}: accounts is no list"

@@ -376,7 +376,12 @@ class LocalCluster:
             await before.close()
 
     def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
-        self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
+        try:
+            self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
+        except OSError:
+            # Nobody reads any more (`| head`), or the disk behind it is full. Processes are watched
+            # and started again all the same.
+            pass
 
     def _report_changes(self, before: ClusterSnapshot, after: ClusterSnapshot) -> None:
         for name, group in after.groups.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from batonmq.launcher.cluster import LocalCluster, stop_event
@@ -37,5 +38,6 @@ async def run_up(
         if view is not None:
             await view.close()
         await cluster.stop()
-    reporter.report(ClusterEvent("stopped", "all processes have ended"))
+    with contextlib.suppress(OSError):  # as in `LocalCluster`: nobody may read any more
+        reporter.report(ClusterEvent("stopped", "all processes have ended"))
     return 0

@@ -117,6 +117,13 @@ def test_what_is_not_of_acl_1_is_named() -> None:
     assert [text.split("'")[1] for text in found.lost] == ["extra", "roles"]
 
 
+def test_a_white_list_that_is_no_list_is_named() -> None:
+    """It was an internal error of `mqctl acl import`."""
+    with pytest.raises(PlainAclError) as refused:
+        read_plain_acl({"f.yml": "globalWhiteRemoteAddresses: 10.0.0.1\naccounts: []\n"})
+    assert refused.value.problems == ["f.yml: globalWhiteRemoteAddresses: a list is expected"]
+
+
 def test_an_entry_is_new_the_same_or_changed() -> None:
     first = read("accounts: [{accessKey: u, secretKey: s, topicPerms: [A=PUB, B=SUB]}]")
     later = read("accounts: [{accessKey: u, secretKey: s, topicPerms: [A=SUB, B=SUB, C=SUB]}]")

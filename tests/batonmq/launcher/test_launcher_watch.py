@@ -77,6 +77,22 @@ def test_a_full_disk_does_not_end_the_watch_over_the_processes(
     assert cluster.layout.cluster_file.exists()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_an_output_that_takes_nothing_does_not_end_the_watch_over_the_processes(
+    tmp_path: Path, number: int
+) -> None:
+    """The watcher of a process ended with the line that says that it ended, and nothing started it
+    again."""
+
+    class Full:
+        def report(self, event: ClusterEvent) -> None:
+            raise OSError(number, os.strerror(number))
+
+    cluster = LocalCluster(plan(tmp_path), cast("Reporter", Full()), cast("ForkServer", None))
+    cluster._child_changed(ChildChanged(cluster.layout.brokers[0], None, "SIGKILL"))
+    assert cluster._poll_now.is_set()
+
+
 async def test_a_certificate_that_cannot_be_read_does_not_end_the_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
