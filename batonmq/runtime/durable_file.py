@@ -186,15 +186,16 @@ def replace_with_twin(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def show_file(path: Path, text: str, mode: int = 0o644) -> None:
-    """Writes `text` to `path` by a rename, so that readers never see a part of it. Does not
-    sync."""
+def show_file(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Writes `path` by a rename, so that readers never see a part of it. Does not sync. Raises
+    OSError that names `path`; then the old content stays."""
     temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
     try:
         temp.touch(mode)
-        temp.write_text(text)
+        temp.write_bytes(content.encode() if isinstance(content, str) else content)
         disk.replace(temp, path)
-    except OSError:
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
         # Its name has this process's id: nobody would overwrite or remove it.
         with contextlib.suppress(OSError):
             disk.remove(temp)

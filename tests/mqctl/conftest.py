@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import batonmq.client.admin.admin
+import batonmq.client.consumer.pull_consumer
+import batonmq.client.producer.producer
 import batonmq.mqctl.context
 import batonmq.mqctl.verdict.ask
 from batonmq.client.admin.types import (
@@ -26,8 +28,10 @@ from batonmq.client.admin.types import (
     TopicChanges,
     Traffic,
 )
+from batonmq.client.consumer.pulling import PullResult, PullStatus
 from batonmq.client.errors import NoMasterError
 from batonmq.client.instance.connections import ClientOptions
+from batonmq.client.producer.sending import SendResult, SendStatus
 from batonmq.history.event import HistoryEvent, lenient_event
 from batonmq.mqctl.main import cli
 from batonmq.protocol.bodies import (
@@ -55,8 +59,10 @@ from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
 
 NS = "10.0.0.1:9876"
-CONTROLLERS = ("10.0.0.1:9878", "10.0.0.2:9878")
+CONTROLLERS = LEADER, OTHER = ("10.0.0.1:9878", "10.0.0.2:9878")
 MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
+Run = Callable[..., Any]
+"""The fixture `mqctl`."""
 OFFSET_ID = "0A00000100002A9F0000000000000064"
 UNIQUE_ID = "0A000001FFFF12345678000000010000"
 
@@ -183,6 +189,7 @@ class FakeCluster:
         self.group_table = {"G": SubscriptionGroupConfig(group_name="G")}
         self.offsets: dict[str, dict[int, int]] = {"T@G": {0: 5}}
         self.users: Any = None
+        self.letter: dict[str, str] = {}
         self.calm = False
         self.figures: dict[str, dict[str, str]] = {}
         self.problems: dict[str, list[str]] = {}
@@ -469,10 +476,102 @@ class FakeAdmin:
         return next((m for m in self.fake.messages if m.uniq_key == key), None)
 
 
+class FakeProducer:
+    sent: list[Any]
+    status = "SEND_OK"
+
+    def __init__(self, group: str, **options: Any) -> None:
+        pass
+
+    async def __aenter__(self) -> FakeProducer:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def send(self, message: Any, *, selector: Any = None) -> Any:
+        queues = [MessageQueue(message.topic, "broker-a", n) for n in range(2)]
+        queue = selector(queues, message) if selector else queues[0]
+        self.sent.append(message)
+        return SendResult(SendStatus(self.status), UNIQUE_ID, OFFSET_ID, queue, 7)
+
+
 @pytest.fixture
-def stored() -> Callable[..., MessageExt]:
-    """Makes a stored message; keywords change its fields."""
-    return stored_message
+def producer(monkeypatch: pytest.MonkeyPatch) -> type[FakeProducer]:
+    FakeProducer.sent = []
+    monkeypatch.setattr(batonmq.client.producer.producer, "Producer", FakeProducer)
+    return FakeProducer
+
+
+class FakeConsumer:
+    """Two queues of three messages each, stored at 100, 101, 102."""
+
+    def __init__(self, group: str, **options: Any) -> None:
+        pass
+
+    async def __aenter__(self) -> FakeConsumer:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def fetch_queues(self, topic: str, **options: Any) -> tuple[MessageQueue, ...]:
+        return tuple(MessageQueue(topic, "broker-a", n) for n in range(2))
+
+    async def min_offset(self, queue: MessageQueue, **options: Any) -> int:
+        return 0
+
+    async def max_offset(self, queue: MessageQueue, **options: Any) -> int:
+        return 3
+
+    async def offset_by_time(self, queue: MessageQueue, begin_ms: int, **options: Any) -> int:
+        return min(max(begin_ms - 100, 0), 3)
+
+    async def pull(self, queue: MessageQueue, offset: int, most: int, **options: Any) -> Any:
+        # The last one came after the end was asked for.
+        messages = tuple(
+            stored_message(
+                queue_id=queue.queue_id,
+                queue_offset=n,
+                store_timestamp=100 + n,
+                **({"properties": FakeAdmin.fake.letter} if FakeAdmin.fake.letter else {}),
+            )
+            for n in range(offset, 4)
+        )
+        return PullResult(PullStatus.FOUND, 4, 0, 4, messages)
+
+
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batonmq.client.consumer.pull_consumer, "PullConsumer", FakeConsumer)
+
+
+def write_cluster(
+    path: Path, pid: int, more: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> None:
+    """A `cluster.json` of the fake cluster. `more`: other groups, broker name -> addresses."""
+    path.parent.mkdir(exist_ok=True)
+    brokers = [
+        {"name": name, "address": address}
+        for name, addresses in {"broker-a": (MASTER, SLAVE), **more}.items()
+        for address in addresses
+    ]
+    document = {
+        "supervisorPid": pid,
+        "nameServers": [{"address": NS}],
+        "controllers": [{"address": address} for address in CONTROLLERS],
+        "brokers": brokers,
+    }
+    path.write_text(json.dumps(document))
+
+
+@pytest.fixture
+def local(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The data folder that mqctl looks at, and no other place; nothing is in it yet."""
+    for name in ("NAMESRV_ADDR", "CONTROLLER_ADDR"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BATONMQ_DATA", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture

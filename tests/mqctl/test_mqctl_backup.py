@@ -6,7 +6,6 @@ import errno
 import json
 import shutil
 import tarfile
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,9 @@ from batonmq.mqctl.backup import (
 )
 from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLock
-from tests.mqctl.conftest import MASTER, SLAVE, FakeCluster
+from tests.mqctl.conftest import MASTER, SLAVE, FakeCluster, Run
 from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
 
-Run = Callable[..., Any]
 GROUPS_OFFSETS = b'{"offsetTable":{"T@g":{"0":3}}}'
 TOPICS = b'{"topicConfigTable":{"T":{}}}'
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,17 @@ from batonmq.client.instance.connections import ClientOptions
 from batonmq.protocol.bodies import ReplicaIdentity
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
-
-NS = "10.0.0.1:9876"
-LEADER = "10.0.0.1:9878"
-CONTROLLERS = (LEADER, "10.0.0.2:9878")
-MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
-OFFSET_ID = "0A00000100002A9F0000000000000064"
-UNIQUE_ID = "0A000001FFFF12345678000000010000"
-
-Run = Callable[..., Any]
+from tests.mqctl.conftest import (
+    CONTROLLERS,
+    LEADER,
+    MASTER,
+    OFFSET_ID,
+    SLAVE,
+    UNIQUE_ID,
+    FakeConsumer,
+    FakeProducer,
+    Run,
+)
 
 
 def test_cluster_list_is_cluster_info(mqctl: Run) -> None:
@@ -624,37 +625,6 @@ def test_a_body_that_is_no_text_is_given_in_base64(mqctl: Run, fake: Any) -> Non
     assert "2 bytes, hex ff00" in mqctl("queryMsgById", "-i", OFFSET_ID).out
 
 
-class FakeProducer:
-    sent: list[Any]
-    status = "SEND_OK"
-
-    def __init__(self, group: str, **options: Any) -> None:
-        pass
-
-    async def __aenter__(self) -> FakeProducer:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
-
-    async def send(self, message: Any, *, selector: Any = None) -> Any:
-        from batonmq.client.producer.sending import SendResult, SendStatus
-
-        queues = [MessageQueue(message.topic, "broker-a", n) for n in range(2)]
-        queue = selector(queues, message) if selector else queues[0]
-        self.sent.append(message)
-        return SendResult(SendStatus(self.status), UNIQUE_ID, OFFSET_ID, queue, 7)
-
-
-@pytest.fixture
-def producer(monkeypatch: pytest.MonkeyPatch) -> type[FakeProducer]:
-    import batonmq.client.producer.producer
-
-    FakeProducer.sent = []
-    monkeypatch.setattr(batonmq.client.producer.producer, "Producer", FakeProducer)
-    return FakeProducer
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -734,51 +704,6 @@ def test_consume_message_with_options_that_do_not_go_together(mqctl: Run) -> Non
         ("-s", "soon"),
     ):
         assert mqctl("consumeMessage", "-t", "T", *arguments).code == 2
-
-
-class FakeConsumer:
-    """Two queues of three messages each, stored at 100, 101, 102."""
-
-    make: Callable[..., Any]
-
-    def __init__(self, group: str, **options: Any) -> None:
-        pass
-
-    async def __aenter__(self) -> FakeConsumer:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
-
-    async def fetch_queues(self, topic: str, **options: Any) -> tuple[MessageQueue, ...]:
-        return tuple(MessageQueue(topic, "broker-a", n) for n in range(2))
-
-    async def min_offset(self, queue: MessageQueue, **options: Any) -> int:
-        return 0
-
-    async def max_offset(self, queue: MessageQueue, **options: Any) -> int:
-        return 3
-
-    async def offset_by_time(self, queue: MessageQueue, begin_ms: int, **options: Any) -> int:
-        return min(max(begin_ms - 100, 0), 3)
-
-    async def pull(self, queue: MessageQueue, offset: int, most: int, **options: Any) -> Any:
-        from batonmq.client.consumer.pulling import PullResult, PullStatus
-
-        # The last one came after the end was asked for.
-        messages = tuple(
-            self.make(queue_id=queue.queue_id, queue_offset=n, store_timestamp=100 + n)
-            for n in range(offset, 4)
-        )
-        return PullResult(PullStatus.FOUND, 4, 0, 4, messages)
-
-
-@pytest.fixture
-def consumer(monkeypatch: pytest.MonkeyPatch, stored: Callable[..., Any]) -> None:
-    import batonmq.client.consumer.pull_consumer
-
-    FakeConsumer.make = staticmethod(stored)
-    monkeypatch.setattr(batonmq.client.consumer.pull_consumer, "PullConsumer", FakeConsumer)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +18,8 @@ from batonmq.mqctl.commands import bench, dlq
 from batonmq.mqctl.main import cli
 from batonmq.protocol.bodies import ReplicaIdentity, SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.errors import RequestTimeoutError
+from tests.mqctl.conftest import MASTER, SLAVE, Run, stored_message, write_cluster
 
-MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
-Run = Callable[..., Any]
 DESTRUCTIVE = (
     ("deleteTopic", "-t", "T", "-c", "C"),
     ("deleteSubGroup", "-g", "G", "-c", "C"),
@@ -93,8 +91,8 @@ def test_metadata_go_round(mqctl: Run, fake: Any, tmp_path: Path) -> None:
     assert "no file of `mqctl exportMetadata`" in mqctl("importMetadata", str(file), "-y").err
 
 
-def test_a_dead_letter_goes_back_as_it_was_sent(stored: Any) -> None:
-    letter = stored(
+def test_a_dead_letter_goes_back_as_it_was_sent() -> None:
+    letter = stored_message(
         topic="%DLQ%g",
         properties={
             "RETRY_TOPIC": "Orders", "KEYS": "k1", "TAGS": "t", "UNIQ_KEY": "u", "colour": "red",
@@ -105,7 +103,7 @@ def test_a_dead_letter_goes_back_as_it_was_sent(stored: Any) -> None:
     assert again is not None and (again.topic, again.body, again.tags) == ("Orders", b"hello", "t")
     assert again.properties["colour"] == "red" and again.properties["KEYS"] == "k1"
     assert not {"UNIQ_KEY", "RETRY_TOPIC", "DELAY", "RECONSUME_TIME"} & set(again.properties)
-    assert dlq._again(stored(properties={})) is None
+    assert dlq._again(stored_message(properties={})) is None
 
 
 def test_bench_counts_what_was_acknowledged_and_what_was_not() -> None:
@@ -180,14 +178,7 @@ def test_top_shows_dead_brokers_also_of_a_group_that_is_wholly_dead(
     monkeypatch.setenv("BATONMQ_DATA", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
-    planned = {"broker-a": (MASTER, SLAVE), "broker-z": (alone,)}
-    document = {
-        "supervisorPid": os.getpid(),
-        "nameServers": [{"address": "10.0.0.1:9876"}],
-        "controllers": [{"address": "10.0.0.1:9878"}],
-        "brokers": [{"name": n, "address": a} for n, every in planned.items() for a in every],
-    }
-    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    write_cluster(tmp_path / "cluster.json", os.getpid(), {"broker-z": (alone,)})
     many = {2 + n: f"10.20.30.{n}:10911" for n in range(30)}
     fake.info.broker_addr_table["broker-a"].broker_addrs |= many
     done = mqctl("top", "--once")

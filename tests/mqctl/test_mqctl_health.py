@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,7 @@ from batonmq.protocol.bodies import (
     ReplicasInfo,
 )
 from batonmq.protocol.errors import ConnectError, ResponseError
-
-NS = "10.0.0.1:9876"
-LEADER, OTHER = "10.0.0.1:9878", "10.0.0.2:9878"
-MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
-
-Run = Callable[..., Any]
+from tests.mqctl.conftest import LEADER, MASTER, NS, OTHER, SLAVE, Run, write_cluster
 
 
 @pytest.fixture
@@ -277,27 +271,6 @@ def test_a_group_of_which_nobody_could_be_asked_is_not_called_unknown(
     out = mqctl("health").out
     assert "not known: no controller leads" in out
     assert "unknown to the controllers" not in out
-
-
-@pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The data folder that mqctl looks at, and no other place; nothing is in it yet."""
-    for name in ("NAMESRV_ADDR", "CONTROLLER_ADDR"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("BATONMQ_DATA", str(tmp_path))
-    return tmp_path
-
-
-def write_cluster(path: Path, pid: int) -> None:
-    path.parent.mkdir(exist_ok=True)
-    brokers = [{"name": "broker-a", "address": address} for address in (MASTER, SLAVE)]
-    document = {
-        "supervisorPid": pid,
-        "nameServers": [{"address": NS}],
-        "controllers": [{"address": LEADER}, {"address": OTHER}],
-        "brokers": brokers,
-    }
-    path.write_text(json.dumps(document))
 
 
 def test_a_cluster_that_has_ended_is_not_healthy_and_no_wrong_usage(

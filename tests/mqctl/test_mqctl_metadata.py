@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 
 from batonmq.auth.policy import AclInfo, PolicyEntry, PolicyInfo, UserInfo
 from batonmq.protocol.errors import ResponseError
-
-Run = Callable[..., Any]
+from tests.mqctl.conftest import Run
 
 
 @dataclass

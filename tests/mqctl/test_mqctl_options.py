@@ -141,12 +141,14 @@ def test_help_and_import_load_nothing_heavy() -> None:
     """`mqctl --help` and the completion of a command's name: click, and no command."""
     program = """
 import sys
+import click
 import batonmq.mqctl.main
 heavy = {"grpc", "pyspark", "rich", "numpy", "asyncio", "uvloop", "msgspec", "yaml", "google",
          "batonmq.client.admin.admin", "batonmq.client.producer.producer", "batonmq.remoting",
          "batonmq.protocol", "batonmq.mqctl.params"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-assert len(batonmq.mqctl.main.cli.shell_complete(None, "clusterL")) == 1
+cli = batonmq.mqctl.main.cli
+assert len(cli.shell_complete(click.Context(cli), "clusterL")) == 1
 try:
     batonmq.mqctl.main.cli(["--help"], prog_name="mqctl")
 except SystemExit as end:

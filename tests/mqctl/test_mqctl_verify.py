@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +14,9 @@ from batonmq.protocol.records.codec import (
     NewMessage,
     encode_record,
 )
+from tests.mqctl.conftest import Run
 
 SEGMENT = 4096
-Run = Callable[..., Any]
 
 
 def make_log(store: Path, count: int, *, property_crc: bool = True) -> list[int]:

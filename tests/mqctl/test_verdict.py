@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,9 @@ from batonmq.remoting import budget
 from batonmq.store import disk_health
 from batonmq.store.checkpoint import StoreCheckpoint
 from lab.cluster.mqctl import mqctl as run_mqctl
+from tests.mqctl.conftest import Run
 from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
 
-Run = Callable[..., Any]
 RECORDS = 60
 
 
