@@ -136,8 +136,7 @@ def up(
         )
     except LayoutError as exc:
         raise click.UsageError(str(exc)) from exc
-    # Nothing else starts a process again that was ended for its hang.
-    watchdog_s = watchdog if respawn else 0.0
+    watchdog_s = watchdog if respawn else 0.0  # nothing else starts a hung process again
     try:
         work = run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
         sys.exit(uvloop.run(work))
