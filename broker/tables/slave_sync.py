@@ -12,9 +12,8 @@ only once the log here has these records. Else a replica that is behind, elected
 skip messages that its own log shows neither in flight nor delivered (R30).
 
 Our own fields are extFields that Java ignores. A table is one answer with its total, so a Java
-slave that reads pages stops after the first. Our slaves accept pages: an answer that would not fit
-into a frame then comes in pages of its bytes (R58). Origin:
-org.apache.rocketmq.broker.slave.SlaveSynchronize.
+slave that reads pages stops after the first. Our slaves accept pages: an answer larger than a frame
+comes in pages of its bytes (R58). Origin: Java `SlaveSynchronize`.
 """
 
 from __future__ import annotations
