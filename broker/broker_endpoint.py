@@ -44,6 +44,7 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.start_retry import StartRetry
 from batonmq.runtime.start_times import Laps
+from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.turns import in_slices, in_turns
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class BrokerEndpoint:
         self._early_bytes = 0
         self.start_retry = StartRetry(config.store.root)
         self._client = RemotingClient(name="broker-endpoint", tls=config.tls, sign=sign)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     def __len__(self) -> int:
         """How many requests wait for `open`."""
@@ -130,13 +131,13 @@ class BrokerEndpoint:
             raise
         self.is_listening = True
         self.laps.begin()
-        self._tasks = [asyncio.create_task(self._tick_forever(), name="endpoint-tick")]
+        self._tasks.keep(self._tick_forever, "endpoint-tick")
         if self.relay.enabled and broker.name_servers:
-            self._tasks.append(asyncio.create_task(self._find_master(), name="endpoint-master"))
+            self._tasks.keep(self._find_master, "endpoint-master")
 
     async def open(self, processors: Processors) -> None:
         """Lets `processors` answer, early requests first."""
-        await self._end_tasks()
+        await self._tasks.close()
         self.processors.replace(processors)
         self._hand_out()
 
@@ -148,7 +149,7 @@ class BrokerEndpoint:
 
     async def close(self) -> None:
         """Refuses early requests, and closes all connections. Idempotent."""
-        await self._end_tasks()
+        await self._tasks.close()
         async for early in in_turns(self._taken()):
             self._refuse(early.channel, early.request)
         await self.relay.close()
@@ -156,12 +157,6 @@ class BrokerEndpoint:
         await self.server.close()
         if self.guard is not None:
             self.guard.close()
-
-    async def _end_tasks(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _frame_came(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """A send or a pull."""

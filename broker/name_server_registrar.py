@@ -19,6 +19,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from batonmq.auth.policy import UserWrapper
 from batonmq.protocol.bodies import DataVersion
@@ -27,6 +28,7 @@ from batonmq.protocol.errors import BatonError, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -224,17 +226,15 @@ class NameServerRegistrar:
         self._master_named = master_named
         self._knows_master = True
         self._due = {address: _Due() for address in name_servers}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         self.registered: dict[str, bool] = dict.fromkeys(name_servers, False)
         self._changes = 0
         self._known = dict.fromkeys(name_servers, 0)  # last change it knows
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._keep(address), name=f"register-{address}")
-            for address in self._name_servers
-        ]
+        for address in self._name_servers:
+            self._tasks.keep(partial(self._keep, address), f"register-{address}")
 
     def changed(self) -> None:
         """Sends the whole registration now."""
@@ -278,9 +278,7 @@ class NameServerRegistrar:
     async def close(self) -> None:
         """Stops registering, unregisters at the name servers that have this broker, and calls what
         waits in `when_known`."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         registration = self._current(())
         if registration is not None:
             await asyncio.gather(
@@ -295,7 +293,8 @@ class NameServerRegistrar:
 
     async def _keep(self, address: str) -> None:
         due = self._due[address]
-        quiet = False
+        # After a failure, too: what it had taken from `due` must be sent again.
+        self.registered[address] = quiet = False
         while True:
             # Before the request: later changes belong to the next one.
             topics, changes = due.take(), self._changes

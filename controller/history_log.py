@@ -23,6 +23,7 @@ from batonmq.history.file import HistoryFile
 from batonmq.history.reader import HistoryReader, Page
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,11 @@ class HistoryLog:
     def close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.close()
+            try:
+                file.close()
+            # What follows a failed sync here must happen: the folder's lock is released.
+            except OSError as error:
+                log.error("history_not_synced reason=%s", error)
         if not self._reading.locked():
             self._reader.close()
 
@@ -136,7 +141,7 @@ class HistoryNotes:
     def __init__(self, requests: ControllerRequests, node: str) -> None:
         self._requests = requests
         self._node = node
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def note(
         self,
@@ -160,14 +165,10 @@ class HistoryNotes:
             reason=reason,
             json=json.dumps(fields) if fields else "",
         )
-        task = asyncio.get_running_loop().create_task(self._propose(command))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._propose(command))
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _propose(self, command: NoteEvent) -> None:
         # Later: a note must not be in the log's queue before an election.

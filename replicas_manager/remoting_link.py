@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
@@ -35,6 +35,7 @@ from batonmq.replicas_manager.remoting_calls import RemotingCalls
 from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.tasks import Tasks, report_failure
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class RemotingLink:
         self._client = RemotingClient(
             connect_timeout_ms=CONNECT_MS, name="controllers", tls=config.tls, sign=config.sign
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._sessions: set[str] = set()
         self._polling: set[str] = set()
         self._away_until_ms = 0
@@ -67,7 +68,9 @@ class RemotingLink:
 
     def begin(self, facts: DurableFacts) -> None:
         self._current = facts.current
-        self._calls = RemotingCalls(self._config, self._client, facts, self._events, self._spawn)
+        self._calls = RemotingCalls(
+            self._config, self._client, facts, self._events, self._tasks.spawn
+        )
 
     # -- sessions: a connection with each controller
 
@@ -75,7 +78,7 @@ class RemotingLink:
         for address in self._config.controllers:
             if address not in self._sessions:
                 self._sessions.add(address)
-                self._spawn(self._keep_session(address))
+                self._tasks.spawn(self._keep_session(address))
 
     async def _keep_session(self, address: str) -> None:
         while address in self._sessions:
@@ -97,7 +100,7 @@ class RemotingLink:
         self._beat(connection, facts)
         if effect.controller not in self._polling:
             self._polling.add(effect.controller)
-            self._spawn(self._poll(connection, effect))
+            self._tasks.spawn(self._poll(connection, effect))
 
     def _beat(self, connection: Connection, facts: LogFacts) -> None:
         if self._may_be_elected(facts):
@@ -157,7 +160,7 @@ class RemotingLink:
     # -- requests
 
     def send(self, call: ev.Call) -> None:
-        self._spawn(self._run(call))
+        self._tasks.spawn(self._run(call))
 
     async def _run(self, call: ev.Call) -> None:
         try:
@@ -170,7 +173,7 @@ class RemotingLink:
         except BatonError as error:
             event = ev.Unanswered(call, str(error))
         except Exception as error:
-            _report_defect(error)
+            report_failure("a call to a controller failed", error)
             event = ev.Unanswered(call, repr(error))
         self._events.step(event)
 
@@ -227,27 +230,8 @@ class RemotingLink:
             self.drop(address, reason)
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._client.close()
-
-    def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(what)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _report_defect(error)
-
-
-def _report_defect(error: BaseException) -> None:
-    """Passes a defect to the loop's handler: a failed assertion ends the server (`server_main`),
-    other errors are logged."""
-    context = {"message": "a task of the controller link failed", "exception": error}
-    asyncio.get_running_loop().call_exception_handler(context)
 
 
 async def _end_of(connection: Connection) -> None:

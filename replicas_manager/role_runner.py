@@ -33,6 +33,7 @@ from batonmq.replicas_manager.switch import (
     SwitchTask,
 )
 from batonmq.runtime import disk
+from batonmq.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +253,7 @@ class SwitchRunner:
         self._report = report
         self._clock_ms = clock_ms
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls = Tasks()
         self._polling = False
 
     def requested(self, task: SwitchTask, *, master_epoch: int | None, lease: bool) -> None:
@@ -286,10 +287,7 @@ class SwitchRunner:
     async def close(self) -> None:
         self.core.role_changes()
         self._arm()
-        for call in self._calls:
-            call.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls)
+        await self._calls.close()
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -307,9 +305,7 @@ class SwitchRunner:
                 case ReleaseSends():
                     self._actions.release_sends()
                 case ElectTarget(task, drained_offset):
-                    call = asyncio.get_running_loop().create_task(self._elect(task, drained_offset))
-                    self._calls.add(call)
-                    call.add_done_callback(self._calls.discard)
+                    self._calls.spawn(self._elect(task, drained_offset))
                 case Drained(task, drained_offset, held_ms):
                     self._report(
                         "drained",

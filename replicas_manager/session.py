@@ -28,6 +28,7 @@ from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.tls import Tls
 from batonmq.runtime.turns import pass_on_assertion
 
@@ -367,19 +368,14 @@ class ControllerCalls:
         self._log_facts = log_facts
         self._current = facts.current
         self._emit = emit
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def send(self, call: ev.Call) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(call))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._run(call))
 
     async def close(self) -> None:
         """Cancels all calls; no event follows."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.close()
 
     async def _run(self, call: ev.Call) -> None:
         try:

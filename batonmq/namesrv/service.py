@@ -24,6 +24,7 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer, answer_tls
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.metrics import MetricsPage
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class NamesrvService:
         self._client = RemotingClient(
             name="namesrv-out", tls=tls, sign=self._guard.signer if self._guard else None
         )
-        self._notices: set[asyncio.Task[None]] = set()
+        self._notices = Tasks()
         processors = Processors()
         processors.register(RequestCode.BATON_GET_TLS, answer_tls(tls))
         self._endpoint.install(processors)
@@ -118,8 +119,7 @@ class NamesrvService:
             self._scan_timer = None
         if self.controller is not None:
             await self.controller.close()
-        for notice in self._notices:
-            notice.cancel()
+        await self._notices.close()
         await self._client.close()
         await self._server.close()
         await self._kv.close()
@@ -128,10 +128,7 @@ class NamesrvService:
 
     def _notify(self, change: MinIdChange) -> None:
         for address in change.to:
-            notice = asyncio.get_running_loop().create_task(self._send_notice(address, change))
-            # The loop itself does not keep a task alive.
-            self._notices.add(notice)
-            notice.add_done_callback(self._notices.discard)
+            self._notices.spawn(self._send_notice(address, change))
 
     async def _send_notice(self, address: str, change: MinIdChange) -> None:
         """Sends NOTIFY_MIN_BROKER_ID_CHANGE (905). A broker that misses it finds out by polling."""

@@ -27,6 +27,7 @@ from batonmq.proto.controller.v1.role_view import role_view_to_pb
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -284,7 +285,7 @@ class BrokerWatch:
         lead.on_report(self.handle)
         self._answers = HeartbeatAnswers(requests)
         self._timer: asyncio.TimerHandle | None = None
-        self._elections: set[asyncio.Task[None]] = set()
+        self._elections = Tasks()
         self._refusals: dict[int, ev.RefuseSession] = {}
 
     def start(self) -> None:
@@ -294,9 +295,7 @@ class BrokerWatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for election in list(self._elections):
-            election.cancel()
-        await asyncio.gather(*self._elections, return_exceptions=True)
+        await self._elections.close()
         await self._answers.close()
 
     # Events.
@@ -401,9 +400,7 @@ class BrokerWatch:
             effect.expected_master_epoch + 1,  # the mastership that it makes
             effect.reason,
         )
-        task = asyncio.get_running_loop().create_task(self._run_election(effect))
-        self._elections.add(task)
-        task.add_done_callback(self._elections.discard)
+        self._elections.spawn(self._run_election(effect))
 
     async def _run_election(self, effect: ev.ProposeElect) -> None:
         command = ElectMaster(

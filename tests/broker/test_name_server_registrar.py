@@ -5,6 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
+from unittest.mock import Mock
 
 from batonmq.broker import name_server_registrar
 from batonmq.broker.name_server_registrar import (
@@ -18,6 +19,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime import tasks
 
 
 class _Registration:
@@ -213,6 +215,21 @@ async def test_a_change_under_way_is_not_known_by_the_answer_to_the_one_before(m
         server.answers.set()
         await asyncio.wait_for(registrar.known(), 10)
         assert told == [("U", True)]
+
+
+async def test_r54_a_registration_that_cannot_be_made_is_tried_again(monkeypatch):
+    """Else this broker would be missing at that name server until its next start."""
+    monkeypatch.setattr(tasks, "AGAIN_S", 0)
+    failures: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: failures.append(context["exception"])
+    )
+    async with _registered() as (server, registrar):
+        with monkeypatch.context() as broken:
+            broken.setattr(registrar, "_current", Mock(side_effect=[KeyError("T"), _current(None)]))
+            registrar.topics_changed(("T",))
+            assert await server.next_one() == ("all", False)
+    assert [type(failure) for failure in failures] == [KeyError]
 
 
 class _DeafNameServer(_NameServer):

@@ -98,7 +98,7 @@ def test_a_broker_that_cannot_register_on_a_full_disk_refuses_late_requests(tmp_
         monkeypatch.setattr(service.relay, "tick", ticks)
         start = asyncio.ensure_future(service.start())
         await until(lambda: service.endpoint.processors.handlers != {})
-        await until(lambda: not service.endpoint._tasks)
+        await until(lambda: not service.endpoint._tasks._running)
         before = ticks.call_count
         await until(lambda: ticks.call_count > before + 1)
         start.cancel()

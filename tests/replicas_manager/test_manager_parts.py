@@ -117,7 +117,7 @@ async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leade
     facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
     calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
     calls.send(ev.FetchView("c1"))
-    await asyncio.gather(*calls._tasks)
+    await asyncio.gather(*calls._tasks._running)
     hinted, answered = events
     assert hinted == ev.LeaderHinted("c1", leader)
     assert isinstance(answered, ev.Replied)
@@ -138,7 +138,7 @@ async def test_a_call_that_fails_within_has_an_outcome_all_the_same():
     calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
     call = ev.FetchView("c1")
     calls.send(call)
-    await asyncio.gather(*calls._tasks)
+    await asyncio.gather(*calls._tasks._running)
     assert events == [ev.Unanswered(call, "ValueError('no UTF-8')")]
 
 
@@ -162,6 +162,6 @@ async def test_a_broken_rule_in_a_consumer_of_an_answer_ends_the_broker(failure)
     calls = ControllerCalls(CONFIG, facts, channels, Mock(), emit)
     call = ev.FetchView("c1")
     calls.send(call)
-    await asyncio.gather(*calls._tasks)
+    await asyncio.gather(*calls._tasks._running)
     assert told == [failure] * isinstance(failure, AssertionError)
     assert events == [ev.Unanswered(call, repr(failure))]

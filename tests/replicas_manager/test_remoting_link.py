@@ -344,7 +344,7 @@ async def test_r5_the_lease_counts_from_the_heartbeat_and_each_one_polls_anew(br
     link._client = Mock(live_connection=lambda _: connection, close=AsyncMock())
     for sent_ms in (1_000, 2_000):
         link.heartbeat(ev.SendHeartbeat("c", 1, sent_ms, 0, 0), broker.facts)
-        await asyncio.gather(*link._tasks)
+        await asyncio.gather(*link._tasks._running)
     (answer,) = [event for event in broker.events if isinstance(event, ev.AnswerReceived)]
     assert (answers.asked, answer.sent_ms, answer.leader) == (2, 2_000, True)
 
