@@ -44,7 +44,7 @@ class LeaderGate:
         self._wall_ms = wall_ms
         self._timeout_ms = timeout_ms
         self._on_change = on_change
-        self._leading = False
+        self._leading = self._closed = False
         self._opening: asyncio.Task[None] | None = None
         self._started_ms = wall_ms()
         self._leader_seen_ms = 0
@@ -74,11 +74,14 @@ class LeaderGate:
             self._leader_seen_ms = self._wall_ms()
 
     def close(self) -> None:
-        """Closes the gate: the node is stopping."""
+        """Closes the gate for good: the node is stopping."""
+        self._closed = True
         self._role_changed(False)
 
     def _role_changed(self, leading: bool) -> None:
-        self._leading = leading
+        # While a node stops it closes all sessions. If it was elected again meanwhile, an open gate
+        # would take that for the death of all brokers.
+        self._leading = leading and not self._closed
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None

@@ -89,6 +89,22 @@ async def test_it_closes_with_the_role_and_opens_with_a_higher_epoch():
     assert changes == [True, False, True]
 
 
+async def test_r35_a_node_that_stops_decides_nothing_more_even_if_it_is_elected_again():
+    """All its sessions end now, which says nothing about the brokers."""
+    changes: list[bool] = []
+    log = SlowLog("n0", Machine())
+    gate = make_gate(log, changes)
+    log.reachable.set()
+    await log.start()
+    await opened(gate)
+    gate.close()
+    log.set_leading(False)
+    log.asked.clear()
+    log.set_leading(True)
+    await asyncio.sleep(0)
+    assert not log.asked.is_set() and changes == [True, False]
+
+
 async def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_another_led():
     """It knew of another leader at 100, led until 900, and leads again at 1 000."""
     now_ms = 100
