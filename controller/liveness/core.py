@@ -118,6 +118,9 @@ class _Watch:
         ids = {record.broker_id for record in group.replicas}
         if old is None or ids != {record.broker_id for record in old.replicas}:
             self.ids_changed_ms = now_ms
+        # R7: a new master may acknowledge before this node answers its first heartbeat (R36).
+        if group.master_broker_id and (old is None or old.master_epoch != group.master_epoch):
+            self.master_answered_ms = now_ms
         # R16: what was confirmed before an unclean election may be cut by it.
         if group.unclean_epoch != self.unclean_epoch:
             self.unclean_epoch = group.unclean_epoch
