@@ -185,11 +185,13 @@ class DurableJournal:
 
     def deleteEntriesTo(self, entryTo: int) -> None:
         self._entries = self._entries[entryTo:]
-        if not self._rewrite():
-            # The disk is full: the file keeps these entries for now. A start drops what is in the
-            # snapshot.
-            del self._durable[:entryTo]
-            self._dirty_from = max(0, self._dirty_from - entryTo)
+        if self._rewrite():
+            return
+        # The disk is full: the file keeps these entries for now. A start drops what is in the
+        # snapshot. If the file lacks some of them, no entry can be appended: there would be a gap.
+        self._replaced = self._replaced or entryTo > len(self._durable)
+        del self._durable[:entryTo]
+        self._dirty_from = max(0, self._dirty_from - entryTo)
 
     @overload
     def __getitem__(self, item: int) -> LogEntry: ...

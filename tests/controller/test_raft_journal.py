@@ -168,6 +168,25 @@ def test_what_was_joined_stays_joined(tmp_path, syncs):
     journal.close()
 
 
+def test_r53_a_journal_that_a_full_disk_kept_long_is_not_continued_behind_a_gap(
+    tmp_path, monkeypatch
+):
+    """Other nodes committed entries that are in the snapshot, and not in this file."""
+    journal = filled(tmp_path, 3)
+    with monkeypatch.context() as full:
+        broken_disk(full, "pwrite", errno.ENOSPC)
+        for index in range(4, 7):
+            journal.add(b"command %d" % index, index, 1)
+        assert not journal.sync()
+        journal.deleteEntriesTo(4)
+    assert journal.sync()
+    kept = journal[:]
+    again = open_journal(killed(tmp_path), (kept[0], kept[1]))
+    assert again[:] == kept and len(kept) == 2
+    for each in (journal, again):
+        each.close()
+
+
 def test_holds_tells_entries_of_this_log_from_others(tmp_path):
     journal = filled(tmp_path, 10)
     head = (journal[5], journal[6])
