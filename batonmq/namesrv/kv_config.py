@@ -144,7 +144,9 @@ class KVConfig:
         if kept and table != self._table:
             try:
                 await self._store(table)
-            except OSError as error:
+            # Each change needs an answer. RuntimeError: no thread can be started; ValueError: the
+            # file had a text that is no UTF-8.
+            except (OSError, RuntimeError, ValueError) as error:
                 log.error("key_values_not_stored path=%s reason=%r", self._path, str(error))
                 failure = BrokerRefusal(
                     ResponseCode.SYSTEM_ERROR,
@@ -189,10 +191,13 @@ def _refusal(why: str) -> BrokerRefusal:
 
 
 def _parse(data: bytes) -> Table:
-    value = json.loads(data)
+    try:
+        value = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
     table = value.get("configTable") if isinstance(value, dict) else None
-    if not isinstance(table, dict):
-        raise ValueError("no configTable in it")
+    if not isinstance(table, dict) or not all(isinstance(x, dict) for x in table.values()):
+        raise ValueError("no configTable of namespaces in it")
     return {
         str(namespace): {str(key): str(item) for key, item in pairs.items()}
         for namespace, pairs in table.items()

@@ -7,12 +7,14 @@ import json
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from batonmq.namesrv import kv_config
 from batonmq.namesrv.kv_config import TABLE_SIZE_MAX, VALUE_SIZE_MAX, KVConfig
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.runtime.durable_file import UnreadableFileError
 from tests.shared.failing_disk import failing, walk_errors
 from tests.shared.power_cut import CHANGES
 
@@ -138,3 +140,27 @@ def test_r58_a_disk_call_that_fails_is_an_error_and_loses_nothing(
         return bool(struck)
 
     walk_errors(f"{call} * {error}", attempt)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ValueError("no UTF-8")])
+def test_r58_a_write_that_cannot_begin_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Its client would wait, and so would each later one."""
+    path = tmp_path / "kv.json"
+    kv = opened(path)
+    with monkeypatch.context() as broken:
+        broken.setattr(kv_config.asyncio, "to_thread", Mock(side_effect=error))
+        assert str(error) in refused(lambda: asyncio.wait_for(kv.put("n", "k", "1"), 10))
+    asyncio.run(kv.put("n", "k", "2"))
+    assert opened(path).namespace("n") == {"k": "2"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b'{"configTable":[]}', b'{"configTable":{"n":[]}}', b"[" * 100_000, b"\xff"]
+)
+def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "kv.json"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFileError, match=str(path)):
+        opened(path)
