@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from batonmq.auth.signature import Signer
+from batonmq.protocol.numbers import PORT_MAX, host_and_port
 from batonmq.runtime.tls import Tls
 
 Protocol = Literal["grpc", "remoting"]
@@ -116,24 +117,22 @@ def controller_addresses(
     `controllerGrpcAddr` or, without it, one port above each of `controllerAddr`. Raises ValueError
     naming the key and the bad part."""
     if protocol == "remoting":
-        parts = _split(controller_addr, "controllerAddr")
-        return tuple(f"{host}:{port}" for host, port in parts)
+        return _addresses(controller_addr, "controllerAddr", 0)
     if controller_grpc_addr.strip():
-        parts = _split(controller_grpc_addr, "controllerGrpcAddr")
-        return tuple(f"{host}:{port}" for host, port in parts)
-    parts = _split(controller_addr, "controllerAddr")
-    return tuple(f"{host}:{port + GRPC_PORT_OFFSET}" for host, port in parts)
+        return _addresses(controller_grpc_addr, "controllerGrpcAddr", 0)
+    return _addresses(controller_addr, "controllerAddr", GRPC_PORT_OFFSET)
 
 
-def _split(text: str, key: str) -> list[tuple[str, int]]:
-    parts: list[tuple[str, int]] = []
-    for part in (piece.strip() for piece in text.split(";")):
-        if not part:
-            continue
-        host, colon, port = part.rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65535:
+def _addresses(text: str, key: str, port_offset: int) -> tuple[str, ...]:
+    found: list[str] = []
+    for part in filter(None, map(str.strip, text.split(";"))):
+        address = host_and_port(part)
+        if address is None:
             raise ValueError(f"{key}: {part!r} is not host:port")
-        parts.append((host, int(port)))
-    if not parts:
+        host, port = address[0], address[1] + port_offset
+        if port > PORT_MAX:
+            raise ValueError(f"{key}: {part!r} leaves no gRPC port above it")
+        found.append(f"{host}:{port}")
+    if not found:
         raise ValueError(f"{key}: names no controller; give host:port, several joined by ';'")
-    return parts
+    return tuple(found)

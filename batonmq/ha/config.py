@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from batonmq.ha.follower import SyncPolicy
 from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.protocol.numbers import host_and_port
 from batonmq.runtime.section import Ranges, Section
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        host, colon, port = self.ha_master_address.rpartition(":")
-        if self.ha_master_address and not (host and colon and port.isdigit()):
+        if self.ha_master_address and host_and_port(self.ha_master_address) is None:
             raise ValueError(f"haMasterAddress is {self.ha_master_address!r}: host:port is allowed")
         if self.ha_transfer_window_size < self.ha_transfer_batch_size:
             raise ValueError("haTransferWindowSize must hold one haTransferBatchSize")

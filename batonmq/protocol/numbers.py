@@ -1,6 +1,6 @@
-"""Whole numbers in texts of clients and records, within Java's limits. Pure. Python's int() accepts
-any number of digits up to 4300, `1_000` and digits of other scripts, but beyond 64 bits a number
-fits no field."""
+"""Whole numbers in texts of clients, records and settings, within Java's limits. Pure. Python's
+int() accepts any number of digits up to 4300, `1_000` and digits of other scripts, but beyond 64
+bits a number fits no field."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
+PORT_MAX: Final = (1 << 16) - 1
 _LENGTH_MAX: Final = 64
 
 
@@ -19,3 +20,15 @@ def whole_number(text: str | bytes, most: int = LONG_MAX) -> int | None:
         return None
     number = int(text)
     return number if -most - 1 <= number <= most else None
+
+
+def natural_number(text: str, most: int = LONG_MAX) -> int | None:
+    """As `whole_number`, without a sign."""
+    return whole_number(text, most) if text[:1].isdigit() else None
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """Host and port in `host:port`; None for any other text."""
+    host, _, digits = text.rpartition(":")
+    port = natural_number(digits, PORT_MAX)
+    return (host, port) if host and port else None

@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Literal
 import msgspec
 
 from batonmq.protocol.layout import UNIT_SIZE
-from batonmq.protocol.numbers import whole_number
+from batonmq.protocol.numbers import natural_number, whole_number
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -68,10 +68,10 @@ class DelayLevels:
 
 
 def _delay_ms(word: str) -> int:
-    unit = UNITS_MS.get(word[-1])
-    if unit is None or not word[:-1].isdecimal() or not word.isascii():
+    unit, number = UNITS_MS.get(word[-1]), natural_number(word[:-1])
+    if unit is None or number is None:
         raise ValueError(f"messageDelayLevel holds {word!r}, which is no delay such as 10s or 2h")
-    return int(word[:-1]) * unit
+    return number * unit
 
 
 def default_root() -> str:
@@ -195,7 +195,8 @@ class StoreConfig(Section, frozen=True, kw_only=True, rename="camel"):
     def delete_hours(self) -> frozenset[int]:
         hours: set[int] = set()
         for part in filter(None, (piece.strip() for piece in self.delete_when.split(";"))):
-            if not part.isdigit() or int(part) >= HOURS_OF_DAY:
+            hour = natural_number(part, HOURS_OF_DAY - 1)
+            if hour is None:
                 raise ValueError(f"deleteWhen must list hours 00 to 23 by `;`, not {part!r}")
-            hours.add(int(part))
+            hours.add(hour)
         return frozenset(hours)

@@ -36,6 +36,13 @@ def test_grpc_addresses_are_one_above_the_remoting_endpoints():
     assert controller_addresses("a:9878", "x:1;y:2") == ("x:1", "y:2")
 
 
+def test_the_last_port_is_an_address_where_none_is_needed_above_it():
+    assert controller_addresses("h:65535", protocol="remoting") == ("h:65535",)
+    assert controller_addresses("h:1", "h:65535") == ("h:65535",)
+    with pytest.raises(ValueError, match="controllerAddr: 'h:65535' leaves no gRPC port"):
+        controller_addresses("h:65535")
+
+
 def test_remoting_addresses_are_those_of_the_file():
     assert controller_addresses("a:9878; b:9978", protocol="remoting") == ("a:9878", "b:9978")
 
@@ -52,7 +59,9 @@ def test_r34_times_under_rocketmqs_controllers_fit(interval, limit):
     remoting_timings(interval, limit).check()
 
 
-@pytest.mark.parametrize("text", ["", " ; ", "host", "host:", "host:port", ":9878", "h:70000"])
+@pytest.mark.parametrize(
+    "text", ["", " ; ", "host", "host:", "host:port", ":9878", "h:70000", "h:0", "h:²", "h:+1"]
+)
 def test_controller_addresses_that_are_none(text):
     with pytest.raises(ValueError, match="controllerAddr"):
         controller_addresses(text)

@@ -48,7 +48,7 @@ def test_without_forced_cleaning_young_files_stay():
     assert (decision.count, decision.disk_full) == (0, True)
 
 
-@pytest.mark.parametrize("text", ["4 am", "24", "04;x"])
+@pytest.mark.parametrize("text", ["4 am", "24", "04;x", "²", "-1"])
 def test_delete_when_must_list_hours(text):
     with pytest.raises(ValueError, match="deleteWhen"):
         StoreConfig(delete_when=text)
