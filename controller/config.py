@@ -46,8 +46,9 @@ RUNTIME_KEYS: Final = frozenset(
 """Keys that may be changed while the node runs. The others say where it runs, or must be the same
 on all nodes: they are read from the file at the start."""
 
-_INNER_HOST = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;:]+)")
-_PEER = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;]+):(?P<port>\d{1,5})")
+# No slash in an id: it is part of the name of the history's file (R46).
+_INNER_HOST = re.compile(r"(?P<id>[^\s;/-]+)-(?P<host>[^\s;:]+)")
+_PEER = re.compile(r"(?P<id>[^\s;/-]+)-(?P<host>[^\s;]+):(?P<port>\d{1,5})")
 
 
 @dataclass(frozen=True, slots=True)

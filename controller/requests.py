@@ -48,8 +48,6 @@ _EPOCH_STEP_MIN: Final = 1_000
 _EPOCH_STEPS: Final = 1_000_000
 """How far a new epoch is above what replicas report. Random: a replica that is away may know the
 next numbers (R47)."""
-GROUPS_AT_ONCE: Final = 32
-"""Views that are made in one turn of the loop; each takes 20 µs or more."""
 _PROBLEMS_SHOWN: Final = 32
 _PROBLEM_SIZE_MAX: Final = 1_000
 

@@ -12,13 +12,13 @@ from one that closed its connection.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Collection, MutableSequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
 
 from batonmq.auth.guard import Guard
-from batonmq.controller.config import Peer
 from batonmq.controller.endpoints.grpc_guard import SignedCalls, peer_of
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces, connections_max
 from batonmq.controller.history_log import HistoryLog
@@ -26,7 +26,6 @@ from batonmq.controller.liveness import watch
 from batonmq.controller.liveness.watch import BrokerWatch, SessionTable
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import (
-    GROUPS_AT_ONCE,
     CommandTooLargeError,
     ControllerRequests,
     OutcomeUnknownError,
@@ -34,7 +33,6 @@ from batonmq.controller.requests import (
 from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     AnyCommand,
-    CleanBrokerData,
     Command,
     CommandResult,
     ElectMaster,
@@ -42,7 +40,6 @@ from batonmq.controller.rules.commands import (
     RegisterBroker,
     ReportEvent,
 )
-from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import REASON_SIZE_MAX, HistoryEvent
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
@@ -52,15 +49,15 @@ from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.incarnation import is_proven, owns
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.sockets import check_port_free, listening_as
+from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.tls import Tls, acts_as, acts_as_broker, names_in
-from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Command)
 
 _MESSAGE_SIZE_MAX: Final = 256 << 10
-"""Bytes of a request. A command has 64 KiB at most; the names of 1,000 groups take 127 KB."""
+"""Bytes of a request. More than the 64 KiB of a command: its refusal says what is too large."""
 _STREAMS_MAX: Final = 32
 """Streams of one connection; a broker has one session and a few calls."""
 _IDLE_MS: Final = 10_000
@@ -150,55 +147,45 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         self._watch = watch
         self._hellos = AwaitedHellos()
         self._places = GrpcPlaces(lambda: sessions.registered_peers(requests.state))
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._server: Any = None
 
     async def listen(self, address: str) -> int:
         """Serves on `host:port` (port 0: any). Returns the port. Raises CannotListenError."""
         host, _, wanted = address.rpartition(":")
-        with listening_as("gRPC", int(wanted)):
-            check_port_free(host.strip("[]"), int(wanted))
         limit = ("grpc.max_allowed_incoming_connections", connections_max())
         users = {} if self._guard is None else {"interceptors": (SignedCalls(self._guard),)}
         server = grpc.aio.server(options=(*_SERVER_OPTIONS, limit), **users)
         pb_grpc.add_ControllerServiceServicer_to_server(  # type: ignore[no-untyped-call]
             self, server
         )
-        try:
-            if self._tls is not None and self._tls.config.nodes == "enforcing":
-                port = server.add_secure_port(address, _credentials(self._tls))
-            else:
-                port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot bind gRPC port {address}") from error
-        # gRPC reports a failed bind in this way too, depending on the cause.
-        if port == 0:
-            raise OSError(f"cannot bind gRPC port {address}")
+        with listening_as("gRPC", int(wanted)):
+            # gRPC does not say why it could not bind.
+            check_port_free(host.strip("[]"), int(wanted))
+            try:
+                if self._tls is not None and self._tls.config.nodes == "enforcing":
+                    port = server.add_secure_port(address, _credentials(self._tls))
+                else:
+                    port = server.add_insecure_port(address)
+            except RuntimeError as error:
+                raise OSError(str(error)) from error
+            # Depending on the cause it reports a failed bind in this way.
+            if port == 0:
+                raise OSError("it cannot be bound")
         await server.start()
         self._server = server
-        self._watching = asyncio.create_task(self._places.watch(int(port)))
+        self._tasks.keep(partial(self._places.watch, int(port)), "grpc-places")
         return int(port)
 
     async def close(self) -> None:
         """Ends all calls at once. Sessions end without a message; brokers turn to the other
         nodes."""
-        if self._watching is not None:
-            self._watching.cancel()
+        await self._tasks.close()
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace=None)
 
     # Unary requests.
-
-    async def GetNextBrokerId(
-        self, request: pb.GetNextBrokerIdRequest, context: Any
-    ) -> pb.GetNextBrokerIdReply:
-        status, state = await self._reading(context)
-        if state is None:
-            return pb.GetNextBrokerIdReply(status=status)
-        return pb.GetNextBrokerIdReply(
-            status=_OK, next_broker_id=state.next_broker_id(request.broker_name)
-        )
 
     async def RegisterBroker(
         self, request: pb.RegisterBrokerRequest, context: Any
@@ -248,15 +235,6 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         view = None if result is None else result.view
         return pb.ElectMasterReply(status=status, view=self._view(view))
 
-    async def CleanBrokerData(
-        self, request: pb.CleanBrokerDataRequest, context: Any
-    ) -> pb.CleanBrokerDataReply:
-        if refusal := self._not_named(context, "", or_admin=True):
-            return pb.CleanBrokerDataReply(status=refusal)
-        command = command_of(CleanBrokerData, request, reason=self._caller(context))
-        status, _ = await self._submit(command, context)
-        return pb.CleanBrokerDataReply(status=status)
-
     async def ReportEvent(
         self, request: pb.ReportEventRequest, context: Any
     ) -> pb.ReportEventReply:
@@ -269,9 +247,10 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     async def GetReplicaInfo(
         self, request: pb.GetReplicaInfoRequest, context: Any
     ) -> pb.GetReplicaInfoReply:
-        status, state = await self._reading(context)
-        if state is None:
-            return pb.GetReplicaInfoReply(status=status)
+        try:
+            await self._requests.reading()
+        except (NotLeaderError, OutcomeUnknownError) as error:
+            return pb.GetReplicaInfoReply(status=await self._failed(error, context))
         view = self._requests.view(request.broker_name)
         if view is None:
             return pb.GetReplicaInfoReply(
@@ -281,50 +260,6 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
                 )
             )
         return pb.GetReplicaInfoReply(status=_OK, view=role_view_to_pb(view))
-
-    async def GetSyncStateData(
-        self, request: pb.GetSyncStateDataRequest, context: Any
-    ) -> pb.GetSyncStateDataReply:
-        status, state = await self._reading(context)
-        if state is None:
-            return pb.GetSyncStateDataReply(status=status)
-        names = state.groups.keys() & set(request.broker_names or state.groups)
-        reply = pb.GetSyncStateDataReply(status=_OK)
-        async for name in in_turns(sorted(names), GROUPS_AT_ONCE):
-            view = self._requests.view(name)
-            if view is not None:
-                reply.views.append(role_view_to_pb(view))
-        if reply.ByteSize() > _ANSWER_SIZE_MAX:
-            why = f"the answer for {len(names)} broker groups is too large: name fewer groups"
-            return pb.GetSyncStateDataReply(status=_refused(ResponseCode.SYSTEM_ERROR, why))
-        return reply
-
-    async def GetMetadata(
-        self, request: pb.GetMetadataRequest, context: Any
-    ) -> pb.GetMetadataReply:
-        metadata = self._requests.metadata()
-        leader, log_status = metadata.leader, metadata.log
-        return pb.GetMetadataReply(
-            status=_OK,
-            group=metadata.group,
-            self_id=metadata.self_peer.node_id,
-            leader_id=leader.node_id if leader else "",
-            leader_remoting_address=leader.remoting_address if leader else "",
-            leader_grpc_address=leader.grpc_address if leader else "",
-            is_leader=metadata.is_leader,
-            controller_epoch=metadata.controller_epoch,
-            raft_term=log_status.term,
-            applied_index=log_status.applied_index,
-            committed_index=log_status.committed_index,
-            peers=map(_peer_to_pb, metadata.peers),
-            journal_bytes=log_status.journal_bytes,
-            journal_entries=log_status.journal_entries,
-            snapshot_bytes=log_status.snapshot_bytes,
-            snapshot_index=log_status.snapshot_index,
-            digest_index=log_status.digest_index,
-            state_digest=log_status.state_digest,
-            problems=metadata.problems,
-        )
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Any) -> pb.GetHistoryReply:
         """Answered by every node, from what it applied: most useful while no node leads."""
@@ -349,12 +284,6 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             events=map(event_to_pb, page.events),
             continuation=pb.GetHistoryReply.FOLLOWS if page.follows else pb.GetHistoryReply.GAP,
         )
-
-    async def _reading(self, context: Any) -> tuple[pb.Status, ControllerState | None]:
-        try:
-            return _OK, await self._requests.reading()
-        except (NotLeaderError, OutcomeUnknownError) as error:
-            return await self._failed(error, context), None
 
     async def _submit(
         self, command: AnyCommand, context: Any
@@ -512,15 +441,6 @@ def _not_proven(name: str) -> pb.Status:
     return _refused(
         ResponseCode.CONTROLLER_INVALID_REQUEST,
         f"the request is in the name of {name}, but lacks the secret that proves it",
-    )
-
-
-def _peer_to_pb(peer: Peer) -> pb.ControllerPeer:
-    return pb.ControllerPeer(
-        id=peer.node_id,
-        remoting_address=peer.remoting_address,
-        grpc_address=peer.grpc_address,
-        raft_address=peer.raft_address,
     )
 
 

@@ -13,14 +13,10 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BrokerRefusal
 
 _SAME_AS: Final = {
-    "GetNextBrokerId": RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
     "RegisterBroker": RequestCode.CONTROLLER_REGISTER_BROKER,
     "AlterSyncStateSet": RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
     "ElectMaster": RequestCode.CONTROLLER_ELECT_MASTER,
     "GetReplicaInfo": RequestCode.CONTROLLER_GET_REPLICA_INFO,
-    "GetSyncStateData": RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
-    "GetMetadata": RequestCode.CONTROLLER_GET_METADATA_INFO,
-    "CleanBrokerData": RequestCode.CLEAN_BROKER_DATA,
     "GetHistory": RequestCode.CONTROLLER_GET_METADATA_INFO,
     "ReportEvent": RequestCode.BROKER_HEARTBEAT,
     "BrokerSession": RequestCode.BROKER_HEARTBEAT,

@@ -272,7 +272,8 @@ class RaftLog:
         name, port = settings.bind_host or settings.self_peer.host, settings.self_peer.raft_port
         # pysyncobj binds to an address only.
         host = look_up(name)
-        if settings.password_file is not None:
+        # A start on a full disk is repeated, and must not follow the file twice.
+        if settings.password_file is not None and self._password is None:
             read = functools.partial(read_cipher, settings.password_file)
             paths = [str(settings.password_file)]
             self._password = FollowedFiles("raftPasswordFile", paths, read)

@@ -14,12 +14,13 @@ from batonmq.auth.signature import Credentials, Signer
 from batonmq.controller.service import ControllerService
 from batonmq.proto.controller.v1 import controller_pb2
 from batonmq.proto.controller.v1.controller_pb2_grpc import ControllerServiceStub
-from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.runtime.clock import wall_ms
 from tests.broker import test_users
-from tests.broker.test_users import ADMIN, AUTH, GONE, controller_with_users
+from tests.broker.test_users import ADMIN, AUTH, controller_with_users
 
-CODE = RequestCode.CLEAN_BROKER_DATA
+CODE = RequestCode.CONTROLLER_ELECT_MASTER
+UNKNOWN = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
 
 
 @pytest.mark.parametrize(
@@ -50,11 +51,11 @@ async def test_a_name_that_nobody_proved_is_not_written_down(
             async with grpc.aio.insecure_channel(peer) as channel:
                 stub: Any = ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
                 for who in (wrong, ADMIN):
-                    assert (await server.ask(who, CODE, names)).code == GONE
-                    request = controller_pb2.CleanBrokerDataRequest(broker_name="broker-a")
+                    assert (await server.ask(who, CODE, names)).code == UNKNOWN
+                    request = controller_pb2.ElectMasterRequest(broker_name="broker-a")
                     signed = Signer(who).call_metadata(wall_ms())
-                    reply = await stub.CleanBrokerData(request, metadata=signed, timeout=5)
-                    assert reply.status.code == GONE
+                    reply = await stub.ElectMaster(request, metadata=signed, timeout=5)
+                    assert reply.status.code == UNKNOWN
                     me = await server.ask(who, RequestCode.BATON_WHO_AM_I)
                     assert (b"admin" in me.body) is (who is ADMIN)
     assert users == ["", "", "admin", "admin"]

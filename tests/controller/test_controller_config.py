@@ -33,6 +33,7 @@ def test_peer_hosts_may_hold_dashes():
     [
         ("", "needs at least one"),
         ("127.0.0.1:9878", "is not of the form"),
+        ("../n0-127.0.0.1:9878", "is not of the form"),
         ("n0-127.0.0.1:9878;n0-127.0.0.1:9978", "is listed twice"),
         ("n0-127.0.0.1:9878;n1-127.0.0.1:9878", "is listed twice"),
         ("n0-127.0.0.1:65535", "leaves no ports"),

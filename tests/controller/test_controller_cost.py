@@ -65,7 +65,6 @@ CODES: dict[int, Callable[[list[str]], Case]] = {
 }
 IDS = {"cluster_name": CLUSTER, "broker_name": LARGE}
 METHODS: dict[str, Callable[[list[str]], Any]] = {
-    "GetNextBrokerId": lambda _: pb.GetNextBrokerIdRequest(**IDS),
     "RegisterBroker": lambda _: pb.RegisterBrokerRequest(
         **IDS, broker_id=1, incarnation=NAME.incarnation, secret=NAME.secret,
         earlier_lives=["e" * 66] * 3_500,
@@ -76,9 +75,6 @@ METHODS: dict[str, Callable[[list[str]], Any]] = {
     ),
     "ElectMaster": lambda _: pb.ElectMasterRequest(**IDS, broker_id=2, designate=True),
     "GetReplicaInfo": lambda _: pb.GetReplicaInfoRequest(broker_name=LARGE),
-    "GetSyncStateData": lambda names: pb.GetSyncStateDataRequest(broker_names=names),
-    "GetMetadata": lambda _: pb.GetMetadataRequest(),
-    "CleanBrokerData": lambda _: pb.CleanBrokerDataRequest(**IDS, broker_ids=MANY[:80_000]),
     "GetHistory": lambda _: pb.GetHistoryRequest(),
     "ReportEvent": lambda _: pb.ReportEventRequest(broker_name=LARGE, kind="opened"),
     "BrokerSession": lambda _: pb.Hello(

@@ -22,6 +22,8 @@ from batonmq.controller.endpoints.grpc_places import GrpcPlaces
 from batonmq.controller.liveness.watch import SESSIONS_OF_ID_MAX, STRANGERS_MAX
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
+from batonmq.runtime import tasks
+from batonmq.runtime.sockets import CannotListenError
 
 __all__ = ["endpoint"]
 
@@ -268,6 +270,31 @@ async def test_r58_a_process_without_descriptors_looks_for_strangers_again(monke
     watching = asyncio.create_task(GrpcPlaces(tuple).watch(1))
     await until(lambda: looks.call_count > 1 or watching.done())
     assert watching.cancel()
+
+
+async def test_r54_the_watch_over_connections_goes_on_after_any_error(tmp_path, monkeypatch):
+    failures: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: failures.append(context["exception"])
+    )
+    looks = Mock(side_effect=chain((LookupError("a peer without a name"),), repeat([])))
+    monkeypatch.setattr(grpc_places, "accepted_at", looks)
+    monkeypatch.setattr(grpc_places, "descriptors_in_use", lambda: 1 << 20)
+    monkeypatch.setattr(grpc_places, "_CHECK_S", 0)
+    monkeypatch.setattr(tasks, "AGAIN_S", 0)
+    async with serving(tmp_path):
+        await until(lambda: looks.call_count > 1)
+    assert [type(failure) for failure in failures] == [LookupError]
+
+
+async def test_a_grpc_port_that_cannot_be_bound_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(grpc_endpoint, "check_port_free", lambda host, port: None)
+    taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    grpc_of = grpc_endpoint.GrpcEndpoint(*(Mock() for _ in range(5)))
+    with pytest.raises(CannotListenError, match=str(port)):
+        await grpc_of.listen(f"127.0.0.1:{port}")
+    taken.close()
 
 
 async def test_r58_a_connection_without_a_call_ends(tmp_path, monkeypatch):

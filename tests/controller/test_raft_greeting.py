@@ -4,6 +4,7 @@ What a stranger sends costs it the connection and the node nothing: it goes on l
 """
 
 import asyncio
+import errno
 import logging
 import pickle
 import struct
@@ -12,16 +13,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
-from raft_cluster import BECOME, Cluster, apply_id, free_peers, started
+from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, started
 
 from batonmq.controller.config import Peer
 from batonmq.controller.raft import transport
 from batonmq.controller.raft.cipher import read_cipher
-from batonmq.controller.raft.log import Applied
+from batonmq.controller.raft.log import Applied, Machine
 from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
+from batonmq.controller.raft.node import RaftLog, RaftSettings
 from batonmq.controller.raft.transport import (
     FRAME_BYTES_MAX,
     GREETING_BYTES_MAX,
@@ -29,6 +32,7 @@ from batonmq.controller.raft.transport import (
     GuardedConnection,
 )
 from batonmq.mqctl.secret_rotation import advance
+from batonmq.runtime.followed_files import FollowedFiles
 from batonmq.runtime.secret_file import (
     PASSWORD_CHARS_MIN,
     SecretFileError,
@@ -362,6 +366,22 @@ def secret(folder: Path, name: str) -> Path:
     path = folder / name
     make_password(path)
     return path
+
+
+async def test_a_start_that_is_repeated_follows_the_password_file_once(tmp_path, monkeypatch):
+    """It is repeated while the disk is full; each follower would read the file for good."""
+    (peer,) = free_peers(1)
+    path = secret(tmp_path, "secret")
+    node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path, password_file=path), Machine())
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(node, "_open_folder", Mock(side_effect=full))
+    before = set(FollowedFiles.watched)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            await node.start()
+    assert len(FollowedFiles.watched - before) == 1
+    await node.close()
+    assert FollowedFiles.watched == before
 
 
 async def test_a_password_lets_its_holders_in(tmp_path):

@@ -1,8 +1,10 @@
 """How a controller's parts are wired, over a log of one node: pushes, the folder, the end."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from local_log import LocalLog
@@ -20,6 +22,7 @@ from batonmq.controller.rules.commands import (
 from batonmq.controller.service import ControllerService
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
+from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLockedError
 
 FACTS = (
@@ -115,6 +118,16 @@ async def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(tmp_
     with pytest.raises(FolderLockedError):
         await second._open_store()
     await first.close()
+    await second._open_store()
+    await second.close()
+
+
+async def test_a_history_that_cannot_be_synced_does_not_keep_the_folder(tmp_path, monkeypatch):
+    first, second = (ControllerService(one_of(tmp_path)) for _ in range(2))
+    await first._open_store()
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "fsync", Mock(side_effect=OSError(errno.EIO, "I/O error")))
+        await first.close()
     await second._open_store()
     await second.close()
 

@@ -61,22 +61,6 @@ class RoleView(_message.Message):
     unclean_epoch: int
     def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., master_broker_id: _Optional[int] = ..., master_address: _Optional[str] = ..., master_ha_address: _Optional[str] = ..., master_incarnation: _Optional[str] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., sync_state_set: _Optional[_Iterable[int]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., raft_index: _Optional[int] = ..., unclean_epoch: _Optional[int] = ...) -> None: ...
 
-class GetNextBrokerIdRequest(_message.Message):
-    __slots__ = ("cluster_name", "broker_name")
-    CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
-    BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
-    cluster_name: str
-    broker_name: str
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ...) -> None: ...
-
-class GetNextBrokerIdReply(_message.Message):
-    __slots__ = ("status", "next_broker_id")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    NEXT_BROKER_ID_FIELD_NUMBER: _ClassVar[int]
-    status: Status
-    next_broker_id: int
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., next_broker_id: _Optional[int] = ...) -> None: ...
-
 class RegisterBrokerRequest(_message.Message):
     __slots__ = ("cluster_name", "broker_name", "broker_id", "register_check_code", "address", "ha_address", "incarnation", "log_id", "learner", "epoch", "max_offset", "confirm_offset", "election_priority", "request_id", "suspect", "accepted_epoch", "earlier_lives", "secret", "owner", "owner_secret")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -216,96 +200,6 @@ class GetReplicaInfoReply(_message.Message):
     status: Status
     view: RoleView
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., view: _Optional[_Union[RoleView, _Mapping]] = ...) -> None: ...
-
-class GetSyncStateDataRequest(_message.Message):
-    __slots__ = ("broker_names",)
-    BROKER_NAMES_FIELD_NUMBER: _ClassVar[int]
-    broker_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, broker_names: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class GetSyncStateDataReply(_message.Message):
-    __slots__ = ("status", "views")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    VIEWS_FIELD_NUMBER: _ClassVar[int]
-    status: Status
-    views: _containers.RepeatedCompositeFieldContainer[RoleView]
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., views: _Optional[_Iterable[_Union[RoleView, _Mapping]]] = ...) -> None: ...
-
-class ControllerPeer(_message.Message):
-    __slots__ = ("id", "remoting_address", "grpc_address", "raft_address")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    REMOTING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    RAFT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    id: str
-    remoting_address: str
-    grpc_address: str
-    raft_address: str
-    def __init__(self, id: _Optional[str] = ..., remoting_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., raft_address: _Optional[str] = ...) -> None: ...
-
-class GetMetadataRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class GetMetadataReply(_message.Message):
-    __slots__ = ("status", "group", "self_id", "leader_id", "leader_remoting_address", "leader_grpc_address", "is_leader", "controller_epoch", "raft_term", "applied_index", "committed_index", "peers", "journal_bytes", "journal_entries", "snapshot_bytes", "snapshot_index", "digest_index", "state_digest", "problems")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    SELF_ID_FIELD_NUMBER: _ClassVar[int]
-    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
-    LEADER_REMOTING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    LEADER_GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    IS_LEADER_FIELD_NUMBER: _ClassVar[int]
-    CONTROLLER_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    RAFT_TERM_FIELD_NUMBER: _ClassVar[int]
-    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
-    JOURNAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    JOURNAL_ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_INDEX_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_INDEX_FIELD_NUMBER: _ClassVar[int]
-    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
-    status: Status
-    group: str
-    self_id: str
-    leader_id: str
-    leader_remoting_address: str
-    leader_grpc_address: str
-    is_leader: bool
-    controller_epoch: int
-    raft_term: int
-    applied_index: int
-    committed_index: int
-    peers: _containers.RepeatedCompositeFieldContainer[ControllerPeer]
-    journal_bytes: int
-    journal_entries: int
-    snapshot_bytes: int
-    snapshot_index: int
-    digest_index: int
-    state_digest: str
-    problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., self_id: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_remoting_address: _Optional[str] = ..., leader_grpc_address: _Optional[str] = ..., is_leader: _Optional[bool] = ..., controller_epoch: _Optional[int] = ..., raft_term: _Optional[int] = ..., applied_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[ControllerPeer, _Mapping]]] = ..., journal_bytes: _Optional[int] = ..., journal_entries: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., snapshot_index: _Optional[int] = ..., digest_index: _Optional[int] = ..., state_digest: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class CleanBrokerDataRequest(_message.Message):
-    __slots__ = ("cluster_name", "broker_name", "broker_ids", "clean_living_broker")
-    CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
-    BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
-    BROKER_IDS_FIELD_NUMBER: _ClassVar[int]
-    CLEAN_LIVING_BROKER_FIELD_NUMBER: _ClassVar[int]
-    cluster_name: str
-    broker_name: str
-    broker_ids: _containers.RepeatedScalarFieldContainer[int]
-    clean_living_broker: bool
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_ids: _Optional[_Iterable[int]] = ..., clean_living_broker: _Optional[bool] = ...) -> None: ...
-
-class CleanBrokerDataReply(_message.Message):
-    __slots__ = ("status",)
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    status: Status
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class HistoryEvent(_message.Message):
     __slots__ = ("raft_index", "time_ms", "kind", "broker_name", "broker_id", "master_epoch", "sync_state_set_epoch", "json")

@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class ControllerServiceStub:
-    """Brokers call RegisterBroker, AlterSyncStateSet, ElectMaster, GetReplicaInfo, ReportEvent and
-    BrokerSession. The other calls are for operators' own tools (grpcurl, monitoring); mqctl has the
-    same over remoting, so that it works with RocketMQ's controllers, too.
+    """Brokers make these calls, and clients read the history. What operators ask of a controller (its
+    metadata, all groups, a clean) goes over remoting, as with RocketMQ's controllers.
     """
 
     def __init__(self, channel):
@@ -37,11 +36,6 @@ class ControllerServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.GetNextBrokerId = channel.unary_unary(
-                '/baton.controller.v1.ControllerService/GetNextBrokerId',
-                request_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetNextBrokerIdRequest.SerializeToString,
-                response_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetNextBrokerIdReply.FromString,
-                _registered_method=True)
         self.RegisterBroker = channel.unary_unary(
                 '/baton.controller.v1.ControllerService/RegisterBroker',
                 request_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.RegisterBrokerRequest.SerializeToString,
@@ -62,21 +56,6 @@ class ControllerServiceStub:
                 request_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetReplicaInfoRequest.SerializeToString,
                 response_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetReplicaInfoReply.FromString,
                 _registered_method=True)
-        self.GetSyncStateData = channel.unary_unary(
-                '/baton.controller.v1.ControllerService/GetSyncStateData',
-                request_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetSyncStateDataRequest.SerializeToString,
-                response_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetSyncStateDataReply.FromString,
-                _registered_method=True)
-        self.GetMetadata = channel.unary_unary(
-                '/baton.controller.v1.ControllerService/GetMetadata',
-                request_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetMetadataRequest.SerializeToString,
-                response_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetMetadataReply.FromString,
-                _registered_method=True)
-        self.CleanBrokerData = channel.unary_unary(
-                '/baton.controller.v1.ControllerService/CleanBrokerData',
-                request_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.CleanBrokerDataRequest.SerializeToString,
-                response_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.CleanBrokerDataReply.FromString,
-                _registered_method=True)
         self.GetHistory = channel.unary_unary(
                 '/baton.controller.v1.ControllerService/GetHistory',
                 request_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetHistoryRequest.SerializeToString,
@@ -95,18 +74,9 @@ class ControllerServiceStub:
 
 
 class ControllerServiceServicer:
-    """Brokers call RegisterBroker, AlterSyncStateSet, ElectMaster, GetReplicaInfo, ReportEvent and
-    BrokerSession. The other calls are for operators' own tools (grpcurl, monitoring); mqctl has the
-    same over remoting, so that it works with RocketMQ's controllers, too.
+    """Brokers make these calls, and clients read the history. What operators ask of a controller (its
+    metadata, all groups, a clean) goes over remoting, as with RocketMQ's controllers.
     """
-
-    def GetNextBrokerId(self, request, context):
-        """Offers the id that RegisterBroker would give to a newcomer, as request 1012 does for RocketMQ's
-        brokers. Reserves nothing.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def RegisterBroker(self, request, context):
         """Makes a broker known, or renews what is known of it (address, incarnation, log id). Idempotent.
@@ -130,27 +100,6 @@ class ControllerServiceServicer:
 
     def GetReplicaInfo(self, request, context):
         """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetSyncStateData(self, request, context):
-        """The views of the named groups, or of all: like request 1006.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetMetadata(self, request, context):
-        """What this node knows of the Raft group and of itself: like request 1005.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CleanBrokerData(self, request, context):
-        """Removes replicas from a group, as an operator decides: like request 1011.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -181,11 +130,6 @@ class ControllerServiceServicer:
 
 def add_ControllerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GetNextBrokerId': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetNextBrokerId,
-                    request_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetNextBrokerIdRequest.FromString,
-                    response_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetNextBrokerIdReply.SerializeToString,
-            ),
             'RegisterBroker': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterBroker,
                     request_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.RegisterBrokerRequest.FromString,
@@ -205,21 +149,6 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.GetReplicaInfo,
                     request_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetReplicaInfoRequest.FromString,
                     response_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetReplicaInfoReply.SerializeToString,
-            ),
-            'GetSyncStateData': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetSyncStateData,
-                    request_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetSyncStateDataRequest.FromString,
-                    response_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetSyncStateDataReply.SerializeToString,
-            ),
-            'GetMetadata': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetMetadata,
-                    request_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetMetadataRequest.FromString,
-                    response_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetMetadataReply.SerializeToString,
-            ),
-            'CleanBrokerData': grpc.unary_unary_rpc_method_handler(
-                    servicer.CleanBrokerData,
-                    request_deserializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.CleanBrokerDataRequest.FromString,
-                    response_serializer=batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.CleanBrokerDataReply.SerializeToString,
             ),
             'GetHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHistory,
@@ -245,37 +174,9 @@ def add_ControllerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControllerService:
-    """Brokers call RegisterBroker, AlterSyncStateSet, ElectMaster, GetReplicaInfo, ReportEvent and
-    BrokerSession. The other calls are for operators' own tools (grpcurl, monitoring); mqctl has the
-    same over remoting, so that it works with RocketMQ's controllers, too.
+    """Brokers make these calls, and clients read the history. What operators ask of a controller (its
+    metadata, all groups, a clean) goes over remoting, as with RocketMQ's controllers.
     """
-
-    @staticmethod
-    def GetNextBrokerId(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.controller.v1.ControllerService/GetNextBrokerId',
-            batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetNextBrokerIdRequest.SerializeToString,
-            batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetNextBrokerIdReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def RegisterBroker(request,
@@ -375,87 +276,6 @@ class ControllerService:
             '/baton.controller.v1.ControllerService/GetReplicaInfo',
             batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetReplicaInfoRequest.SerializeToString,
             batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetReplicaInfoReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetSyncStateData(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.controller.v1.ControllerService/GetSyncStateData',
-            batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetSyncStateDataRequest.SerializeToString,
-            batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetSyncStateDataReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetMetadata(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.controller.v1.ControllerService/GetMetadata',
-            batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetMetadataRequest.SerializeToString,
-            batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.GetMetadataReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CleanBrokerData(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.controller.v1.ControllerService/CleanBrokerData',
-            batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.CleanBrokerDataRequest.SerializeToString,
-            batonmq_dot_proto_dot_controller_dot_v1_dot_controller__pb2.CleanBrokerDataReply.FromString,
             options,
             channel_credentials,
             insecure,
