@@ -33,6 +33,7 @@ PAGE_EVENTS_MAX: Final = 2_000
 PAGE_SIZE_MAX: Final = 1 << 20
 
 DELAY_S: Final = 0.1
+"""A note waits so long: in the log's queue it must not be before the election that it is about."""
 ATTEMPTS_MAX: Final = 5
 RETRY_S: Final = 0.25
 
@@ -74,6 +75,7 @@ class HistoryLog:
             events = [
                 effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
             ]
+        # Not those of a snapshot: they were logged when they were applied.
         for event in events if commit.command is not None else ():
             if event.broker_name and event.master_epoch:
                 log.info(
@@ -101,6 +103,7 @@ class HistoryLog:
         at most REPLY_EVENTS_MAX events and REPLY_SIZE_MAX bytes.
         """
         events = list(state.history)
+        # Who names an index has the older ones.
         file = self._file
         if file is not None and after_index <= 0:
             earlier = any(event.log != state.log_name for event in file.recent)
@@ -128,6 +131,7 @@ class HistoryLog:
         whole = len(held) < HISTORY_EVENTS_MAX
         if after and after[0] == state.log_name and (whole or held[0].key <= after):
             return Page([event for event in held if event.key > after][:limit], True)
+        # The reader keeps its place in a file, and is for one caller at a time.
         async with self._reading:
             page = await asyncio.to_thread(self._reader.page, after, limit, PAGE_SIZE_MAX)
             if len(page.events) < limit or self._file is None:
@@ -171,7 +175,6 @@ class HistoryNotes:
         await self._tasks.close()
 
     async def _propose(self, command: NoteEvent) -> None:
-        # Later: a note must not be in the log's queue before an election.
         await asyncio.sleep(DELAY_S)
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -179,6 +182,7 @@ class HistoryNotes:
             except OutcomeUnknownError:
                 await asyncio.sleep(RETRY_S)
                 continue
+            # The next leader does not know what this one saw.
             except (NotLeaderError, CommandTooLargeError) as error:
                 log.debug("note_dropped kind=%s reason=%s", command.kind, error)
                 return

@@ -31,6 +31,7 @@ class ControllerMetrics:
     def applied(self, commit: Commit) -> None:
         """Counts the effects of a command. A snapshot does not show which elections it contains."""
         for effect in commit.effects if commit.command is not None else ():
+            # A RoleChanged also has the new set, so no SetChanged comes beside it.
             match effect:
                 case RoleChanged(view):
                     has_master = view.master_broker_id is not None
@@ -41,6 +42,7 @@ class ControllerMetrics:
                     self._set_sizes[view.broker_name] = len(view.sync_state_set)
                 case SetChanged(view):
                     size = len(view.sync_state_set)
+                    # The first change after a start has nothing to compare: it counts as growth.
                     before = self._set_sizes.get(view.broker_name, size)
                     kind = "shrink" if size < before else "expand"
                     self._set_changes[view.broker_name, kind] += 1
@@ -63,6 +65,7 @@ class ControllerMetrics:
         epoch = metadata.controller_epoch
         page.gauge("batonmq_controller_epoch", "of the leading controller", epoch)
         problems = page.family("batonmq_problem", "gauge", "1 for each, as in mqctl health")
+        # Without what follows the colon: numbers in a label would make a new series each time.
         for problem in dict.fromkeys(text.partition(":")[0] for text in metadata.problems):
             problems.add(1, problem=problem)
         await self._of_groups(page)

@@ -91,12 +91,9 @@ class PlannedSwitches:
         self._end(self._pending.failed(session.broker_name, message.switch_id, message.reason))
 
     def state_applied(self, state: ControllerState) -> None:
-        # Mostly none is under way: then no commit costs a walk over all groups.
-        if len(self._pending):
-            for name in state.broker_names():
-                group = state.group(name)
-                if group is not None:
-                    self._end(self._pending.applied(group))
+        for name in self._pending.names():
+            if (group := state.group(name)) is not None:
+                self._end(self._pending.applied(group))
 
     def gate_closed(self) -> None:
         self._end(self._pending.gate_closed())

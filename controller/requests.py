@@ -209,6 +209,7 @@ class ControllerRequests:
         except ValueError as error:
             raise CommandTooLargeError(str(error)) from error
         match outcome:
+            # Also a refusal: all nodes came to it.
             case Applied(result):
                 return result
             # It never takes effect, so the caller may ask the next leader at once.
@@ -261,6 +262,7 @@ class ControllerRequests:
 
     def not_leader(self) -> NotLeaderError:
         leader = self.leader()
+        # This node may lead while its gate is closed: no caller must be sent back here at once.
         if leader is None or leader.node_id == self._self_peer.node_id:
             return NotLeaderError(None)
         return NotLeaderError(leader.remoting_address)

@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 RAFT_FOLDER: Final = "raft"
 LOCK_NAME: Final = "lock"
 GATE_TIMEOUT_MS: Final = 1_000
+# So that a node ends within a second, also if peers keep their side of a connection open.
 CLOSE_STEP_TIMEOUT_S: Final = 0.4
 HAND_OVER_TIMEOUT_MS: Final = 250
 
@@ -203,6 +204,7 @@ class ControllerService:
     def _gate_changed(self, is_open: bool) -> None:
         self._watch.handle(ev.GateOpened() if is_open else ev.GateClosed())
         if is_open:
+            # Not in the first election after a start of all controllers: none of them saw more.
             if self.gate.had_followed:
                 self._lead.step_aside(self._core.never_saw())
         else:
@@ -210,6 +212,7 @@ class ControllerService:
 
     def _ticked(self) -> None:
         self.gate.note_leader_seen()
+        # One at a time: the rules are due until the command is applied.
         if self._rules_change is None and self.gate.open and self._log.rules_due():
             self._rules_change = asyncio.get_running_loop().create_task(self._change_rules())
 
@@ -226,6 +229,7 @@ class ControllerService:
             self._rules_change = None
 
     def _applied(self, commit: Commit) -> None:
+        # The brokers turn to the next leader already, and hear from that one.
         if self._closing:
             return
         self._inform_brokers(commit)

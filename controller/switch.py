@@ -122,8 +122,9 @@ class PendingSwitches:
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
+    def names(self) -> list[str]:
+        """The groups that have one."""
+        return list(self._open)
 
     def begin(
         self, broker_name: str, asked: AskMaster, nonce: str, now_ms: int

@@ -12,6 +12,11 @@ from typing import Literal
 
 from batonmq.auth.signature import Signer
 from batonmq.protocol.numbers import PORT_MAX, host_and_port
+from batonmq.runtime.lease_times import (
+    PAUSE_ALLOWED_MS,
+    check_lease_times,
+    silence_above_ms,
+)
 from batonmq.runtime.tls import Tls
 
 Protocol = Literal["grpc", "remoting"]
@@ -22,9 +27,6 @@ GRPC_PORT_OFFSET = 1
 
 ELECTION_PRIORITY_LAST = 2**31 - 1
 """Java's default of brokerElectionPriority: the smaller number wins."""
-
-LOOP_PAUSE_MS = 300
-"""A pause of this length of a healthy broker's loop must not cost it the lease (R34)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,9 @@ class SessionTimings:
         """Raises ValueError naming the keys that contradict each other."""
         if self.heartbeat_ms < 1:
             raise ValueError(f"brokerSessionHeartbeatMs={self.heartbeat_ms}: must be at least 1")
-        # A healthy master must keep its lease despite one lost heartbeat and a pause of its loop.
-        if 2 * self.heartbeat_ms + LOOP_PAUSE_MS >= self.master_lease_ms:
-            raise ValueError(
-                f"masterLeaseMs={self.master_lease_ms} must be above two heartbeats "
-                f"(brokerSessionHeartbeatMs={self.heartbeat_ms}) plus a pause of {LOOP_PAUSE_MS} ms"
-            )
-        if self.master_lease_ms * 1.02 + 100 >= self.session_timeout_ms:
-            raise ValueError(
-                f"brokerSessionTimeoutMs={self.session_timeout_ms} must be above "
-                f"masterLeaseMs={self.master_lease_ms} plus 100 ms and 2 %"
-            )
+        check_lease_times(self.heartbeat_ms, self.master_lease_ms, self.session_timeout_ms)
+        # R51: a follower that becomes leader counts the silence that it saw, so it must have heard
+        # each living broker within the time-out.
         if not 2 * self.heartbeat_ms <= self.follower_heartbeat_ms < self.session_timeout_ms:
             raise ValueError(
                 f"brokerSessionFollowerHeartbeatMs={self.follower_heartbeat_ms} must lie between "
@@ -95,12 +89,12 @@ def remoting_timings(heartbeat_ms: int, timeout_ms: int) -> SessionTimings:
     """Times for RocketMQ's controllers: `brokerHeartbeatInterval`, and
     `controllerHeartBeatTimeoutMills`, the silence after which they declare this broker dead. A
     master sends twice as often. Raises ValueError naming the keys if they contradict each other."""
-    lease_ms = 2 * heartbeat_ms + LOOP_PAUSE_MS + heartbeat_ms // 4
-    if heartbeat_ms < 100 or timeout_ms <= lease_ms * 1.02 + 100:
+    lease_ms = 2 * heartbeat_ms + PAUSE_ALLOWED_MS + heartbeat_ms // 4
+    if heartbeat_ms < 100 or timeout_ms <= silence_above_ms(lease_ms):
         raise ValueError(
             f"brokerHeartbeatInterval={heartbeat_ms} must be at least 100, and "
             f"controllerHeartBeatTimeoutMills={timeout_ms} above it by far: here above "
-            f"{lease_ms * 1.02 + 100:.0f}"
+            f"{silence_above_ms(lease_ms):.0f}"
         )
     return SessionTimings(
         heartbeat_ms=heartbeat_ms // 2,

@@ -26,6 +26,7 @@ RETRY_MOST_MS = 500
 WAITED_PER_PAUSE = 8
 """A registration that waits for a leader pauses for an eighth of its waiting time: it finds the
 first leader of a cluster at once, and does not flood during a long outage."""
+# A refusal may end only when an operator acts, a wrong target at the next attempt.
 REFUSED_RETRY_MS = 1000
 NOT_LEADER_RETRY_MS = 50
 UNANSWERED_RETRY_MS = 100
@@ -110,6 +111,7 @@ class Controllers:
             self._leader_answered_ms = now_ms
             if changed:
                 self._hint = ""
+                # It has had only a follower's rare heartbeats, and judges silence from now on.
                 session.heartbeat_due_ms = now_ms
             return AnswerMeaning(authoritative=True, changed=changed)
         if self.leader == event.controller:
@@ -391,6 +393,7 @@ class MissedViews:
         if self._in_flight:
             return []
         due_ms = self._due_ms
+        # A view that a notice named is fetched at once, one that is on its way only if it is late.
         if self._wanted <= known:
             if ahead is None:
                 return []

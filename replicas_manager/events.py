@@ -40,27 +40,28 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReceived:
-    """A HeartbeatAnswer. `sent_ms`: the send time by our own clock, echoed. `no_lease`: the
-    recorded master is another process, or none."""
+    """A HeartbeatAnswer."""
 
     controller: str
     sent_ms: int
+    """When the heartbeat was sent, by our own clock: the lease counts from then (R5)."""
     leader: bool
     controller_epoch: int
     leader_grpc_address: str
     master_epoch: int
     sync_state_set_epoch: int
     no_lease: bool = False
+    """The recorded master is another process, or none. The epochs alone do not show that:
+    controllers that lost their state may give the same epoch to another process (R7)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewReceived:
-    """A role view. `pushed`: in order on the session, so its alive flags are current; else in the
-    answer to a call."""
-
     controller: str
     view: RoleView
     pushed: bool = True
+    """It came in order on the session. Views in answers to calls may overtake each other, so who is
+    alive is taken from pushed ones only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +85,23 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """No answer (timeout, no connection). The call may have taken effect, or may do so later."""
+    """No answer (timeout, no connection)."""
 
+    # R11: the call may have taken effect, or may do so later. So it is repeated with its request
+    # id, and is no refusal.
     call: Call
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProposalRequested:
-    """The HA service proposes a set. `based_on`: (masterEpoch, setEpoch) of its view."""
+    """The HA service proposes a set."""
 
     new_set: frozenset[int]
     reason: str
     confirm_offset: int
     based_on: tuple[int, int]
+    """(masterEpoch, setEpoch) of the view that the broker had: a newer one may have come since."""
     processes: Mapping[int, str] | None = None
     """Broker id -> incarnation in that view: the processes whose acks were counted (R12)."""
 
@@ -111,8 +115,9 @@ class SuspicionChanged:
 
 @dataclass(frozen=True, slots=True)
 class NoticeReceived:
-    """NOTIFY_BROKER_ROLE_CHANGED (1008) came to the remoting endpoint: only a hint."""
+    """NOTIFY_BROKER_ROLE_CHANGED (1008) came to the remoting endpoint."""
 
+    # Only a hint to fetch the view: it names no process, so it cannot make a master (R3).
     master_epoch: int
     sync_state_set_epoch: int
 
@@ -128,6 +133,7 @@ class ActionFailed:
 class EpochStored:
     """`master_epoch` is durable as the highest accepted (R2)."""
 
+    # Heartbeats name it only from now on: a crash must not take back what controllers know.
     master_epoch: int
 
 
@@ -157,15 +163,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendRegister:
-    """RegisterBroker; id 0 requests an id. The check code makes repetitions harmless.
-
-    `suspect`: why the log is suspect (R17), the same in each repetition.
-    """
+    """RegisterBroker; id 0 requests an id. The check code makes repetitions harmless."""
 
     target: str
     broker_id: int
     request_id: str
     suspect: str
+    """Why the log is suspect (R17). The same in each repetition, or it would be unknown which of
+    them the controllers recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,7 @@ class OpenSessions:
 class CloseSession:
     """The session is silent: close the connection and connect again."""
 
+    # TCP may show it as alive: the kernel of a process that was stopped still acknowledges.
     controller: str
     reason: str
 
@@ -216,7 +222,8 @@ class SendAlter:
     master_epoch: int
     sync_state_set_epoch: int
     members: tuple[tuple[int, str], ...]
-    """(broker id, incarnation in the view), ascending (R12)."""
+    """(broker id, incarnation), ascending. With the incarnations controllers refuse a member of
+    which another process is registered by now: its acks were not counted (R12)."""
     confirm_offset: int
     reason: str
 
@@ -226,6 +233,9 @@ class FetchView:
     """GetReplicaInfo: a newer view exists, and its push did not come."""
 
     target: str
+
+
+# What the broker does in the three roles is said in `link.BrokerActions`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,24 +263,29 @@ class AdoptView:
 
 @dataclass(frozen=True, slots=True)
 class SetDead:
+    """The replicas, never this one, that the leading controller declares dead."""
+
     broker_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ProposalRefused:
+    """For good: this request cannot take effect any more."""
+
     code: int
     remark: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProposalUnknown:
-    pass
+    """Whether the set changed is unknown, so both sets stay required (R11)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseChanged:
+    """Of a master; without a lease it may still serve (R36)."""
+
     valid: bool
-    master_epoch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import grpc
-
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_from_pb
 from batonmq.protocol.codes import ResponseCode
@@ -37,7 +35,7 @@ from batonmq.replicas_manager.session import (
     ControllerCalls,
     ControllerChannels,
     ControllerSession,
-    is_only_the_call_cancelled,
+    answer_of,
 )
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import boot_ms, wall_ms
@@ -46,6 +44,7 @@ from batonmq.runtime.sockets import LowDescriptors
 log = logging.getLogger(__name__)
 
 KEPT_MAX = 256
+# A lease that is lost and back again each second must not fill the history of the whole cluster.
 OFTEN_MAX = 20
 OFTEN_MS = 10_000
 CALL_TIMEOUT_S = 1.0
@@ -143,14 +142,12 @@ class EventReporter:
         leader = self._leader()
         if leader is None:
             return False
-        try:
-            stub = self._channels.stub(leader)
-            reply = await stub.ReportEvent(request, timeout=CALL_TIMEOUT_S)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
-                raise
-            log.debug("report_failed kind=%s reason=%s", request.kind, error)
+        call = self._channels.stub(leader).ReportEvent(request, timeout=CALL_TIMEOUT_S)
+        reply = await answer_of(call, "ReportEvent")
+        # It may be recorded already: the repetition has the same request id.
+        if reply is None:
             return False
+        # A refusal is final: the next attempt would be refused too, and hold back what waits.
         code = reply.status.code
         if code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_NOT_LEADER):
             log.warning(
@@ -287,6 +284,7 @@ class GrpcLink:
             reason="planned switch",
             drained_offset=drained_offset,
         )
+        # The controller that asked may have lost the lead since.
         target = self._events.leader() or task.controller
         return await self._elect(target, request, ELECT_TIMEOUT_S)
 
@@ -315,12 +313,9 @@ class GrpcLink:
     async def _elect(
         self, target: str, request: pb.ElectMasterRequest, timeout_s: float
     ) -> ElectAnswer | None:
-        try:
-            reply = await self._channels.stub(target).ElectMaster(request, timeout=timeout_s)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
-                raise
-            log.info("election_unanswered target=%s reason=%s", target, error)
+        call = self._channels.stub(target).ElectMaster(request, timeout=timeout_s)
+        reply = await answer_of(call, f"ElectMaster at {target}")
+        if reply is None:
             return None
         if reply.HasField("view"):
             view = role_view_from_pb(reply.view)

@@ -31,9 +31,9 @@ class LogFacts:
     """The end of the written log, exclusive."""
     confirm_offset: int
     min_offset: int
-    """From here on it has all bytes of its group; on a master, the start of its log. Above
-    `max_offset` while the replica does not know the next offsets of its queues (R38): then the
-    controllers add it to no set."""
+    """From here on it has all bytes of its group; on a master, the start of its log."""
+    # Above `max_offset` while the replica does not know the next offsets of its queues (R38):
+    # controllers add no member whose log begins later than the master's (R13).
     log_id: str
     """The random id that was created with the empty commit log."""
     suspect: str = ""
@@ -67,10 +67,11 @@ class BrokerActions(Protocol):
         """The log's present state. Called for every heartbeat, so it must be cheap."""
 
     async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
-        """Become master of `view.master_epoch`, also if it was master before. Before anything is
-        acknowledged in this epoch, the epoch file must be durable and `role_durable` awaited (R2),
-        which raises OSError if the write failed. A proposal in flight gets no outcome.
-        """
+        """Become master of `view.master_epoch`, also if it was master before. A proposal in flight
+        gets no outcome."""
+        # R2: before anything is acknowledged in this epoch, the epoch file must be durable, and
+        # `role_durable` awaited. It raises OSError if the write failed. Not awaited before this
+        # call: both files are written at the same time, so a failover waits for one sync only.
 
     async def become_slave(self, view: RoleView) -> None:
         """Follow `view.master_broker_id` at `view.master_ha_address`; also called if only the epoch
@@ -82,16 +83,19 @@ class BrokerActions(Protocol):
 
     def master_moved(self, view: RoleView) -> None:
         """The role and its epoch stay, but the master's address may have changed. Idempotent."""
+        # Also called if only the set changed: whoever calls need not compare addresses.
 
     def lease_changed(self, valid: bool) -> None:
         """The lease of this master was granted or ran out (R36)."""
 
     def role_will_change(self, view: RoleView, *, master: bool) -> None:
-        """`view` was taken and changes the role or its epoch. Called before anything is awaited: a
-        future master begins to hold sends, a former one answers waiting sends at once."""
+        """`view` was taken and changes the role or its epoch: a future master begins to hold sends,
+        a former one answers waiting sends at once."""
+        # Called before anything is awaited (R4): those answers must not wait for a disk.
 
     def hold_sends(self) -> int:
         """Hold new sends and write the accepted ones; returns the end of the log."""
+        # R33: from now on that end stands still, so the chosen replica can reach it.
 
     def release_sends(self) -> None:
         """Handle the held sends, in order."""
@@ -114,8 +118,9 @@ class SyncStateSetActions(Protocol):
         """The proposal was refused for good: only the recorded set is required again."""
 
     def proposal_unknown(self) -> None:
-        """It is unknown whether the proposal was committed. Both sets stay required (R11), and the
-        same request is repeated until it is answered. Called at most once per proposal."""
+        """It is unknown whether the proposal was committed; the same request is repeated until it
+        is answered. Called at most once per proposal."""
+        # R11: both sets stay required, since either may be the one that elections look at.
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ class DurableFacts:
     """Empty once an id is assigned."""
     earlier_incarnations: tuple[str, ...]
     current: CurrentView
+    # Not in the repr: it may be part of a log line or of an error's text.
     secret: str = field(default="", repr=False)
     """Proves the incarnation to our controllers (R59)."""
     folder_secret: str = field(default="", repr=False)
@@ -156,6 +162,7 @@ class ControllerLink(Protocol):
 
     def begin(self, facts: DurableFacts) -> None:
         """The data folder was read. Called first."""
+        # Not in the constructor: a start may wait for disk space before it can read the folder.
 
     def send(self, call: ev.Call) -> None:
         """Sends one request, which ends in exactly one event, `Replied` or `Unanswered`."""
@@ -171,6 +178,7 @@ class ControllerLink(Protocol):
 
     def drop_all(self, reason: str) -> None:
         """Closes all sessions for a moment, so that the controllers elect again (R11, R45)."""
+        # An election makes a new epoch, and in that every request of the old one is refused.
 
     def report(
         self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]
@@ -190,6 +198,7 @@ class ControllerLink(Protocol):
 
     async def goodbye(self, reason: str) -> None:
         """A planned stop: ends all sessions."""
+        # Called after replication ended: until then controllers must count this replica as alive.
 
     async def close(self) -> None:
         """Cancels all requests and reports; no event follows."""

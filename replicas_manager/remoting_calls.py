@@ -87,6 +87,7 @@ class PeerNames:
         except BatonError as error:
             log.debug("replica_not_named address=%s reason=%s", replica.address, error)
             return
+        # Also after a failure: the next read of the group asks again.
         finally:
             self._asking.discard(key)
         if name != self._known.get(key, PeerName()):

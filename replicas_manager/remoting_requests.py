@@ -150,6 +150,7 @@ def group_view(reply: RemotingCommand, cluster_name: str, broker_name: str) -> R
     info = BrokerReplicasInfo.decode(reply.body).replicas_info_table.get(broker_name)
     if info is None:
         return None
+    # Java lists members first, then the others; a view has them by id.
     known = sorted(info.replicas, key=lambda one: one.broker_id)
     return RoleView(
         cluster_name=cluster_name,

@@ -156,7 +156,7 @@ class Lease:
         if valid == self._reported:
             return []
         self._reported = valid
-        effects: list[ev.Effect] = [ev.LeaseChanged(valid, master_epoch)]
+        effects: list[ev.Effect] = [ev.LeaseChanged(valid)]
         # 0: this mastership never had a lease to lose.
         if not valid and master and self._until_ms:
             effects.append(ev.HistoryReport("lease_lost", (("broker_id", broker_id),)))

@@ -227,7 +227,7 @@ class RoleRunner:
                 self._actions.master_moved(view)
             case ev.SetDead(broker_ids):
                 self._sets.set_dead(broker_ids)
-            case ev.LeaseChanged(valid, _):
+            case ev.LeaseChanged(valid):
                 self._actions.lease_changed(valid)
             case ev.ProposalRefused(code, remark):
                 self._sets.proposal_refused(code, remark)

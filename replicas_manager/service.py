@@ -206,17 +206,20 @@ class ReplicasManager:
         """As master, switches (R33) to the member of the set that has most of the log. Returns
         whether it did."""
         view, leader = self.view, self.leader
+        # Without a leader nobody could elect the successor.
         if self.role is not Role.MASTER or view is None or leader is None:
             return False
         others = view.sync_state_set - {self.broker_id}
         if not others:
             return False
+        # It has least to catch up, so sends are held for the shortest time.
         heir = max(others, key=lambda other: self._actions.switch_progress(other).ack)
         return await self._link.hand_over(leader, heir, view.master_epoch, reason)
 
     async def end(self) -> None:
         """Stops taking views and answering controllers, while sessions stay open, and waits for a
         running role change, so that the broker's parts can be closed. Idempotent."""
+        # First: what is awaited below must begin no new role change.
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, assert_never, cast
+from typing import Any, TypeVar, assert_never, cast
 
 import grpc
 
@@ -33,6 +33,8 @@ from batonmq.runtime.tls import Tls
 from batonmq.runtime.turns import pass_on_assertion
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 REDIAL_FIRST_S = 0.05
 REDIAL_MOST_S = 1.0
@@ -65,6 +67,20 @@ def is_only_the_call_cancelled() -> bool:
     closed (a failure like others), and not this task, which must then end."""
     task = asyncio.current_task()
     return task is None or not task.cancelling()
+
+
+async def answer_of(call: Awaitable[T], what: str) -> T | None:
+    """The reply to a gRPC call; None, and a log line, if there is none."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        why = error.details()
+    except asyncio.CancelledError:
+        if not is_only_the_call_cancelled():
+            raise
+        why = "its connection was closed"
+    log.debug("call_unanswered call=%s reason=%s", what, why)
+    return None
 
 
 def channel_credentials(pem: tuple[bytes, bytes, bytes]) -> grpc.ChannelCredentials:

@@ -207,6 +207,7 @@ def lenient_event(line: bytes | str) -> HistoryEvent | None:
     None if it is no JSON object."""
     try:
         return _decode_event(line)
+    # One bad field must not hide the event: explaining is all that the history does.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raw = _object(line)
         return _lenient(HistoryEvent, raw) if raw is not None else None

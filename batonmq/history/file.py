@@ -100,6 +100,7 @@ class HistoryFile:
         `cut`: older ones may have been lost; then the first line behind the file's end says so
         (`gap`). Raises OSError; then what was written is taken off again, so that the next line
         begins at a line's start."""
+        # A copy: a failed write must leave what counts as written.
         newest = dict(self._newest)
         if cut:
             events = self._with_gap(list(events))
@@ -108,6 +109,7 @@ class HistoryFile:
             return 0
         raw = "".join(event.to_json() + "\n" for event in fresh).encode()
         size_bytes = os.fstat(self._descriptor).st_size
+        # Not an empty one: a batch that is larger than the limit would make empty files.
         if size_bytes and size_bytes + len(raw) > self._size_max:
             size_bytes = self._begin_next_file(size_bytes)
         try:
@@ -152,6 +154,7 @@ class HistoryFile:
     def close(self) -> None:
         """Makes the file durable and closes it. May be repeated."""
         if self._descriptor >= 0:
+            # First: a failed sync is not tried again at the next call.
             descriptor, self._descriptor = self._descriptor, -1
             try:
                 disk.fsync(descriptor)

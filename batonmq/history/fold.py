@@ -64,6 +64,7 @@ class Fold:
         """Takes the next event; unknown kinds change nothing. `detail`: the event's, if decoded."""
         if event.kind == "controller_leader_changed":
             return [self._leader_changed(event)]
+        # A newer controller may write kinds that this version does not know.
         handler = _HANDLERS.get(event.kind)
         if handler is None or not event.broker_name:
             return []
@@ -117,8 +118,10 @@ def _elected(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
     if restarted is not None and not event.unclean:
         story.absorb(restarted)
         group.drop(restarted)
+    # Restarts of other brokers before this election are no part of what follows.
     group.restarted.clear()
     _mark_unwatched(group, story, event)
+    # If the master was lost without a successor, that was seen before (`_election_failed`).
     if not story.detected_ms:
         _detected(story, event, event.master_before)
     elif event.detected_ms:
@@ -127,6 +130,7 @@ def _elected(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
     story.kind = _election_kind(story, event)
     story.master_epoch, story.winner = event.master_epoch, event.broker_id
     story.elected_by = event.key
+    # The first one counts: a deposed group has no master before its next election.
     story.master_before = story.master_before or event.master_before
     story.address, story.unclean = event.address, event.unclean
     story.set_before = story.set_before or event.set_before
@@ -372,6 +376,7 @@ def _how(event: HistoryEvent, master: int) -> str:
         reason = reason if event.kind == "election_failed" else event.reason
         return reason or "an election was asked for"
     if reason == "goodbye" and why and event.kind == "elected":
+        # The broker's own words: braces in them are no places for values.
         how = "{who} said goodbye, as " + why.replace("{", "{{").replace("}", "}}")
     who = f"broker {master}" if master else "the master"
     silent = f", its last word {event.silent_ms} ms before" if event.silent_ms > 0 else ""

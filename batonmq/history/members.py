@@ -57,6 +57,7 @@ class GroupTimeline:
         `patience`."""
         if len(self.open) < self.looks_at:
             return []
+        # Bounds the memory: what is reported of an older election later is left out.
         while len(self.elections) > ELECTIONS_KEPT:
             del self.elections[next(iter(self.elections))]
         held = set(map(id, self._held()))
@@ -79,6 +80,8 @@ def set_altered(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> No
     if election is not None:
         election.at_work = True
     if left := before - after:
+        # Until the first ack a member that leaves is a part of the failover: its missing ack may
+        # be what delays that.
         waits = election is not None and election.is_election and not election.first_ack_ms
         story = election if waits and election else group.begin("slave_lost", event)
         story.set_before = story.set_before or event.set_before
@@ -128,6 +131,7 @@ def broker_registered(group: GroupTimeline, event: HistoryEvent, _: EventDetail)
     broker_id = event.broker_id
     known = group.incarnations.get(broker_id)
     group.incarnations[broker_id] = event.incarnation
+    # The same process registers again, e.g. with another address; or the history begins later.
     if known is None or known == event.incarnation:
         return
     story = group.absent.get(broker_id) or group.masterless

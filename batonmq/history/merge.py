@@ -12,6 +12,8 @@ from batonmq.runtime.words import counted
 def in_order(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
     """The events, each once, in the order in which they were applied: logs by the earliest time in
     them, then by index. Events without an index come first, in the order given."""
+    # Logs have random names: only their times show which came first. Within a log its index counts,
+    # since the clocks of controllers differ.
     known: dict[object, HistoryEvent] = {}
     begins: dict[str, int] = {}
     for event in events:
@@ -40,6 +42,7 @@ def merged(sources: Mapping[str, Iterable[HistoryEvent]]) -> Merged:
     differ: dict[tuple[str, str], list[EventKey]] = {}
     for source, of_source in sources.items():
         for event in of_source:
+            # Without an index there is nothing by which two could be the same event.
             if event.raft_index < 0:
                 events.append(event)
                 continue

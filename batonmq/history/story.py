@@ -94,6 +94,7 @@ class Story:
 
     def add(self, name: str, time_ms: int, clock: str, text: str, broker_id: int = 0) -> None:
         """A step with a time; of a step of the chain the first one counts."""
+        # A report that was repeated, or a second push, must not move the step.
         if time_ms <= 0 or (name in _RANKS and name in self._times):
             return
         self._take(StoryStep(name, time_ms, clock, text, broker_id))

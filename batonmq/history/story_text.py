@@ -20,6 +20,7 @@ def cost(story: Story) -> str:
         return "this master acknowledged nothing: the next election came first"
     if not story.first_ack_ms and not story.opened_ms:
         return "no write is acknowledged yet, or none was sent"
+    # With clocks that contradict each other a number would be wrong, and look right.
     span_ms = story.unavailable_ms
     if span_ms is None:
         return "how long no master acknowledged does not follow from these clocks"

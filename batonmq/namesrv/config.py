@@ -10,6 +10,7 @@ import os
 from typing import ClassVar
 
 from batonmq.namesrv.state import ENTRIES_MAX
+from batonmq.runtime.runtime_settings import listed_keys
 from batonmq.runtime.section import LogFormat, LogLevel, Ranges, Section
 
 
@@ -58,9 +59,8 @@ class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
     def black_list(self) -> frozenset[str]:
         """Keys that UPDATE_NAMESRV_CONFIG (318) may not touch: RocketMQ's fixed ones and the
         configured ones."""
-        configured = (key.strip() for key in self.config_black_list.split(";"))
         fixed = {"configBlackList", "configStorePath", "kvConfigPath"}
-        return frozenset(fixed | {key for key in configured if key})
+        return listed_keys(self.config_black_list) | fixed
 
 
 RUNTIME_KEYS = frozenset(

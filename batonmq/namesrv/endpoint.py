@@ -67,6 +67,7 @@ _REFUSED: Final = {
     RegisterOutcome.CROWDED: "too many are registered",
 }
 _passing: Final = count(-1, -1)
+"""Counters of made-up data versions (`_parts`): those of brokers are not negative."""
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
@@ -186,6 +187,7 @@ class NamesrvEndpoint:
     def register_broker(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
+        # 0: an old broker sends none.
         crc = request.get_int("bodyCrc32", 0)
         if crc and crc != crc32_of(request.body):
             return _refused(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
@@ -237,6 +239,7 @@ class NamesrvEndpoint:
         _log_crowded_out(self._routes)
         if registered.outcome in _REFUSED:
             return _refused(request, ResponseCode.SYSTEM_ERROR, _REFUSED[registered.outcome])
+        # R58: the connection of a registered broker makes no place for strangers.
         connection.keep()
         if registered.outcome is RegisterOutcome.IGNORED or known != registration.broker_addr:
             log.info(
@@ -276,6 +279,7 @@ class NamesrvEndpoint:
         cluster, addr = request.require("clusterName"), request.require("brokerAddr")
         known = self._routes.data_version(cluster, addr)
         changed = self._routes.is_changed(cluster, addr, DataVersion.decode_request(request.body))
+        # A broker whose topics did not change sends only this question, and no registration.
         self._routes.refresh(cluster, addr, self._clock_ms())
         reply = RemotingCommand.response_to(request, ext={"changed": changed})
         if known is not None:

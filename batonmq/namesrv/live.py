@@ -65,6 +65,7 @@ class BrokerLiveTable:
         return self._of(("connection", connection), most)
 
     def _of(self, index: Hashable, most: int | None = None) -> list[tuple[Key, BrokerLiveInfo]]:
+        # A copy: who asks removes some of them.
         return [(key, self._by_key[key]) for key in islice(self._keys.get(index, ()), most)]
 
     def silent(self, now_ms: int) -> list[tuple[Key, BrokerLiveInfo]]:

@@ -38,6 +38,7 @@ from batonmq.protocol.topic_name import SYNC_BROKER_MEMBER_PREFIX
 from batonmq.runtime.eviction import Crowd
 
 EARLIER_MOST = 4
+"""Earlier connections of a broker that are remembered: a late deregistration may come over one."""
 ENTRIES_MAX = 1_000_000
 """Topics of all groups together, a topic of two groups counted twice (R58)."""
 GROUP_ENTRIES = 64
@@ -205,6 +206,7 @@ class RouteInfoManager:
         if fresh_id and group is not None and len(group.addrs) >= GROUP_REPLICAS_MAX:
             return Registered(RegisterOutcome.CROWDED)
         first = group is None
+        # From here on nothing refuses: a group without addresses must not stay behind.
         if group is None:
             group = self._groups[registration.broker_name] = _Group(registration.cluster_name)
         self._join_cluster(registration, group)
@@ -249,6 +251,7 @@ class RouteInfoManager:
         id 0, any id of the group."""
         group = self._groups[registration.broker_name]
         for (cluster, addr), live in self._live.of_group(registration.broker_name):
+            # The same broker may come back with an older epoch, after its store was emptied.
             if addr == registration.broker_addr or cluster != group.cluster_name:
                 continue
             rival = registration.broker_id in (MASTER_ID, live.broker_id)
@@ -366,12 +369,14 @@ class RouteInfoManager:
         group = self._groups.get(broker_name)
         if group is None or group.cluster_name != cluster_name:
             return True
+        # Before the address goes: afterwards the group may be empty.
         lost_lowest = group.addrs[min(group.addrs)] == broker_addr
         lost_master = group.addrs.get(MASTER_ID) == broker_addr
         group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
         if group.addrs:
             if lost_lowest:
                 self.min_id_changes.left(group, broker_name, broker_addr)
+            # A slave acts as master from now on, and takes no new messages.
             if lost_master and group.enable_acting_master:
                 self.wipe_write_perm(broker_name)
             return True
@@ -405,6 +410,7 @@ class RouteInfoManager:
             # It may have sent a heartbeat, or registered again, between two steps.
             if self._live.get((cluster, addr)) is live and live.deadline_ms < now_ms:
                 self.unregister(cluster, addr, live.broker_name)
+                # A relayed one came over the connection of a slave, which lives.
                 yield addr, None if live.is_relayed else live.connection
 
     def refresh(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
@@ -433,6 +439,7 @@ class RouteInfoManager:
             broker_datas=[self._broker_data(queue.broker_name) for queue in queues],
             queue_datas=queues,
         )
+        # Hardly any broker has filter servers: then a route costs no look at each address.
         for data in route.broker_datas if self._filter_servers else ():
             for addr in data.broker_addrs.values():
                 servers = self._filter_servers.get((data.cluster, addr))
@@ -458,6 +465,7 @@ class RouteInfoManager:
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
         """Adds a topic (REGISTER_TOPIC_IN_NAMESRV, 217); does nothing if a group is unknown."""
+        # First a look at all: a topic must not be registered in half of its groups.
         wanted = list(queues)
         if any(queue.broker_name not in self._groups for queue in wanted):
             return False
@@ -471,6 +479,7 @@ class RouteInfoManager:
             )
             self._topics.put(queue.broker_name, {topic: config})
         for name in {queue.broker_name for queue in wanted}:
+            # It may have gone as one too many while the limit was kept for another name.
             if name in self._groups:
                 self._limit_entries(name, "")
         return True

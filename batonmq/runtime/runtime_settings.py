@@ -29,6 +29,11 @@ C = TypeVar("C", bound=msgspec.Struct)
 TEXT_SIZE_MAX: Final = 32 * 1024  # of one request; all settings of a server need a tenth of it
 
 
+def listed_keys(text: str) -> frozenset[str]:
+    """The keys in a list such as `configBlackList`, separated by `;`."""
+    return frozenset(filter(None, map(str.strip, text.split(";"))))
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
     """`keys` may be changed. Requests with keys in `black_list` are refused with `remark`, where

@@ -64,6 +64,7 @@ _IDLE_MS: Final = 10_000
 """A connection without a call is closed after this time: it occupies a descriptor."""
 _HANDSHAKE_MS: Final = 5_000
 _HELLO_S: Final = 5.0
+"""A broker sends its Hello in the moment in which it opens the stream."""
 _HELLOS_AWAITED_MAX: Final = 256
 _ANSWER_SIZE_MAX: Final = 16 << 20
 
@@ -228,6 +229,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             return pb.ElectMasterReply(status=refusal)
         reason = self._caller(context)
         if request.reason:  # of a broker
+            # Who asked stays visible, however long its reason is.
             room = REASON_SIZE_MAX - len(reason) - 2
             reason = f"{request.reason[: max(room, 0)]}: {reason}"
         command = command_of(ElectMaster, request, reason=reason)
@@ -302,6 +304,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         return pb.Status(code=int(result.code), remark=result.remark), result
 
     async def _failed(self, error: NotLeaderError | OutcomeUnknownError, context: Any) -> pb.Status:
+        # A reply with a code would be taken for a refusal (R11). `abort` raises.
         if isinstance(error, OutcomeUnknownError):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         leader = self._requests.leader()
@@ -385,6 +388,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         cut = asyncio.create_task(session.cut.wait())
         try:
             await asyncio.wait((writer, reader, cut), return_when=asyncio.FIRST_COMPLETED)
+            # A reader that failed, or is cut off, has not read a Goodbye.
             if reader.done() and not reader.cancelled() and reader.exception() is None:
                 goodbye = reader.result()
         finally:

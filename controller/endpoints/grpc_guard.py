@@ -33,6 +33,7 @@ class SignedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
         method = details.method.rpartition("/")[2]
+        # gRPC answers UNIMPLEMENTED: a method without a right in the table is closed to all.
         if handler is None or method not in _SAME_AS:
             return None
 
@@ -45,6 +46,7 @@ class SignedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             except BrokerRefusal as error:
                 return getattr(pb, f"{method}Reply")(status=_status(error))
             answer = handler.unary_unary(request, context)
+            # The audit log has what changes something; reads would fill it.
             if not RIGHTS[code].changes:
                 return await answer
             return await self._guard.noted(
@@ -55,6 +57,7 @@ class SignedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             try:
                 self._check(code, context, "")
             except BrokerRefusal as error:
+                # In a message, as every refusal of a session: a status would look like a cut link.
                 refused = pb.Refused(status=_status(error))
                 await context.write(pb.ControllerMessage(refused=refused))
             else:

@@ -153,6 +153,7 @@ class RemotingEndpoint:
     async def _elect_master(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
+        # An operator who names a replica need not wait: the rules compare what is reported (R49).
         if not request.get_bool("designateElect"):
             broker_id = request.get_int("brokerId", -1)
             await self._wait_for_heartbeat(request.require("brokerName"), broker_id)
@@ -336,6 +337,7 @@ class RemotingEndpoint:
             )
         channel_id = connection.attachments.setdefault("channel_id", next(self._channel_ids))
         assert isinstance(channel_id, int)
+        # R58: the connection of a registered broker makes no place for strangers.
         if self._requests.state.is_registered(request.require("brokerName"), broker_id):
             connection.keep()
         self._watch.handle(
@@ -384,13 +386,16 @@ class RoleNotices:
 
     def send(self, view: RoleView) -> None:
         """Sends it to each such replica that is alive; a newer notice replaces one under way."""
+        # Java brokers act only if it names a master.
         if view.master_broker_id is None:
             return
         for replica in view.replicas:
+            # A broker with an incarnation is ours, and gets the view over its session.
             if replica.alive and not replica.incarnation and replica.address:
                 self._send_to(replica.address, view)
 
     def _send_to(self, address: str, view: RoleView) -> None:
+        # The older one would be ignored behind it, and it may still wait for the connection.
         if (older := self._tasks.pop(address, None)) is not None:
             older.cancel()
         task = asyncio.get_running_loop().create_task(self._deliver(address, view))

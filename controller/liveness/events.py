@@ -24,20 +24,22 @@ class SessionHello:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeartbeat:
-    """`seen` need not name the incarnation: the session does. `answered` is the newest sequence
-    whose answer has reached the broker, 0 if the broker does not report that."""
+    """`seen` need not name the incarnation: the session does."""
 
     broker_name: str
     session_id: int
     seen: LiveBroker
     sequence: int = 0
     answered: int = 0
+    """The newest sequence whose answer has reached the broker; 0 if it does not report that. A
+    broker that no answer reaches counts as silent (R5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
     """The session ended; `goodbye`: the broker announced it, with `why` unless it was planned."""
 
+    # The id shows whether it was the newest one: the late end of an older one says nothing.
     broker_name: str
     broker_id: int
     session_id: int
@@ -67,14 +69,15 @@ class GateOpened:
 
 @dataclass(frozen=True, slots=True)
 class GateClosed:
-    """From now on this node decides nothing. It still takes every other event."""
+    """From now on this node decides nothing. It still takes every other event: if it leads again
+    it must know who is silent (R51)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateApplied:
-    """The replicated state changed. Passed in for each state, on every node, before the effects of
-    its command are carried out."""
+    """The replicated state changed. Passed in for each state, on every node."""
 
+    # Before the effects of its command are carried out: a view shows who is alive in the new state.
     state: ControllerState
 
 
@@ -92,6 +95,8 @@ class PeerReported:
     """Another controller hears all registered processes but `unheard`, by the state after entry
     `index` of the log."""
 
+    # Those that it does not hear are few; and of a process that it does not know yet the report
+    # must not say that it hears it, hence the index.
     node: str
     index: int
     unheard: frozenset[Process]
@@ -136,6 +141,7 @@ class ProposeElect:
     """
 
     broker_name: str
+    # R10: proposed twice, or beside the election that a broker asks for, it elects once.
     expected_master_epoch: int
     reason: str
     detected_ms: int

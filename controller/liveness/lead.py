@@ -39,7 +39,7 @@ class LeadOffers:
 
     def report(self, hearing: ReportHearing) -> None:
         """Sends a report of this follower to its leader."""
-        self._log.reports.report(hearing.index, hearing.unheard, urgent=hearing.changed)
+        self._log.reports.send(hearing.index, hearing.unheard, hearing.changed)
 
     def on_report(self, callback: Callable[[PeerReported], None]) -> None:
         """`callback` gets the reports of the other nodes while this one leads."""

@@ -23,6 +23,7 @@ class GroupRotation:
     def next_of(self, names: list[str]) -> list[str]:
         """All of `names`, which are sorted, or the next `at_once` of them."""
         if len(names) > self._at_once:
+            # By name, not by position: groups may have been added or removed since.
             begin = bisect(names, self._last)
             names = (names[begin:] + names[:begin])[: self._at_once]
             self._last = names[-1]

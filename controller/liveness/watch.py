@@ -45,6 +45,7 @@ every 90 ms: after a stall of 200 ms it may be deposed."""
 PLANNED_GOODBYES: Final = ("goodbye", "planned stop")
 """Reasons that mean a planned stop; any other one is shown in the history."""
 CONFIRM_TIMEOUT_MS: Final = 300
+"""Without a majority for so long the others elect, and this node learns that it is deposed."""
 CONFIRM_AGAIN_MS: Final = 10
 FOLLOWER_TICKS: Final = 2
 """A node that does not lead ticks half as often: it only reports and measures silence."""
@@ -307,6 +308,7 @@ class BrokerWatch:
                 session.broker_name, session.broker_id, session.incarnation, session.session_id
             )
         )
+        # `handle` returns nothing: most of its callers have no use for effects.
         refusal = self._refusals.pop(session.session_id, None)
         if refusal is None:
             log.info(

@@ -18,6 +18,8 @@ def read_cipher(path: Path) -> MultiFernet:
 
 
 def _fernet(password: str) -> Fernet:
+    # A prefix of its own: the same password elsewhere gives no key of this port. No slow hash: the
+    # password is a random one, as `batonmq raftPassword` makes it.
     key = hashlib.sha256(b"BatonMQ Raft port\0" + password.encode("latin-1")).digest()
     return Fernet(base64.urlsafe_b64encode(key))
 

@@ -19,13 +19,14 @@ from batonmq.controller.rules import commands
 from batonmq.controller.rules.commands import RULES_VERSION, AnyCommand, CommandResult, Effect
 from batonmq.controller.rules.state import ControllerState, Transition
 from batonmq.protocol.codes import ResponseCode
-from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
+from batonmq.runtime.recent_events import RecentEvents, records_event
 
 log = logging.getLogger(__name__)
 
 _STRANGER_PAUSE_S: Final = 10.0
 _DIGEST_INTERVAL_S: Final = 5.0
 _KEPT_STATES: Final = 16
+"""A peer's digest may be of an entry that this node applied a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +139,6 @@ class Machine:
     def _apply(self, command: AnyCommand, raft_index: int, rules: int) -> Transition:
         return self.state.apply(command, raft_index, rules)
 
-    @shows_events
-    def check_invariants(self) -> None:
-        self.state.check_invariants()
-
     def to_snapshot(self) -> dict[str, Any]:
         return self.state.to_snapshot()
 
@@ -161,13 +158,10 @@ class Reports:
 
     def __init__(self) -> None:
         self.send: Callable[[int, frozenset[Heard], bool], None] = lambda *report: None
-        """Takes a report of this node; set by its log."""
+        """Takes (index, unheard, urgent) of this node; with the next message if not `urgent`. Set
+        by its log."""
         self.on_report: Callable[[str, int, frozenset[Heard]], None] = lambda *report: None
         """On the leader: gets node id, index and unheard of each report of another node."""
-
-    def report(self, index: int, unheard: frozenset[Heard], *, urgent: bool) -> None:
-        """Sends the leader what this follower hears; with its next message if not `urgent`."""
-        self.send(index, unheard, urgent)
 
 
 class ReplicatedLog(Protocol):

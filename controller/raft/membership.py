@@ -140,6 +140,7 @@ def check_members(folder: Path, membership: Membership) -> None:
             # the old one, which knows what was committed.
             if kept.cluster != configured.cluster or len({*kept.ids} ^ {*ids}) > 1:
                 raise MembersChangedError(change, kept, configured)
+        # In this order: a crash in between leaves both, and then the new list counts.
         replace_file(path, msgspec.json.encode(configured))
         remove_file(change)
         return

@@ -85,7 +85,10 @@ _DEADLINES: Final = {
     _LEADER: "_SyncObj__newAppendEntriesTime",
 }
 _TICKS_MOST: Final = 4
+"""A turn waits for so many ticks at most, so that what needs a turn and has no deadline, such as a
+report for the leader, is not late."""
 _JUST_AFTER_S: Final = 0.001
+"""A turn that begins just before a deadline would have to wait once more."""
 
 SNAPSHOT_NAME: Final = "snapshot"
 COMPACT_AFTER_ENTRIES: Final = 2_000
@@ -183,6 +186,7 @@ class _Node(SyncObj):  # type: ignore[misc]
         if self.transport.is_apart or self.raft_state not in _DEADLINES:
             return tick_s
         left_s = float(getattr(self, _DEADLINES[self.raft_state])) - boot_s()
+        # A heartbeat that is due goes out in this turn, before the wait.
         if left_s < 0 and self.raft_state == _LEADER:
             left_s = float(self._SyncObj__conf.appendEntriesPeriod)
         return min(max(0.0, left_s) + _JUST_AFTER_S, _TICKS_MOST * tick_s)
@@ -300,6 +304,7 @@ class RaftLog:
             self.reports.on_report, names.get(address, address), *report
         )
         self.reports.send = self._node.report
+        # pysyncobj binds in its own thread.
         try:
             await asyncio.to_thread(self._node.waitBinded)
         except SyncObjException as error:
@@ -461,6 +466,7 @@ class RaftLog:
         self._applied_callbacks.append(callback)
 
     async def close(self) -> None:
+        # First: what the ending thread still posts must find no node.
         node, self._node = self._node, None
         self._fail_waiting("closing")
         if self._password is not None:
@@ -507,6 +513,7 @@ class RaftLog:
                 future.set_result(Unknown(why))
 
     def _role_changed(self, leading: bool) -> None:
+        # A role that was posted before the end must not begin a lead.
         if leading == self._leading or self._node is None:
             return
         self._leading = leading

@@ -56,6 +56,8 @@ class PreVote:
 
     @property
     def won(self) -> bool:
+        # Joining members may lack what they acknowledged, so they make no majority. If all agree no
+        # node is left that could have more.
         return 2 * (1 + len(self.agreed)) > self.members or self.unanimous
 
 
@@ -77,6 +79,7 @@ class Leadership:
 
     def forbids(self, candidate: str, now_s: float, election_min_s: float) -> bool:
         """Whether the leader was heard so recently that this node votes for no other candidate."""
+        # The leader itself may ask again: it stood still, or was deposed.
         return candidate != self.leader and now_s - self.heard_s < election_min_s
 
 

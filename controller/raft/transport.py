@@ -65,7 +65,9 @@ FRAME_BYTES_MAX: Final = 192 << 20
 """A batch of 64 MiB that does not compress; encrypted it is half as long again; and a margin."""
 
 _STRANGER_S: Final = 2.0
+"""How long a connection may be open before its greeting is complete."""
 _DIAL_S: Final = 1.0
+"""The same for a connection that this node dialled: TCP would wait far longer for a cut link."""
 _STRANGERS_MAX: Final = 64
 _BACKLOG: Final = 128
 _APART_S: Final = 2.0
@@ -106,8 +108,9 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         try:
             host, port = sock.getpeername()[:2]
             self.remote = f"{host}:{port}"
+        # Not connected yet: this side dials, and knows whom.
         except OSError:
-            pass  # not connected yet: this side dials
+            pass
 
     @property
     def connected(self) -> bool:
@@ -136,6 +139,8 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
     def send(self, message: Any) -> None:
         if not self.admitted:
             return
+        # The key and the number make each frame one of this connection, at this place: a recorded
+        # one is refused.
         head = _HEAD.pack(self._other_key, self._sent)
         self._sent += 1
         self._write(self._seal(head + zlib.compress(pickle.dumps(message, 5), 3)))
@@ -205,6 +210,7 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         body = buffer[_LENGTH.size : end]
         try:
             message = self._open(body)
+        # Whatever the bytes of a stranger cause, it ends this connection and not the thread.
         except Exception as error:
             self._cannot_read(body, error)
             return None
@@ -262,6 +268,7 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
 
 def _inflate(data: bytes) -> bytes:
     """Raises ValueError for data that would grow above PLAIN_BYTES_MAX."""
+    # R58: a few kB may grow to gigabytes.
     inflating = zlib.decompressobj()
     plain = inflating.decompress(data, PLAIN_BYTES_MAX)
     if not inflating.eof:
@@ -519,6 +526,8 @@ class GuardedTransport(MendedTransport):
         if (message.address, message.nonce, message.echo) != (first.address, first.nonce, own):
             conn.refuse("a greeting that was not for this node")
             return
+        # Admitted only now, by a greeting that repeats our random number: the first one may have
+        # been recorded, and must not displace the member's connection.
         self._unknownConnections.discard(conn)
         before = self._connections.get(node)
         self._connections[node] = conn
@@ -585,6 +594,7 @@ class GuardedTransport(MendedTransport):
         """Ignores all: strangers could use them to change the cluster."""
 
     def send(self, node: Node, message: Any) -> bool:
+        # pysyncobj would count a message on a connection that is not admitted as sent.
         conn = self._connections.get(node)
         if conn is None or not conn.admitted:
             return False

@@ -81,6 +81,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
     request_id: str = ""
     controller_epoch: int = 0
+    # The rules have no clock of their own: every node must come to the same state.
     now_ms: int = 0
 
     def stamped(self, *, controller_epoch: int, now_ms: int) -> Self:
@@ -198,6 +199,7 @@ class CleanBrokerData(Command, frozen=True, kw_only=True, tag="clean_broker_data
     cluster_name: str = ""
     broker_ids: tuple[int, ...] = ()
     clean_living_broker: bool = False
+    # As the leader saw it: nodes see different brokers, and must decide alike.
     live: tuple[LiveBroker, ...] = ()
     reason: str = ""
     """Who asked, for the history."""

@@ -143,7 +143,7 @@ async def test_r11_outcomes_of_proposals_of_an_older_role_do_not_reach_the_new_o
         ev.AdoptView(view(2, 2)),
         ev.ProposalRefused(2006, "refused"),
         ev.ProposalUnknown(),
-        ev.LeaseChanged(False, 2),
+        ev.LeaseChanged(False),
         ev.SetDead(frozenset({3})),
     ):
         scene.runner.perform(effect)

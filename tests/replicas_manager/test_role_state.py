@@ -135,8 +135,8 @@ def in_words(effect: ev.Effect) -> str:
             return f"proposal refused {code} {remark}"
         case ev.ProposalUnknown():
             return "proposal unknown"
-        case ev.LeaseChanged(valid, epoch):
-            return f"lease of epoch {epoch} {'granted' if valid else 'over'}"
+        case ev.LeaseChanged(valid):
+            return f"lease {'granted' if valid else 'over'}"
         case ev.DropSessions(reason):
             return f"gives way: {reason}"
         case ev.HistoryReport(kind, fields):
