@@ -16,7 +16,6 @@ list file whose digest it has.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -301,7 +300,7 @@ class EpochFileCache:
             try:
                 self._replace(self._entries)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if not disk.is_short(error):
                     raise
                 log.warning("epoch_file_not_settled file=%s reason=%s", self.path, error)
 

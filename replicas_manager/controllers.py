@@ -393,7 +393,7 @@ class MissedViews:
         if self._in_flight:
             return []
         due_ms = self._due_ms
-        # A view that a notice named is fetched at once, one that is on its way only if it is late.
+        # A view that surely exists is fetched at once, one that is on its way only if it is late.
         if self._wanted <= known:
             if ahead is None:
                 return []

@@ -296,8 +296,8 @@ class ControllerSession:
         self._outbox = outbox
         # Answers on an earlier stream must not count on this one (R5).
         self._answered = 0
-        self._emit(ev.SessionOpened(self.address))
         try:
+            self._emit(ev.SessionOpened(self.address))
             async for message in call:
                 event = self._event_of(message)
                 if event is not None:
@@ -410,7 +410,7 @@ class ControllerCalls:
             event = ev.Unanswered(call, repr(error))
         self._emit(event)
 
-    async def _answer(self, call: ev.Call) -> ev.Replied:
+    async def _answer(self, call: ev.Call) -> ev.Replied | ev.Unanswered:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             await self._channels.dialled(call.target)
         rpc = self._begin(call, self._channels.stub(call.target))
@@ -419,13 +419,12 @@ class ControllerCalls:
             # A node that does not lead names the leader in the trailing metadata.
             trailing = dict(await rpc.trailing_metadata())
             self._emit(ev.LeaderHinted(call.target, str(trailing.get("leader-grpc-address", ""))))
-        return ev.Replied(
-            call,
-            reply.status.code,
-            reply.status.remark,
-            role_view_from_pb(reply.view) if reply.HasField("view") else None,
-            reply.broker_id if isinstance(call, ev.SendRegister) else 0,
-        )
+        broker_id = reply.broker_id if isinstance(call, ev.SendRegister) else 0
+        # Whatever answers there with an empty message is no controller: its code 0 means success.
+        if isinstance(call, ev.SendRegister) and not reply.status.code and broker_id < 1:
+            return ev.Unanswered(call, f"its reply names broker id {broker_id}")
+        view = role_view_from_pb(reply.view) if reply.HasField("view") else None
+        return ev.Replied(call, reply.status.code, reply.status.remark, view, broker_id)
 
     def _begin(
         self, call: ev.Call, stub: controller_pb2_grpc.ControllerServiceStub

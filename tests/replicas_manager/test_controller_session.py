@@ -77,6 +77,30 @@ async def test_a_session_survives_a_consumer_of_its_events_that_fails(failure):
     await controller.stop()
 
 
+async def test_a_stream_of_which_the_opening_fails_is_ended(monkeypatch):
+    """Its end is reported like any other: else heartbeats would be queued for it for good."""
+    monkeypatch.setattr(session, "REDIAL_FIRST_S", 0.0)
+    controller, again = FakeController(), asyncio.Event()
+    await controller.start()
+    events: list[str] = []
+
+    def emit(event: ev.Event) -> None:
+        events.append(type(event).__name__)
+        if len(events) == 1:
+            raise OSError("no space left on device")
+        if events[-1] == "SessionOpened":
+            again.set()
+
+    channels = ControllerChannels()
+    hello = pb.Hello(broker_name="broker-a", broker_id=1)
+    keeper = ControllerSession(controller.address, hello, channels, emit)
+    await asyncio.wait_for(again.wait(), 10)
+    await keeper.close("done", 1.0)
+    await channels.close()
+    await controller.stop()
+    assert events == ["SessionOpened", "SessionClosed"] * 2
+
+
 async def test_r5_what_was_answered_on_an_earlier_stream_is_no_answer_on_the_next(monkeypatch):
     """The controller counts heartbeats of a stream from 1: it would take a deaf broker for one that
     hears it."""

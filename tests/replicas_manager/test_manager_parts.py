@@ -15,7 +15,7 @@ from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.controllers import ControllerRegistration
-from batonmq.replicas_manager.link import DurableFacts
+from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.session import ControllerCalls
@@ -122,6 +122,25 @@ async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leade
     assert hinted == ev.LeaderHinted("c1", leader)
     assert isinstance(answered, ev.Replied)
     assert answered.code == ResponseCode.CONTROLLER_NOT_LEADER
+
+
+async def test_an_empty_reply_registers_nobody():
+    """As a server of something else may send it: its code counts as success."""
+    events: list[ev.Event] = []
+
+    async def answers(request: object, timeout: float) -> pb.RegisterBrokerReply:
+        return pb.RegisterBrokerReply()
+
+    stub = SimpleNamespace(RegisterBroker=answers)
+    channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
+    facts = DurableFacts("", (), CurrentView(0, "life-1", 0))
+    calls = ControllerCalls(
+        CONFIG, facts, channels, lambda: LogFacts(0, 0, 0, 0, ""), events.append
+    )
+    call = ev.SendRegister("c1", 0, "r/1", "")
+    calls.send(call)
+    await asyncio.gather(*calls._tasks._running)
+    assert events == [ev.Unanswered(call, "its reply names broker id 0")]
 
 
 async def test_a_call_that_fails_within_has_an_outcome_all_the_same():
