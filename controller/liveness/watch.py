@@ -27,7 +27,7 @@ from batonmq.proto.controller.v1.role_view import role_view_to_pb
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.clock import boot_ms, wall_ms
-from batonmq.runtime.tasks import Tasks
+from batonmq.runtime.tasks import Tasks, report_failure
 
 log = logging.getLogger(__name__)
 
@@ -364,24 +364,32 @@ class BrokerWatch:
 
     def handle(self, event: ev.LivenessEvent) -> None:
         """Passes the event in and carries out the effects."""
-        for effect in self._core.handle(event, boot_ms()):
-            match effect:
-                case ev.ProposeElect():
-                    self._elect(effect)
-                case ev.AliveChanged(broker_name):
-                    self._push(broker_name)
-                case ev.RefuseSession():
-                    self._refusals[effect.session_id] = effect
-                case ev.ElectionBlocked(broker_name, reason, operator):
-                    self._blocked(broker_name, reason, operator)
-                case ev.ReportHearing():
-                    self._lead.report(effect)
-                case ev.OfferLead(node, why):
-                    self._lead.offer(node, why)
-                case ev.ContinueChecks():
-                    asyncio.get_running_loop().call_soon(self.handle, effect)
+        try:
+            for effect in self._core.handle(event, boot_ms()):
+                self._perform(effect)
+        except Exception as error:
+            # A call of gRPC in which this was called would only end, and nobody would know.
+            report_failure("an event of a broker could not be handled", error)
+            raise
 
     # Effects.
+
+    def _perform(self, effect: ev.LivenessEffect) -> None:
+        match effect:
+            case ev.ProposeElect():
+                self._elect(effect)
+            case ev.AliveChanged(broker_name):
+                self._push(broker_name)
+            case ev.RefuseSession():
+                self._refusals[effect.session_id] = effect
+            case ev.ElectionBlocked(broker_name, reason, operator):
+                self._blocked(broker_name, reason, operator)
+            case ev.ReportHearing():
+                self._lead.report(effect)
+            case ev.OfferLead(node, why):
+                self._lead.offer(node, why)
+            case ev.ContinueChecks():
+                asyncio.get_running_loop().call_soon(self.handle, effect)
 
     def _blocked(self, broker_name: str, reason: str, operator: bool) -> None:
         level = logging.ERROR if operator else logging.WARNING

@@ -236,8 +236,10 @@ def lacks_reported(group: BrokerGroup, command: ElectMaster) -> str:
     """Why an election that is not unclean must not take the named replica (R49): the record is
     stale, and another replica reports a confirmOffset that the named one lacks."""
     living = living_replicas(group, command.live)
-    is_known = any(each.broker_id == command.broker_id for each in group.replicas)
-    if not command.designate or not is_known or not why_stale(group, living):
+    record = group.replica(command.broker_id)
+    # The rules themselves refuse a learner, whatever it has.
+    may_win = record is not None and not record.learner
+    if not command.designate or not may_win or not why_stale(group, living):
         return ""
     return behind_reported(group, living, command.broker_id)
 

@@ -1,5 +1,6 @@
 """How a controller's parts are wired, over a log of one node: pushes, the folder, the end."""
 
+import asyncio
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,24 @@ async def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more
     scene.log.during = applied_meanwhile
     await scene.service.close()
     assert (scene.log.offers, len(scene.pushed)) == (1, 1)
+
+
+async def test_a_rule_that_breaks_at_a_heartbeat_reaches_the_handler_of_the_loop(
+    tmp_path, script, monkeypatch
+):
+    """It ends a server (`server_main`). gRPC would only end the stream, and log nothing."""
+    reported: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: reported.append(context["exception"])
+    )
+    scene, broken = Scene(tmp_path, script), AssertionError("a rule does not hold")
+    session = scene.service.sessions.add("broker-a", 2, "life-2")
+    with monkeypatch.context() as breaks:
+        breaks.setattr(scene.service._core, "handle", Mock(side_effect=broken))
+        with pytest.raises(AssertionError):
+            scene.service._watch.session_heartbeat(session, pb.Heartbeat())
+    await scene.service.close()
+    assert reported == [broken]
 
 
 async def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(tmp_path, script):
