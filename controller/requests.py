@@ -68,11 +68,7 @@ class OutcomeUnknownError(BatonError):
     retriable = True
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"outcome unknown: {self.reason}"
+        super().__init__(f"outcome unknown: {reason}")
 
 
 class LivenessView(Protocol):

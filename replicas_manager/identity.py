@@ -234,19 +234,11 @@ class IncarnationLog:
 
 
 class IdentityError(BatonError):
-    """The identity on disk contradicts the configuration (`found`, `configured`), or cannot be
-    read. `file` names it, `advice` says what can be done.
-    """
+    """The identity on disk contradicts the configuration, or cannot be read. `advice` says what can
+    be done."""
 
     def __init__(self, file: Path, found: str, configured: str, advice: str) -> None:
-        super().__init__(str(file), found, configured, advice)
-        self.file = file
-        self.found = found
-        self.configured = configured
-        self.advice = advice
-
-    def __str__(self) -> str:
-        return f"{self.file}: holds {self.found}, configured is {self.configured}: {self.advice}"
+        super().__init__(f"{file}: holds {found}, configured is {configured}: {advice}")
 
 
 class RoleFileError(BatonError):
@@ -254,12 +246,7 @@ class RoleFileError(BatonError):
     follow a deposed master (R2), so it does not start."""
 
     def __init__(self, file: Path, what: str) -> None:
-        super().__init__(str(file), what)
-        self.file = file
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"{self.file}: {self.what}; it holds the highest masterEpoch that this replica "
-            f"accepted. Restore it, or empty this replica's data folder and let it copy its master"
+        super().__init__(
+            f"{file}: {what}; it holds the highest masterEpoch that this replica accepted. Restore"
+            " it, or empty this replica's data folder and let it copy its master"
         )

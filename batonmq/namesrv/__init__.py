@@ -5,5 +5,3 @@ key-values, `service` wires listener, scan and the optional embedded controller,
 process. Origin: Java `namesrv` (`RouteInfoManager`, `DefaultRequestProcessor`,
 `ClientRequestProcessor`).
 """
-
-__all__: list[str] = []

@@ -44,6 +44,7 @@ from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer, answer_tls
+from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.tls import Tls
 from batonmq.runtime.turns import in_turns
 
@@ -382,7 +383,9 @@ class RoleNotices:
         self, tls: Tls | None = None, sign: Callable[[RemotingCommand], None] | None = None
     ) -> None:
         self._client = RemotingClient(name="controller-notices", tls=tls, sign=sign)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
+        self._newest: dict[str, asyncio.Task[None]] = {}
+        """By address."""
 
     def send(self, view: RoleView) -> None:
         """Sends it to each such replica that is alive; a newer notice replaces one under way."""
@@ -396,11 +399,9 @@ class RoleNotices:
 
     def _send_to(self, address: str, view: RoleView) -> None:
         # The older one would be ignored behind it, and it may still wait for the connection.
-        if (older := self._tasks.pop(address, None)) is not None:
+        if (older := self._newest.get(address)) is not None:
             older.cancel()
-        task = asyncio.get_running_loop().create_task(self._deliver(address, view))
-        self._tasks[address] = task
-        task.add_done_callback(lambda done: self._forget(address, done))
+        self._newest[address] = self._tasks.spawn(self._deliver(address, view))
 
     async def _deliver(self, address: str, view: RoleView) -> None:
         try:
@@ -409,14 +410,8 @@ class RoleNotices:
         except (ConnectError, TimeoutError) as error:
             log.info("role_notice_lost address=%s reason=%s", address, error)
 
-    def _forget(self, address: str, done: asyncio.Task[None]) -> None:
-        if self._tasks.get(address) is done:
-            del self._tasks[address]
-
     async def close(self) -> None:
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._tasks.close()
         await self._client.close()
 
 

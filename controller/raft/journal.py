@@ -57,17 +57,10 @@ class JournalDamage(BatonError):
     """A file of this node's log is not what was written. `offset` is None if unknown."""
 
     def __init__(self, path: Path, what: str, offset: int | None = None) -> None:
-        super().__init__(path, what, offset)
-        self.path = path
-        self.what = what
-        self.offset = offset
-
-    def __str__(self) -> str:
-        where = "" if self.offset is None else f" at offset {self.offset}"
-        return (
-            f"{self.path}{where}: {self.what}; this node cannot use it. While all other"
-            f" controllers are healthy, empty {self.path.parent} and start again: it fetches the"
-            " log from them"
+        where = "" if offset is None else f" at offset {offset}"
+        super().__init__(
+            f"{path}{where}: {what}; this node cannot use it. While all other controllers are"
+            f" healthy, empty {path.parent} and start again: it fetches the log from them"
         )
 
 

@@ -110,13 +110,9 @@ class MembersChangedError(BatonError):
     """The folder belongs to a quorum of other members."""
 
     def __init__(self, path: Path, kept: _KeptMembers, configured: _KeptMembers) -> None:
-        super().__init__(path, kept, configured)
-        self.path, self.kept, self.configured = path, kept, configured
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path}: this node's log was written in a quorum of {self.kept}, now the members"
-            f" are {self.configured}: two majorities could lead at once. If the members are meant"
+        super().__init__(
+            f"{path}: this node's log was written in a quorum of {kept}, now the members"
+            f" are {configured}: two majorities could lead at once. If the members are meant"
             " to change, add or remove one at a time: a majority with more new ones may lack the"
             f" newest entries. Stop all controllers, rename this file to {_CHANGE_NAME} on each"
             " that keeps its folder, start them all with the same controllerDLegerPeers, and wait"
