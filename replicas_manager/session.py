@@ -28,9 +28,8 @@ from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import wall_ms
-from batonmq.runtime.tasks import Tasks
+from batonmq.runtime.tasks import Tasks, pass_on_assertion
 from batonmq.runtime.tls import Tls
-from batonmq.runtime.turns import pass_on_assertion
 
 log = logging.getLogger(__name__)
 

@@ -55,3 +55,10 @@ def report_failure(what: str, error: BaseException) -> None:
     """Passes an unexpected error to the loop's handler, for code that continues after it."""
     context = {"message": what, "exception": error}
     asyncio.get_running_loop().call_exception_handler(context)
+
+
+def pass_on_assertion(error: BaseException, what: str) -> None:
+    """`report_failure` of a failed assertion, which ends a server. For code that logs every other
+    error itself."""
+    if isinstance(error, AssertionError):
+        report_failure(what, error)

@@ -124,11 +124,3 @@ def run_in_turns(step: Callable[[], bool]) -> None:
     """Calls `step` now and once in each next turn, until it returns False. Needs no task."""
     if step():
         asyncio.get_running_loop().call_soon(run_in_turns, step)
-
-
-def pass_on_assertion(error: BaseException, what: str) -> None:
-    """Passes a failed assertion to the loop's handler, which ends a server (`server_main`). For
-    code that goes on after any other error."""
-    if isinstance(error, AssertionError):
-        context = {"message": what, "exception": error}
-        asyncio.get_running_loop().call_exception_handler(context)

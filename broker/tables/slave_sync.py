@@ -55,7 +55,8 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Handler, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.backoff import Backoff, pause_ms
-from batonmq.runtime.turns import in_turns, pass_on_assertion, result_of
+from batonmq.runtime.tasks import pass_on_assertion
+from batonmq.runtime.turns import in_turns, result_of
 
 log = logging.getLogger(__name__)
 
