@@ -18,6 +18,7 @@ from typing import Final
 
 from batonmq.controller.raft.log import Applied, Commit, ReplicatedLog
 from batonmq.controller.rules.commands import BecomeController
+from batonmq.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class LeaderGate:
         self._timeout_ms = timeout_ms
         self._on_change = on_change
         self._leading = self._closed = False
+        self._tasks = Tasks()
         self._opening: asyncio.Task[None] | None = None
         self._started_ms = wall_ms()
         self._leader_seen_ms = 0
@@ -90,7 +92,7 @@ class LeaderGate:
 
     def _open_if_leading(self) -> None:
         if self._leading and self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._become_controller())
+            self._opening = self._tasks.spawn(self._become_controller(), "gate")
 
     async def _become_controller(self) -> None:
         """Proposes until the newest controller that is applied here is this one."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from batonmq.controller.liveness.events import PeerReported, ReportHearing
 from batonmq.controller.raft.log import ReplicatedLog
+from batonmq.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +17,7 @@ class LeadOffers:
     def __init__(self, replicated_log: ReplicatedLog, timeout_ms: int) -> None:
         self._log = replicated_log
         self._timeout_ms = timeout_ms
+        self._tasks = Tasks()
         self._offer: asyncio.Task[bool] | None = None
         self._stepped_aside = False
 
@@ -34,8 +36,7 @@ class LeadOffers:
         log.warning("lead_offered node=%s reason=%r", node or "any", why)
         if self._offer is not None:
             self._offer.cancel()
-        offer = self._log.hand_over(self._timeout_ms, node)
-        self._offer = asyncio.get_running_loop().create_task(offer)
+        self._offer = self._tasks.spawn(self._log.hand_over(self._timeout_ms, node), "lead-offer")
 
     def report(self, hearing: ReportHearing) -> None:
         """Sends a report of this follower to its leader."""
@@ -46,6 +47,4 @@ class LeadOffers:
         self._log.reports.on_report = lambda *report: callback(PeerReported(*report))
 
     async def close(self) -> None:
-        if self._offer is not None:
-            self._offer.cancel()
-            await asyncio.gather(self._offer, return_exceptions=True)
+        await self._tasks.close()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from local_log import LocalLog
@@ -87,6 +88,24 @@ async def test_it_closes_with_the_role_and_opens_with_a_higher_epoch():
     await opened(gate)
     assert gate.controller_epoch == 2
     assert changes == [True, False, True]
+
+
+async def test_a_gate_that_cannot_open_is_noticed():
+    """Its node leads, and would decide nothing: nobody would know why."""
+    reported, came = [], asyncio.Event()
+
+    def note(_: object, context: dict[str, object]) -> None:
+        reported.append(context["exception"])
+        came.set()
+
+    asyncio.get_running_loop().set_exception_handler(note)
+    log = LocalLog("n0", Machine())
+    log.propose = Mock(side_effect=AssertionError("a rule does not hold"))
+    gate = make_gate(log, [])
+    await log.start()
+    await asyncio.wait_for(came.wait(), 10)
+    assert isinstance(reported[0], AssertionError) and not gate.open
+    gate.close()
 
 
 async def test_r35_a_node_that_stops_decides_nothing_more_even_if_it_is_elected_again():
