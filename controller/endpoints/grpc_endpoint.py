@@ -11,7 +11,7 @@ from one that closed its connection.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Collection, MutableSequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableSequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -32,7 +32,6 @@ from batonmq.controller.requests import (
 )
 from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
-    AnyCommand,
     Command,
     CommandResult,
     ElectMaster,
@@ -47,7 +46,6 @@ from batonmq.proto.controller.v1.role_view import role_view_to_pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.incarnation import is_proven, owns
-from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.sockets import check_port_free, listening_as
 from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.tls import Tls, acts_as, acts_as_broker, names_in
@@ -55,6 +53,7 @@ from batonmq.runtime.tls import Tls, acts_as, acts_as_broker, names_in
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Command)
+R = TypeVar("R")
 
 _MESSAGE_SIZE_MAX: Final = 256 << 10
 """Bytes of a request. More than the 64 KiB of a command: its refusal says what is too large."""
@@ -191,23 +190,20 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     async def RegisterBroker(
         self, request: pb.RegisterBrokerRequest, context: Any
     ) -> pb.RegisterBrokerReply:
-        command = command_of(RegisterBroker, request)
+        refusal: pb.Status | None
         if not request.incarnation or not request.broker_name:
-            return pb.RegisterBrokerReply(
-                status=_refused(ResponseCode.CONTROLLER_INVALID_REQUEST, "name and incarnation")
-            )
-        if not is_proven(request.incarnation, request.secret):
-            return pb.RegisterBrokerReply(status=_not_proven(request.incarnation))
-        if request.owner and not owns(request.owner, request.owner_secret):
-            return pb.RegisterBrokerReply(status=_not_proven(request.owner))
-        if refusal := self._not_named(context, request.broker_name):
+            why = "a registration needs broker_name and incarnation"
+            refusal = _status(ResponseCode.CONTROLLER_INVALID_REQUEST, why)
+        elif not is_proven(request.incarnation, request.secret):
+            refusal = _not_proven(request.incarnation)
+        elif request.owner and not owns(request.owner, request.owner_secret):
+            refusal = _not_proven(request.owner)
+        else:
+            refusal = self._not_named(context, request.broker_name)
+        if refusal is not None:
             return pb.RegisterBrokerReply(status=refusal)
-        status, result = await self._submit(command, context)
-        if result is None:
-            return pb.RegisterBrokerReply(status=status)
-        return pb.RegisterBrokerReply(
-            status=status, broker_id=result.broker_id, view=self._view(result.view)
-        )
+        done = self._requests.submit(command_of(RegisterBroker, request))
+        return await self._answer(pb.RegisterBrokerReply, done, context)
 
     async def AlterSyncStateSet(
         self, request: pb.AlterSyncStateSetRequest, context: Any
@@ -217,10 +213,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         if refusal := self._not_named(context, request.broker_name):
             return pb.AlterSyncStateSetReply(status=refusal)
         members = tuple(NewMember(each.broker_id, each.incarnation) for each in request.new_set)
-        command = command_of(AlterSyncStateSet, request, new_set=members)
-        status, result = await self._submit(command, context)
-        view = None if result is None else result.view
-        return pb.AlterSyncStateSetReply(status=status, view=self._view(view))
+        done = self._requests.submit(command_of(AlterSyncStateSet, request, new_set=members))
+        return await self._answer(pb.AlterSyncStateSetReply, done, context)
 
     async def ElectMaster(
         self, request: pb.ElectMasterRequest, context: Any
@@ -232,19 +226,16 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             # Who asked stays visible, however long its reason is.
             room = REASON_SIZE_MAX - len(reason) - 2
             reason = f"{request.reason[: max(room, 0)]}: {reason}"
-        command = command_of(ElectMaster, request, reason=reason)
-        status, result = await self._answered(self._switches.elect(command), context)
-        view = None if result is None else result.view
-        return pb.ElectMasterReply(status=status, view=self._view(view))
+        done = self._switches.elect(command_of(ElectMaster, request, reason=reason))
+        return await self._answer(pb.ElectMasterReply, done, context)
 
     async def ReportEvent(
         self, request: pb.ReportEventRequest, context: Any
     ) -> pb.ReportEventReply:
         if refusal := self._not_named(context, request.broker_name):
             return pb.ReportEventReply(status=refusal)
-        command = command_of(ReportEvent, request)
-        status, _ = await self._submit(command, context)
-        return pb.ReportEventReply(status=status)
+        done = self._requests.submit(command_of(ReportEvent, request))
+        return await self._answer(pb.ReportEventReply, done, context)
 
     async def GetReplicaInfo(
         self, request: pb.GetReplicaInfoRequest, context: Any
@@ -256,7 +247,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         view = self._requests.view(request.broker_name)
         if view is None:
             return pb.GetReplicaInfoReply(
-                status=_refused(
+                status=_status(
                     ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
                     f"no broker group named {request.broker_name}",
                 )
@@ -280,28 +271,28 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         except OSError as error:
             log.warning("history_not_read reason=%s", error)
             remark = f"the history cannot be read: {error}"
-            return pb.GetHistoryReply(status=_refused(ResponseCode.SYSTEM_ERROR, remark))
+            return pb.GetHistoryReply(status=_status(ResponseCode.SYSTEM_ERROR, remark))
         return pb.GetHistoryReply(
             status=_OK,
             events=map(event_to_pb, page.events),
             continuation=pb.GetHistoryReply.FOLLOWS if page.follows else pb.GetHistoryReply.GAP,
         )
 
-    async def _submit(
-        self, command: AnyCommand, context: Any
-    ) -> tuple[pb.Status, CommandResult | None]:
-        return await self._answered(self._requests.submit(command), context)
-
-    async def _answered(
-        self, request: Awaitable[CommandResult], context: Any
-    ) -> tuple[pb.Status, CommandResult | None]:
+    async def _answer(
+        self, reply: Callable[..., R], done: Awaitable[CommandResult], context: Any
+    ) -> R:
+        """The reply to a command, with as much of its result as this kind of reply has."""
         try:
-            result = await request
+            result = await done
         except CommandTooLargeError as error:
-            return _refused(error.response_code, str(error)), None
+            return reply(status=_status(error.response_code, str(error)))
         except (NotLeaderError, OutcomeUnknownError) as error:
-            return await self._failed(error, context), None
-        return pb.Status(code=int(result.code), remark=result.remark), result
+            return reply(status=await self._failed(error, context))
+        answer = {"status": _status(result.code, result.remark), "broker_id": result.broker_id}
+        if result.view is not None:
+            answer["view"] = role_view_to_pb(self._requests.with_alive(result.view))
+        has: Any = reply
+        return reply(**{k: v for k, v in answer.items() if k in has.DESCRIPTOR.fields_by_name})
 
     async def _failed(self, error: NotLeaderError | OutcomeUnknownError, context: Any) -> pb.Status:
         # A reply with a code would be taken for a refusal (R11). `abort` raises.
@@ -312,7 +303,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             context.set_trailing_metadata(
                 (("leader-id", leader.node_id), ("leader-grpc-address", leader.grpc_address))
             )
-        return _refused(ResponseCode.CONTROLLER_NOT_LEADER, str(error))
+        return _status(ResponseCode.CONTROLLER_NOT_LEADER, str(error))
 
     def _not_named(
         self, context: Any, broker_name: str, *, or_admin: bool = False
@@ -328,7 +319,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         log.warning(
             "caller_refused peer=%s certificate=%s group=%s", context.peer(), who, broker_name
         )
-        return _refused(
+        return _status(
             ResponseCode.NO_PERMISSION,
             f"the certificate of {who} may not act for broker group {broker_name!r}",
         )
@@ -342,9 +333,6 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         names = ", ".join(_names_of(context)) if self._tls is not None else ""
         certificate = f" with the certificate of {names}" if names else ""
         return f"asked by gRPC from {peer.rpartition(':')[0]}{user}{certificate}"
-
-    def _view(self, view: RoleView | None) -> pb.RoleView | None:
-        return None if view is None else role_view_to_pb(self._requests.with_alive(view))
 
     # Sessions.
 
@@ -380,7 +368,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         refusal = self._watch.session_opened(session)
         if refusal is not None:
             self._sessions.remove(session)
-            await self._refuse_session(context, _refused(refusal.code, refusal.remark))
+            await self._refuse_session(context, _status(refusal.code, refusal.remark))
             return
         goodbye: str | None = None
         writer = asyncio.create_task(session.write_all(context.write))
@@ -437,12 +425,12 @@ _SECRETS: Final = ("secret", "owner_secret")
 _OK: Final = pb.Status(code=int(ResponseCode.SUCCESS))
 
 
-def _refused(code: int, remark: str) -> pb.Status:
+def _status(code: int, remark: str) -> pb.Status:
     return pb.Status(code=int(code), remark=remark)
 
 
 def _not_proven(name: str) -> pb.Status:
-    return _refused(
+    return _status(
         ResponseCode.CONTROLLER_INVALID_REQUEST,
         f"the request is in the name of {name}, but lacks the secret that proves it",
     )
