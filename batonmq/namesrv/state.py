@@ -56,8 +56,8 @@ LIVENESS_DEFAULT_MS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """The header of one registration. `enable_acting_master` is None for an old broker, which does
-    not send that field. `connection` identifies the connection on which it came."""
+    """The header of one registration, which came over `connection`. `enable_acting_master` is None
+    for an old broker, which does not send that field."""
 
     cluster_name: str
     broker_name: str
@@ -103,9 +103,8 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class MinIdChange:
-    """The lowest broker id of a group with acting masters has changed: the addresses `to` get
-    NOTIFY_MIN_BROKER_ID_CHANGE (905). Either the broker at `offline_addr` had that id and is gone,
-    or the one with the HA address `ha_addr` has it now."""
+    """For NOTIFY_MIN_BROKER_ID_CHANGE (905) to the addresses `to`: either the broker at
+    `offline_addr` had the lowest id and is gone, or the one with `ha_addr` has it now."""
 
     broker_name: str
     min_id: int
@@ -199,13 +198,12 @@ class RouteInfoManager:
             answer := self._registered_itself(registration, wrapper.data_version, now_ms)
         ):
             return answer
-        # As in Java: one topic is a change, and a broker that never registered has none.
+        # As in Java: one topic is a change, and who never registered has none.
         if fresh_id and len(topics) == 1:
             return Registered(RegisterOutcome.FAILED)
         # R58: any host may register members under the name of a group.
         if fresh_id and group is not None and len(group.addrs) >= GROUP_REPLICAS_MAX:
             return Registered(RegisterOutcome.CROWDED)
-        first = group is None
         # From here on nothing refuses: a group without addresses must not stay behind.
         if group is None:
             group = self._groups[registration.broker_name] = _Group(registration.cluster_name)
@@ -213,7 +211,7 @@ class RouteInfoManager:
         group.enable_acting_master = bool(registration.enable_acting_master)
         group.zone_name = registration.zone_name
         group.addrs = _without(group.addrs, registration.broker_addr, registration.broker_id)
-        first = first or registration.broker_id not in group.addrs
+        first = registration.broker_id not in group.addrs
         if group.addrs and registration.broker_id < min(group.addrs):
             self.min_id_changes.joined(group, registration)
         group.addrs[registration.broker_id] = registration.broker_addr
@@ -369,7 +367,6 @@ class RouteInfoManager:
         group = self._groups.get(broker_name)
         if group is None or group.cluster_name != cluster_name:
             return True
-        # Before the address goes: afterwards the group may be empty.
         lost_lowest = group.addrs[min(group.addrs)] == broker_addr
         lost_master = group.addrs.get(MASTER_ID) == broker_addr
         group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
@@ -568,9 +565,8 @@ def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
 def _add_replica_routes(
     route: TopicRouteData, groups: Mapping[str, _Group], live: BrokerLiveTable
 ) -> None:
-    """Adds write-only queues that lead to a group's master through its slaves: a group of n members
-    gets n - 1 more names (`NAME%1`, …), each with a living slave that passes requests on as its
-    master."""
+    """Adds write-only queues that lead to a group's master through its slaves: n members get n - 1
+    more names (`NAME%1`, …), each with a living slave that passes requests on as its master."""
     # A stock producer retries a failed send at another broker name only: when the master dies, it
     # retries there.
     for data, queue in list(zip(route.broker_datas, route.queue_datas, strict=True)):

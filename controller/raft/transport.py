@@ -4,18 +4,15 @@
   nodes, frames of any length and any pickle. Here a connection begins with a greeting (see
   `membership`): under the password if there is one, from a configured peer of the same cluster with
   the same list of members. Both sides check, and both report why they refuse.
-- *Frames of bounded length, nothing unpickled from strangers* (`GuardedConnection`). A frame is a
-  native `i32` length, as pysyncobj writes it, and a body, encrypted if there is a password. Until
-  the other side is *admitted* a body is one greeting in JSON, at most 8 KiB; anything else ends the
-  connection before its bytes are kept. Afterwards a body is `32-byte key, u64 number,
-  zlib(pickle)`. The key is the random number that this side sent in its greeting; the number counts
-  up from 0, so a repeated frame is refused. Pickles may have plain values only
-  (`restricted_loads`): unpickling one runs no code.
+- *Frames of bounded length* (`GuardedConnection`): a native `i32` length, as pysyncobj writes it,
+  and a body, encrypted if there is a password. Until the other side is *admitted* a body is one
+  greeting in JSON, at most 8 KiB; anything else ends the connection before its bytes are kept.
+  Afterwards it is `32-byte key, u64 number, zlib(pickle)`: the random number that this side sent in
+  its greeting, and a count from 0. Pickles may have plain values only (`restricted_loads`).
 - *Strangers* (not admitted yet) get two seconds and one short frame. At most `_STRANGERS_MAX` are
   open; a new one replaces the oldest.
 - *TLS*, if it is on: both sides show a certificate before the greeting.
-- *The side with the greater address dials*, as in pysyncobj. It dials again after a second, since
-  TCP would retry more and more rarely while a link is cut.
+- *The side with the greater address dials*, as in pysyncobj.
 - *Names are looked up outside the Raft thread* (`BackgroundResolver`). pysyncobj asks at each
   attempt to connect, in the thread that also sends heartbeats: a name server that does not answer
   would cost a leader its lead. pysyncobj also keeps an address for ten minutes, so a container that
