@@ -182,6 +182,7 @@ class ControllerRequests:
         stamped = self._with_liveness(command).stamped(
             controller_epoch=self._gate.controller_epoch, now_ms=wall_ms()
         )
+        # With the liveness of this moment: what the wait above was for may have changed it.
         if isinstance(stamped, ElectMaster):
             admitted = self._admitted(stamped)
             if isinstance(admitted, str):
@@ -331,6 +332,8 @@ class ControllerRequests:
                 floor = self._liveness.confirm_floor(command.broker_name)
                 return replace(command, live=live, confirm_floor=floor)
             case RegisterBroker():
+                # Not the settled floor of elections: what this replica confirmed a moment before
+                # it ended must be in its log, too (R17).
                 return replace(
                     command,
                     live=self.live(command.broker_name),

@@ -150,6 +150,7 @@ class Lease:
     def due(
         self, now_ms: int, deadlines: list[int], *, master: bool, master_epoch: int, broker_id: int
     ) -> list[ev.Effect]:
+        # Reported at each change only: the broker opens or closes its gate by it (R36).
         valid = master and self.valid(now_ms)
         if valid:
             deadlines.append(self._until_ms)
@@ -176,6 +177,7 @@ class RoleChanges:
 
     def is_new(self, view: RoleView, role: Role) -> bool:
         """Notes the role in `view`; returns whether it changes the role."""
+        # Not by the set: a new set in the same epoch changes no role.
         acted = (view.master_epoch, role, view.master_broker_id or 0)
         if acted == self._acted:
             return False

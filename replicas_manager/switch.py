@@ -184,6 +184,7 @@ class PlannedSwitch:
         if task is None or task.switch_id != switch_id or self.stage is not SwitchStage.ELECTING:
             return []
         if code == ResponseCode.SUCCESS:
+            # No more repetitions. The hold still ends in time if that view does not come.
             self._repeat_ms = self._hold_ends_ms(task)
             return []
         # The election may have been proposed: wait for a view or the end of the hold.
@@ -286,6 +287,7 @@ class PlannedSwitch:
         return self._held_since_ms + min(task.timeout_ms, HOLD_MOST_MS)
 
     def _fail(self, task: SwitchTask, reason: str) -> list[SwitchEffect]:
+        # Before the end, which forgets it.
         held = self.holding
         self._end()
         # Sends before the report: they have waited long enough.

@@ -167,6 +167,7 @@ class HistoryFile:
         folder, name = self._path.parent, self._path.name
         try:
             full_ones = full_files(name, disk.listdir(folder))
+            # Behind the highest, not into a gap: readers take the numbers as the order.
             number = full_ones[-1][0] + 1 if full_ones else 1
             full = folder / numbered(name, number)
             disk.rename(self._path, full)
@@ -192,6 +193,7 @@ class HistoryFile:
 
     def _load(self) -> None:
         """The newest file whole, and full ones only while `recent` has space."""
+        # First: a torn line would become one with the next that is written.
         self._cut_torn_tail()
         for path in reversed(files_of(self._path)):
             events = self._events_in(path)

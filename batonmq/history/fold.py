@@ -209,6 +209,7 @@ def _election_failed(group: GroupTimeline, event: HistoryEvent, _: EventDetail) 
     story.master_epoch = event.master_epoch
     story.brokers |= {event.master_before} - {0}
     group.elections[event.master_epoch] = story
+    # The reason begins with what was seen, which `_detected` shows.
     why = event.reason.partition(": ")[2] or event.reason or "no candidate"
     text = f"broker {event.master_before} is deposed, no replica may follow: {why}"
     story.add("failed", event.proposed_ms or event.time_ms, event.clock, text)
@@ -228,6 +229,7 @@ def _election_blocked(group: GroupTimeline, event: HistoryEvent, detail: EventDe
 
 
 def _pushed(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
+    # A note of an election that is too old, or of which the event is missing, explains nothing.
     story = group.elections.get(event.master_epoch)
     if story is None or not story.is_election:
         return

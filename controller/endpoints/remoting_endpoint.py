@@ -129,6 +129,7 @@ class RemotingEndpoint:
     async def _alter_sync_state_set(
         self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand:
+        # A list with one id many times is one member.
         body = _decode(request.body, _SetBody)
         members = set(body.sync_state_set)
         if len(members) > _MEMBERS_MAX:
@@ -142,6 +143,7 @@ class RemotingEndpoint:
                 master_broker_id=request.require_int("masterBrokerId"),
                 master_epoch=request.require_int("masterEpoch"),
                 sync_state_set_epoch=body.sync_state_set_epoch,
+                # Without incarnations: Java's protocol has none, so R12 cannot be checked.
                 new_set=tuple(NewMember(broker_id) for broker_id in sorted(members)),
                 reason="alter by remoting",
             )
@@ -169,6 +171,7 @@ class RemotingEndpoint:
                 reason=self._caller(request, connection),
             )
         )
+        # Java brokers take the master from the reply, also if it stays.
         view = result.view
         if view is None or result.code not in (
             ResponseCode.SUCCESS,
@@ -219,6 +222,7 @@ class RemotingEndpoint:
         view = result.view
         if not result.ok or view is None:
             return _answer(request, result, ext)
+        # A broker that is told a dead master would follow it instead of asking for an election.
         if result.master_alive:
             ext |= _master(view)
         return _answer(request, result, ext, _set_body(view))

@@ -190,6 +190,7 @@ class HeartbeatAnswers:
         stalled = last_ms is not None and now_ms - last_ms >= STALL_MS
         if not stalled:
             return
+        # Counted also while a confirmation runs: its majority may have answered before this stall.
         self._stalls += 1
         if self._is_controller and self._confirming is None:
             log.warning("lead_in_doubt stalled_ms=%d", now_ms - (last_ms or 0))
@@ -323,6 +324,7 @@ class BrokerWatch:
 
     def session_heartbeat(self, session: BrokerSession, heartbeat: pb.Heartbeat) -> None:
         """Answers at once: the broker counts its lease from the time it sent this."""
+        # R8: before the answer, or a node that just woke would renew a lease that may be over.
         self._answers.note_loop_turn(boot_ms())
         self._answers.answer(session, heartbeat)
         self.handle(

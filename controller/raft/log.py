@@ -120,6 +120,7 @@ class Machine:
     def commit(self, raw: bytes, raft_index: int) -> Commit:
         """Applies the entry. After any error that this raises the node must stop."""
         command, rules = commands.decode(raw)
+        # By rules that it does not know this node would come to another state than its peers.
         if rules > self.rules:
             raise UnknownRulesError(rules, self.rules)
         try:
@@ -298,6 +299,7 @@ class DigestWatch:
 
     def due(self, now_s: float) -> tuple[int, str] | None:
         """(index, digest) to send to the others; None if it is not time for that."""
+        # Nothing was applied since the last one: the others have compared it.
         if now_s < self._next_s or not self._states or self._states[-1][0] == self.report.index:
             return None
         self._next_s = now_s + _DIGEST_INTERVAL_S
@@ -308,6 +310,7 @@ class DigestWatch:
         state of that index (yet)."""
         state = next((kept for at, kept in self._states if at == index), None)
         if state is None:
+            # It is compared once this node has applied that entry; an older one is gone here.
             if not self._states or index > self._states[-1][0]:
                 self._waiting[peer] = (index, digest)
             return None
@@ -325,6 +328,7 @@ class DigestWatch:
         return own
 
     def _digest(self, index: int, state: Digested) -> str:
+        # Once for each index: several peers ask about the same one.
         if self.report.index != index:
             self.report = DigestReport(index, state.digest())
         return self.report.digest

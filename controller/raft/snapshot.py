@@ -153,6 +153,7 @@ class FileSnapshots:
             state = SERIALIZER_STATE.SERIALIZING if waits else SERIALIZER_STATE.NOT_SERIALIZING
             return state, None
         self._finished = False
+        # Followers begin again with the new one: the log goes on where that one ends.
         self._outgoing.clear()
         return SERIALIZER_STATE.SUCCESS, self._index
 
@@ -175,6 +176,7 @@ class FileSnapshots:
 
     def getTransmissionData(self, node: object) -> tuple[bytes, bool, bool] | None:
         """The next piece for a follower: (bytes, first, last). The last piece is empty."""
+        # Between the new snapshot and the shortening of the log the two do not belong together.
         if self._data is None or self._finished:
             return None
         # With its own reference to the bytes: a newer snapshot must not mix with pieces of this
@@ -194,6 +196,7 @@ class FileSnapshots:
         piece, first, last = data
         if first:
             self._incoming = bytearray()
+        # The first pieces went to an earlier process of this node: the leader begins again.
         if self._incoming is None:
             return False
         self._incoming += piece

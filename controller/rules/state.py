@@ -230,6 +230,7 @@ class ControllerState(msgspec.Struct, frozen=True):
         )
 
     def _with_group(self, broker_name: str, group: BrokerGroup | None) -> "ControllerState":
+        # A new dict: states that were handed out never change.
         groups = {name: each for name, each in self.groups.items() if name != broker_name}
         if group is not None:
             groups[broker_name] = group
@@ -257,6 +258,7 @@ class ControllerState(msgspec.Struct, frozen=True):
         return state, tuple(HistoryAppended(event) for event in events)
 
     def _remembering(self, request_id: str, result: CommandResult) -> "ControllerState":
+        # Java's requests have no id; a repeated one is judged by the state again.
         if not request_id:
             return self
         answered = (*self.answered, Answered(request_id, result))[-ANSWERS_MAX:]
