@@ -106,7 +106,6 @@ def test_r49_a_replica_below_what_another_reports_needs_an_unclean_election(
         assert result.view is not None and result.view.unclean_epoch == 0
 
 
-@pytest.mark.parametrize(("elected", "lacks"), [(1, False), (2, False), (3, True)])
 def test_r49_a_learner_that_an_operator_names_is_refused_by_the_rules():
     made = Forgetful({1: (4, 100), 2: (4, 100)})
     learner = RegisterBroker(
@@ -120,6 +119,7 @@ def test_r49_a_learner_that_an_operator_names_is_refused_by_the_rules():
     assert "is a learner" in made.apply(named).remark
 
 
+@pytest.mark.parametrize(("elected", "lacks"), [(1, False), (2, False), (3, True)])
 def test_r49_a_member_of_an_older_recorded_set_is_behind_what_others_report(elected, lacks):
     """The controllers came back with an older memory: their set is not the one of now."""
     controllers = Forgetful(dict.fromkeys((1, 2, 3), (0, 0)))

@@ -287,14 +287,14 @@ async def test_r54_the_watch_over_connections_goes_on_after_any_error(tmp_path, 
     assert [type(failure) for failure in failures] == [LookupError]
 
 
-async def test_a_grpc_port_that_cannot_be_bound_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("bound", [Mock(return_value=0), Mock(side_effect=RuntimeError("in use"))])
+async def test_a_grpc_port_that_cannot_be_bound_is_named(monkeypatch, bound):
+    """gRPC reports that in two ways."""
     monkeypatch.setattr(grpc_endpoint, "check_port_free", lambda host, port: None)
-    taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = taken.sockets[0].getsockname()[1]
-    grpc_of = grpc_endpoint.GrpcEndpoint(*(Mock() for _ in range(5)))
-    with pytest.raises(CannotListenError, match=str(port)):
-        await grpc_of.listen(f"127.0.0.1:{port}")
-    taken.close()
+    monkeypatch.setattr(grpc.aio, "server", lambda **_: Mock(add_insecure_port=bound))
+    unbound = grpc_endpoint.GrpcEndpoint(*(Mock() for _ in range(5)))
+    with pytest.raises(CannotListenError, match="9879"):
+        await unbound.listen("127.0.0.1:9879")
 
 
 async def test_r58_a_connection_without_a_call_ends(tmp_path, monkeypatch):
