@@ -209,6 +209,7 @@ def _of_cluster(stores: Sequence[StoreFacts]) -> Iterator[HistoryFinding]:
     for facts in stores:
         for entry in facts.epochs:
             starts.setdefault(entry.epoch, []).append((entry.start_offset, facts.path))
+            # Java drops an epoch without bytes, and the newest one has no end yet.
             if entry.start_offset < entry.end_offset < MAX_OFFSET:
                 held.add(entry.epoch)
     for epoch, places in starts.items():

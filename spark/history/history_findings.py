@@ -170,6 +170,7 @@ class Events:
         self._group = group
         self._emit = emit
         self._bounds = facts.bounds.get(group)
+        # A group that never had more than one member is always alone.
         self._watches_sets = facts.largest_sets.get(group, 0) > 1
         self._alone: HistoryEvent | None = None
         self._masters: dict[int, _Masters] = {}

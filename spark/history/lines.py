@@ -210,6 +210,7 @@ def _lines_of_rows(
             who = batch.column("controller").to_pylist() if "controller" in here else []
             offsets = batch.column("line_offset").to_pylist() if "line_offset" in here else []
             for at, fields in enumerate(zip(*values, strict=True)):
+                # The table has null for a time of 0, and a line without the field is no event.
                 told = {"time_ms": 0} | {
                     column.field: value
                     for column, value in zip(columns, fields, strict=True)
@@ -271,7 +272,7 @@ class RunBuilder:
         """What is held, as rows of RUNS; then nothing is. `seen` is a row of its own."""
         rows: list[dict[str, Any]] = []
         for (group, log), run in self._held.items():
-            run.sort()
+            run.sort()  # `merged` knows a run by the place of its first line
             raw = pickle.dumps(run)
             packed = pa.compress(raw, _CODEC, asbytes=True)
             first = {"raft_index": run[0][0], "part": run[0][1]}

@@ -128,6 +128,7 @@ class FoldedRows:
 
 
 def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    # Rows have ms, columns us.
     given = pa.timestamp("ms", "UTC") if kind == TIMESTAMP else kind
     return pa.array(values, given).cast(kind)
 
