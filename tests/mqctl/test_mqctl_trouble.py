@@ -22,9 +22,18 @@ from batonmq.mqctl.roll import Doubt
 from batonmq.mqctl.roll_backends import compose_backend
 from batonmq.protocol.bodies import BrokerData
 from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageQueue
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.secret_file import SecretFileError, read_passwords
-from tests.mqctl.conftest import OFFSET_ID, SLAVE, FakeCluster, FakeProducer, Run, stored_message
+from tests.mqctl.conftest import (
+    OFFSET_ID,
+    SLAVE,
+    FakeCluster,
+    FakeConsumer,
+    FakeProducer,
+    Run,
+    stored_message,
+)
 from tests.mqctl.test_mqctl_backup import make_store
 
 MQCTL = [sys.executable, "-m", "batonmq.mqctl.main"]
@@ -229,6 +238,49 @@ def test_dead_letters_that_were_sent_are_named_when_one_fails(
     ran = mqctl("dlq", "resend", "g", "--yes", "--json")
     assert ran.code == 1 and ran.err.count("id: no master") == 1
     assert [m["sendStatus"] for m in ran.json] == ["SEND_OK", "SEND_OK", None, *["SEND_OK"] * 3]
+
+
+def test_a_queue_that_cannot_be_read_hides_no_other_queue(
+    mqctl: Run, consumer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def half(self: object, queue: MessageQueue, **_: Any) -> int:
+        if queue.queue_id == 0:
+            raise BatonError("no master")
+        return 3
+
+    monkeypatch.setattr(FakeConsumer, "max_offset", half)
+    ran = mqctl("consumeMessage", "-t", "T", "--json")
+    assert (ran.code, ran.err) == (1, "mqctl: broker-a:0: no master\n")
+    assert [message["queueId"] for message in ran.json] == [1, 1, 1]
+
+
+def test_a_topic_that_does_not_answer_hides_no_other_topic(
+    mqctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = mqctl("statsAll", "--json").json["topics"]
+    names = batonmq.client.admin.admin.Admin.topic_list  # type: ignore[attr-defined]
+
+    async def more(self: Any) -> list[str]:
+        return [*await names(self), "Gone", "%DLQ%Gone", "%DLQ%G"]
+
+    real = batonmq.client.admin.admin.Admin.topic_traffic  # type: ignore[attr-defined]
+    stats = batonmq.client.admin.admin.Admin.topic_stats  # type: ignore[attr-defined]
+
+    def but_one(ask: Any) -> Any:
+        async def asked(self: Any, topic: str) -> Any:
+            if topic.endswith("Gone"):
+                raise BatonError("no master")
+            return await ask(self, topic)
+
+        return asked
+
+    for name, ask in (("topic_traffic", real), ("topic_stats", stats)):
+        monkeypatch.setattr(batonmq.client.admin.admin.Admin, name, but_one(ask))
+    monkeypatch.setattr(batonmq.client.admin.admin.Admin, "topic_list", more)
+    ran = mqctl("statsAll", "--json")
+    assert (ran.code, ran.err, ran.json["topics"]) == (1, "mqctl: no master\n", whole)
+    ran = mqctl("dlq", "list", "--json")
+    assert ran.code == 1 and [each["consumerGroup"] for each in ran.json["groups"]] == ["G"]
 
 
 def test_a_watch_goes_on_after_a_round_that_failed(

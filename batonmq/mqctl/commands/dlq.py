@@ -62,17 +62,18 @@ async def dlq(
 
 
 async def _list(context: CommandContext) -> None:
-    rows = []
     async with context.admin() as admin:
-        for topic in await admin.topics.names():
-            if not topic.startswith(DLQ_PREFIX):
-                continue
-            queues = await admin.topics.stats(topic)
-            held = sum(queue.max_offset - queue.min_offset for queue in queues)
-            last = max((queue.last_update_ms for queue in queues), default=0)
-            rows.append((topic.removeprefix(DLQ_PREFIX), held, last))
+        topics = [name for name in await admin.topics.names() if name.startswith(DLQ_PREFIX)]
+        found = await context.ask_each(topics, admin.topics.stats)
+    records = [
+        {
+            "consumerGroup": topic.removeprefix(DLQ_PREFIX),
+            "messages": sum(queue.max_offset - queue.min_offset for queue in queues),
+            "lastTimestamp": max((queue.last_update_ms for queue in queues), default=0),
+        }
+        for topic, queues in found.items()
+    ]
     columns = {"consumerGroup": "Group", "messages": "Messages", "lastTimestamp": "Last"}
-    records = [dict(zip(columns, row, strict=True)) for row in rows]
     context.out.records(records, columns, key="groups")
 
 

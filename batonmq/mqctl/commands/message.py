@@ -166,7 +166,7 @@ async def consume_message(
             await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms), broker_name, queue_id
         )
         reader = MessageReader(consumer, begin_ms, end_ms, context.timeout_ms)
-        messages = _first(message_number, reader, queues, offset)
+        messages = _first(context, message_number, reader, queues, offset)
         with WaitLine(f"reading {counted(len(queues), 'queue')} of {topic} ...") as progress:
             count = await _show_messages(context, progress, messages)
     if not count and not context.out.as_json:
@@ -194,16 +194,24 @@ async def _show_messages(
 
 
 async def _first(
-    count: int, reader: MessageReader, queues: Sequence[MessageQueue], offset: int | None
+    context: CommandContext,
+    count: int,
+    reader: MessageReader,
+    queues: Sequence[MessageQueue],
+    offset: int | None,
 ) -> AsyncGenerator[MessageExt, None]:
-    """At most `count` messages, queue by queue."""
+    """At most `count` messages, queue by queue. A queue that cannot be read is reported: with
+    --json, what the others hold would be lost over it."""
     for queue in queues:
-        async with aclosing(reader.read(queue, offset)) as messages:
-            async for message in messages:
-                yield message
-                count -= 1
-                if count == 0:
-                    return
+        try:
+            async with aclosing(reader.read(queue, offset)) as messages:
+                async for message in messages:
+                    yield message
+                    count -= 1
+                    if count == 0:
+                        return
+        except BatonError as error:
+            context.complain(f"{queue.broker_name}:{queue.queue_id}: {error}")
 
 
 def _wanted(

@@ -129,17 +129,23 @@ async def stats_all(context: CommandContext, topic: str | None, active_topic: bo
     group)."""
     async with context.admin() as admin:
         names = [topic] if topic else await admin.topics.names()
-        rows = []
-        for name in names:
+        if topic is None:
             # Retry and dead-letter topics belong to one group each: consumerProgress and dlq.
-            if topic is None and (is_system_topic(name) or is_retry_or_dlq(name)):
-                continue
-            for traffic in await admin.topics.traffic(name):
-                lag = None
-                if traffic.group is not None:
-                    lag = (await admin.consumer_groups.progress(traffic.group, name)).lag
-                if not active_topic or traffic.tps or traffic.day or lag:
-                    rows.append((traffic, lag))
+            names = [n for n in names if not is_system_topic(n) and not is_retry_or_dlq(n)]
+
+        async def lag_of(name: str, group: str | None) -> int | None:
+            if group is None:
+                return None
+            return (await admin.consumer_groups.progress(group, name)).lag
+
+        found = (await context.ask_each(names, admin.topics.traffic)).values()
+        all_of = {(each.topic, each.group): each for traffic in found for each in traffic}
+        lags = await context.ask_each(all_of, lambda key: lag_of(*key))
+    rows = [
+        (traffic, lags[key])
+        for key, traffic in all_of.items()
+        if key in lags and (not active_topic or traffic.tps or traffic.day or lags[key])
+    ]
     if context.out.as_json:
         table = [
             {"topic": t.topic, "group": t.group, "tps": t.tps, "day": t.day, "diff": lag}
