@@ -104,6 +104,7 @@ class MqOption(click.Option):
         return super().process_value(ctx, value)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        # click writes the help from `opts`: for that moment without the twins.
         every, self.opts = self.opts, self.shown
         try:
             return super().get_help_record(ctx)
@@ -247,6 +248,7 @@ def command(
             watch_table: bool = False,
             **options: Any,
         ) -> None:
+            # --interval says how often; --watch alone only that.
             if watch_table and interval is None:
                 interval = WATCH_S
             context = CommandContext(

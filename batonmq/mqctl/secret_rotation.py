@@ -38,8 +38,10 @@ def advance(path: Path, wanted: str = "") -> str:
     """Takes one of the three steps (`secret_file`) and says which: a key of DONE. `wanted`: only
     this one; nothing is changed where the file is there already. Raises SecretFileError and
     OSError."""
+    # A file that is replaced belongs to who replaces it: its owner could not read it any more.
     if path.stat().st_uid != os.geteuid():
         raise SecretFileError(path, "it belongs to another user, who has to rotate it")
+    # The two kinds tell themselves apart: a password of Raft is no JSON.
     if read_private(path).lstrip().startswith(b"{"):
         node = read_node_user(path)
         before = node.secrets

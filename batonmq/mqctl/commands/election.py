@@ -142,6 +142,7 @@ async def move_away(
         raise CommandFailed(f"only this broker of {name} has everything: no other one is in sync")
     was_master, master = group.master_broker_id == me, group.master_broker_id
     if was_master:
+        # Only living members of the set: another one may lack what was acknowledged.
         ends = [e for e in await candidates(admin, controller, name) if e.broker_id in others]
         # The longest log: the least is left to copy while sends are held.
         heir = max(ends, key=lambda each: each.log_end or 0).broker_id
@@ -347,7 +348,7 @@ def _outcome(elected: ElectedMaster, story: Story | None) -> str:
 
 
 async def _is_routed(context: CommandContext, admin: Admin, elected: ElectedMaster) -> bool:
-    if not context.target.name_servers:
+    if not context.target.name_servers:  # `-a` alone is enough: routes cannot be looked at then
         return True
     info = await admin.cluster.info()
     data = info.broker_addr_table.get(elected.broker_name)

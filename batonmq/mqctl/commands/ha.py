@@ -34,6 +34,7 @@ async def get_sync_state_set(
     exclusive(("-b", broker_name), ("-c", cluster_name))
     async with context.controller() as (admin, controller):
         names = [broker_name] if broker_name else await _groups(context, admin, cluster_name)
+        # A group whose brokers are all dead is in no route, and known to the controllers only.
         every = not (broker_name or cluster_name)
         found = await controller.sync_state_data(names, every=every)
         missing = sorted(set(names) - set(found.replicas_info_table))

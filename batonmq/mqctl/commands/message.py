@@ -275,7 +275,7 @@ async def tail(
     context: CommandContext, topic: str, follow: bool, last: int, since_ms: int | None
 ) -> None:
     """Nothing is committed. JSON: one message a line, as in consumeMessage."""
-    context.out.compact = True
+    context.out.compact = True  # it never knows whether a message was the last one
     if follow:
         context.interval_s = TAIL_S  # ctrl-C is the usual end
     async with context.consumer(CONSUMER_GROUP) as consumer:
@@ -284,6 +284,7 @@ async def tail(
         found: list[MessageExt] = []
         for queue in await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms):
             end = await consumer.max_offset(queue, timeout_ms=context.timeout_ms)
+            # Noted before it is read: what comes meanwhile is shown by the first look that follows.
             read[queue] = end
             first = 0 if since_ms is not None else max(0, end - last)
             found += [message async for message in reader.read(queue, first, end)]
@@ -293,6 +294,7 @@ async def tail(
         while follow:
             await asyncio.sleep(TAIL_S)
             try:
+                # Each time: a topic may get queues, and a group another master.
                 queues = await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms)
                 for queue in queues:
                     new = [message async for message in reader.read(queue, read.get(queue, 0))]

@@ -132,6 +132,7 @@ async def _backend(
     within_s: float,
 ) -> Backend:
     local = context.target.local
+    # Its supervisor would start a process again that something else has just stopped.
     if by is None and restart_with is None and local is not None:
         by = "up"
     if python is not None and by != "up":
@@ -162,6 +163,7 @@ def state_file(context: CommandContext) -> Path:
     kept = contexts_file()
     if kept is None:
         raise click.UsageError("there is no home folder to keep the progress in: give --state FILE")
+    # By the controllers, in any order: they are what a cluster keeps when brokers come and go.
     number = crc32(";".join(sorted(context.controllers)).encode())
     return kept.with_name(f"roll-{number:08x}.json")
 
@@ -237,6 +239,7 @@ class RollWork:
         while (node := next_node(findings, self.nodes, done)) is not None:
             self._order.append({"name": node.name, "how": backend.describe(node)})
             done.append(node.name)
+        # Of each, not only of the first: who plans a night wants to know before it.
         for node in self.nodes:
             check_may_restart(findings, self.nodes, node)
 
@@ -274,6 +277,7 @@ class RollWork:
         findings = await self._look()
         while (node := next_node(findings, self.nodes, roll.done)) is not None:
             findings = await self.wait(check_whole)
+            # A run that was killed between the restart and the note of it restarts nothing twice.
             if await self._is_done(node, roll):
                 self._skipped.append(node.name)
             else:
@@ -287,7 +291,7 @@ class RollWork:
     async def _is_done(self, node: RollNode, roll: Roll) -> bool:
         """Whether a broker was restarted since the roll began, by this command before it ended, or
         by somebody else."""
-        if node.kind != "broker":
+        if node.kind != "broker":  # the others report no time of their start
             return False
         try:
             return is_newer(await self.admin.brokers.runtime_info(node.address), roll.started_ms)
@@ -308,6 +312,7 @@ class RollWork:
             await backend.restart(node)
             findings = await self.wait(lambda found: check_whole(found, floor))
         except Doubt:
+            # Its next start, by anybody, is of the version that worked.
             backend.undo(node)
             raise
         self.say(f"{node.name}: all is well after {(boot_ms() - began_ms) / 1000:.1f} s")

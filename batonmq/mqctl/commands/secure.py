@@ -158,6 +158,7 @@ class _Rotation:
         authority = _authority(self._folder)
         with _failures(self._folder):
             state = authority.rotation()
+        # Of an earlier run, which may have been interrupted before it had waited.
         if state in ("trusted", "renewed"):
             await self._wait_taken()  # else the next step would cut off who has not
         with _failures(self._folder):
@@ -397,6 +398,7 @@ async def _status(context: CommandContext) -> None:
 def _with_said(state: PortState, said: dict[str, TlsState]) -> PortState:
     """Adds what only the process knows."""
     clients, proof = said.get(state.port.address), said.get(state.port.broker)
+    # Where only one kind of client can connect, a count of both says nothing.
     if clients is not None and clients.server_mode != "permissive":
         clients = None
     if proof is not None and not proof.ha_proof:

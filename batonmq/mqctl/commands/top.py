@@ -46,6 +46,7 @@ async def _round(context: CommandContext, admin: Admin) -> None:
     members = [
         each[1:] for each in (*brokers_of(info), *await not_registered(context, admin, info))
     ]
+    # By address, not by id: rows must not jump when the master changes.
     members.sort(key=lambda member: (member[0], member[2]))
     figures, (topics, no_topics), (groups, no_groups) = await asyncio.gather(
         ask_all([address for *_, address in members], admin.brokers.runtime_info),
@@ -116,6 +117,7 @@ def _row(broker: Mapping[str, Any]) -> Sequence[object]:
     name, address = _short(broker["brokerName"], 14), broker["address"]
     if not broker["answers"]:
         runs = any(is_so(broker["error"]) for is_so in (closes, distrusts, may_not))
+        # A process that has ended refuses the connection; one that hangs lets it wait.
         runs = runs or "no answer" in broker["error"]
         state = Cell.of("silent" if runs else "dead", BAD)
         return [name, broker["brokerId"], address, state, "", "", "", "", ""]

@@ -129,6 +129,7 @@ class _Change:
             f" {counted(len(left), 'replica')} in sync, and its folder stays",
             yes=yes,
         )
+        # Away before it is stopped: a planned switch loses no send, a failover makes clients retry.
         await move_away(self.context, self.admin, self.controller, address)
         await self._remove(address)
         await self._forget(group, [broker_id])

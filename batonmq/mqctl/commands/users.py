@@ -135,8 +135,10 @@ async def _end_rotation(
     """A client that runs has signed within OLD_USED_MS."""
     if finish and not force:
         seen = await _seen(context, admin, name)
+        # A silent broker may have seen the old secret a moment ago.
         if context.failed:
             raise CommandFailed("not finished: ask again when all brokers answer, or give --force")
+        # One broker that still sees the old secret is enough to wait.
         at, info = max(seen.items(), key=_old_used)
         if info.rotation is not None and info.rotation.old_used > wall_ms() - OLD_USED_MS:
             raise CommandFailed(
@@ -303,6 +305,7 @@ async def _explain(context: CommandContext, names: tuple[str, ...], source: str 
         raise click.UsageError(refusal.remark) from None
     if not kind or is_prefix:
         raise click.UsageError("RESOURCE is one thing, as Topic:Orders: a request names one")
+    # As the guard of a broker would ask: some topics stand for a group, or need nothing.
     needs = [Need(((kind, asked),), (action,))]
     if kind == "Topic" and action == "Pub":
         needs = list(publish_needs(asked))

@@ -26,9 +26,11 @@ from batonmq.runtime.durable_file import show_file
 from batonmq.runtime.words import counted, named
 
 ANSWER_S: Final = 0.45
+"""Of one node. Short: at night a node that hangs is the usual case, and is waited for twice."""
 READ_S: Final = 3.0
 WIDTH: Final = 80
 SYMPTOMS_SHOWN: Final = 5
+"""One cause has a symptom at each node: the cause must not leave the screen."""
 
 
 @command("verdict", controllers=True, timeout_s=ANSWER_S)
@@ -268,5 +270,6 @@ def _some(what: str, names: list[str], most: int = 4) -> str:
 def _line(out: Output, text: str, style: str = "") -> None:
     """Folded at 80 columns; a command is never folded."""
     lines = textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    # To be copied as a whole.
     for line in lines if not text.startswith("next:") else [text]:
         out.line(line, style=style)

@@ -34,6 +34,7 @@ from batonmq.runtime.clock import wall_ms
 
 T = TypeVar("T")
 HISTORY_EVENTS: Final = 500
+# Each consumer group costs a request to every master: a thousand must not delay what is broken.
 GROUPS_MAX: Final = 100
 CONSUMERS_S: Final = 1.5
 
@@ -183,7 +184,7 @@ def _nodes(evidence: Evidence, found: Findings) -> tuple[NodeEvidence, ...]:
         node = nodes.get(address, NodeEvidence(address, NAME_SERVER, address))
         nodes[address] = replace(node, asked=True, refused=why)
     for address, why in found.brokers.items():
-        if address in removed:
+        if address in removed:  # its silence is no incident
             continue
         node = nodes.get(address, NodeEvidence(address, BROKER, address, group_of.get(address, "")))
         report = found.figures.get(address, {})

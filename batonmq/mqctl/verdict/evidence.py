@@ -65,6 +65,7 @@ class LogTail:
     def age_ms(self, line: str, now_ms: int) -> int:
         """How long ago a line was written; 0 if it has no time."""
         written = line_ms(line)
+        # 0, as if it were new: a line without a time, of a trace, is better shown than left out.
         return now_ms - written if written else 0
 
     def latest(self, *texts: str) -> str:
@@ -230,6 +231,7 @@ class GroupEvidence:
 
 def recorded(before: GroupEvidence, info: ReplicasInfo) -> GroupEvidence:
     """The group as the leading controller records it now."""
+    # Without an address nobody leads, whatever id is recorded.
     master = (info.master_broker_id or 0) if info.master_address else 0
     return replace(
         before,
