@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import yaml
-
 from batonmq.launcher.layout import PYTHON_SUFFIX
 from batonmq.mqctl.roll import Doubt, RollNode
 from batonmq.runtime.durable_file import remove_file, replace_file
@@ -169,6 +167,8 @@ async def run(argv: list[str], within_s: float) -> bytes:
 async def compose_backend(compose: str, within_s: float) -> CommandBackend:
     """Services of a compose project, found by the ports that they publish. `compose`: the command
     with its options, `docker compose -f FILE`. Raises Doubt."""
+    import yaml  # of the extra `server`
+
     try:
         words = shlex.split(compose)
     except ValueError as error:  # a quote that does not end

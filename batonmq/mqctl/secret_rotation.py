@@ -9,7 +9,6 @@ from typing import Final
 
 import click
 import msgspec
-import yaml
 
 from batonmq.auth.config import CREDENTIALS_FILE, read_node_user
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
@@ -101,6 +100,8 @@ class SecretRotation:
 
     def _local_files(self) -> dict[Path, str]:
         """The files that the processes of the local cluster name, each with its key."""
+        import yaml  # of the extra `server`, which a host with a local cluster has
+
         local = self.context.target.local
         if local is None or self.context.target.by_hint:
             raise click.UsageError("which file? give FILE")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
 LogLevel = Literal["", "DEBUG", "INFO", "WARNING", "ERROR"]
 """Empty: by `--log-level`."""
 LogFormat = Literal["text", "json"]
+SECRET: Final = re.compile(
+    "password|secret|token|access.?key|credential|AuthenticationUser|ExporterHeader", re.IGNORECASE
+)
+"""Neither errors nor `mqctl doctor` show the values of keys that match."""
 Ranges = Mapping[str, tuple[int, int | None]]
 """Field -> (least, most) allowed; None: no upper limit."""
 

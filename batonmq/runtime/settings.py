@@ -5,7 +5,6 @@ that no mistyped key is believed to be in force. Keys in NO_LONGER_USED give a w
 
 import difflib
 import logging
-import re
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -15,7 +14,7 @@ import yaml
 
 from batonmq.protocol.errors import ConfigError
 from batonmq.runtime.properties_text import parse_lines
-from batonmq.runtime.section import Section, keys_of
+from batonmq.runtime.section import SECRET, Section, keys_of
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +31,6 @@ class _Setting(NamedTuple):
     where: str
 
 
-SECRET: Final = re.compile(
-    "password|secret|token|access.?key|credential|AuthenticationUser|ExporterHeader", re.IGNORECASE
-)
-"""Neither errors nor `mqctl doctor` show the values of keys that match."""
 # section -> key -> setting
 _Found = dict[str, dict[str, _Setting]]
 

@@ -148,6 +148,28 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
     )
 
 
+def test_every_command_loads_without_what_only_servers_need() -> None:
+    """The base installation has none of it; a command that needs one names it when it is run."""
+    lacking = (
+        "cryptography",
+        "lark",
+        "numpy",
+        "pysyncobj",
+        "setproctitle",
+        "yaml",
+        "opentelemetry",
+    )
+    program = f"""
+import sys
+from importlib import import_module
+sys.modules.update(dict.fromkeys({lacking}))
+from batonmq.mqctl.catalogue import MODULES
+for name in sorted(set(MODULES.values())):
+    import_module(f"batonmq.mqctl.commands.{{name}}")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 HEALTH_MODULES = 69
 """Modules of ours that `mqctl health` may load: on a loaded host that is most of its time."""
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import yaml
 
 from batonmq.history.story_text import lines
 from batonmq.mqctl.commands.verdict import ANSWER_S, READ_S, document, gather
@@ -24,7 +23,7 @@ from batonmq.mqctl.params import command, option
 from batonmq.mqctl.verdict.evidence import Evidence
 from batonmq.mqctl.verdict.judge import judge
 from batonmq.runtime.durable_file import show_file
-from batonmq.runtime.settings import SECRET
+from batonmq.runtime.section import SECRET
 from batonmq.runtime.words import counted
 
 LOG_BYTES: Final = 512 << 10
@@ -118,6 +117,8 @@ def _tail(name: str, path: Path, size: int) -> Iterator[tuple[str, bytes]]:
 def _settings(path: Path) -> bytes | None:
     """A settings file without secrets; None if it cannot be read or is no YAML: then nothing tells
     where a secret ends."""
+    import yaml  # of the extra `server`: settings are on hosts of servers only
+
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -136,6 +137,8 @@ def without_secrets(value: Any) -> Any:
 
 
 def _metrics(name: str, config: Path) -> Iterator[tuple[str, bytes]]:
+    import yaml
+
     try:
         section = yaml.safe_load(config.read_text()).get("metrics") or {}
         host, port = section["metricsPromExporterHost"], int(section["metricsPromExporterPort"])

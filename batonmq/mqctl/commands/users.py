@@ -23,7 +23,6 @@ from batonmq.auth.policy import (
 )
 from batonmq.auth.rights import publish_needs, topic_needs
 from batonmq.client.admin.admin import Admin
-from batonmq.mqctl.acl_import import import_plain_acl
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import plain, when
 from batonmq.mqctl.params import Duration, command, option
@@ -242,6 +241,9 @@ async def acl(
         await _explain(context, names, source_ip)
         return
     if action == "import":
+        # It reads YAML, by a package of the extra `server`.
+        from batonmq.mqctl.acl_import import import_plain_acl
+
         await import_plain_acl(context, names, dry_run=dry_run, yes=yes)
         return
     if len(names) != (action != "list"):
