@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from batonmq.protocol.fastjson import NOT_JSON
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.headers import SendFields, SendFrame
 
@@ -112,7 +113,7 @@ def signed_send(header: bytes) -> SignedSend | None:
     """A send with a JSON header, decoded once for guard and handler; None if it is not valid."""
     try:
         return _decode(header)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         return None
 
 

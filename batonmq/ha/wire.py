@@ -28,6 +28,7 @@ from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.ha.lineage import LogSample
 from batonmq.ha.node_secret import PROOF_BYTES, Name
 from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.fastjson import NOT_JSON
 
 
 class HAState(IntEnum):
@@ -195,7 +196,7 @@ def decode_identity(frame: bytes | bytearray | memoryview) -> HAIdentity:
     """Reads a whole identity frame. Raises RemoteProtocolError if it has no incarnation."""
     try:
         identity = msgspec.json.decode(bytes(frame[IDENTITY_HEAD.size :]), type=HAIdentity)
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         raise RemoteProtocolError(f"HA identity that cannot be read: {error}") from error
     if not identity.incarnation:
         raise RemoteProtocolError(f"HA identity without an incarnation: {identity}")

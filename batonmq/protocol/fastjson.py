@@ -24,6 +24,10 @@ _DEPTH_MAX: Final = 200
 REQUEST_SIZE_MAX: Final = 32_768
 REQUEST_VALUES_MAX: Final = 4096  # Values in it, with references replaced.
 
+NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for unreadable text; RecursionError for a thousand lists in each other, even
+where it would skip them."""
+
 _decode: Final = msgspec.json.Decoder().decode
 
 # The members of an object used as a key, sorted by name.
@@ -50,8 +54,8 @@ def loads(data: bytes | str, *, is_request: bool = False, values_max: int | None
     if not has_reference:
         try:
             return _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
+        except NOT_JSON:
+            pass  # it may be the dialect; if not, the reader below says where it fails
     if is_request and len(data) > REQUEST_SIZE_MAX:
         raise FastjsonError(
             f"{len(data)} bytes that are not standard JSON, or have references, in one request:"

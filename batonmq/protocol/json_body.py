@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar, cast, get_args, get_orig
 import msgspec
 
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.fastjson import FastjsonError, loads
+from batonmq.protocol.fastjson import NOT_JSON, FastjsonError, loads
 from batonmq.protocol.message import MessageQueue
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         return cast(T, decoder.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         # Not standard JSON, or a null or a quoted number, which Java accepts.
         if is_request and (members := data.count(b",")) > LOOSE_MEMBERS_MAX:
             raise FastjsonError(
@@ -217,7 +217,7 @@ def decoded_in_steps(kind: type[B], data: bytes) -> Generator[None, None, B]:
                 if number % ENTRIES_AT_ONCE == 0:
                     yield
         return kind(**fields)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return kind.decode(data)  # fastjson's dialect, or a clear error
 
 

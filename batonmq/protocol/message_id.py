@@ -74,6 +74,7 @@ class UniqIdGenerator:
     def next(self) -> str:
         """32 or 56 characters."""
         now_ms = self._clock_ms()
+        # Computed once a month: `mktime` costs more than the rest.
         if not self._month_start_ms <= now_ms < self._next_month_ms:
             self._month_start_ms, self._next_month_ms = _month_around(now_ms)
         counter = self._counter

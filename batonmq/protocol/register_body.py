@@ -18,7 +18,7 @@ import msgspec
 from batonmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import MQ_VERSION, MQ_VERSION_TOPIC_MAPPING
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.fastjson import REQUEST_SIZE_MAX, FastjsonError, loads
+from batonmq.protocol.fastjson import NOT_JSON, REQUEST_SIZE_MAX, FastjsonError, loads
 from batonmq.protocol.json_body import Body, without_nulls
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class RegisterBrokerBody(Body):
             return None
         try:
             return _decode_body(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except NOT_JSON:
             return None  # Java's dialect is read by Python code
 
 
@@ -129,7 +129,7 @@ def _decode_plain(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
         wrapper = left.topic_config_serialize_wrapper
         topics.require_cut(wrapper.topic_config_table)
         mappings.require_cut(wrapper.topic_queue_mapping_info_map)
-    except (FastjsonError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (FastjsonError, *NOT_JSON) as error:
         if len(data) > REQUEST_SIZE_MAX:
             raise RemoteProtocolError(f"RegisterBrokerBody: {error}") from error
         return RegisterBrokerBody.decode_request(data)  # the tables may be in the dialect, too
@@ -149,7 +149,7 @@ def _decode_rest(rest: bytes) -> _Rest:
         raise FastjsonError(f"{len(rest)} bytes beside its topics, at most {_REST_MAX} are allowed")
     try:
         return msgspec.json.decode(rest, type=_Rest)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         value = without_nulls(loads(rest, is_request=True))
         return msgspec.convert(value, _Rest, strict=False, str_keys=True)
 
@@ -200,7 +200,7 @@ class _Table(Generic[T]):
         text = b"{%b}" % entries
         try:
             self.entries |= self._decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             self._loose_members += text.count(b",")
             if self._loose_members > _LOOSE_MEMBERS_MAX:
                 raise FastjsonError(
@@ -255,7 +255,8 @@ def _decode_compressed(data: bytes, version: int) -> Generator[None, None, Regis
                 if number % _TOPICS_AT_ONCE == 0 or len(text) > _LONG:
                     yield
         filter_servers = [str(name) for name in filters or []]
-    except (zlib.error, FastjsonError, ValueError, AttributeError, TypeError) as error:
+    # ValueError: also of FastjsonError. RecursionError: a value nested deeply, without its nulls.
+    except (zlib.error, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise RemoteProtocolError(f"RegisterBrokerBody: {error}") from error
     return RegisterBrokerBody(
         filter_server_list=filter_servers,

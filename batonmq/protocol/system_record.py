@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.fastjson import NOT_JSON
 
 
 class _Versioned(Protocol):
@@ -24,7 +25,7 @@ def decode_system_record(
     version."""
     try:
         record = decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except NOT_JSON as exc:
         raise RemoteProtocolError(f"{name} record: {exc}") from exc
     if record.v != version:
         raise RemoteProtocolError(

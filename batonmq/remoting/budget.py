@@ -81,19 +81,22 @@ class TurnBudget:
     def _next(self) -> None:
         """Runs waiting steps for half of the turn; the other half is for new requests."""
         until_s, woken = boot_s() + TURN_S / 2, 0
-        for _ in range(len(self._waiting)):
-            waiter = self._waiting.popleft()
-            if not isinstance(waiter, asyncio.Future):
-                waiter()
-            elif not waiter.done():
-                waiter.set_result(None)
-                woken += 1
-            # A woken handler runs only after this loop, so its time is unknown: wake few.
-            if woken == WOKEN_AT_ONCE or boot_s() >= until_s:
-                break
-        self._is_scheduled = bool(self._waiting)
-        if self._is_scheduled:
-            self._loop.call_soon(self._next)
+        try:
+            for _ in range(len(self._waiting)):
+                waiter = self._waiting.popleft()
+                if not isinstance(waiter, asyncio.Future):
+                    waiter()
+                elif not waiter.done():
+                    waiter.set_result(None)
+                    woken += 1
+                # A woken handler runs only after this loop, so its time is unknown: wake few.
+                if woken == WOKEN_AT_ONCE or boot_s() >= until_s:
+                    break
+        finally:
+            # Also if a step raised: without a next turn all connections of the endpoint would wait.
+            self._is_scheduled = bool(self._waiting)
+            if self._is_scheduled:
+                self._loop.call_soon(self._next)
 
 
 class Paced:

@@ -17,6 +17,7 @@ import msgspec
 
 from batonmq.protocol.codes import MQ_VERSION, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.fastjson import NOT_JSON
 from batonmq.protocol.numbers import whole_number
 
 FLAG_RESPONSE: Final = 1
@@ -180,6 +181,7 @@ class FrameReader:
         """Keeps `n` more bytes for later: call `get_buffer` and `received(0)` before the next
         read."""
         if self._large is None:
+            # `get_buffer` has put what was kept before at the begin.
             self._kept = self._shared[: len(self._kept) + n].tobytes()
         else:
             self._large_end += n
@@ -229,7 +231,7 @@ class FrameReader:
                     view[body_at:stop].tobytes(),
                 )
         finally:
-            # The large frame is still incomplete: its buffer stays.
+            # Also when the caller stops early. The large frame is incomplete: its buffer stays.
             if large is not None and start == 0:
                 self._large_end = end
             else:
@@ -372,34 +374,39 @@ def peek_code(serialize_type: int, header: bytes) -> int:
         code = header[0] << 8 | header[1]
         return _ALIASES.get(code, code)
     known = _codes.get(header[:_CODE_PREFIX])
-    return _find_code(header) if known is None else known
+    if known is None:
+        known = _leading_code(header)
+    return decode_frame(header, b"", TYPE_JSON).code if known is None else known
 
 
-def _find_code(header: bytes) -> int:
-    if header[:8] == b'{"code":':
-        end = header.find(b",", 8, 24)
-        if end > 0 and header[8:end].isdigit():
-            code = int(header[8:end])
-            # Bounded, because a stranger could send a new code in each frame (R58).
-            if end < _CODE_PREFIX and len(_codes) < _CODES_MAX:
-                _codes[header[:_CODE_PREFIX]] = code
-            return code
-    return decode_frame(header, b"", TYPE_JSON).code
+def _leading_code(header: bytes) -> int | None:
+    """The code if a JSON header begins with it, as nearly all do."""
+    if header[:8] != b'{"code":':
+        return None
+    end = header.find(b",", 8, 24)
+    if end < 0 or not header[8:end].isdigit():
+        return None
+    code = int(header[8:end])
+    # Bounded, because a stranger could send a new code in each frame (R58).
+    if end < _CODE_PREFIX and len(_codes) < _CODES_MAX:
+        _codes[header[:_CODE_PREFIX]] = code
+    return code
 
 
 def peek_head(serialize_type: int, header: bytes) -> RemotingCommand:
-    """Code and opaque of a request, without decoding its fields. Raises RemoteProtocolError if they
-    are not in the usual place."""
-    code = peek_code(serialize_type, header)
+    """Code and opaque of a request, without decoding its fields: it may be too large for that.
+    Raises RemoteProtocolError if they are not in the usual place."""
     if serialize_type == TYPE_BINARY:
+        code = peek_code(serialize_type, header)
         opaque = _BINARY_HEAD.unpack_from(header)[3]
     else:
         found = _OPAQUE.search(header, len(header) - _TAIL_SIZE) or _OPAQUE.search(
             header, 0, _TAIL_SIZE
         )
-        if found is None:
-            raise RemoteProtocolError(f"header of {len(header)} bytes without an opaque")
-        opaque = int(found[1])
+        leading = _leading_code(header)
+        if leading is None or found is None:
+            raise RemoteProtocolError(f"header of {len(header)} bytes without code and opaque")
+        code, opaque = leading, int(found[1])
     cmd = RemotingCommand(code)
     cmd.opaque, cmd.serialize_type = opaque, serialize_type
     return cmd
@@ -424,10 +431,10 @@ def _decode_json_header(header: bytes, body: bytes) -> RemotingCommand:
         # values.
         except msgspec.ValidationError:
             fields = _tighten(_decode_loose(header))
-    except msgspec.DecodeError as error:
-        raise RemoteProtocolError(f"JSON header {header[:64]!r}: {error}") from error
     except UnicodeDecodeError as error:
         raise RemoteProtocolError(f"JSON header is not UTF-8: {error.reason}") from error
+    except NOT_JSON as error:
+        raise RemoteProtocolError(f"JSON header {header[:64]!r}: {error}") from error
     language = fields.language
     ext = fields.extFields
     return RemotingCommand(

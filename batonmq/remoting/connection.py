@@ -386,11 +386,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def request(self, cmd: RemotingCommand, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
         """Sends a request; the future ends as `invoke` does. Raises ConnectError when closed."""
-        if self.closed:
-            raise ConnectError(self.peer, f"connection is closed: {self.close_reason}")
-        cmd.opaque = self._next_opaque()
-        if self.sign is not None:
-            self.sign(cmd)
+        self._prepare(cmd)
         frame = encode_frame(cmd)
         future = self._pending.add(cmd.opaque, cmd.code, timeout_ms)
         self.write(frame)
@@ -398,17 +394,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def oneway(self, cmd: RemotingCommand) -> None:
         """Sends a request without response. Raises ConnectError when closed."""
-        if self.closed:
-            raise ConnectError(self.peer, f"connection is closed: {self.close_reason}")
-        cmd.opaque = self._next_opaque()
-        if self.sign is not None:
-            self.sign(cmd)
+        self._prepare(cmd)
         cmd.flag |= FLAG_ONEWAY
         self.write(encode_frame(cmd))
 
-    def _next_opaque(self) -> int:
-        self._opaque = (self._opaque + 1) & OPAQUE_MAX
-        return self._opaque
+    def _prepare(self, cmd: RemotingCommand) -> None:
+        """Numbers and signs it. Raises ConnectError when closed."""
+        if self.closed:
+            raise ConnectError(self.peer, f"connection is closed: {self.close_reason}")
+        cmd.opaque = self._opaque = (self._opaque + 1) & OPAQUE_MAX
+        if self.sign is not None:
+            self.sign(cmd)
 
     def _timed_out(self, timeout_ms: int, code: int) -> Exception:
         return RequestTimeoutError(self.peer, timeout_ms, code)
@@ -497,13 +493,14 @@ class Connection(asyncio.BufferedProtocol):
         try:
             for serialize_type, header, body in frames:
                 self.taken += 1
-                code = peek_code(serialize_type, header)
-                raw = raw_handlers.get(code)
+                # Before its code is looked for, which may take a second for 16 MiB of small fields.
                 # Limits only requests: responses to our own may have any size.
                 if len(header) > HEADER_SIZE_MAX and self._server_side:
                     self._refuse_header(serialize_type, header)
                 # Codes of responses and requests overlap: a response must not reach a raw handler.
-                elif raw is None or peek_is_response(serialize_type, header):
+                elif (
+                    raw := raw_handlers.get(peek_code(serialize_type, header))
+                ) is None or peek_is_response(serialize_type, header):
                     cmd = decode_frame(header, body, serialize_type)
                     if not cmd.is_response:
                         self._dispatcher.request(self, cmd)

@@ -231,6 +231,7 @@ class RemotingServer(Endpoint):
     async def close(self) -> None:
         """Stops listening, closes all connections, cancels running handlers."""
         listeners, self._listeners = self._listeners, []
+        # First: nobody may connect while the others are closed.
         for listener in listeners:
             listener.close()
         await self._close_connections("the server is closing")
@@ -307,6 +308,7 @@ class RemotingClient(Endpoint):
             dial = self._bind().create_task(self._dial(address))
             self._dials[address] = dial
             dial.add_done_callback(lambda task: self._dialled(address, task))
+        # None: the dial's own limit.
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         # Not wait_for: it ends the dial of all callers with this one, and in Python 3.11 swallows a
         # cancellation at the moment when the dial ends.
@@ -357,7 +359,7 @@ class RemotingClient(Endpoint):
         """Closes the connection to an address, if any. Who waits for one gets ConnectError: a dial
         may take seconds, to a host that is cut off or a process that is just starting with TLS."""
         dial = self._dials.pop(address, None)
-        if dial is not None:
+        if dial is not None:  # else it would put a new connection there
             dial.cancel()
         connection = self._by_address.pop(address, None)
         if connection is not None:

@@ -29,6 +29,7 @@ from batonmq.protocol.codes import (
     ResponseCode,
 )
 from batonmq.protocol.errors import BatonError, BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.fastjson import NOT_JSON
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
     TYPE_JSON,
@@ -176,7 +177,7 @@ def decode_send(serialize_type: int, header: bytes) -> SendFrame:
         if not has_long_names:
             return _decode_send(header)
         frame = _decode_send_v1(header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise _refusal(error, header, {} if has_long_names else _LONG_NAMES) from error
     return SendFrame(frame.code, frame.opaque, _as_v2(frame.ext), frame.flag)
 
@@ -198,7 +199,7 @@ def decode_pull(serialize_type: int, header: bytes) -> PullFrame:
     if serialize_type == TYPE_JSON:
         try:
             return _decode_pull(header)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             raise _refusal(error, header, {}) from error
     code, opaque, flag, fields = _binary(serialize_type, header)
     language = binary_language(header)

@@ -54,7 +54,7 @@ class Intake:
     def close(self) -> None:
         """Stops handing out frames."""
         self._transport = None
-        self._has_frames = False
+        self._has_frames = False  # a step that waits for its turn finds nothing
         self._memory.hold(self, 0)
 
     def put_by(self, nbytes: int) -> None:
@@ -83,9 +83,10 @@ class Intake:
         self._turn.later(self._continue)
 
     def _continue(self) -> None:
+        # What blocks it calls again when it ends: `block`, `handler_ended`.
         if not self._has_frames or self._is_blocked or self.running >= RUNNING_MAX:
             return
-        self._has_frames = False
+        self._has_frames = False  # `take` sets it if it must stop once more
         # Puts the kept bytes back into the shared buffer before they are parsed.
         self.reader.get_buffer()
         self._take(0, boot_s())

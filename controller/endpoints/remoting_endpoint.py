@@ -38,7 +38,7 @@ from batonmq.controller.rules.commands import (
 from batonmq.protocol.bodies import SyncStateSet
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, ConnectError
-from batonmq.protocol.fastjson import FastjsonError
+from batonmq.protocol.fastjson import NOT_JSON, FastjsonError
 from batonmq.protocol.json_body import check_size
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
@@ -485,5 +485,5 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         check_size(body)
         return msgspec.json.decode(body, type=kind)
-    except (FastjsonError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (FastjsonError, *NOT_JSON) as error:
         raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"unreadable body: {error}") from error

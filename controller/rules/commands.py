@@ -28,6 +28,8 @@ RULES_VERSION: Final = 4
 state: see "A rule of the controllers" in CONTRIBUTING.md."""
 COMMAND_SIZE_MAX: Final = 64 * 1024
 """Bytes of one encoded command."""
+_BRACKETS_MAX: Final = 512
+"""Of a report's JSON. At about a thousand in each other Python gives up."""
 NO_BROKER: Final = 0
 """In place of a broker id: no broker. Ids start at 1; Java's -1 means the same."""
 ANY_EPOCH: Final = -1
@@ -273,8 +275,14 @@ _decoder = msgspec.json.Decoder(_Envelope)
 
 
 def encode(command: AnyCommand, rules: int = 0) -> bytes:
-    """The canonical bytes of `command`, to be applied by `rules`. Raises ValueError above
-    COMMAND_SIZE_MAX bytes."""
+    """The canonical bytes of `command`, to be applied by `rules`. Raises ValueError for one that no
+    log may have: above COMMAND_SIZE_MAX bytes, or with JSON that is nested too deeply."""
+    if isinstance(command, ReportEvent | NoteEvent):
+        brackets = command.json.count("[") + command.json.count("{")
+        if brackets > _BRACKETS_MAX:
+            # Each node parses it as it applies the entry, and stops at an error that depends on the
+            # stack: all would stop, and again at each start.
+            raise ValueError(f"a report with {brackets} brackets; at most {_BRACKETS_MAX}")
     raw = _encoder.encode(_Envelope(VERSION, command, rules))
     if len(raw) > COMMAND_SIZE_MAX:
         # Refused before it enters the log: every node keeps and sends each entry whole.

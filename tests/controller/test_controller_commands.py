@@ -16,6 +16,7 @@ from batonmq.controller.rules.commands import (
     decode,
     encode,
 )
+from batonmq.history.event import REPORT_SIZE_MAX
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 
 ELECT = ElectMaster(
@@ -56,6 +57,15 @@ def test_a_command_larger_than_the_log_takes_is_not_encoded():
     )
     with pytest.raises(ValueError, match="bytes"):
         encode(report)
+
+
+def test_r58_a_report_that_no_node_could_apply_is_not_encoded():
+    """Python gives up at about a thousand lists in each other. In the log such a report would end
+    every controller, and each start of it."""
+    text = '{"x":' + "[" * 1000 + "]" * 1000 + "}"
+    assert len(text) <= REPORT_SIZE_MAX
+    with pytest.raises(ValueError, match="1001 brackets; at most 512"):
+        encode(ReportEvent(broker_name="broker-a", broker_id=1, kind="opened", json=text))
 
 
 def test_stamping_keeps_everything_else():

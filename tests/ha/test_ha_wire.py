@@ -236,9 +236,11 @@ def framed(body):
         struct.pack(">4si", b"BATI", 0),
         struct.pack(">4si", b"BATI", 5_000),
         struct.pack(">4si", b"BATI", -1),
+        framed(b'{"x":%b%b}' % (b"[" * 2_000, b"]" * 2_000)),
+        framed(encode_identity(NAMED)[8:].replace(b"log", b"\xff\xfe\xfd")),
         2 * encode_identity(NAMED),
     ],
-    ids=["empty", "noise", "no incarnation", "size 0", "too long", "size -1", "twice"],
+    ids=["empty", "noise", "nobody", "size 0", "long", "size -1", "nested", "no text", "twice"],
 )
 def test_r41_a_name_that_cannot_be_is_refused_by_both_readers(frame):
     frame += bytes(40)

@@ -99,6 +99,8 @@ def test_a_cut_or_bent_stream_is_refused(data: st.DataObject) -> None:
         one_topic(b"A 1 1  SINGLE_TAG"),
         compressed(body_of())[:-3],
         b"{no json",
+        b'{"x":%b%b}' % (b"[" * 5_000, b"]" * 5_000),
+        zlib.compress(struct.pack(">i2s2i", 2, b"{}", 0, 10_000) + b"[" * 5_000 + b"]" * 5_000),
         zlib.compress(struct.pack(">i2si", 2, b"{}", 0) + struct.pack(">i1s", 1, b"5")),
     ],
 )

@@ -144,6 +144,9 @@ def test_a_flag_inside_a_field_is_not_the_frames_flag() -> None:
     assert peek_is_response(TYPE_JSON, encode_header(cmd))
 
 
+NESTED = b"[" * 50_000 + b"]" * 50_000
+
+
 @pytest.mark.parametrize(
     ("serialize_type", "header", "what"),
     [
@@ -153,6 +156,8 @@ def test_a_flag_inside_a_field_is_not_the_frames_flag() -> None:
         (TYPE_JSON, b'{"code":1,"remark":"\xff"}', "JSON header"),
         (TYPE_JSON, b"[]", "JSON header"),
         (TYPE_JSON, b"", "JSON header"),
+        (TYPE_JSON, b'{"code":1,"x":%b}' % NESTED, "JSON header"),
+        (TYPE_JSON, b'{"code":1,"extFields":{"a":1},"x":%b}' % NESTED, "JSON header"),
         (TYPE_BINARY, b"\x00\x01", "cut off"),
         (TYPE_BINARY, b"\x00" * 17, "remark"),
         (TYPE_BINARY, b"\x00" * 13 + b"\x7f\x00\x00\x00" + b"\x00" * 9, "remark"),

@@ -4,18 +4,25 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 from weakref import WeakSet
 
 import pytest
-from loopback import Link
+from loopback import HandLoop, Link
 from test_connection import commands, request
 
 from batonmq.remoting import budget as budget_module
+from batonmq.remoting import command as command_module
 from batonmq.remoting import connection as connection_module
 from batonmq.remoting import intake as intake_module
 from batonmq.remoting.budget import STALE_S, TURN_S, MemoryBudget, Places, TurnBudget
-from batonmq.remoting.command import BUFFER_SIZE, FrameReader, RemotingCommand, receive_buffer
+from batonmq.remoting.command import (
+    BUFFER_SIZE,
+    HEADER_SIZE_MAX,
+    FrameReader,
+    RemotingCommand,
+    receive_buffer,
+)
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.remoting.intake import RUNNING_MAX
@@ -69,6 +76,42 @@ def test_r58_a_turn_of_requests_ends_when_its_time_is_over(clock: Clock) -> None
     link.loop.run_soon()
     answers = [each.opaque for write in link.transport.writes for each in commands(write)]
     assert answers == list(range(50))
+
+
+def test_r58_a_step_that_raises_takes_the_turn_from_no_other() -> None:
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    loop = HandLoop()
+    budget, done = TurnBudget(cast(asyncio.AbstractEventLoop, loop)), list[int]()
+    for step in (fail, lambda: done.append(1)):
+        budget.later(step)
+    with pytest.raises(ValueError, match="a bug"):
+        loop.run_soon()
+    budget.later(lambda: done.append(2))
+    while loop.soon:
+        loop.run_soon()
+    assert done == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_answered"), [(b'"code":28,"opaque":7,%b', True), (b'%b,"code":28', False)]
+)
+def test_r58_a_header_over_the_limit_is_not_decoded_to_find_its_code(
+    fields: bytes, is_answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: object) -> RemotingCommand:
+        raise AssertionError("16 MiB of small fields take a second")
+
+    monkeypatch.setattr(command_module, "decode_frame", decode)
+    header = b"{%b}" % (fields % b'"x":"%b"' % bytes(HEADER_SIZE_MAX))
+    link = Link(Processors())
+    frame = (len(header) + 4).to_bytes(4) + len(header).to_bytes(4) + header
+    for at in range(0, len(frame), 8192):
+        link.receive(frame[at : at + 8192])
+    link.loop.run_soon()
+    assert bool(link.transport.writes) is is_answered
+    assert link.connection.closed is not is_answered
 
 
 def test_r58_frames_of_the_hot_path_share_the_time_as_well(clock: Clock) -> None:

@@ -255,8 +255,8 @@ def suspects(window: Buffer, records: Records, base: int, file_end: int) -> Bool
     `base`, `file_end`: log offsets of the window's first byte and of the file's end."""
     ends = records.start + records.size
     is_misplaced = records.physical_offset != records.start + base
-    has_no_room = ends + (base + END_FILE_MIN_BLANK) > file_end
-    return np.asarray(is_misplaced | has_no_room | wrong_crc(window, records))
+    has_no_space = ends + (base + END_FILE_MIN_BLANK) > file_end
+    return np.asarray(is_misplaced | has_no_space | wrong_crc(window, records))
 
 
 def are_common(window: Buffer, records: Records, base: int, file_end: int) -> Bools:

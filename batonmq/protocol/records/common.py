@@ -37,7 +37,7 @@ def quick_record(
     view: memoryview, position: int, space: int, offset: int, check_crc: bool = True
 ) -> QuickRecord | None:
     """The CRC-checked record at `position` of `view`; None if it is not common. `offset`: its place
-    in the log; `room`: bytes from there to the segment's end. `check_crc` False: this process
+    in the log; `space`: bytes from there to the segment's end. `check_crc` False: this process
     checked it before."""
     checked = _check(view, position, space, offset, check_crc)
     if checked is None:

@@ -24,7 +24,8 @@ OFFSET_END: Final = RECORD_HEAD.only("physical_offset").size
 MAGIC_SIZE: Final = 4
 _MAGICS: Final = tuple(magic.to_bytes(MAGIC_SIZE, "big") for magic in (MAGIC_V1, MAGIC_V2))
 _MAGIC_AT: Final = RECORD_HEAD.at["magic"]
-_read_place: Final = RECORD_HEAD.only("size", "physical_offset").unpack_from
+#: The size and own log offset that the bytes at a position give, unchecked.
+read_place: Final = RECORD_HEAD.only("size", "physical_offset").unpack_from
 _read_offset: Final = RECORD_HEAD.only("physical_offset").unpack_from
 _read_flags: Final = RECORD_HEAD.only("size", "magic", "sys_flag").unpack_from
 _BODY_LENGTH: Final = RECORD_TAIL.only("body_length")
@@ -69,12 +70,6 @@ def is_record(buf: Buffer, pos: int, offset: int) -> bool:
 def has_magic(buf: Buffer, pos: int) -> bool:
     """Whether a record that begins at `pos` would have its magic here."""
     return bytes(buf[pos + _MAGIC_AT : pos + _MAGIC_AT + MAGIC_SIZE]) in _MAGICS
-
-
-def size_and_offset(buf: Buffer, pos: int) -> tuple[int, int]:
-    """The size and own log offset that the bytes at `pos` give, unchecked."""
-    size, offset = _read_place(buf, pos)
-    return size, offset
 
 
 def wrong_size(part: Buffer) -> str | None:
