@@ -126,8 +126,9 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
             flow_bytes_per_s=self.flow_bytes_per_s,
         )
 
-    def slave_policy(self, *, ha_sync_flush: bool) -> SlavePolicy:
+    def slave_policy(self, *, ha_sync_flush: bool, segment_size: int) -> SlavePolicy:
         return SlavePolicy(
+            segment_size=segment_size,
             sync_flush=ha_sync_flush,
             sync_from_last_file=self.sync_from_last_file,
             async_learner=self.async_learner,

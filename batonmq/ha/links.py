@@ -219,6 +219,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         """This replica is master: `shell` serves the connection, beginning with the kept bytes."""
         self._shell = shell
         shell.attach(self)
+        # The handshake came while it waited: no further bytes would call the shell.
         early, self._early = self._early, b""
         if early:
             shell.received(self, early)
@@ -234,7 +235,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open_links.lost()
-        self._left(self)
+        self._left(self)  # if it still waited for a mastership
         shell, self._shell, self.transport = self._shell, None, None
         if shell is not None:
             shell.lost(self)
@@ -272,6 +273,7 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
         self._counted = True
         self.transport = transport
         limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
+        # None: this end was ended while it connected.
         if self._shell is None or self._open_links.refuses(transport):
             transport.abort()
         else:
@@ -313,7 +315,7 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
         except asyncio.CancelledError:
             self._dial_cancelled()
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:  # the last: of a port above 65535
             refused = isinstance(error, ssl.SSLError)
             level = logging.WARNING if refused else logging.DEBUG
             log.log(level, "ha_dial_failed address=%s reason=%s", address, tls_reason(error))
@@ -348,6 +350,7 @@ class LinkTasks:
 
     def cancel(self) -> None:
         """The connection ends: cancels its tasks, except for the calling one."""
+        # A proof that fails hangs up by itself, and continues after that.
         running = asyncio.current_task() if self._tasks else None
         for task in self._tasks:
             if task is not running:

@@ -64,8 +64,10 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
                 handshake.async_learner,
                 handshake.identity or "none",
             )
+            # First: the answer must offer no epoch and no byte that has expired.
             self.perform(self._poll_store(now_ms))
             self.perform(self.core.handshake_received(link.connection_id, handshake, now_ms))
+        # In the order in which they count: a mark is about the acks behind it.
         reader = link.reader
         if reader.proof:
             self.perform(self.core.proof_received(link.connection_id, reader.proof, now_ms))
@@ -85,6 +87,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
         """A newer set of this mastership. Views of other ones come with a role change."""
         if view.master_epoch == self.core.sync.master_epoch:
             self.perform(self._poll_store(self._now_ms()))
+            # Before the set: an ack of an earlier process must not count for a new member (R12).
             self.perform(self.core.replicas_changed(view.replicas, self._now_ms()))
             self.perform(self.core.set_adopted(RecordedSet.of(view), self._now_ms()))
 
@@ -92,6 +95,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
         """This master was elected again. Returns the log's end."""
         epoch = view.master_epoch
         log_end = self._store.max_phy_offset
+        # The old epoch's last bytes first: they end where the new one begins.
         self.appended(log_end)
         append_epoch(self._store.epochs, epoch, log_end)
         self._entries = self._store.epochs.entries
@@ -143,7 +147,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
         """A slave that received a bad record asks for it again: checks our copy (R24). Normally
         only the receiver checks."""
         fault = self._store.trust.fault_at(offset)
-        if fault and fault != self._reported:
+        if fault and fault != self._reported:  # each slave asks again, once a second and longer
             self._reported = fault
             log.error("ha_own_log_damaged reason=%s", fault)
             self._listener.on_damage(fault)

@@ -157,7 +157,10 @@ class AutoSwitchHAService:
                 self._identity_of(),
                 view,
                 local_log(self._store),
-                self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush),
+                self._config.slave_policy(
+                    ha_sync_flush=self._store_config.ha_sync_flush,
+                    segment_size=self._store_config.mapped_file_size_commit_log,
+                ),
                 now_ms,
                 self._secret,
             )

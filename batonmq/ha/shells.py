@@ -65,6 +65,7 @@ class Timed(ABC):
     def _tick(self) -> None: ...
 
     def _due(self) -> None:
+        # Before the tick, which sets it again.
         self._timer = None
         self._armed_ms = _NEVER_MS
         self._tick()
@@ -106,6 +107,7 @@ class MasterLinks(Timed, Generic[R, E]):
         """Ends every connection. Nothing is sent or confirmed afterwards."""
         self._closed = True
         self._disarm()
+        # Empty first: an end must not be handled as a loss.
         links, self._links = list(self._links.values()), {}
         for link in links:
             link.end()
@@ -119,6 +121,7 @@ class MasterLinks(Timed, Generic[R, E]):
         )
 
     def lost(self, link: SlaveLink[R]) -> None:
+        # None if the core has closed it: then nothing is new to it.
         if self._links.pop(link.connection_id, None) is not None:
             log.info("ha_slave_lost address=%s", link.address)
             self.perform(self.core.connection_closed(link.connection_id, self._now_ms()))
@@ -134,6 +137,7 @@ class MasterLinks(Timed, Generic[R, E]):
             link.transport.write(effect.header)
             return
         view = self._store.log.view(effect.offset, effect.size)
+        # Its segment may have expired in this turn, before `log_trimmed`.
         if len(view) == effect.size:
             link.transport.writelines([effect.header, view])
         else:
@@ -193,6 +197,7 @@ class ReceivedPieces:
         if not parts:
             return False
         offset = self._offset
+        # A copy costs less than a write for each small piece.
         if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BELOW * len(parts):
             self._store.slave_log.append_replicated(offset, b"".join(parts))
         else:
@@ -242,7 +247,7 @@ class MasterFollower(Timed, Generic[R]):
     def close(self) -> None:
         """Ends the connection; nothing is written or acked afterwards (R1). Idempotent."""
         if not self._closed:
-            self._closed = True
+            self._closed = True  # first: a failure in `_stop` leads back here
             self._stop()
             self._disarm()
             self._tasks.cancel()
@@ -273,9 +278,10 @@ class MasterFollower(Timed, Generic[R]):
 
     def _send(self, data: bytes) -> None:
         """Sends unless the log failed: acks of a failed log prove nothing (R37)."""
-        link, vouches = self._link, not self._store.log.health.has_failed
-        if vouches and link is not None and link.transport is not None:
-            link.transport.write(data)
+        link = self._link
+        if self._store.log.health.has_failed or link is None or link.transport is None:
+            return
+        link.transport.write(data)
 
     def _begin_again(self, effect: BeginAt) -> None:
         log.warning("log_begins_again offset=%d reason=%s", effect.offset, effect.reason)

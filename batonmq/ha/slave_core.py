@@ -331,8 +331,7 @@ class SlaveCore:
     def cut_refused(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
         """The store refused TruncateTo (R23, or no record ends there)."""
         assert self.phase is SlavePhase.CUTTING
-        reason = f"{reason}; compare both logs, or move this store aside"
-        return self._diverge(reason, is_new=self._redial.diverged(reason, now_ms))
+        return self._diverge(f"{reason}; compare both logs, or move this store aside", now_ms)
 
     def _settle_history(self, log: LocalLog, now_ms: int) -> list[fx.SlaveEffect]:
         peer = self._peer
@@ -352,8 +351,7 @@ class SlaveCore:
             return effects
         decision = judge_log(log, peer, member=member, unclean_epoch=self.view.unclean_epoch)
         if isinstance(decision, Refuse):
-            is_new = self._redial.diverged(decision.reason, now_ms)
-            return self._diverge(decision.reason, is_new=is_new)
+            return self._diverge(decision.reason, now_ms)
         if isinstance(decision, BeginAgain):
             return self._begin_again(decision.reason, now_ms)
         if isinstance(decision, CutTo):
@@ -426,9 +424,12 @@ class SlaveCore:
         self.log.max_offset = self.log.confirm_offset = 0
         return [fx.BeginAt(0, reason), fx.AdoptEpochs(()), *effects]
 
-    def _diverge(self, reason: str, *, is_new: bool) -> list[fx.SlaveEffect]:
-        """This replica cannot follow: reports a new reason once; `_redial` sets the next
-        attempt."""
+    def _diverge(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
+        """This replica cannot follow the master."""
+        return self._give_up(reason, is_new=self._redial.diverged(reason, now_ms))
+
+    def _give_up(self, reason: str, *, is_new: bool) -> list[fx.SlaveEffect]:
+        """Reports a new reason once; `_redial` has set the next attempt."""
         self._move(SlaveStep.HANG_UP)
         return [fx.Hangup(reason), fx.Diverged(reason)] if is_new else [fx.Hangup(reason)]
 
@@ -453,6 +454,9 @@ class SlaveCore:
         if offset != log.max_offset:
             if log.max_offset == 0:
                 assert self._peer is not None
+                # A file of the log is named after its first offset.
+                if offset % self.policy.segment_size:
+                    return self._diverge(_no_place(offset, self.policy.segment_size), now_ms)
                 effects += log.begin_at(offset, self._peer)
             # R27: the heartbeat shows that our next byte has expired at the master.
             elif self._first_frame and not body_size and offset > log.max_offset:
@@ -463,7 +467,7 @@ class SlaveCore:
                 )
         if self._first_frame:  # only now the master really serves us
             self._first_frame = False
-            self._redial.progress()
+            self._redial.served()
         # R2: a deposed master may still send.
         if epoch < log.last_epoch:
             reason = f"a frame of epoch {epoch}, this replica has accepted {log.last_epoch}"
@@ -477,7 +481,7 @@ class SlaveCore:
                 ", yet this replica is in the SyncStateSet: nothing is dropped; compare both logs, "
                 "or move this store aside and restart"
             )
-            return self._diverge(reason, is_new=self._redial.diverged(reason, now_ms))
+            return self._diverge(reason, now_ms)
         return self._begin_again(reason, now_ms)
 
     @records_event
@@ -487,7 +491,7 @@ class SlaveCore:
         """The record at `offset` is damaged, or the disk is full; the log ends at `log_end`. The
         bytes are requested again, less often while it is the same offset."""
         self.log.confirm_offset = min(self.log.confirm_offset, log_end)
-        return self._diverge(reason, is_new=self._redial.stuck(offset, reason, now_ms))
+        return self._give_up(reason, is_new=self._redial.stuck(offset, reason, now_ms))
 
     @records_event
     def turn_ended(self, flushed_offset: int, now_ms: int) -> list[fx.SlaveEffect]:
@@ -499,6 +503,12 @@ class SlaveCore:
             self.log.acknowledge(flushed_offset, now_ms, effects)
         self.log.confirm(now_ms, effects)
         return effects
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the master sends this log's next bytes: not yet when only the histories fit, for
+        the first of these bytes may have expired there."""
+        return self.phase is SlavePhase.TRANSFER and not self._first_frame
 
     @property
     def is_caught_up(self) -> bool:
@@ -546,3 +556,10 @@ class SlaveCore:
         self.log.check_invariants()
         if self.phase is SlavePhase.TRANSFER:
             assert self._peer is not None
+
+
+def _no_place(offset: int, segment_size: int) -> str:
+    return (
+        f"the master's log begins at {offset}, and an empty log here only at multiples of"
+        f" mappedFileSizeCommitLog, {segment_size}: give all replicas the same"
+    )

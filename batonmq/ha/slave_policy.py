@@ -11,6 +11,7 @@ from batonmq.runtime.backoff import Backoff, pause_ms
 class SlavePolicy:
     """Times in ms."""
 
+    segment_size: int = 1  # in bytes: an empty log begins at one of its multiples
     sync_flush: bool = False
     sync_from_last_file: bool = False
     async_learner: bool = False
@@ -39,21 +40,28 @@ class Redial:
     """When a slave connects again, and whether it has reported why it cannot follow. After a lost
     connection: soon, then with pauses of up to a second. For a lasting reason (another history,
     damage, a full disk): reported once, retried after a second, then with pauses of up to a minute,
-    endlessly."""
+    without an end."""
 
     def __init__(self, policy: SlavePolicy, now_ms: int) -> None:
         self.at_ms = now_ms  # when to connect, if there is no connection
         self._lost = Backoff(policy.retry_ms, policy.retry_ms_max)
         self._policy = policy
         self._diverged_times = 0
+        self._diverged_reason = ""
         self._stuck_times = 0
+        self._stuck_reason = ""
         self._stuck_offset = -1
-        self._reported = ""
 
     def progress(self) -> None:
-        """Frames arrive, or another master was elected: pauses are short again."""
+        """Another master was elected, or the obstacle is gone: pauses are short again."""
         self._lost.reset()
         self._diverged_times = 0
+
+    def served(self) -> None:
+        """The master sends what this log needs next. If the histories differ again later, also for
+        the same reason, that is news."""
+        self.progress()
+        self._diverged_reason = ""
 
     def at(self, now_ms: int) -> None:
         self.at_ms = now_ms
@@ -70,22 +78,23 @@ class Redial:
         """The slave cannot follow: sets the next attempt. Returns whether `reason` must be
         reported."""
         self._diverged_times += 1
-        first_ms, max_ms = self._policy.diverged_retry_ms, self._policy.diverged_retry_ms_max
-        self.at_ms = now_ms + pause_ms(first_ms, max_ms, self._diverged_times)
-        is_new = reason != self._reported
-        self._reported = reason
-        return is_new
+        self._pause(self._diverged_times, now_ms)
+        before, self._diverged_reason = self._diverged_reason, reason
+        return reason != before
 
     def stuck(self, offset: int, reason: str, now_ms: int) -> bool:
-        """As `diverged`, but bytes below `offset` on a new connection do not count as progress."""
+        """As `diverged`, but a master that serves this slave ends nothing: each new connection
+        brings good bytes below `offset`."""
         if offset != self._stuck_offset:
-            self._stuck_offset = offset
-            self._stuck_times = 0
-            self._reported = ""
-        self._diverged_times = self._stuck_times
-        is_new = self.diverged(reason, now_ms)
-        self._stuck_times = self._diverged_times
-        return is_new
+            self._stuck_offset, self._stuck_times, self._stuck_reason = offset, 0, ""
+        self._stuck_times += 1
+        self._pause(self._stuck_times, now_ms)
+        before, self._stuck_reason = self._stuck_reason, reason
+        return reason != before
+
+    def _pause(self, times: int, now_ms: int) -> None:
+        first_ms, max_ms = self._policy.diverged_retry_ms, self._policy.diverged_retry_ms_max
+        self.at_ms = now_ms + pause_ms(first_ms, max_ms, times)
 
 
 class MasterSilence:

@@ -126,7 +126,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
                     effects = core.handshake_received(item, self._local_log(), now_ms)
                 if effects:
                     self._perform(effects)
-                    if link is not self._link:
+                    if link is not self._link:  # hung up: the rest of this read does not count
                         break
             self._write_pieces()
         except RemoteProtocolError as error:
@@ -154,6 +154,9 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def _end_turn(self) -> None:
         self._turn_scheduled = False
         self._run(self.core.turn_ended(self._store.log.flushed_offset, self._now_ms()))
+        # Not when the histories fit: a member whose next byte is gone finds that each time.
+        if self._diverged and self.core.is_served:
+            self._diverged = ""
         if self._cannot_append and self.core.is_caught_up:
             self._cannot_append = ""  # not only an append finds a disk full
         if self._may_be_suspect and self.core.is_caught_up and not self._store.trust.must_refetch:
@@ -221,7 +224,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             case fx.ProveMaster(view):
                 self._tasks.spawn(self._prove(view))
             case fx.Following(offset):
-                self._diverged = self._unproven = ""
+                self._unproven = ""
                 log.info("ha_following address=%s offset=%d", self._address, offset)
             case fx.Diverged(reason):
                 self._diverged = reason
@@ -271,6 +274,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             return
         self._hang_up(f"store: {error}")
         self.core.disconnected(self._now_ms())
+        # An epoch that the list does not take (R25) is the master's fault, not the disk's.
         if isinstance(error, RemoteProtocolError):
             return
         log.error("ha_store_failed", exc_info=error)
@@ -294,7 +298,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             return ""
 
     async def _prove(self, view: RoleView) -> None:
-        link = self._link
+        link = self._link  # the answer is about this connection only
         try:
             identity = await self._java_master.identity(view)
         except Exception as error:

@@ -62,7 +62,7 @@ def a_master(end: int = 0, begin: int = 0, **policy: int) -> ClassicMasterCore:
 
 def a_slave(log_end: int = 0, *, remoting: str = "", **policy: bool) -> ClassicSlaveCore:
     """Connected; without a remoting address it is in TRANSFER."""
-    core = ClassicSlaveCore(SlavePolicy(**policy), SEGMENT, NOW)
+    core = ClassicSlaveCore(SlavePolicy(segment_size=SEGMENT, **policy), NOW)
     assert core.follow(MasterAddresses("m:10912", remoting), NOW) == [fx.Dial("m:10912")]
     core.connected(log_end, log_end, NOW)
     return core
@@ -296,7 +296,7 @@ def test_r45_a_slave_whose_disk_has_space_again_connects_at_once():
 
 
 def test_the_master_is_asked_before_the_first_report():
-    core = ClassicSlaveCore(SlavePolicy(), SEGMENT, NOW)
+    core = ClassicSlaveCore(SlavePolicy(), NOW)
     core.follow(MasterAddresses("m:10912", "m:10911"), NOW)
     assert core.connected(500, 500, NOW) == [AskLogEnd("m:10911")]
     assert core.log_end_received(500, 500, 500, NOW) == [fx.SendToMaster(encode_report(500))]
@@ -319,7 +319,7 @@ def test_an_empty_log_begins_where_the_masters_segment_does():
 
 
 def test_reports_wait_for_the_disk_under_haSyncFlush():
-    core = ClassicSlaveCore(SlavePolicy(sync_flush=True), SEGMENT, NOW)
+    core = ClassicSlaveCore(SlavePolicy(sync_flush=True), NOW)
     core.follow(MasterAddresses("m:10912"), NOW)
     assert core.connected(100, 40, NOW) == [fx.FlushTo(100)]
     assert core.tick(core.wakeup_ms) == [], "a report of 0 would have the log sent again"

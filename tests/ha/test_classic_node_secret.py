@@ -152,7 +152,7 @@ def test_ha_allow_unproven_lets_a_slave_of_java_in_and_names_it() -> None:
 
 
 def slave(remoting: str = "", *, required: bool = True) -> ClassicSlaveCore:
-    core = ClassicSlaveCore(SlavePolicy(), SEGMENT, NOW, secret(required=required))
+    core = ClassicSlaveCore(SlavePolicy(), NOW, secret(required=required))
     core.follow(MasterAddresses("m:10912", remoting), NOW)
     return core
 

@@ -118,7 +118,7 @@ async def test_r37_g8_a_failed_log_of_a_classic_slave_reports_nothing_keeps_no_b
     store = Mock(max_phy_offset=0)
     store.log.health.has_failed = False
     store.log.flushed_offset = store.slave_log.whole_end = 0
-    core = ClassicSlaveCore(SlavePolicy(), 1 << 20, boot_ms())
+    core = ClassicSlaveCore(SlavePolicy(), boot_ms())
     shell = ClassicSlaveShell(core, store, Mock(), boot_ms, AsyncMock(), OpenLinks())
     writers = []
 

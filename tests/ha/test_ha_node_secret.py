@@ -346,6 +346,8 @@ async def test_a_slave_that_cannot_follow_stays_unwell_when_an_unproven_master_i
     shell._perform([fx.Diverged("another history"), Unproven("m", "let in", passes=True)])
     assert shell.problem == "another history"
     shell._perform([Unproven("m", "refused", passes=False), fx.Following(100)])
+    assert shell.problem == "another history", "until the master sends its next bytes"
+    shell._diverged = ""
     assert not shell.problem
 
 

@@ -297,6 +297,37 @@ def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log,
     assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
 
 
+def test_a_divergence_that_comes_back_after_the_master_served_is_reported_again(host, entries):
+    """Not after a view that changes the set only: nothing has become better."""
+    core, log, fits, foreign = host.core, host.log, host.log.entries, entries((1, 50))
+    reported = []
+    for history, is_served in ((foreign, False), (foreign, False), (fits, True), (foreign, False)):
+        core.disconnected(NOW)
+        core.tick(core.wakeup_ms)
+        core.connected(log.facts(), NOW)
+        effects = core.handshake_received(answer(100, 1, history), log.facts(), NOW)
+        reported.append(any(isinstance(effect, fx.Diverged) for effect in effects))
+        if is_served:
+            beat(host, NOW)
+        else:
+            core._redial.progress()
+    assert reported == [True, False, False, True]
+
+
+def test_an_empty_log_whose_files_cannot_begin_where_the_masters_log_does_says_so(
+    memory_log, entries
+):
+    log = memory_log(b"", (1, 0))
+    log.entries = ()
+    core = SlaveCore(identity(2), view(1), log.facts(), SlavePolicy(segment_size=4096), NOW)
+    core.tick(NOW)
+    core.connected(log.facts(), NOW)
+    core.handshake_received(answer(9000, 1, entries((1, 0))), log.facts(), NOW)
+    effects = core.frame_received(TransferHeader(0, 6144, 1, 0, 0), NOW)
+    assert [type(effect) for effect in effects] == [fx.Hangup, fx.Diverged]
+    assert "mappedFileSizeCommitLog, 4096" in effects[1].reason
+
+
 def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(host):
     """Good records before it, on each new connection, do not make the next try come sooner."""
     core, now, waits = host.core, NOW, []

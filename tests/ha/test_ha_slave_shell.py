@@ -94,15 +94,16 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def dialled(
-    store: SimpleNamespace | None = None, java_master: Mock | None = None
+    store: SimpleNamespace | None = None, java_master: Mock | None = None, **changed: Any
 ) -> AsyncIterator[Scene]:
     """A slave that has begun to dial."""
     held = empty_store() if store is None else store
     listener = Mock()
     server = await asyncio.start_server(lambda r, w: scene.streams.put_nowait((r, w)), "::1", 0)
     address = f"::1:{server.sockets[0].getsockname()[1]}"
-    of_java = {"master_incarnation": ""} if java_master is not None else {}
-    core = SlaveCore(identity(1), view(address, **of_java), LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
+    if java_master is not None:
+        changed["master_incarnation"] = ""
+    core = SlaveCore(identity(1), view(address, **changed), LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
     shell = SlaveShell(core, held, listener, lambda: 0, java_master or Mock(), OpenLinks())
     scene = Scene(held, shell, listener)
     shell.start()
@@ -190,6 +191,25 @@ async def test_r25_nothing_is_acked_behind_an_epoch_that_the_list_does_not_take(
         await scene.ended()
         assert scene.shell.core.phase is SlavePhase.READY
         scene.listener.on_fatal.assert_not_called()
+
+
+async def test_r27_a_member_whose_next_byte_is_gone_says_so_as_long_as_it_is():
+    """Each connection finds histories that fit, and then that the master's log begins behind."""
+    store = empty_store(max_phy_offset=4, epochs=Mock(entries=EPOCH_1))
+    gone = encode_transfer_header(TransferHeader(0, 50, 1, 0, 0))
+    async with dialled(store, sync_state_set=frozenset({1, 2})) as scene:
+        for _ in range(2):
+            reader, writer = await scene.streams.get()
+            frames = SlaveFrameReader()
+            while frames.handshake is None:
+                frames.feed(await reader.read(4096))
+            writer.write(encode_master_handshake(100, EPOCH_1, identity(2)) + gone)
+            while await reader.read(4096):
+                pass
+            writer.close()
+            assert "the master's begins at 50" in scene.shell.problem
+            scene.shell.follow(scene.shell.core.view)
+        scene.listener.on_diverged.assert_called_once()
 
 
 async def test_r24_a_disk_that_fails_when_a_slave_is_trusted_again_ends_the_process():

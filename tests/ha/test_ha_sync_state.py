@@ -952,5 +952,6 @@ def test_r14_a_slave_may_be_late_with_one_answer_to_a_heartbeat():
 
 def test_r14_a_master_may_be_late_with_some_of_its_heartbeats():
     for interval, given in ((200, 2_000), (1_000, 5_000)):
-        policy = HAConfig(ha_send_heartbeat_interval=interval).slave_policy(ha_sync_flush=False)
+        config = HAConfig(ha_send_heartbeat_interval=interval)
+        policy = config.slave_policy(ha_sync_flush=False, segment_size=1)
         assert policy.silence_limit_ms == given

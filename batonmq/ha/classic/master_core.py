@@ -79,7 +79,7 @@ class ReportingSlave:
     opened_ms: int = 0
     proven: bool = True  # Or it need not be.
     proof: MasterProof | None = None
-    vouches: bool = True  # Whether it counts although its host has a newer connection.
+    counts: bool = True  # Not while its host has a newer connection and it has not reported since.
     bytes_sent: int = 0
     flow: Flow = field(default_factory=Flow)
 
@@ -133,7 +133,7 @@ class ClassicMasterCore:
     def _is_newest(self, slave: ReportingSlave) -> None:
         for other in self.connections.values():
             if other is not slave and other.host == slave.host:
-                other.vouches = False
+                other.counts = False
 
     @records_event
     def hello_received(self, connection_id: int, hello: Hello, now_ms: int) -> list[ClassicEffect]:
@@ -199,7 +199,7 @@ class ClassicMasterCore:
             return [*unproven, *self._close(connection_id, refusal)]
         # It reported after the newest connection of its host was made, so it belongs to another
         # slave.
-        slave.vouches = True
+        slave.counts = True
         slave.acked = max(slave.acked, log_end)
         effects = [*unproven, *self._send(slave, now_ms), *self._count()]
         if connection_id in self._strangers:  # now it counts as a slave (R58)
@@ -248,7 +248,7 @@ class ClassicMasterCore:
         """The number of slaves at most `gap_bytes` behind."""
         # RocketMQ's criterion for an in-sync slave in this mode
         lowest = self.end - self.policy.gap_bytes
-        return sum(slave.vouches and slave.acked > lowest for slave in self._slaves())
+        return sum(slave.counts and slave.acked > lowest for slave in self._slaves())
 
     def is_followed_from(self, host: str) -> bool:
         return any(slave.host == host for slave in self._slaves())
@@ -316,7 +316,7 @@ class ClassicMasterCore:
         if needed == 0:
             return []
         effects: list[ClassicEffect] = []
-        acks = sorted((slave.acked for slave in self._slaves() if slave.vouches), reverse=True)
+        acks = sorted((slave.acked for slave in self._slaves() if slave.counts), reverse=True)
         if len(acks) >= needed and acks[needed - 1] > self.acknowledged:
             self.acknowledged = acks[needed - 1]
             effects.append(Acknowledged(self.acknowledged))

@@ -52,13 +52,14 @@ class ClassicMasterShell(MasterLinks[ReportReader, ClassicEffect]):
         except RemoteProtocolError as error:
             self._drop(link, str(error))
             return
+        # In this order: a report counts only behind the proof.
         reader, now_ms = link.reader, self._now_ms()
         if reader.hello is not None:
             self.perform(self.core.hello_received(link.connection_id, reader.hello, now_ms))
         if reader.proof:
             self.perform(self.core.proof_received(link.connection_id, reader.proof, now_ms))
         if log_end is not None:
-            self._poll_store()
+            self._poll_store()  # the first report may ask for bytes that have expired
             self.perform(self.core.reported(link.connection_id, log_end, now_ms))
 
     def perform(self, effects: Iterable[ClassicEffect]) -> None:

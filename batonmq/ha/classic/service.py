@@ -97,10 +97,12 @@ class ClassicHAService:
         if self._slave is None:
             # R24: everything after the damage is fetched again.
             self._store.trust.discard_damaged_tail()
-            policy = self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush)
+            policy = self._config.slave_policy(
+                ha_sync_flush=self._store_config.ha_sync_flush,
+                segment_size=self._store_config.mapped_file_size_commit_log,
+            )
             core = ClassicSlaveCore(
                 replace(policy, keepalive_ms=self._config.classic_heartbeat_ms),
-                self._store_config.mapped_file_size_commit_log,
                 self._now_ms(),
                 self._secret,
             )
@@ -114,6 +116,7 @@ class ClassicHAService:
         them again (R24). Raises OSError without disk space for the cut bytes; then nothing is
         changed."""
         if self._slave is not None:
+            # First: if the disk has no space for the cut bytes, the slave continues as it is.
             self._store.trust.discard_damaged_tail()
             ending, self._slave = self._slave, None
             ending.close()

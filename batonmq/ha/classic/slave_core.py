@@ -61,14 +61,12 @@ class ClassicPhase(Enum):
 
 class ClassicSlaveCore:
     """Feed it events and perform the effects in order. Offsets are exclusive ends, times are ms.
-    `segment_size`: an empty replica's log begins at a multiple of it. `flushed`: only with
-    haSyncFlush. `secret`: of the nodes; None: peers need no proof.
+    `flushed`: only with haSyncFlush. `secret`: of the nodes; None: peers need no proof.
     """
 
     def __init__(
         self,
         policy: SlavePolicy,
-        segment_size: int,
         now_ms: int,
         secret: NodeSecret | None = None,
     ) -> None:
@@ -91,7 +89,6 @@ class ClassicSlaveCore:
         self.sent_ms = now_ms
         self.bytes_received = 0
         self.recent_events = RecentEvents()
-        self._segment_size = segment_size
         self._redial = Redial(policy, now_ms)
         self._since_ms = now_ms
         self._next = 0  # The offset of the next byte; ahead of the log's end during a read.
@@ -240,7 +237,7 @@ class ClassicSlaveCore:
             return [] if head.size == 0 else self._progressed()
         # An empty log begins where the master's log begins. A file of the log has its first offset
         # as its name, so that must be a multiple of the segment size.
-        if self._next == 0 and head.size and head.offset % self._segment_size == 0:
+        if self._next == 0 and head.size and head.offset % self.policy.segment_size == 0:
             self._next = head.offset
             return [fx.BeginAt(head.offset, "the master begins there"), *self._progressed()]
         if self._next == 0:
@@ -358,7 +355,7 @@ class ClassicSlaveCore:
     def _progressed(self) -> list[ClassicSlaveEffect]:
         # Not when the connection is made: a master that refuses each one would be dialled without a
         # pause.
-        self._redial.progress()
+        self._redial.served()
         if not self._is_new:
             return []
         self._is_new = False

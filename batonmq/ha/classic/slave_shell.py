@@ -96,7 +96,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         link.reader.answer_first = self.core.wants_proof
 
     def lost(self, link: FrameLink, reason: str) -> None:
-        is_current = link is self._link
+        is_current = link is self._link  # before `lost`, which forgets it
         super().lost(link, reason)
         if is_current:
             self._listener.on_master_lost()
@@ -140,6 +140,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         self._turn_scheduled = False
         if self._closed:
             return
+        # The report first: a master that waits for it should not wait for dispatch.
         self._run(self.core.turn_ended(self._log_end, self._flushed, self._now_ms()))
         try:
             self._store.advance_confirm_offset(self._store.slave_log.whole_end)
@@ -196,7 +197,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
                     self._append_failed(f"cannot follow the master, the disk is full: {error}")
                     return
             except (OSError, BatonError) as failure:
-                error = failure
+                error = failure  # not even the bad bytes could be cut
         log.error("ha_store_failed", exc_info=error)
         self.close()
         self._listener.on_fatal(error)
