@@ -189,7 +189,7 @@ class Appender:
             return False
         log, pending = self._log, self._pending
         end = log.max_offset
-        log.zero_from(end, self._end)  # a part may have been written
+        log.clear_torn()
         self._pieces.clear()
         self._more_messages = self._unplaced = 0
         # Their queue offsets are given again, as if they had never been put.

@@ -67,13 +67,14 @@ class FlushService:
         self._last_flush = flush
         self._stopping = True
         self._wake.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
         try:
             while not self._stopping:
                 self._wake.wait(self._interval_s)
+                # Before the flush: what is requested during it may be written behind its target.
                 self._wake.clear()
                 if self._last_flush:
                     self._flush_once()
@@ -142,7 +143,7 @@ class DiskJobs:
             job()
         except OSError as error:
             if self._stopping.is_set():
-                raise
+                raise  # the process ends: it cannot wait for space
             self._health.pause_or_raise(error)
             return False
         return True
@@ -230,6 +231,7 @@ class Background:
             return
 
         def step() -> None:
+            # Before the step: it may be the last, and may begin a new one of that name.
             self._timers.pop(name, None)
             try:
                 next(work)
@@ -314,6 +316,8 @@ class Background:
         """Ends the threads, after a last flush and all jobs, or (`finish` False) without."""
         if self._flush is not None and self._jobs is not None and self._freeing is not None:
             self._flush.stop(flush=finish)
+            # Before the jobs, which may need the space. What they still hand over stays for the
+            # next start.
             self._freeing.stop(finish=finish)
             self._jobs.stop(finish=finish)
             self.failure = self._flush.failure or self._jobs.failure or self._freeing.failure
@@ -325,7 +329,7 @@ class Background:
             return
         try:
             loop.call_soon_threadsafe(callback)
-        except RuntimeError:
+        except RuntimeError:  # the loop is closed: nobody waits for this any more
             log.info("loop_closed_before_flush_report")
 
 
@@ -354,6 +358,7 @@ class DiskSpaceWatch:
         self._judge()
 
     def _judge(self) -> None:
+        # Not while only a segment ahead found no space: puts fit into the present one.
         reason = self._watermark or (self._health.full if self._health.pauses else "")
         self._appender.pause(f"{DISK_FULL}: {reason}" if reason else "")
 
@@ -362,6 +367,7 @@ class DiskSpaceWatch:
         if not self._health.full or self._is_probing:
             return None
         self._is_probing = True
+        # Before the first attempt: `end_probe` sees by it whether one of them failed.
         count = self._health.full_count
         self._appender.end_turn()
         if self._log.missing_segment is not None:

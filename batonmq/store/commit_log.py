@@ -81,7 +81,13 @@ class Segment:
         self.size = size
         self.start_offset = int(path.name)
         self._fd = disk.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._map = disk.map_read(self._fd, size)
+        try:
+            self._map = disk.map_read(self._fd, size)
+        except OSError:
+            # Without memory for the map each retry would keep a descriptor, and the blocks of a
+            # file that is removed again.
+            disk.close(self._fd)
+            raise
         self._view = memoryview(self._map)
         self._sync_lock = threading.Lock()
         self._closed = False
@@ -245,6 +251,7 @@ class CommitLog:
         self._is_closed = False
         self._flush_lock = threading.Lock()
         self.cuts = 0  # how often the log was shortened
+        self._torn_end = 0  # how far a write may have come that a full disk cut short
         self._private = folder / _PRIVATE_FOLDER
         self._log_id = ""
         self.lineage = HistoryName(self._private / _LINEAGE_FILE)
@@ -299,7 +306,8 @@ class CommitLog:
 
     @property
     def end_of_segments(self) -> int:
-        return self.min_offset + len(self.segments) * self.segment_size
+        # Not by `min_offset`: for the thread that allocates it may be older than the list.
+        return self.segments[-1].end_offset if self.segments else self.min_offset
 
     @property
     def detached_files(self) -> tuple[Path, ...]:
@@ -335,6 +343,10 @@ class CommitLog:
         start = offset - offset % self.segment_size
         return str(self.folder / f"{start:0{NAME_DIGITS}d}")
 
+    def damage(self, offset: int, what: str) -> CorruptLogError:
+        """The error that names the file of `offset`."""
+        return CorruptLogError(self.file_of(offset), offset, what)
+
     # Writing.
 
     @property
@@ -367,15 +379,28 @@ class CommitLog:
         self.health.check_usable()
         offset = self.max_offset
         segment = self.ensure_segment(offset)
+        end = offset + len(data)
         try:
+            if self._torn_end > end:
+                # Another master's bytes come: behind them a start must find no older record.
+                self.clear_torn()
             segment.write(offset - segment.start_offset, data)
         except OSError as error:
             if disk.is_short(error):
+                self._torn_end = max(self._torn_end, end)
                 self.health.note_full(error)
             else:
                 self.health.log_failed(error)
             raise
-        self.max_offset = offset + len(data)
+        self.max_offset = end
+
+    def clear_torn(self) -> None:
+        """Zeroes, durably, what a write left that a full disk cut short. Raises OSError; then it
+        can be repeated."""
+        segment = self.segment_at(self.max_offset)
+        if segment is not None and self._torn_end > self.max_offset:
+            self.zero_from(self.max_offset, min(self._torn_end, segment.end_offset))
+        self._torn_end = 0
 
     def ensure_segment(self, offset: int) -> Segment:
         """The segment for `offset`, allocated if missing. Raises OSError (disk full)."""

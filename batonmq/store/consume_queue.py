@@ -16,6 +16,8 @@ from pathlib import Path
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.protocol.records.codec import RecordHead
+from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.runtime.durable_file import is_zero
 from batonmq.store.disk_health import StoreHealth
 from batonmq.store.file_handles import FileHandles
@@ -506,6 +508,16 @@ def has_expired_file(queue: ConsumeQueue, log_min_offset: int) -> bool:
     last_unit = queue.unit_at(starts[1] // UNIT_SIZE - 1)
     assert last_unit is not None
     return last_unit[1] == FILLER_SIZE or last_unit[0] < log_min_offset
+
+
+def is_message(head: RecordHead, queue: ConsumeQueue, index: int) -> bool:
+    """Whether this record of the log is the message of unit `index`."""
+    return (
+        head.kind == "message"
+        and has_queue_unit(head.sys_flag)
+        and (head.queue_offset, head.queue_id) == (index, queue.queue_id)
+        and head.topic == queue.topic.encode("utf-8")
+    )
 
 
 def whole_units(file_size: int) -> int:

@@ -14,7 +14,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.records.common import quick_record
@@ -206,7 +205,7 @@ class LogDispatcher:
                 return
             entry = pending[0]
             record = entry if type(entry) is Pending else _unpack_first(pending)
-            if record[0] > target:
+            if record[0] > target:  # not confirmed, and nothing behind it either
                 return
             end, phy_offset, size, queue, queue_offset, tags, keys, uniq_key, stored_at = record
             if queue.handler is not None:
@@ -276,7 +275,7 @@ class LogDispatcher:
                 queue.next_offset = max(queue.next_offset, head.queue_offset + 1)
         fault = fault_behind(self._log, scanner)
         if fault is not None:
-            raise CorruptLogError(self._log.file_of(scanner.offset), scanner.offset, fault)
+            raise self._log.damage(scanner.offset, fault)
         return scanner.offset
 
     def _dispatch_system_record(self, queue: StoredQueue, phy_offset: int, end: int) -> None:
@@ -306,9 +305,7 @@ class LogDispatcher:
         finally:
             self.offset = scanner.offset
         if scanner.problem is not None:
-            raise CorruptLogError(
-                self._log.file_of(scanner.offset), scanner.offset, scanner.problem
-            )
+            raise self._log.damage(scanner.offset, scanner.problem)
 
     def _dispatch_in_bulk(self, scanner: LogScanner, limit: int, touched: set[StoredQueue]) -> None:
         """Dispatches up to `limit` or the first bytes that are no record, many common records at

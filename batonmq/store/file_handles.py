@@ -39,6 +39,7 @@ class Making:
     def skip(self, folder: str) -> None:
         """Nothing more is made in `folder` after this returns, so it may be removed. From any
         thread; waits for a file that is being made there."""
+        # Added before the look: `run` looks the other way round, so one of them sees the other.
         self._skipped.add(folder)
         if self._folder == folder:
             with self._making:

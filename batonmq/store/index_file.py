@@ -163,6 +163,7 @@ class IndexFile:
             if previous is None:
                 previous = self._head(slot)
                 used += previous == 0
+                # A slot may point to an entry that a cut dropped.
                 previous = previous if previous < self.count else 0
             diff = min(max((timestamp - self.begin_timestamp) // 1000, 0), _DIFF_MAX)
             packed += ENTRY.pack(hash_, phy_offset, diff, previous)
@@ -199,6 +200,7 @@ class IndexFile:
         self.end_timestamp = timestamp
         self.end_phy_offset = phy_offset
         self._is_header_late = True
+        # The entries are in the file: they must count now, or they would be put again.
         try:
             self.write_late()
         except OSError as error:
@@ -277,6 +279,7 @@ class IndexFile:
         seconds: an entry matches if its second overlaps the window. Stops at the first older entry,
         as Java does."""
         number = self._head(hash_ % self._slot_num)
+        # Numbers fall along a chain: one that does not is damage, and could be a circle.
         above = self.count
         while 0 < number < above and len(found) < max_num:
             above = number
@@ -307,6 +310,7 @@ class IndexFile:
         keep = self.first_entry_at_or_above(phy_offset)
         if keep == self.count:
             return False
+        # From the newest down, as each of them points to the one before.
         for number in range(self.count - 1, keep - 1, -1):
             hash_, _, _, previous = self.entry(number)
             slot = hash_ % self._slot_num

@@ -141,6 +141,7 @@ class IndexService:
         phy_offsets: list[int] = []
         timestamps: list[int] = []
         keys: list[bytes] = []
+        # Dispatch may repeat records after a start: those up to `newest` are indexed.
         space, taken, newest = file.space, 0, self.end_phy_offset
         for topic, uniq_key, raw_keys, phy_offset, timestamp in self._noted:
             if phy_offset > newest:
@@ -290,6 +291,7 @@ class IndexService:
 
     def truncate_to(self, phy_offset: int) -> bool:
         """Drops what points at or above `phy_offset`, durably; True if anything did."""
+        # Also what no file has yet: other bytes may come there.
         self._noted = [record for record in self._noted if record[3] < phy_offset]
         changed = False
         while self._files:
@@ -337,14 +339,20 @@ class IndexService:
             return
         names = sorted(name for name in disk.listdir(self.root) if name.isdigit())
         for name in names:
-            file = self._open(self.root / name)
-            if file is None:
+            try:
+                file = IndexFile(self.root / name, self._slot_num, self._index_num, self._handles)
+                is_last = name == names[-1]
+                trusted = clean or (not is_last and file.end_timestamp <= safe_timestamp)
+                is_whole = trusted or file.verify()
+            except (ValueError, OSError) as error:
+                if isinstance(error, OSError) and not disk.is_unreadable(error):
+                    raise
+                log.error("index_file_damaged file=%s reason=%s", self.root / name, error)
+                self._handles.forget(str(self.root / name))
                 self.was_cut = True
                 break
             self._files.append(file)
-            is_last = name == names[-1]
-            trusted = clean or (not is_last and file.end_timestamp <= safe_timestamp)
-            if not trusted and not file.verify():
+            if not is_whole:
                 log.warning("index_file_cut file=%s end_phy_offset=%d", name, file.end_phy_offset)
                 self.was_cut = True
                 break
@@ -364,14 +372,6 @@ class IndexService:
             # The newest record may lack entries; it is dispatched again.
             newest.truncate_to(newest.end_phy_offset)
         self._find_end()
-
-    def _open(self, path: Path) -> IndexFile | None:
-        try:
-            return IndexFile(path, self._slot_num, self._index_num, self._handles)
-        except ValueError as error:
-            log.error("index_file_damaged file=%s reason=%s", path, error)
-            self._handles.forget(str(path))
-            return None
 
     def write_back(self) -> list[Path]:
         """Drains; the paths to sync since the last call (slots stay in memory). Raises OSError

@@ -24,7 +24,7 @@ from batonmq.protocol.records.search import (
     has_magic,
     is_record,
     magics,
-    size_and_offset,
+    read_place,
     wrong_size,
 )
 from batonmq.store.commit_log import CommitLog, Segment
@@ -147,14 +147,13 @@ def whole_records_end(log: CommitLog, offset: int, end: int) -> tuple[int, str |
 
 def check_record(log: CommitLog, offset: int) -> RecordHead:
     """The head of the CRC-checked record at `offset`. Raises CorruptLogError."""
-    what = RecordFault.NOT_WHOLE.text()
     try:
         head = _scan(log, offset, check_crc=True)
-        if head is not None and head.kind == "message":
-            return head
     except CorruptRecord as error:
-        what = error.what
-    raise CorruptLogError(log.file_of(offset), offset, what)
+        raise log.damage(offset, error.what) from None
+    if head is None or head.kind != "message":
+        raise log.damage(offset, RecordFault.NOT_WHOLE.text())
+    return head
 
 
 def _scan(log: CommitLog, offset: int, *, check_crc: bool) -> RecordHead | None:
@@ -168,13 +167,11 @@ def _scan(log: CommitLog, offset: int, *, check_crc: bool) -> RecordHead | None:
 
 def fault_of_record(log: CommitLog, offset: int) -> CorruptLogError | None:
     """What is wrong with the record or blank at `offset`, a record boundary; None if it is good."""
-    what = RecordFault.NOT_WHOLE.text()
     try:
-        if _scan(log, offset, check_crc=True) is not None:
-            return None
+        head = _scan(log, offset, check_crc=True)
     except CorruptRecord as error:
-        what = error.what
-    return CorruptLogError(log.file_of(offset), offset, what)
+        return log.damage(offset, error.what)
+    return None if head is not None else log.damage(offset, RecordFault.NOT_WHOLE.text())
 
 
 def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
@@ -186,17 +183,16 @@ def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
     position = offset - segment.start_offset
     if position + FIXED_SIZE_V1 > segment.size:
         return None  # only a blank fits there
-    size, own_offset = size_and_offset(segment.buffer, position)
+    size, own_offset = read_place(segment.buffer, position)
     behind = offset + size
     follows = behind == log.max_offset or has_magic(log.view(behind, 2 * MAGIC_SIZE), 0)
+    # Else nothing shows that a record begins here at all.
     if own_offset != offset and not (has_magic(segment.buffer, position) and follows):
         return None
     scanner = LogScanner(log, offset, log.max_offset, check_crc=True)
     if scanner.next() is not None:
         return None
-    return CorruptLogError(
-        log.file_of(offset), offset, scanner.problem or RecordFault.NOT_WHOLE.text()
-    )
+    return log.damage(offset, scanner.problem or RecordFault.NOT_WHOLE.text())
 
 
 def fault_before(log: CommitLog, end: int) -> CorruptLogError | None:
@@ -206,14 +202,15 @@ def fault_before(log: CommitLog, end: int) -> CorruptLogError | None:
     if segment is None:
         return None
     begin: int | None = segment.start_offset
+    # It runs in a handshake, in one turn: so not from the beginning of a gigabyte.
     if end - segment.start_offset > _CHECKED_BYTES:
         begin = find_valid_record(log, end - _CHECKED_BYTES)
     if begin is None or begin >= end:
         return None
     bad, problem = whole_records_end(log, begin, end)
-    if bad == end or problem is None:
+    if bad == end or problem is None:  # None: the last record is longer, `end` is no boundary
         return None
-    return CorruptLogError(log.file_of(bad), bad, problem)
+    return log.damage(bad, problem)
 
 
 def may_end_at(log: CommitLog, end: int) -> bool:
@@ -229,6 +226,7 @@ def may_end_at(log: CommitLog, end: int) -> bool:
         begin = segment.start_offset
     found, _ = whole_records_end(log, begin, end)
     position = found - segment.start_offset
+    # Only zeros from `found` on: the log never came as far as `end`.
     if found == end or segment.data_end(position) == position:
         return found == end
     # A good record there is longer; a bad one says nothing.
@@ -237,6 +235,7 @@ def may_end_at(log: CommitLog, end: int) -> bool:
 
 def newest_timestamp(log: CommitLog) -> int:
     """The highest store timestamp in the last segment that has a record, in ms; 0 if none."""
+    # A segment that was allocated ahead has no record.
     for segment in reversed(log.segments):
         scanner = LogScanner(log, segment.start_offset, segment.end_offset, check_crc=False)
         newest = 0
@@ -253,6 +252,7 @@ def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: in
     if offset == dispatched_offset or offset % commit_log.segment_size == 0:
         return True
     if offset > dispatched_offset:
+        # Record by record: within a body there may be bytes that look like one.
         scanner = LogScanner(commit_log, dispatched_offset, offset, check_crc=False)
         while scanner.next() is not None:
             pass
@@ -325,7 +325,8 @@ class VerifiedLog:
         record begins."""
         log = self._log
         self.end, problem = whole_records_end(log, self.end, log.max_offset)
+        # With too large a size what follows would pass for a part of it, and be acked unchecked.
         if problem is None and self.end < log.max_offset:
             problem = wrong_size(log.view(self.end, log.segment_size))
         if problem is not None:
-            raise CorruptLogError(log.file_of(self.end), self.end, problem)
+            raise log.damage(self.end, problem)

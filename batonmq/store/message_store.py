@@ -519,14 +519,14 @@ class MessageStore:
         }
 
     def _of_disk(self) -> dict[str, str]:
-        """Empty if the file system does not tell: the rest of the status matters more then."""
+        """Empty if the file system does not answer: the rest of the status matters more then."""
         folder, root = self.log.folder, self.config.root
         try:
-            use = f"{self._disk_use_of((folder,)).ratio:.4f}"
+            use = f"{self._disk_use_of((folder,)):.4f}"
             return {
                 "commitLogDiskRatio": use,
                 f"commitLogDiskRatio_{folder}": use,
-                "consumeQueueDiskRatio": f"{self._disk_use_of((root,)).ratio:.4f}",
+                "consumeQueueDiskRatio": f"{self._disk_use_of((root,)):.4f}",
                 "commitLogDirCapacity": disk_capacity(root),
             }
         except OSError as error:

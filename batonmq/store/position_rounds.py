@@ -118,6 +118,7 @@ class PositionRounds:
         """Puts the next piece; whether anything was put. The caller ends the turn."""
         current = self._round
         if current is None:
+            # A copy: a queue that is created meanwhile has its first message in this segment.
             current = self._round = _PositionRound(
                 self._segment_start(), list(self._queues.queues.values())
             )
@@ -125,6 +126,7 @@ class PositionRounds:
             self.due_at = 0
         positions, at = self._next_positions(current)
         whole = at == len(current.queues)
+        # Nothing to state among a thousand queues; the last piece is put even without any.
         if not positions and not whole:
             current.at = at
             return False
@@ -164,7 +166,7 @@ class PositionRounds:
             queue.next_offset > 0
             and queue.handler is None
             and queue.consume_queue.last_physical_end <= since
-            and queue.topic not in self._deleting
+            and queue.topic not in self._deleting  # a new topic of that name begins at 0
             and self._queues.get(queue.topic, queue.queue_id) is queue
         )
 

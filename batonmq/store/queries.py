@@ -207,6 +207,7 @@ class StoreQueries:
         head = self._log.view(phy_offset, min(size, _HEAD_MIN))
         if len(head) < _HEAD_MIN:
             return -1
+        # Only the born host lies before the time.
         has_v6 = _read_sys_flag(head)[0] & BORN_HOST_V6
         store_ms: int = (_read_store_ms_v6 if has_v6 else _read_store_ms)(head)[0]
         return store_ms
@@ -235,6 +236,7 @@ class StoreQueries:
         parts: list[memoryview] = []
         space = ANSWER_BYTES_MAX
         for phy_offset in answer.phy_offsets:
+            # The index is trimmed by whole files, and lags behind a log that expires.
             if not self._log.min_offset <= phy_offset < self._dispatcher.offset:
                 continue
             try:
@@ -244,7 +246,7 @@ class StoreQueries:
                 raise
             if _has_key(head, topic, key):
                 space -= head.size
-                if space < 0 and parts:
+                if space < 0 and parts:  # one record always fits
                     break
                 parts.append(self._log.view(phy_offset, head.size))
         return QueryResult(parts, answer.last_update_timestamp, answer.last_update_phy_offset)

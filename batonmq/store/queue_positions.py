@@ -161,7 +161,7 @@ class QueuePositions:
     def note_round(self, since: int, record_end: int) -> None:
         """A whole round, begun at `since`, was dispatched up to `record_end`."""
         state = self._state
-        if since < state.stated:
+        if since < state.stated:  # dispatched again after a start
             return
         state.stated, state.stated_end = since, record_end
         if 0 <= state.wanted <= since:
@@ -189,7 +189,7 @@ class QueuePositions:
         Durable on return; raises OSError."""
         state = self._state
         state.stated = state.stated_end = -1
-        state.wanted = offset if offset else -1
+        state.wanted = offset if offset else -1  # a log from 0 on has every message
         if self.was_damaged:
             state.began = offset
         self._store_now()
@@ -202,7 +202,7 @@ class QueuePositions:
         misplaced = offset < state.placing_end
         if not misplaced and offset >= state.stated_end:
             return False
-        if offset < state.stated_end:
+        if offset < state.stated_end:  # its last piece is cut, so the round is not whole
             state.stated = state.stated_end = -1
         if misplaced:
             state.placed.clear()

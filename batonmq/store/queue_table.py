@@ -55,6 +55,7 @@ class DeletedFolders:
             log.error("folder_not_taken_away parent=%s name=%r", parent, name)
             return
         folder = parent / name
+        # What a link points to is not the store's, and files of queues are only in folders.
         if folder.is_symlink() or not folder.is_dir():
             return
         try:
@@ -128,7 +129,7 @@ class ConsumeQueueStore:
                 log.error(
                     "consume_queue_damaged topic=%s queue_id=%d reason=%s", topic, queue_id, error
                 )
-                if not damaged:
+                if not damaged:  # once, and before the first of them is removed
                     self._before_rebuild()
                 damaged.append(error)
                 self._destroy(queue)
@@ -185,7 +186,7 @@ class ConsumeQueueStore:
         return queue
 
     def queues(self) -> Iterator[ConsumeQueue]:
-        return iter(tuple(self._queues.values()))
+        return iter(tuple(self._queues.values()))  # upkeep walks in slices, and queues come and go
 
     def topics(self) -> set[str]:
         return set(self._ids)
@@ -279,6 +280,7 @@ class ConsumeQueueStore:
         ids = self._ids.pop(topic, set())
         for queue_id in ids:
             self._queues.pop((topic, queue_id)).forget_files()
+        # Also without a known queue: an earlier attempt may have failed here.
         self.deleted.take_away(self.root, topic)
         return len(ids)
 
@@ -417,6 +419,7 @@ class QueueTable:
             name = topic.encode("utf-8")
             for queue_id, position in positions.items():
                 self._take_position(self.of_bytes(name, queue_id), position, end)
+        # The records that state the other queues could still be cut.
         if record.whole and not self.shows_unconfirmed:
             self.positions.note_round(record.since, end)
 
@@ -460,6 +463,7 @@ class QueueTable:
 
     def begin_at(self, offset: int) -> None:
         """Drops every queue: the log starts again, empty, at `offset`. Raises OSError."""
+        # Durable before the first queue goes: else a start would number from what is left of them.
         self.positions.begin_at(offset)
         self._on_new_beginning()
         self.queues.clear()

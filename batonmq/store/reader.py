@@ -19,7 +19,7 @@ from batonmq.protocol.records.codec import RecordHead, raw_properties
 from batonmq.protocol.topic_name import DUE_TOPICS
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import DelayLevels, StoreConfig
-from batonmq.store.consume_queue import ConsumeQueue
+from batonmq.store.consume_queue import ConsumeQueue, is_message
 from batonmq.store.log_scan import LogScanner, VerifiedLog, check_record
 from batonmq.store.queue_table import StoredQueue
 
@@ -124,7 +124,7 @@ class UnitChecks:
         """Raises CorruptLogError unless `unit` agrees with the log and its record is good."""
         key = queue.consume_queue, index // _BLOCK_UNITS
         bits = self._good.get(key)
-        if bits is None:
+        if bits is None:  # 4 KiB for the queue's next 32,768 messages
             bits = self._good[key] = bytearray(_BLOCK_UNITS >> 3)
         cell, bit = index % _BLOCK_UNITS >> 3, 1 << (index & 7)
         if bits[cell] & bit:
@@ -136,10 +136,11 @@ class UnitChecks:
     def repair(self, queue: StoredQueue, index: int) -> bool:
         """Rebuilds the unit from the log. False if its record is not found nearby."""
         begin = self._begin_of_search(queue, index)
+        # Bounded, since it runs in the turn of a pull (R58).
         end = min(self._log.max_offset, begin + _SCAN_BYTES_MAX)
         scanner = LogScanner(self._log, begin, end, check_crc=True)
         while (head := scanner.next()) is not None:
-            if _is_message(head, queue, index):
+            if is_message(head, queue.consume_queue, index):
                 unit = (head.physical_offset, head.size, self._tags_code(queue, head))
                 queue.consume_queue.replace_unit(index, *unit)
                 file, offset = queue.consume_queue.place_of(index)
@@ -178,7 +179,7 @@ class UnitChecks:
                 self._on_bad_record(error)
                 raise  # the record is bad, not the unit
             return f"unit {index} points to {phy_offset}, where no record begins"
-        if head.size != size or not _is_message(head, queue, index):
+        if head.size != size or not is_message(head, queue.consume_queue, index):
             return f"unit {index} points to a record of another size or place"
         # A Java broker's unit may have a hash where ours has a due time.
         if queue.topic not in DUE_TOPICS and tags != self._tags_code(queue, head):
@@ -193,15 +194,6 @@ class UnitChecks:
         head = self._log.view(phy_offset, _PLACE.size)
         place = (queue.queue_id, index, phy_offset)
         return len(head) == _PLACE.size and _PLACE.unpack(head) == place
-
-
-def _is_message(head: RecordHead, queue: StoredQueue, index: int) -> bool:
-    return (
-        head.kind == "message"
-        and head.queue_offset == index
-        and head.queue_id == queue.queue_id
-        and head.topic == queue.topic_bytes
-    )
 
 
 class StoredQueueReader:
@@ -256,7 +248,7 @@ class StoredQueueReader:
                     self._unit_checks.ensure(queue, index, unit)
                 except CorruptLogError:
                     if good:
-                        break
+                        break  # the next read begins there, and mends it
                     if not self._unit_checks.repair(queue, index):
                         raise
                     return self.checked_units(queue, offset, count)
@@ -368,5 +360,5 @@ class StoredQueueReader:
         except CorruptLogError as error:
             if first:
                 raise _BadUnit(index, error) from None
-            return False
+            return False  # the messages before it are served; the next read begins here
         return True

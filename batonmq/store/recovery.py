@@ -24,7 +24,7 @@ from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.checkpoint import QueueTotals, StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
-from batonmq.store.consume_queue import ConsumeQueue, whole_units
+from batonmq.store.consume_queue import ConsumeQueue, is_message, whole_units
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import LogScanner, check_record, find_valid_record, whole_records_end
 from batonmq.store.queue_positions import POSITIONS_QUEUE, decode_positions
@@ -212,7 +212,7 @@ def _has_wrong_end(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
     begin = before[0] + before[1]
     scanner = LogScanner(commit_log, begin, commit_log.end_of_segments, check_crc=True)
     while (head := scanner.next()) is not None:
-        if _is_message(head, queue, index):
+        if is_message(head, queue, index):
             log.error("consume_queue_end_false topic=%s queue_id=%d", queue.topic, queue.queue_id)
             return True
     return False
@@ -345,16 +345,7 @@ def _names_its_message(
         head = check_record(commit_log, unit[0])
     except CorruptLogError:
         return False
-    return head.size == unit[1] and _is_message(head, queue, index)
-
-
-def _is_message(head: RecordHead, queue: ConsumeQueue, index: int) -> bool:
-    return (
-        head.kind == "message"
-        and has_queue_unit(head.sys_flag)
-        and (head.queue_offset, head.queue_id) == (index, queue.queue_id)
-        and head.topic == queue.topic.encode("utf-8")
-    )
+    return head.size == unit[1] and is_message(head, queue, index)
 
 
 def _write_again(files: StoreFiles, start: int) -> None:
@@ -430,7 +421,9 @@ def _start_offset(files: StoreFiles) -> int:
             dispatched_end=files.consume_queues.last_physical_end,
             clean=files.was_clean,
         )
-    if index.was_cut:
+    # In whole seconds, as the index has it after a cut. It may be an old copy.
+    is_behind = index.end_timestamp // 1000 < checkpoint.index_msg_timestamp // 1000
+    if index.was_cut or is_behind:
         return max(min(offset, index.end_phy_offset), commit_log.min_offset)
     return offset
 

@@ -223,7 +223,7 @@ class Scrub:
         self.offset = checked.end
         if not checked.what:
             return
-        error = CorruptLogError(self._log.file_of(checked.end), checked.end, checked.what)
+        error = self._log.damage(checked.end, checked.what)
         if not checked.unreadable:  # a second look would end the process by SIGBUS
             seen = fault_of_record(self._log, checked.end)
             if seen is None:

@@ -143,6 +143,7 @@ class SlaveLog:
         """Cuts at `offset` without a check. `end_offset`: where bytes may end, if not at the log's
         end. Raises as `truncate_to`."""
         self._log.health.check_usable()
+        # A round in another thread would write a checkpoint that covers what is cut.
         self._checkpoints.void_running()
         end = self._log.max_offset if end_offset is None else end_offset
         try:
@@ -167,6 +168,7 @@ class SlaveLog:
         if offset % self._log.segment_size:
             raise ValueError(f"a log cannot begin at {offset}, no segment begins there")
         self._stop_writes()
+        # By a cut, which a crash cannot leave half done.
         if self._log.max_offset > self._log.min_offset:
             self.cut(self._log.min_offset, keep_aside=True)
         self._checkpoints.void_running()
@@ -320,6 +322,7 @@ class LogTrust:
         """All below `offset` is confirmed. Ends the suspicion of a discarded tail if that is all
         that the log may have held."""
         damage = self._mark.report
+        # Bytes that were not cut are still here, whatever comes behind them.
         if damage is None or not damage.discarded or damage.until_level:
             return
         if offset >= damage.end_offset:
@@ -332,6 +335,7 @@ class LogTrust:
         damage = self._mark.report
         if damage is None:
             raise StoreStateError("this log is not suspect: there is nothing to repair")
+        # The operator decided on what was shown: something else may have been found since.
         if seen != self.reason:
             raise StoreStateError(f"something else than that is wrong with it: {self.reason}")
         if damage.blocks_writes:

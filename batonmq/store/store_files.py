@@ -142,6 +142,7 @@ def _open_files(
 def _doubt_checkpoint(checkpoint: StoreCheckpoint, commit_log: CommitLog) -> None:
     """A checkpoint that the log contradicts is damaged or of another store: the start must not
     begin where it says. Its confirmed offset stays: the log may have lost its end (R24)."""
+    # Not `log_id`, which would make one: an older log has none yet, and is no other log.
     log_id = commit_log.found_log_id
     if log_id and checkpoint.is_of_other_log(log_id):
         log.error("checkpoint_of_other_log log_id=%s", log_id)

@@ -172,7 +172,7 @@ class SuspectMark:
             self.set(suspicion)
         except OSError as error:
             log.error("suspicion_not_durable reason=%r", error)
-            self.show()
+            self.show()  # the page cache outlives the process
 
     def show(self) -> None:
         """Writes the suspicion for the next start, synced or not. Without a reboot that is enough;
@@ -232,8 +232,10 @@ def mend(config: StoreConfig, mark: SuspectMark) -> int | None:
         return None
     fd = disk.open(path, os.O_RDWR)
     try:
+        # Only from the noted page on: to read all of the log would take minutes.
         bad = _bad_pages(fd, fault.position - fault.position % _PAGE)
         size = os.fstat(fd).st_size
+        # A page behind the end of a file that was shortened under the map is SIGBUS, too.
         if size < config.mapped_file_size_commit_log:
             bad.insert(0, size)
         if bad:
@@ -265,6 +267,7 @@ def _suspect(mark: SuspectMark, path: Path, position: int) -> None:
     what = f"the disk cannot read what was written at position {position} of this file"
     start = int(path.name)
     log.error("bad_sector file=%s position=%d", path, position)
+    # Damage at the log's end is more: it also stops all writes.
     if mark.report is None or (start < mark.report.offset and not mark.report.blocks_writes):
         mark.set(Suspicion(str(path), start, what, start, kind="rot", until_level=True))
 

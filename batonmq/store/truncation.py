@@ -26,16 +26,6 @@ from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
 
-STEPS: Final = (
-    "intent",
-    "checkpoint",
-    "consume_queues",
-    "index",
-    "segments",
-    "zero",
-    "epochs",
-    "done",
-)
 _VERSION: Final = 1
 
 

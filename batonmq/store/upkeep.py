@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import sync_below, sync_directory
@@ -47,15 +48,15 @@ _UNITS: Final = "KMGTPE"
 _CLEARLY_BELOW: Final = 1  # percentage points
 
 
-def disk_use(folders: tuple[Path, ...]) -> DiskUse:
-    """How full the fullest file system of `folders` is, as in `df`: reserved space and quotas count
-    neither as used nor as free. Origin: UtilAll.getDiskPartitionSpaceUsedPercent."""
+def disk_use(folders: tuple[Path, ...]) -> float:
+    """Used part of the fullest file system of `folders`, 0.0 to 1.0, as in `df`: reserved space and
+    quotas count neither as used nor as free. Origin: UtilAll.getDiskPartitionSpaceUsedPercent."""
     ratios = []
     for folder in folders:
         space = os.statvfs(folder)
         used = space.f_blocks - space.f_bfree
         ratios.append(used / max(used + space.f_bavail, 1))
-    return DiskUse(max(ratios))
+    return max(ratios)
 
 
 def disk_space(folder: Path) -> tuple[int, int]:
@@ -96,14 +97,7 @@ class Round:
 _HOUR_MS = 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
-class DiskUse:
-    """Used part of the file systems of log and consume queues, 0.0 to 1.0, the fuller one."""
-
-    ratio: float
-
-
-DiskUseOf = Callable[[tuple[Path, ...]], DiskUse]
+DiskUseOf = Callable[[tuple[Path, ...]], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +115,13 @@ def decide_expiry(
     *,
     now_ms: int,
     hour: int,
-    use: DiskUse,
+    use: float,
     manual: bool = False,
 ) -> ExpiryDecision:
     """What to delete now. `modified_ms`: last write times of all segments but the last, oldest
-    first; `hour`: the local hour; `manual`: an operator's order (DELETE_EXPIRED_COMMITLOG, 329)."""
-    percent = use.ratio * 100
+    first; `hour`: the local hour; `use`: see `disk_use`; `manual`: an operator's order
+    (DELETE_EXPIRED_COMMITLOG, 329)."""
+    percent = use * 100
     disk_full = percent > config.disk_space_warning_level_ratio
     forced = config.clean_file_forcibly_enable and (
         disk_full or percent > config.disk_space_clean_forcibly_ratio
@@ -294,6 +289,7 @@ class CheckpointWriter:
     def _hand_over(self, work: Round) -> None:
         """The rest of a round waits for the disk, so it is a job; none if nothing is new."""
         checkpoint = self._checkpoint
+        # An idle broker does not write its checkpoint again and again.
         is_covered = checkpoint.recovery_offset == work.dispatched_offset
         is_covered = is_covered and checkpoint.queue_totals == work.queue_totals
         is_covered = is_covered and checkpoint.confirm_phy_offset == work.dispatched_offset
@@ -308,6 +304,7 @@ class CheckpointWriter:
         """Makes durable what a round has written, then writes the checkpoint; in any thread. Raises
         OSError; on a full disk it can be repeated."""
         try:
+            # The log first: no unit on the disk may point behind it.
             self._files.log.datasync_to(work.dispatched_offset)
             _sync_derived(self._files.consume_queues.root, queues)
             _sync_derived(self._files.index.root, index)
@@ -325,6 +322,7 @@ class CheckpointWriter:
         # A damaged log is dispatched less far than before; only a truncation lowers this.
         checkpoint.confirm_phy_offset = max(checkpoint.confirm_phy_offset, work.dispatched_offset)
         checkpoint.recovery_offset = work.dispatched_offset
+        # A queue may have been removed since the round counted them.
         is_current = work.totals_generation == self._totals_generation
         checkpoint.queue_totals = work.queue_totals if is_current else None
         if work.log_timestamp:
@@ -389,6 +387,7 @@ class Expirer:
         self._background = checkpoints.background
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
+        self._leaving: list[Segment] = []  # off the log, still on the disk; oldest first
         self._log_time = LogTime(clock_ms(), boot_ms())
         self._is_refusing = False
 
@@ -400,16 +399,18 @@ class Expirer:
             return 0
         decision = self._decide(self._clock_ms(), manual=manual)
         commit_log = self._files.log
+        # At once, so that no reader begins at a file that is about to go.
         removed = [commit_log.take_first_segment() for _ in range(decision.count)]
-        if removed:
-            self._background.in_slices(_TRIM, self._trim(commit_log.min_offset))
-            log.info(
-                "segments_expired count=%d reason=%s min_offset=%d",
-                len(removed), decision.reason, commit_log.min_offset,
-            )  # fmt: skip
         self._refuse_puts(decision.disk_full)
         self._unlink(removed)
-        return len(removed)
+        if decision.count:
+            log.info(
+                "segments_expired count=%d reason=%s min_offset=%d",
+                decision.count, decision.reason, commit_log.min_offset,
+            )  # fmt: skip
+            # Last: what is wrong with a queue must not keep the files on a disk that is full.
+            self._background.in_slices(_TRIM, self._trim(commit_log.min_offset))
+        return decision.count
 
     def notice_space(self) -> None:
         """Between rounds: takes puts again as soon as the disk is clearly below the level at which
@@ -417,7 +418,7 @@ class Expirer:
         if not self._is_refusing:
             return
         below = self._files.config.disk_space_warning_level_ratio - _CLEARLY_BELOW
-        if self._use().ratio * 100 <= below:
+        if self._use() * 100 <= below:
             self._refuse_puts(False)
 
     def _refuse_puts(self, is_full: bool) -> None:
@@ -425,7 +426,7 @@ class Expirer:
         level = self._files.config.disk_space_warning_level_ratio
         self._space.set_watermark(f"more than {level} % of it is used" if is_full else "")
 
-    def _use(self) -> DiskUse:
+    def _use(self) -> float:
         return self._disk_use_of((self._files.log.folder, self._files.config.root))
 
     def _unlink(self, segments: list[Segment]) -> None:
@@ -433,9 +434,10 @@ class Expirer:
         records may be topic deletions that the log no longer shows (R39)."""
         covered = self._files.checkpoint.recovery_offset or 0
         free = [segment for segment in segments if segment.end_offset <= covered]
-        if free:
+        rest = segments[len(free) :]
+        if free or self._leaving:
             self._background.free_space(lambda: self._free(free))
-        if rest := segments[len(free) :]:
+        if rest:
             before = self._checkpoints.before_checkpoint
             for job in before() if before is not None else ():
                 self._background.run_job(job)
@@ -443,7 +445,10 @@ class Expirer:
             self._background.run_job(lambda: self._background.free_space(lambda: self._free(rest)))
 
     def _free(self, segments: list[Segment]) -> None:
-        if gone_below := unlink_segments(segments):
+        """In the thread that frees space. May be repeated: it takes each segment over once."""
+        self._leaving += segments
+        segments.clear()
+        if gone_below := unlink_segments(self._leaving):
             epochs = self._trim_epochs(gone_below)
             self._background.in_loop(lambda: self._background.in_slices(_TRIM_EPOCHS, epochs))
 
@@ -484,9 +489,12 @@ class Expirer:
         self._files.index.delete_expired(min_offset)
         queues, expired = self._files.consume_queues, list[ConsumeQueue]()
         for number, queue in enumerate(queues.queues(), 1):
-            queue.correct_min_offset(min_offset)
-            if has_expired_file(queue, min_offset):
-                expired.append(queue)
+            try:
+                queue.correct_min_offset(min_offset)
+                if has_expired_file(queue, min_offset):
+                    expired.append(queue)
+            except CorruptLogError as error:  # the others do not wait for it
+                log.error("consume_queue_not_trimmed reason=%s", error)
             if number % _TRIMMED_AT_ONCE == 0:
                 yield
         if not expired:
@@ -513,16 +521,20 @@ class Expirer:
 
 
 def unlink_segments(segments: list[Segment]) -> int:
-    """Closes and unlinks, oldest first, in a thread (large files are slow). The offset (exclusive)
-    below which all are durably gone; 0 if one could not be unlinked."""
-    for segment in segments:
-        segment.close()
+    """Closes and unlinks, oldest first, in a thread (large files are slow), and takes them out of
+    the list. The offset (exclusive) below which all are durably gone; 0 if none is."""
+    gone = None
+    while segments:
+        segments[0].close()
         try:
-            disk.unlink(segment.path)
+            disk.unlink(segments[0].path)
+        except FileNotFoundError:
+            pass  # somebody else has made space
         except OSError as error:
-            log.warning("segment_unlink_failed file=%s reason=%s", segment.path, error)
-            return 0
-    if not segments:
+            log.warning("segment_unlink_failed file=%s reason=%s", segments[0].path, error)
+            break  # later ones wait: a start would take the hole before them for lost bytes (R24)
+        gone = segments.pop(0)
+    if gone is None:
         return 0
-    sync_directory(segments[0].path.parent)
-    return segments[-1].end_offset
+    sync_directory(gone.path.parent)
+    return gone.end_offset

@@ -26,7 +26,6 @@ from batonmq.protocol.role_view import Role
 from batonmq.runtime.server_main import started
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
-from batonmq.store.upkeep import DiskUse
 from lab.sim.ambient import release_locks
 from lab.sim.disk import HostDisk
 from lab.sim.loop import Crash, SimProcess
@@ -213,7 +212,7 @@ class BrokerHost(Host):
         service = BrokerService(_broker_sections(self, world.settings), self._fatal)
         store = service.store
         store._boot_id = lambda: f"boot-{self.number}-{self.boot}"
-        store._disk_use_of = lambda folders: DiskUse(self.disk.used())
+        store._disk_use_of = lambda folders: self.disk.used()
         if self.classic:
             await self._serve_classic(service, stop)
             return

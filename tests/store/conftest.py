@@ -15,7 +15,6 @@ from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedBySet, StartConfirmRule
-from batonmq.store.upkeep import DiskUse
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 START_MS = 1_700_000_000_000
@@ -51,7 +50,7 @@ class StoreRig:
             store_host=HOST,
             confirm_rule=confirm_rule,
             clock_ms=lambda: self.now_ms,
-            disk_use_of=lambda folders: DiskUse(self.disk_ratio),
+            disk_use_of=lambda folders: self.disk_ratio,
         )
         self.before_open(store)
         store.open()

@@ -53,6 +53,36 @@ def test_r45_a_segment_that_cannot_be_made_ahead_refuses_no_put(rig, store, monk
     rig.put_confirmed(store, b"goes on")
 
 
+def test_r45_a_segment_that_cannot_be_mapped_keeps_no_descriptor(rig, store):
+    """Each retry would keep one, with all blocks of a file that has no name any more."""
+    rig.put_confirmed(store, b"a")
+    with failing("map_read * ENOMEM"):
+        store.log.preallocate_next()
+        before = len(os.listdir("/proc/self/fd"))
+        store.log.preallocate_next()
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert names(rig) == [f"{0:020d}"]
+    store.log.allocate_missing()
+    assert len(names(rig)) == 2
+
+
+def test_r45_a_segment_made_while_the_first_one_expires_comes_behind_the_last(rig, store):
+    """The thread that makes it looks when the list is shorter, and the log begins where it did."""
+
+    class Seen(list):
+        def pop(self, at=-1):
+            segment = super().pop(at)
+            store.log.preallocate_next()
+            return segment
+
+    rig.put_confirmed(store, *[bytes(1000)] * 20)
+    store.log.segments = Seen(store.log.segments)
+    store.log.take_first_segment()
+    assert not store.health.full
+    starts = [segment.start_offset for segment in store.log.segments]
+    assert starts == [SEGMENT * number for number in range(1, len(starts) + 1)]
+
+
 @pytest.mark.parametrize("begin", [SEGMENT, 3 * SEGMENT])
 def test_r27_nothing_of_a_log_that_begins_anew_is_flushed(rig, begin):
     """Under haSyncFlush its acks would vouch for bytes that are in the page cache only."""

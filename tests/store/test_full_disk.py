@@ -537,3 +537,29 @@ def test_r45_puts_are_taken_a_second_after_the_disk_has_space_again(rig, store):
     assert store.appender.is_writable, "refused by the next round only"
     rig.put_confirmed(store, b"a")
     store.close()
+
+
+def test_r22_what_a_full_disk_cut_short_is_gone_before_other_bytes_come(rig, monkeypatch):
+    """1. A slave's disk is full in the middle of a write: of ten records five are in the file. 2.
+    It is elected, and writes one message of the same size in their place. 3. It is killed. The next
+    start must not take the second of the old records for what follows."""
+    master = rig.open_master()
+    rig.put_confirmed(master, b"both")
+    begin = master.max_phy_offset
+    rig.put_confirmed(master, *[b"old %d" % n for n in range(10)])
+    data = bytes(master.log.view(0, master.max_phy_offset))
+    rig.root = rig.folder / "slave"
+    slave = rig.open()
+    slave.slave_log.append_replicated(0, data[:begin])
+    full = FullDisk(monkeypatch)
+    full.full_after(0)
+    with pytest.raises(OSError, match="No space"):
+        slave.slave_log.append_replicated(begin, data[begin:])
+    full.space_again()
+    slave.checkpoints.flush_derived()
+    slave.prepare_master()
+    end = rig.put_confirmed(slave, b"new 0")
+    slave = rig.reopen(slave)
+    assert (slave.max_phy_offset, slave.trust.reason) == (end, "")
+    slave.advance_confirm_offset(end)
+    assert rig.read_bodies(slave) == [b"both", b"new 0"]

@@ -19,6 +19,7 @@ from batonmq.store import index_batch
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.index_file import ENTRY, HEADER, IndexFile, file_size, key_hash
 from batonmq.store.index_service import IndexService
+from tests.shared.failing_disk import failing
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 SLOTS, ENTRIES = 1000, 4000
@@ -343,6 +344,20 @@ def test_a_damaged_file_and_those_behind_it_are_built_anew(tmp_path, caplog):
     assert "5 bytes where 6040 belong" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == names[:1]
     assert again.end_phy_offset == 3200
+    again.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_file_that_the_disk_cannot_read_is_built_anew(tmp_path, clean, caplog):
+    """No start fails for good at what the log gives back."""
+    service = service_at(tmp_path, index_num=100)
+    fill(service, 150)
+    service.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    with failing(f"pread {names[1]} EIO"):
+        again = service_at(tmp_path, index_num=100, clean=clean)
+    assert f"index_file_damaged file={tmp_path / names[1]}" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[:1] and again.was_cut
     again.close()
 
 

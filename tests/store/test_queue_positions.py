@@ -410,12 +410,14 @@ def test_r38_a_part_of_a_round_is_no_round(rig, master):
 
 def test_r38_an_unreadable_statement_is_skipped(store, caplog):
     """A later version's, or a Java client's joke: nothing is placed, nothing ends."""
-    for body in (b"[]", b'{"v":2,"positions":{"T":{"0":9}},"since":0,"whole":true}', b"\xff"):
+    nested = b'{"v":1,"x":%b%b}' % (b"[" * 1_500, b"]" * 1_500)
+    later = b'{"v":2,"positions":{"T":{"0":9}},"since":0,"whole":true}'
+    for body in (b"[]", later, b"\xff", nested):
         store.appender.put_message(
             NewMessage(METADATA_TOPIC, POSITIONS_QUEUE, body, b"", 0, None, None, 0, bytes(8))
         )
     store.advance_confirm_offset(store.end_turn())
-    assert caplog.text.count("position_record_skipped") == 3
+    assert caplog.text.count("position_record_skipped") == 4
     assert store.queries.next_offset_in_queue("T", 0) == 0
 
 

@@ -11,7 +11,8 @@ from batonmq.runtime import disk
 from batonmq.store import upkeep
 from batonmq.store.config import StoreConfig
 from batonmq.store.errors import PutUnavailable
-from batonmq.store.upkeep import DiskUse, decide_expiry, unlink_segments
+from batonmq.store.upkeep import decide_expiry, unlink_segments
+from tests.shared.failing_disk import failing
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
@@ -36,15 +37,13 @@ OLD, YOUNG = NOW_MS - 80 * HOUR_MS, NOW_MS - HOUR_MS
 )
 def test_what_may_go(ages, hour, disk, manual, count, full):
     """deleteWhen and fileReservedTime by day, watermarks 75/85/90 at any hour, 10 a round."""
-    decision = decide_expiry(
-        CONFIG, ages, now_ms=NOW_MS, hour=hour, use=DiskUse(disk), manual=manual
-    )
+    decision = decide_expiry(CONFIG, ages, now_ms=NOW_MS, hour=hour, use=disk, manual=manual)
     assert (decision.count, decision.disk_full) == (count, full)
 
 
 def test_without_forced_cleaning_young_files_stay():
     config = StoreConfig(clean_file_forcibly_enable=False)
-    decision = decide_expiry(config, [YOUNG], now_ms=NOW_MS, hour=5, use=DiskUse(0.95))
+    decision = decide_expiry(config, [YOUNG], now_ms=NOW_MS, hour=5, use=0.95)
     assert (decision.count, decision.disk_full) == (0, True)
 
 
@@ -251,7 +250,7 @@ def test_a_disk_is_as_full_as_df_says(monkeypatch, tmp_path, blocks, free, avail
     than half is used, not five sixths."""
     space = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_bavail=available)
     monkeypatch.setattr(upkeep.os, "statvfs", lambda _: space)
-    assert upkeep.disk_use((tmp_path,)).ratio == pytest.approx(used)
+    assert upkeep.disk_use((tmp_path,)) == pytest.approx(used)
 
 
 def test_r38_units_that_were_in_memory_only_may_expire_and_the_process_be_killed(rig):
@@ -285,8 +284,49 @@ def test_a_segment_that_cannot_be_unlinked_keeps_those_behind_it(rig, store, mon
         real(path)
 
     monkeypatch.setattr(disk, "unlink", refuses_the_first)
-    unlink_segments(segments)
+    assert unlink_segments(leaving := list(segments)) == 0 and leaving == segments
     assert all(segment.path.exists() for segment in segments)
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_r24_a_segment_that_could_not_be_unlinked_leaves_no_hole_behind_it(
+    rig, monkeypatch, recovers
+):
+    """1. Two segments expire, and the first cannot be unlinked. 2. Two more expire. 3. The process
+    is killed: a hole would end the log there, and hide all that follows."""
+    store = rig.open_master(delete_when="")
+    rig.put_confirmed(store, *[bytes(1000)] * 60)
+    store.checkpoints.flush_derived()
+    real, first = disk.unlink, rig.segment()
+
+    def refuses_the_first(path):
+        if path == first:
+            raise OSError(16, "busy")
+        real(path)
+
+    monkeypatch.setattr(disk, "unlink", refuses_the_first)
+    age(rig, 2)
+    assert store.expirer.clean_expired(manual=True) == 2
+    if recovers:
+        monkeypatch.setattr(disk, "unlink", real)
+    for number in (2, 3):
+        os.utime(rig.segment(number), (0, 0))
+    assert store.expirer.clean_expired(manual=True) == 2
+    kept = rig.read_bodies(store)
+    store = rig.reopen(store, delete_when="")
+    assert not store.trust.reason
+    assert rig.read_bodies(store)[-len(kept) :] == kept
+    assert (store.min_phy_offset == 0) is not recovers
+
+
+def test_r45_a_queue_that_cannot_be_read_keeps_no_expired_segment_on_the_disk(rig, caplog):
+    store = filled(rig)
+    store.checkpoints.flush_derived()
+    age(rig, 2)
+    with failing("pread /consumequeue EIO"):
+        assert store.expirer.clean_expired(manual=True) == 2
+    assert not rig.segment(0).exists() and not rig.segment(1).exists()
+    assert "consume_queue_not_trimmed" in caplog.text
 
 
 def test_r39_what_a_start_would_read_of_an_expired_segment_is_written_before_it_goes(

@@ -13,6 +13,7 @@ from batonmq.protocol.tags import tags_code
 from batonmq.store import reader, recovery
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.log_scan import check_record
+from tests.shared.failing_disk import failing
 
 COUNT = 37
 FILE_SIZE = 400
@@ -47,6 +48,20 @@ def bodies(rig, store, wanted=None):
         offset = result.next_begin_offset
         if offset >= store.queries.max_offset_in_queue(TOPIC, 0):
             return found
+
+
+@pytest.mark.parametrize("stop", ["clean", "kill"])
+def test_g8_a_queue_that_the_disk_cannot_read_is_built_from_the_log(rig, stop, caplog):
+    """No start fails for good at what the log gives back."""
+    filled(rig)
+    if stop == "kill":
+        rig.kill(rig.open_master())
+    with failing("pread /consumequeue EIO"):
+        store = rig.open_master()
+        store.advance_confirm_offset(store.max_phy_offset)
+    assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
+    assert "consume_queue_damaged" in caplog.text and "the disk cannot read it" in caplog.text
+    assert rig.put(store).queue_offset == COUNT
 
 
 @pytest.mark.parametrize("at", range(UNIT_SIZE))

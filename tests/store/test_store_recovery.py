@@ -329,6 +329,30 @@ def test_recovery_does_not_go_back_to_the_last_key_of_the_index(rig, store):
     assert len(store.queries.query_message("T", "U", 9, 0, 2**62).parts) == 1
 
 
+@pytest.mark.parametrize("stop", ["clean", "kill"])
+def test_an_old_copy_of_the_index_is_completed_from_the_log(rig, store, stop):
+    """An operator put it back. The log below the checkpoint is not read for anything else."""
+
+    def put(name):
+        rig.put_confirmed(store, name, keys=name)
+        store.checkpoints.flush_derived()
+
+    put(b"first")
+    store.close()
+    shutil.copytree(rig.root / "index", rig.folder / "old index")
+    store = rig.open_master()
+    rig.now_ms += 5_000
+    put(b"second")
+    store.close()
+    if stop == "kill":
+        rig.kill(rig.open_master())
+    shutil.rmtree(rig.root / "index")
+    shutil.copytree(rig.folder / "old index", rig.root / "index")
+    store = rig.open()
+    for key in ("first", "second"):
+        assert len(store.queries.query_message("T", key, 9, 0, 2**62).parts) == 1
+
+
 def test_a_damaged_index_is_built_again_from_the_log(rig, store):
     for number in range(20):
         rig.put_confirmed(store, b"m", uniq_key=b"U%d" % number)
