@@ -1,31 +1,26 @@
 """Requests that are held until a message, their deadline, or the end of their connection. Pure.
 
 `HeldRequests` is the common part of `PullHold` and `PopHold`, which find the requests that a
-message reaches. The cost of one request does not depend on the number of others.
-
-Dispatch itself wakes a held pull. The 5 s scan of Java's PullRequestHoldService remains as a
-safeguard (`PullProcessor.tick`), for a message that arrives between the read and the hold.
-
-An arrival wakes one POP of each group, since a message goes to one consumer of a group. A POP that
-leaves messages over wakes the next. The shell takes out woken requests in slices (`next_ready`).
-Both are bounded: POPs as in Java, by key and in total; pulls in total and by their tags.
-Origin: Java `PopLongPollingService`.
+message reaches. The cost of one request does not depend on the number of others. Times are ms of a
+monotonic clock. Origin: Java `PullRequestHoldService`, `PopLongPollingService`.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.protocol.topic_name import pop_retry_topics
 
 KEY_MAX: Final = 1024
+"""The most POPs of a group that wait for one queue; this and ALL_MAX are Java's."""
 ALL_MAX: Final = 100_000
+"""The most pulls, and the most POPs, that wait."""
 TAGS_MAX: Final = 1_000_000
 """The most tags of all held pulls together; a tag takes about 70 bytes."""
 _Place = tuple[str, str, int]
@@ -41,21 +36,21 @@ class HeldRequest:
     queue_id: int
     deadline_ms: int
     owner: object
-    is_held: bool = field(default=False, init=False)
 
 
 H = TypeVar("H", bound=HeldRequest)
 
 
 class HeldRequests(Generic[H]):
-    """Held requests by owner, with one heap of deadlines. A subclass implements `_link` and
-    `_unlink` to index a request by what it waits for."""
+    """Held requests by owner and by deadline. A subclass implements `_link` and `_unlink` to index
+    a request by what it waits for."""
 
     def __init__(self) -> None:
         # Dicts serve as ordered sets, so that a request is removed in constant time.
         self._by_owner: dict[object, dict[H, None]] = {}
-        self._deadlines: list[tuple[int, int, H]] = []
-        self._counter = itertools.count()
+        self._until: dict[int, dict[H, None]] = {}
+        self._deadlines: list[int] = []
+        """A heap of the keys of `_until`."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -70,30 +65,32 @@ class HeldRequests(Generic[H]):
     def hold(self, one: H) -> None:
         self._link(one)
         self._by_owner.setdefault(one.owner, {})[one] = None
-        # The counter keeps the heap from comparing requests of equal deadlines.
-        heapq.heappush(self._deadlines, (one.deadline_ms, next(self._counter), one))
-        one.is_held = True
+        until = self._until.get(one.deadline_ms)
+        if until is None:
+            until = self._until[one.deadline_ms] = {}
+            heapq.heappush(self._deadlines, one.deadline_ms)
+        until[one] = None
         self._size += 1
 
     def expired(self, now_ms: int, limit: int) -> list[H]:
         """Takes out up to `limit` expired requests, oldest deadline first. `is_late` says whether
         there are more."""
         late: list[H] = []
-        for _ in range(8 * limit):  # entries of answered requests are still in the heap
+        for _ in range(4 * limit):  # some deadlines have no request any more
             if len(late) == limit or not self.is_late(now_ms):
                 break
-            one = heapq.heappop(self._deadlines)[2]
-            if one.is_held:
-                self._remove(one)
-                late.append(one)
+            until = self._until[self._deadlines[0]]
+            late += self._removed(list(islice(until, limit - len(late))))
+            if not until:
+                del self._until[heapq.heappop(self._deadlines)]
         return late
 
     def is_late(self, now_ms: int) -> bool:
         """Whether `expired` has something to do."""
         if not self._deadlines:
             return False
-        deadline_ms, _, one = self._deadlines[0]
-        return deadline_ms <= now_ms or not one.is_held
+        first_ms = self._deadlines[0]
+        return first_ms <= now_ms or not self._until[first_ms]
 
     def drop_owner(self, owner: object) -> None:
         for one in list(self._by_owner.get(owner, ())):
@@ -102,7 +99,7 @@ class HeldRequests(Generic[H]):
     def take(self, limit: int) -> list[H]:
         """Takes out up to `limit` requests, when the broker's role changes."""
         every = (one for waiting in self._by_owner.values() for one in waiting)
-        return self._removed(list(itertools.islice(every, limit)))
+        return self._removed(list(islice(every, limit)))
 
     def _removed(self, ones: list[H]) -> list[H]:
         for one in ones:
@@ -110,10 +107,11 @@ class HeldRequests(Generic[H]):
         return ones
 
     def _remove(self, one: H) -> None:
-        # Its heap entry stays until its deadline, since removing it would cost a search.
-        one.is_held = False
         self._size -= 1
         self._unlink(one)
+        # The deadline stays in the heap, where removing it would cost a search. The request does
+        # not: it would keep a closed connection in memory until then.
+        del self._until[one.deadline_ms][one]
         del self._by_owner[one.owner][one]
         if not self._by_owner[one.owner]:
             del self._by_owner[one.owner]
@@ -158,7 +156,7 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
         if not waiting:
             return []
         reached = (held for held in waiting if held.offset < max_offset)
-        return self._removed(list(itertools.islice(reached, limit)))
+        return self._removed(list(islice(reached, limit)))
 
     def _link(self, one: HeldPull[P]) -> None:
         self._tags += one.tags
@@ -183,7 +181,9 @@ class HeldPop(HeldRequest):
 
 
 class PopHold(HeldRequests[HeldPop]):
-    """Held POPs by place; ANY_QUEUE counts as a queue id."""
+    """Held POPs by place; ANY_QUEUE counts as a queue id. An arrival wakes one request of each
+    group, since a message goes to one consumer of a group. The shell takes out woken requests in
+    slices (`next_ready`)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -54,8 +54,13 @@ from batonmq.store.reader import GetMessageResult, GetMessageStatus
 log = logging.getLogger(__name__)
 
 SHORT_POLLING_MS: Final = 1000
+"""How long a pull waits with longPollingEnable false, as in Java."""
+SUSPEND_MAX_MS: Final = 300_000
+"""Bounds the different deadlines of held pulls (R58); stock clients wait for 15 to 30 s."""
 SWEEP_MS: Final = 5000
+"""How often all queues are looked at, as in Java. Dispatch wakes held pulls before."""
 _SLICE: Final = 128
+"""Held pulls that are answered, or queues that are swept, in one turn of the loop (R58)."""
 GO_BACK: Final = "NO_MATCHED_MESSAGE"
 """The status of a slave's answer that sends the client back to the master."""
 
@@ -152,7 +157,9 @@ class PullProcessor:
     def _suspend_ms(self, ext: PullFields) -> int:
         if not ext.sys_flag & PULL_SUSPEND:
             return 0
-        return ext.suspend_timeout_millis if self._config.long_polling_enable else SHORT_POLLING_MS
+        if not self._config.long_polling_enable:
+            return SHORT_POLLING_MS
+        return min(ext.suspend_timeout_millis, SUSPEND_MAX_MS)
 
     def _pull_elsewhere(
         self, request: PullFrame, channel: Connection, kind: int, header: bytes, body: bytes

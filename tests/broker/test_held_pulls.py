@@ -7,7 +7,7 @@ from unittest.mock import Mock
 from lone_broker import until
 
 from batonmq.broker.consume.held_requests import PullHold
-from batonmq.broker.consume.pull_processor import _SLICE
+from batonmq.broker.consume.pull_processor import _SLICE, SUSPEND_MAX_MS
 from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.records.codec import NewMessage
@@ -92,3 +92,11 @@ async def test_a_pull_that_found_nothing_in_what_it_looked_at_comes_again_for_th
         codes.append(reply.code)
         offset = int(reply.ext["nextBeginOffset"])
     assert codes == [ResponseCode.PULL_RETRY_IMMEDIATELY, 0] and offset == 901
+
+
+async def test_r58_no_pull_waits_for_longer_than_the_limit(rig):
+    await rig.send()
+    waits = asyncio.ensure_future(rig.pull(offset=1, suspend_ms=1 << 62))
+    await until(lambda: rig.service.pull.held == 1)
+    rig.service.pull.tick(rig.service.path.clock_ms() + SUSPEND_MAX_MS)
+    assert (await waits).code == ResponseCode.PULL_NOT_FOUND

@@ -1,5 +1,7 @@
 """PullHold: held pulls wake for their message, at their deadline, or never."""
 
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +90,20 @@ def test_pulls_expire_in_slices_and_leave_with_their_owner_at_any_number(hold):
     assert turns.lines < 8 * 128 * 8 and len(hold) == 0
     while hold.is_late(0):
         assert hold.expired(0, 128) == []
+
+
+def test_r58_a_closed_connection_is_not_kept_until_the_deadline_of_its_pull(hold):
+    """A stranger asks to wait for years, and leaves."""
+
+    class Owner: ...
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    hold.hold(held("first", deadline=10))
+    hold.hold(held("years", owner=owner, deadline=1 << 60))
+    hold.drop_owner(owner)
+    del owner
+    assert gone() is None and len(hold) == 1
 
 
 def test_pulls_that_were_woken_leave_no_deadline_behind(hold):
