@@ -59,13 +59,13 @@ class ReplyProcessor:
         self._path.gate.require_open()
         fields = send_fields(request.code, request.ext)
         # Before the push: the requester must not get a reply that is refused.
-        place = self._send.place_of(fields)
+        _, queue_id = self._send.place_of(fields)
         problem = await self._push(fields, request.body, channel)
-        ext = NOT_STORED | {"queueId": str(place[1])}
+        ext = NOT_STORED | {"queueId": str(queue_id)}
         if self._config.store_reply_message_enable:
-            stored, stored_fields = self._send.put_for(fields, place, request.body, channel)
+            # Checked again: within the push a planned switch may begin, or the topic be deleted.
+            stored, ext = self._send.put_for(fields, request.body, channel)
             await self._path.wait_confirmed(stored.end_offset, "the reply message")
-            ext |= stored_fields
         code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
         return RemotingCommand.response_to(request, code, problem or None, ext)
 

@@ -20,6 +20,7 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.numbers import INT_MAX
 from batonmq.protocol.properties import (
     DELAY,
     ORIGIN_MESSAGE_ID,
@@ -110,7 +111,8 @@ def _once_more(failed: NewMessage, record: memoryview, level: int) -> None:
         noted[ORIGIN_MESSAGE_ID] = msg_id_of(record)
     pairs = {name.encode(): value.encode() for name, value in noted.items()}
     failed.properties = with_properties(raw, pairs)
-    failed.reconsume_times += 1
+    # A client sends any count, so it may be the highest that a record can have.
+    failed.reconsume_times = min(failed.reconsume_times + 1, INT_MAX)
 
 
 def dead_letter_properties(properties: str) -> str:

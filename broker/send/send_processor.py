@@ -218,7 +218,7 @@ class SendProcessor:
         ext = request.ext
         topic, queue_id = self._target(ext)
         message = self._message(ext, topic, queue_id, body, channel)
-        if b"TRAN_MSG\x01" in message.properties and is_half(message.properties):
+        if b"TRAN_MSG\x01" in message.properties and is_half(message):
             result = self._put_half(message, channel, ext)
         else:
             result = self._path.put_message(message)
@@ -274,14 +274,16 @@ class SendProcessor:
         return self._target(ext)
 
     def put_for(
-        self, ext: SendFields, place: tuple[str, int], body: bytes, channel: Connection
+        self, ext: SendFields, body: bytes, channel: Connection
     ) -> tuple[PutResult, dict[str, str]]:
-        """Puts a message at the place from `place_of`; returns also the fields of the reply."""
-        result = self._path.put_message(self._message(ext, *place, body, channel))
+        """Puts a message; returns also the fields of the reply. Raises BrokerRefusal."""
+        topic, queue_id = self.place_of(ext)
+        result = self._path.put_message(self._message(ext, topic, queue_id, body, channel))
         self.stored_total += 1
         self._path.schedule_flush()
         fields = {
             "msgId": self._msg_id(result).decode("ascii"),
+            "queueId": str(queue_id),
             "queueOffset": str(result.queue_offset),
         }
         return result, fields

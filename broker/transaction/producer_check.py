@@ -24,6 +24,7 @@ from batonmq.store.appender import PutResult
 log = logging.getLogger(__name__)
 
 SENDERS_MAX: Final = 10_000
+"""Groups of which the last sender is known: senders choose the names (R58)."""
 
 
 class ProducerCheck:

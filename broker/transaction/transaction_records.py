@@ -38,7 +38,12 @@ from batonmq.protocol.properties import (
 from batonmq.protocol.records.codec import Buffer, NewMessage, message_to_store, scan_record
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.tags import tags_code
-from batonmq.protocol.topic_name import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from batonmq.protocol.topic_name import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
 
 NEVER: Final = 1 << 62
 
@@ -96,6 +101,8 @@ class TransactionTable:
         self._due_ms: dict[int, int] = {}
         """Open half -> the time of its valid entry in `_due`; its other entries are outdated."""
         self._without_producer: dict[str, dict[int, None]] = {}
+        self._came: dict[int, None] = {}
+        """Halves that waited for a producer, of which one is there now."""
 
     def begin(self, half_offset: int, op_offset: int) -> None:
         """A mastership begins: read from these offsets on."""
@@ -108,6 +115,7 @@ class TransactionTable:
         self._due.clear()
         self._due_ms.clear()
         self._without_producer.clear()
+        self._came.clear()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -129,7 +137,8 @@ class TransactionTable:
         # The producer's own limit applies to the first check only; later ones follow the interval.
         if half.immunity_ms is not None and not half.checks:
             wait_ms = half.immunity_ms
-        self._due_at(half.stored_ms + wait_ms, half.queue_offset)
+        # Due before the log that holds it expires, also if it is to be immune for longer.
+        self._due_at(half.stored_ms + min(wait_ms, rules.age_max_ms), half.queue_offset)
         return replaced
 
     def _due_at(self, due_ms: int, offset: int) -> None:
@@ -207,6 +216,8 @@ class TransactionTable:
     @property
     def wake_ms(self) -> int:
         """When the next half is due, NEVER if none is open."""
+        if self._came:
+            return 0
         return self._due[0][0] if self._due else NEVER
 
     def next_due(self, now_ms: int, believed_ms: int) -> Due | None:
@@ -214,6 +225,8 @@ class TransactionTable:
         (wall clock, may have leaped) decides about checks, `believed_ms` (from the monotonic clock)
         about giving up."""
         rules = self.rules
+        if self._came:
+            self._due_at(0, self._came.popitem()[0])  # first: its check was due already
         while self._due and self._due[0][0] <= now_ms:
             due_ms, offset = heapq.heappop(self._due)
             if offset in self._ending or self._due_ms.get(offset) != due_ms:
@@ -242,8 +255,8 @@ class TransactionTable:
         """A producer of the group connected: halves that waited for one are due now. Returns
         whether there are any."""
         waited = self._without_producer.pop(group, None)
-        for offset in waited or ():
-            self._due_at(0, offset)  # first: its check was due already
+        # One call of `next_due` takes up one of them: there may be a million (R58).
+        self._came |= waited or {}
         return waited is not None
 
     def progress(self) -> tuple[int, int]:
@@ -267,11 +280,14 @@ def op_body(offsets: list[int]) -> bytes:
     return b"".join(b"%d," % offset for offset in offsets)
 
 
-def is_half(properties: bytes) -> bool:
+def is_half(message: NewMessage) -> bool:
     """Whether a sent message belongs to a transaction. Raises BrokerRefusal MESSAGE_ILLEGAL if it
     is delayed as well."""
-    found = decode_properties(properties)
-    if found.get(TRAN_MSG, "").lower() != "true":
+    found = decode_properties(message.properties)
+    # Java's consumers before 4.6.1 leave TRAN_MSG in what they send back. As a half message it
+    # could be rolled back, and be lost.
+    is_sent_back = message.topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    if is_sent_back or found.get(TRAN_MSG, "").lower() != "true":
         return False
     waits = [name for name in _DELAYS if found.get(name, "0") not in ("0", "-1")]
     if waits:

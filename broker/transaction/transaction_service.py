@@ -79,6 +79,7 @@ log = logging.getLogger(__name__)
 SLICE: Final = 64
 """Records that are read, or halves that are checked, in one turn."""
 OP_OFFSETS_MAX: Final = 400
+"""Halves that one op names: with offsets of nine digits 4000 bytes, Java writes at most 4096."""
 LOADING_S_MAX: Final = 3.0
 """How long an end of a transaction waits for a new master to read its open halves."""
 

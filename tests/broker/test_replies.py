@@ -1,8 +1,10 @@
 """Request-reply at the broker: 324 and 325, pushed by 326 to the producer that waits; the trace
 topic."""
 
+import asyncio
+
 import pytest
-from lone_broker import Rig, lone_broker, send_header
+from lone_broker import Rig, lone_broker, send_header, until
 from test_group_admin import Member, answer
 
 from batonmq.protocol.properties import decode_properties
@@ -66,6 +68,19 @@ async def test_who_does_not_wait_any_more(rig):
     assert (await reply_to(rig, "unwilling@1")).code == 1
     await unwilling.client.close()
     assert len(decode_records((await rig.pull(REPLIES)).body)) == 3
+
+
+async def test_r33_a_reply_is_not_stored_when_a_planned_switch_began_within_its_push(rig):
+    asker = Member("asker@1")
+    await asker.join(rig)
+    waits = asyncio.ensure_future(reply_to(rig, "asker@1"))
+    await until(lambda: bool(asker.asked))
+    rig.service.path.hold.begin()
+    end = rig.service.store.max_phy_offset
+    await asker.client.close()
+    refused = await waits
+    assert refused.code == 14 and "changing" in (refused.remark or "")
+    assert rig.service.store.max_phy_offset == end
 
 
 async def test_the_trace_topic_takes_what_clients_trace(tmp_path):

@@ -13,6 +13,7 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupList,
 )
 from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.protocol.numbers import INT_MAX
 from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 
@@ -215,6 +216,23 @@ async def test_the_fallback_310_into_the_retry_topic(rig):
     assert {m.properties["DELAY"] for m in dead} == {"-1"}
     batch = fallback(1) | {"m": "true"}
     assert (await rig.ask(320, batch, b"")).code == 13
+
+
+async def test_what_a_consumer_sends_back_is_no_part_of_a_transaction(rig):
+    """Old clients leave TRAN_MSG in it. As a half message it could be rolled back, and be lost."""
+    properties = {"TRAN_MSG": "true", "PGROUP": "pg", "RETRY_TOPIC": "T", "DELAY": "1"}
+    for times in (1, 17):
+        header = send_header("%RETRY%g", 0, properties) | {"j": str(times)}
+        assert (await rig.ask(310, header, b"%d" % times)).code == 0
+    assert [m.body for m in await records(rig, "SCHEDULE_TOPIC_XXXX")] == [b"1"]
+    assert [m.body for m in await records(rig, "%DLQ%g")] == [b"17"]
+
+
+async def test_a_count_at_its_limit_can_be_given_back(rig):
+    assert (await rig.ask(310, send_header("T", 0, {}) | {"j": str(INT_MAX)}, b"x")).code == 0
+    assert (await give_back(rig, await stored_offset(rig))).code == 0
+    (dead,) = await records(rig, "%DLQ%g")
+    assert dead.reconsume_times == INT_MAX
 
 
 async def test_what_is_given_back_has_the_crc_of_its_own_record_only(rig):

@@ -12,6 +12,7 @@ from batonmq.broker.transaction.transaction_records import (
     op_body,
     parse_op,
 )
+from tests.shared.turns import counted_turns
 
 RULES = CheckRules(timeout_ms=6_000, interval_ms=30_000, check_max=15, age_max_ms=3_600_000)
 
@@ -105,6 +106,13 @@ def test_immunity_moves_the_first_check_only():
     assert table(half(0, checks=1, immunity_ms=60_000)).wake_ms == 30_000
 
 
+def test_a_half_that_is_immune_for_years_is_given_up_before_the_log_expires():
+    core, endless = table(), half(0, immunity_ms=(2**31 - 1) * 1000)
+    core.half_seen(endless)
+    assert core.wake_ms == RULES.age_max_ms
+    assert core.next_due(RULES.age_max_ms, RULES.age_max_ms) == Due(endless, "give up")
+
+
 def test_a_half_without_a_producer_waits():
     core = table(half(0))
     due = core.next_due(6_000, 6_000)
@@ -188,3 +196,14 @@ def test_producers_that_come_and_are_not_asked_do_not_multiply_the_checks():
     assert checks <= 101, "one for each that came, and the first one"
     core.op_seen(0, [0])
     assert core.next_due(400_000, 400_000) is None and len(core) == 0
+
+
+def test_r58_a_producer_that_comes_costs_no_more_with_many_halves_that_wait_for_it():
+    core = table(*map(half, range(1000)))
+    while (due := core.next_due(6_000, 6_000)) is not None:
+        core.no_producer(due.half, 6_000)
+    with counted_turns() as turns:
+        turns.run(core.group_came, "g")
+    assert turns.lines < 20 and core.wake_ms == 0
+    checked = [core.next_due(6_001, 6_001) for _ in range(1001)]
+    assert len({due.half for due in checked if due is not None}) == 1000
