@@ -120,9 +120,16 @@ class PutHooks:
                 f" {self._config.timer_max_delay_ms} ms ahead is allowed (timerMaxDelaySec,"
                 " fileReservedTime)"
             )
+        recalled = properties.get(TIMER_DEL_UNIQKEY)
+        # The sender may have no right to the other topic.
+        if recalled is not None and not recalled.startswith(f"{message.topic}+"):
+            raise _illegal(
+                f"{TIMER_DEL_UNIQKEY} is {recalled[:64]!r}: it may recall messages of its own"
+                f" topic only, {message.topic}+UNIQ_KEY"
+            )
         if deliver_ms <= now_ms:
             # A recall that is due would be stored as an ordinary message of the topic.
-            if TIMER_DEL_UNIQKEY in properties:
+            if recalled is not None:
                 raise _illegal("the message that it recalls is due already")
             return
         properties |= {

@@ -94,6 +94,7 @@ async def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(tmp
         ({"TIMER_DELAY_MS": "soon"}, 13, "TIMER_DELAY_MS"),
         ({"TIMER_DELAY_MS": "1" * 30}, 13, "TIMER_DELAY_MS"),
         ({"TIMER_DELIVER_MS": "5", "TIMER_DEL_UNIQKEY": "T+K"}, 13, "due already"),
+        ({"TIMER_DELAY_SEC": "5", "TIMER_DEL_UNIQKEY": "Other+K"}, 13, "its own topic only"),
     ],
 )
 async def test_an_invalid_delivery_time_is_refused_and_not_stored(rig, wish, code, named):
