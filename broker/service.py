@@ -205,7 +205,7 @@ class BrokerService:
             AdminProcessor(path, topics, self.status, self.replication, known, broker),
             SettingsProcessor(self.config, self._settings, path.gate, self.replication.proof_state),
             UserProcessor(path, self.users, self.endpoint.guard),
-            OffsetProcessor(self.store, self.tables, path.gate),
+            OffsetProcessor(path, topics, offsets),
             ConnectionProcessor(clients, path.clock_ms),
             GroupAdminProcessor(path, topics, clients, offsets, self.pull, broker),
             QueryProcessor(self.store, clients, self.filters),

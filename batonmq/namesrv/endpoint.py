@@ -548,10 +548,7 @@ def _done(request: RemotingCommand, body: bytes = b"") -> RemotingCommand:
     return reply
 
 
-def _refused(request: RemotingCommand, code: ResponseCode, remark: str) -> RemotingCommand:
-    reply = RemotingCommand.response_to(request, code, remark)
-    reply.has_ext = False
-    return reply
+_refused = RemotingCommand.refusal_of
 
 
 def _with_bare_ids(text: bytes) -> bytes:

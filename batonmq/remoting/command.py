@@ -82,6 +82,15 @@ class RemotingCommand(msgspec.Struct, eq=False):
             body=body,
         )
 
+    @classmethod
+    def refusal_of(cls, request: "RemotingCommand", code: int, remark: str) -> Self:
+        """The refusal of `request`, without a map of fields, as from a Java server."""
+        # With an empty map a stock client looks for the mandatory fields of some replies also in a
+        # refusal: instead of POLLING_TIMEOUT it would see an exception.
+        refusal = cls.response_to(request, code, remark)
+        refusal.has_ext = False
+        return refusal
+
     @property
     def is_response(self) -> bool:
         return bool(self.flag & FLAG_RESPONSE)

@@ -216,7 +216,7 @@ class RequestDispatcher:
             log.error("request_failed code=%d peer=%s", cmd.code, connection.peer, exc_info=error)
             code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
         self.refused[cmd.code, int(code)] += 1
-        connection.reply(cmd, RemotingCommand.response_to(cmd, code, remark))
+        connection.reply(cmd, RemotingCommand.refusal_of(cmd, code, remark))
 
     def _answered(
         self, task: asyncio.Task[None], connection: "Connection", result: Awaitable[Response]

@@ -8,16 +8,18 @@ ConsumerManageProcessor, AdminBrokerProcessor and QueryMessageProcessor in Java.
 from __future__ import annotations
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.consume.read_checks import existing_topic
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.request_fields import flag, number, text
-from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import PositionReport, commit_refusal, queue_end
-from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.records.codec import without_crc
-from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX, check_group
+from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.consume_queue import Boundary
@@ -27,11 +29,13 @@ from batonmq.store.message_store import MessageStore
 class OffsetProcessor:
     """Offsets of groups and of queues. Slaves answer reads only."""
 
-    def __init__(self, store: MessageStore, tables: BrokerTables, gate: RoleGate) -> None:
-        self._store = store
-        self._topics = tables.topics
-        self._offsets = tables.offsets
-        self._gate = gate
+    def __init__(
+        self, path: WritePath, topics: TopicService, offsets: ConsumerOffsetManager
+    ) -> None:
+        self._store = path.store
+        self._topics = topics
+        self._offsets = offsets
+        self._gate = path.gate
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.QUERY_CONSUMER_OFFSET, self.query_offset)
@@ -62,22 +66,23 @@ class OffsetProcessor:
 
     def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Commits a group's offset (UPDATE_CONSUMER_OFFSET, 15), on the master or the slave that
-        acts for it; slaves copy offsets (R31). Refused if the topic does not exist, because a
-        consumer may keep running for a while after the deletion (R39)."""
+        acts for it; slaves copy offsets (R31). A group is created as by a pull. Refused if the
+        topic does not exist, because a consumer may keep running for a while after the deletion
+        (R39)."""
         if not self._gate.is_acting:
             self._require_master()
         group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
         offset = number(request, "commitOffset")
-        if topic not in self._topics:
-            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
-        # Check names only at the first commit of a group and queue.
-        if self._offsets.query(group, topic, queue_id) < 0:  # the first of them
-            check_group(group)
+        existing_topic(self._topics, topic)
+        # Only at the first commit of a group in a queue. R58: clients choose the names, and groups
+        # are limited in number.
+        if self._offsets.query(group, topic, queue_id) < 0:
             if not 0 <= queue_id < TOPIC_QUEUES_MAX:
                 raise BrokerRefusal(
                     ResponseCode.INVALID_PARAMETER,
                     f"queueId is {queue_id}, allowed are 0 to {TOPIC_QUEUES_MAX - 1}",
                 )
+            self._topics.group(group, writable=self._gate.refusal is None)
         if self._offsets.resets.runs(group, topic, queue_id):  # progress from before the reset
             return RemotingCommand.response_to(request)
         progress = PositionReport(group, topic, queue_id, offset)

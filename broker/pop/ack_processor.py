@@ -81,6 +81,8 @@ class AckProcessor:
         """Acknowledges many messages, given as bit sets (BATCH_ACK_MESSAGE, 200151)."""
         self._service.require_master()
         entries = BatchAckMessageRequestBody.decode_request(request.body).acks
+        if not entries:
+            raise BrokerRefusal(ResponseCode.NO_MESSAGE, "acks is empty: it names no message")
         if len(entries) > ENTRIES_MAX:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER,
@@ -94,7 +96,7 @@ class AckProcessor:
                     f"acks: 'r' is {entry.retry[:32]!r}, allowed are 0, 1 and 2",
                 )
             topic = real_topic(entry.retry, entry.topic, entry.consumer_group)
-            existing_topic(self._topics, topic)
+            # It may have been deleted: what is not in flight is skipped, and the others count.
             key = entry.consumer_group, topic, entry.queue_id
             bits = _bits(entry.bit_set)
             count += bits.bit_count()

@@ -14,7 +14,7 @@ from typing import Final, cast
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import HeldPop, PopHold
 from batonmq.broker.pop.pop_reader import PopReader, QueueSlice, Walk
-from batonmq.broker.pop.pop_request import PopChecks, PopRequest
+from batonmq.broker.pop.pop_request import LATE_MS, PopChecks, PopRequest
 from batonmq.broker.pop.pop_service import PopService, Taken
 from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
 from batonmq.broker.request_fields import number, text
@@ -76,7 +76,11 @@ class PopProcessor:
         """Pops messages (POP_MESSAGE, 200050)."""
         self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
-        self._begin(self._checks.pop(request, connection, now_ms, clock_ms))
+        pop = self._checks.pop(request, connection, now_ms, clock_ms)
+        if pop.deadline_ms < clock_ms - LATE_MS:
+            self._time_out(pop)
+        else:
+            self._begin(pop)
 
     def notification(self, request: RemotingCommand, connection: Connection) -> None:
         """Answers `hasMsg`, at once or when a message arrives (NOTIFICATION, 200054)."""
@@ -84,17 +88,20 @@ class PopProcessor:
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.notification(request, connection, now_ms, clock_ms))
 
-    def peek(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    async def peek(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         """Shows the next messages of the group without popping them (PEEK_MESSAGE, 200052)."""
         self._path.gate.require_open()
         pop = self._checks.peek(request, connection)
         walk = self._reader.walk(pop)
         self._reader.read_more(pop, walk, peek=True)
-        if not walk.parts:
-            raise BrokerRefusal(ResponseCode.PULL_NOT_FOUND, "there is no message for the group")
+        while not walk.is_over:
+            await asyncio.sleep(0)
+            self._reader.read_more(pop, walk, peek=True)
+        is_found = bool(walk.parts)
         return RemotingCommand.response_to(
             request,
-            remark="FOUND",
+            ResponseCode.SUCCESS if is_found else ResponseCode.PULL_NOT_FOUND,
+            "FOUND" if is_found else "NO_MESSAGE_IN_QUEUE",
             ext=self._fields(pop, walk, []),
             body=b"".join(part.body for part in walk.parts),
         )
@@ -240,7 +247,7 @@ class PopProcessor:
     def _refuse(self, pop: PopRequest, error: BatonError) -> None:
         remark = error.remark if isinstance(error, BrokerRefusal) else str(error)
         code = error.code if isinstance(error, BrokerRefusal) else error.response_code
-        pop.channel.reply(pop.request, RemotingCommand.response_to(pop.request, code, remark))
+        pop.channel.reply(pop.request, RemotingCommand.refusal_of(pop.request, code, remark))
 
     # What wakes held requests.
 

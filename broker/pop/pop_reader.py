@@ -221,7 +221,9 @@ class PopReader:
         position = self._service.positions.next_of(key)
         least = queries.min_offset_in_queue(*key[1:])
         if position < 0:
-            if not pop.from_max or key[1] != pop.topic or least == 0:
+            # As in Java: a group that is to begin at the end of a queue that is still in memory has
+            # all of it. The first messages of a new topic may be there before its group is.
+            if not pop.from_max or key[1] != pop.topic or queries.begins_in_memory(*key[1:]):
                 return least
             position = max(least, queries.max_offset_in_queue(*key[1:]) - 1)
             self._service.positions.skip(key, position)

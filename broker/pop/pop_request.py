@@ -29,8 +29,11 @@ from batonmq.remoting.connection import Connection
 
 MESSAGES_MAX: Final = 32
 INVISIBLE_MAX_MS: Final = 12 * 3600 * 1000
+"""As Java's proxy allows."""
 POLL_MAX_MS: Final = 60_000
+"""Bounds the different deadlines of held requests (R58); stock clients wait for 15 s."""
 LATE_MS: Final = 500
+"""A POP whose deadline passed longer ago finds nothing: its client has given it up."""
 FROM_MAX: Final = 1
 
 
@@ -64,7 +67,8 @@ class PopChecks:
     def pop(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
     ) -> PopRequest:
-        """POP_MESSAGE (200050). `now_ms` is wall clock, `clock_ms` the clock of deadlines."""
+        """POP_MESSAGE (200050). `now_ms` is wall clock, `clock_ms` the clock of deadlines; the
+        deadline may be past."""
         pop = self.notification(request, connection, now_ms, clock_ms)
         pop.max_num = self._max_num(request)
         pop.invisible_ms = invisible_time(request, least_ms=1)
@@ -78,14 +82,9 @@ class PopChecks:
         """NOTIFICATION (200054); also the first checks of a POP."""
         poll_ms = number(request, "pollTime")
         born_ms = number(request, "bornTime") or now_ms
-        left_ms = born_ms + poll_ms - now_ms
-        if left_ms < -LATE_MS:
-            raise BrokerRefusal(
-                ResponseCode.POLLING_TIMEOUT,
-                f"the request is late: bornTime + pollTime was {-left_ms} ms ago",
-            )
         pop = self.peek(request, connection)
-        pop.deadline_ms = clock_ms + max(0, min(left_ms, poll_ms, POLL_MAX_MS))
+        # Not longer than `poll_ms`: the client's clock may be ahead.
+        pop.deadline_ms = clock_ms + min(born_ms + poll_ms - now_ms, poll_ms, POLL_MAX_MS)
         pop.order = flag(request, "order")
         pop.attempt = request.ext.get("attemptId") or ""
         return pop

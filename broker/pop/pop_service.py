@@ -66,6 +66,7 @@ POSITIONS_A_TURN: Final = 256
 REVIVES_A_TURN: Final = 8
 """Check points revived in one turn, each of at most 32 messages."""
 SPAN_MIN: Final = 16_384
+"""Records that a new master may have to read however little is in flight."""
 LEFT_A_TURN: Final = 32
 WAITS_MS: Final = 1000
 """Pause before a message that could not be revived is tried again."""

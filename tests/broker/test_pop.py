@@ -236,10 +236,10 @@ async def test_a_batch_is_acked_by_bits(rig, clock):
     await until(lambda: end_of(rig, RETRY) == 6)
     left = [b"%d" % number for number in (1, 3, 4, 5, 6, 7)]
     assert bodies(await pop(rig)) == left
-    for wrong, what in (({"b": "*"}, "base64"), ({"r": "3"}, "0, 1 and 2"), ({"t": "No"}, "No")):
+    for wrong, what in (({"b": "*"}, "base64"), ({"r": "3"}, "0, 1 and 2")):
         body = json.dumps({"acks": [entry | wrong]}).encode()
         refused = await rig.ask(200151, body=body)
-        assert refused.code in (17, 29) and what in (refused.remark or "")
+        assert refused.code == 29 and what in (refused.remark or "")
 
 
 async def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(rig, clock):
@@ -472,7 +472,6 @@ async def test_what_is_wrong_is_named_and_stores_nothing(rig, clock):
     ((_, handle),) = messages(await pop(rig))
     end = rig.service.store.max_phy_offset
     for change, code, what in (
-        ({"pollTime": 100, "bornTime": clock.now_ms - 1000}, 210, "900 ms ago"),
         ({"maxMsgNums": 33}, 29, "1 to 32"),
         ({"maxMsgNums": "many"}, 29, "maxMsgNums"),
         ({"invisibleTime": 0}, 29, "invisibleTime"),

@@ -293,3 +293,79 @@ async def test_r54_what_was_popped_comes_back_whatever_clients_may_send_by_now(r
     clock.now_ms += 61_000
     await until(lambda: end_of(rig, "%RETRY%g_T" if limit else "%DLQ%g") == 1)
     await until(lambda: not len(rig.service.waiting.pop.table))
+
+
+async def test_stock_clients_can_read_each_refusal_of_a_pop(tmp_path, clock, monkeypatch):
+    """With a map of fields that lacks popTime they see an exception, and pause for 3 s."""
+    async with lone_broker(tmp_path, broker={"pop_in_flight_max": 2}) as rig:
+        await rig.send("T")
+        found = await pops.pop(rig)
+        ((_, handle),) = pops.messages(found)
+        late = {"pollTime": 100, "bornTime": clock.now_ms - 1000}
+        refused = {
+            210: await pops.pop(rig),
+            19: await rig.ask(
+                200052, {"consumerGroup": "g", "topic": "T", "queueId": "0", "maxMsgNums": "1"}
+            ),
+            208: await rig.ask(200053, pops.named(handle, offset=5, invisibleTime=1000)),
+        }
+        for code, reply in refused.items():
+            assert reply.code == code
+            assert not reply.has_ext or reply.ext.keys() == found.ext.keys()
+        await rig.send("T")
+        assert (late_reply := await pops.pop(rig, **late)).code == 210 and not late_reply.has_ext
+        await pops.pop(rig)
+        full = await pops.pop(rig)
+        assert full.code == 209 and not full.has_ext
+
+
+async def test_a_late_notification_says_whether_there_are_messages(rig, clock):
+    """As in Java; only a POP that comes late is refused."""
+    asked = {"consumerGroup": "g", "topic": "T", "queueId": "0", "pollTime": "100"}
+    asked["bornTime"] = str(clock.now_ms - 1000)
+    for has_message in ("true", "false"):
+        if has_message == "true":
+            await rig.send("T")
+        reply = await rig.ask(200054, asked)
+        assert (reply.code, reply.ext["hasMsg"]) == (0, has_message)
+        await pops.pop(rig)
+
+
+async def test_a_peek_finds_the_only_queue_with_a_message(rig, clock, monkeypatch):
+    monkeypatch.setattr("batonmq.broker.pop.pop_reader.BUDGET", 1)
+    await rig.send("T", b"x", queue=2)
+    asked = {"consumerGroup": "g", "topic": "T", "queueId": "-1", "maxMsgNums": "1"}
+    for _ in range(20):  # it begins with any queue
+        assert pops.bodies(await rig.ask(200052, asked)) == [b"x"]
+
+
+@pytest.mark.parametrize("ratio", [0, 40])
+async def test_a_new_group_that_wants_the_end_gets_all_only_while_it_is_in_memory(
+    tmp_path, clock, ratio
+):
+    async with lone_broker(tmp_path, access_message_in_memory_max_ratio=ratio) as rig:
+        for number in range(3):
+            await rig.send("T", b"%d" % number)
+        popped = pops.bodies(await pops.pop(rig, initMode=1))
+        assert popped == ([b"0", b"1", b"2"] if ratio else [b"2"])
+
+
+async def test_a_batch_of_acks_counts_whatever_became_of_one_topic(rig, clock):
+    assert (await rig.ask(200151, body=b'{"acks":[]}')).code == 208
+    await rig.send("T")
+    reply = await pops.pop(rig)
+    entry = {"b": "AQ==", "c": "g", "it": 60000, "pt": int(reply.ext["popTime"]), "q": 0, "r": "0",
+             "rq": 0, "so": 0, "t": "T"}  # fmt: skip
+    acks = [entry | {"t": "deleted"}, entry]
+    assert (await rig.ask(200151, body=json.dumps({"acks": acks}).encode())).code == 0
+    assert len(rig.service.waiting.pop.table) == 0
+
+
+async def test_r58_a_commit_makes_only_a_group_that_a_pull_could_make(tmp_path):
+    commit = {"consumerGroup": "new", "topic": "T", "queueId": "0", "commitOffset": "1"}
+    for folder, creates in (("yes", True), ("no", False)):
+        settings = {"auto_create_subscription_group": creates}
+        async with lone_broker(tmp_path / folder, broker=settings) as rig:
+            await rig.send("T")
+            assert (await rig.ask(15, commit)).code == (0 if creates else 26)
+            assert (rig.service.tables.groups.get("new") is not None) is creates

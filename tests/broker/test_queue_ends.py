@@ -16,7 +16,7 @@ def test_r28_the_end_of_a_queue_is_what_is_confirmed_unless_the_whole_log_is_ask
     queries.max_offset_in_queue.return_value = 5
     queries.next_offset_in_queue.return_value = 7
     gate = Mock(is_master=True)
-    processor = OffsetProcessor(Mock(queries=queries), Mock(), gate)
+    processor = OffsetProcessor(Mock(store=Mock(queries=queries), gate=gate), Mock(), Mock())
 
     def end(**fields: str) -> str:
         ext = {"topic": "T", "queueId": "0", **fields}
