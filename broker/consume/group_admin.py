@@ -53,8 +53,10 @@ from batonmq.runtime.turns import Pace, in_turns
 STATUS_MS: Final = 5_000
 ASKED_AT_ONCE: Final = 64
 MEMBER_MS: Final = 10_000
+"""How long a member may take for a request that its listener answers, as in Java."""
 TO_THE_END: Final = -1
 RESET_AT_ONCE: Final = 128
+"""Queues in one record of a reset."""
 
 
 class GroupAdminProcessor:
@@ -113,12 +115,14 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=table.encode())
 
     async def consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """The progress of a group (GET_CONSUME_STATS, 208) in the named topics. Without names: in
-        all topics where it has an offset and, if it is connected here, a subscription."""
-        group = text(request, "consumerGroup")
-        named = [name for name in request.ext.get("topicList", "").split(";") if name]
-        named += [name for name in (request.ext.get("topic"),) if name]
-        topics = named or await self._topics_of(group)
+        """The progress of a group (GET_CONSUME_STATS, 208) in the topics of `topicList`. Without
+        that: in `topic`, or in all where it has an offset; of these only the subscribed ones, if it
+        is connected here."""
+        group, topic = text(request, "consumerGroup"), request.ext.get("topic")
+        topics = [name for name in request.ext.get("topicList", "").split(";") if name]
+        if not topics:
+            topics = [topic] if topic else await self._topics_of(group)
+            topics = [one for one in topics if self._may_consume(group, one)]
         stats, pace = ConsumeStats(), Pace()
         for topic in topics:
             if progress := await self._progress_in(group, topic, pace):
@@ -145,7 +149,7 @@ class GroupAdminProcessor:
                 if only_ordered and not (config is not None and config.order):
                     continue
                 table = await self._progress_in(group, topic, pace)
-                if table:
+                if table and self._may_consume(group, topic):
                     tps = self._path.stats.got_tps(topic, group)
                     stats = ConsumeStats(consume_tps=tps, offset_table=table)
                     of_group.append(msgspec.Raw(stats.encode()))
@@ -158,19 +162,20 @@ class GroupAdminProcessor:
     async def _progress_in(
         self, group: str, topic: str, pace: Pace
     ) -> dict[MessageQueue, OffsetWrapper]:
-        """The progress of a group in a topic; empty if the topic does not exist, or the group is
-        connected without a subscription of it."""
+        """The progress of a group in a topic; empty if the topic does not exist."""
         config = self._topics.get(topic)
-        known = self._clients.groups.get(group)
         await pace.step()
         if config is None:
-            return {}
-        if known is not None and known.subscriptions and topic not in known.subscriptions:
             return {}
         return {
             self._queue(topic, queue_id): self._progress(group, topic, queue_id)
             async for queue_id in pace.through(range(config.read_queue_nums))
         }
+
+    def _may_consume(self, group: str, topic: str) -> bool:
+        """False if the group is connected here without a subscription of the topic."""
+        known = self._clients.groups.get(group)
+        return known is None or not known.subscriptions or topic in known.subscriptions
 
     def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         consumed = max(0, self._offsets.query(group, topic, queue_id))
@@ -304,9 +309,8 @@ class GroupAdminProcessor:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"destGroup: {problem}")
         named = request.ext.get("topic")
         topics = [named] if named else await self._topics_of(source)
-        known = self._clients.groups.get(source)
-        if not flag(request, "offline") and known is not None and known.subscriptions:
-            topics = [topic for topic in topics if topic in known.subscriptions]
+        if not flag(request, "offline"):
+            topics = [topic for topic in topics if self._may_consume(source, topic)]
         pace = Pace()
         for topic in topics:
             async for queue_id in pace.through(self._offsets.offsets_of(source, topic)):
@@ -395,13 +399,16 @@ class GroupAdminProcessor:
             answers += await asyncio.gather(*asks, return_exceptions=True)
         parts = []
         async for member, answer in in_turns(zip(members, answers, strict=True)):
-            if isinstance(answer, BatonError):
-                continue  # it left, or does not answer: the others count
-            if isinstance(answer, BaseException):
-                raise answer
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                # In a thread: a member may answer with megabytes of fastjson's dialect (R58).
+                body = await asyncio.to_thread(GetConsumerStatusBody.decode, answer.body)
+            except BatonError:
+                continue  # it left, does not answer, or answers something else: the others count
             if answer.code == ResponseCode.SUCCESS:
-                table = GetConsumerStatusBody.decode(answer.body).message_queue_table
-                parts.append(encode_json(member.client_id) + b":" + encode_queue_map(table))
+                table = encode_queue_map(body.message_queue_table)
+                parts.append(encode_json(member.client_id) + b":" + table)
         body = b'{"consumerTable":{%b},"messageQueueTable":{}}' % b",".join(parts)
         return RemotingCommand.response_to(request, body=body)
 

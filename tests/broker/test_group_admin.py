@@ -143,6 +143,16 @@ async def test_positions_of_a_topic_and_of_a_group(rig):
     assert GroupList.decode(groups.body).group_list == ["g"]
 
 
+async def test_topics_that_are_listed_are_shown_also_without_a_subscription(rig):
+    await rig.send("Other")
+    member = Member("m1")  # subscribes to T alone
+    await member.join(rig)
+    for named, shown in (({"topicList": "Other;T"}, True), ({"topic": "Other"}, False)):
+        stats = await rig.ask(208, {"consumerGroup": "g"} | named)
+        assert (b'"Other"' in stats.body) is shown
+    await member.client.close()
+
+
 async def test_who_is_connected(rig):
     golden = {
         code: json.loads((GOLDEN / f"broker-{code}.json").read_text())["examples"][0]
@@ -270,6 +280,11 @@ async def test_members_are_asked(rig):
     reply = await rig.ask(223, {"topic": "T", "group": "g"})
     table = loads(reply.body)["consumerTable"]["m1"]
     assert list(table.values()) == [7]
+    stranger = Member("m2", answer(b"no offsets"))
+    await stranger.join(rig)
+    reply = await rig.ask(223, {"topic": "T", "group": "g"})
+    assert list(loads(reply.body)["consumerTable"]) == ["m1"]
+    await stranger.client.close()
 
     header = {"consumerGroup": "g", "clientId": "m1", "jstackEnable": "false"}
     info = await rig.ask(307, header)
