@@ -1,21 +1,6 @@
 """Clients: heartbeats, the members of a group, the check of a subscription, and the notice to
-members that their group changed.
-
-Stock clients send a heartbeat every 30 s. So for SIGHTING_MS after a start, and after it became
-master, a broker asks the other replicas (BATON_GET_CONSUMER_SIGHTINGS, 60003) before it lists a
-group's members. With a list that is too short a queue gets two readers, and a client that is
-missing from it stops all its queues. There is one query a group at a time, and a request that
-arrives while it runs waits for the next, so no reply is older than its request. A replica that does
-not answer in ASK_MS is left out. After a start each replica is also asked once for all that it
-knows, because it may restart before the next heartbeat, too. Replicas answer from their own
-knowledge only, so queries never cascade.
-
-A client whose own heartbeat changes its group gets the notice OWN_NOTICE_MS later. A stock consumer
-that starts sends that heartbeat to one broker after the other. An earlier notice makes it rebalance
-at once, with a newer subscription that it cannot send while the first heartbeat runs; its pulls are
-then refused (SUBSCRIPTION_NOT_LATEST) until the next heartbeat, 30 s later.
-
-Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java.
+members that their group changed. Origin: ClientManageProcessor, ConsumerManageProcessor and
+Broker2Client in Java.
 """
 
 from __future__ import annotations
@@ -65,6 +50,8 @@ from batonmq.runtime.turns import in_turns, run_in_turns
 log = logging.getLogger(__name__)
 
 _NOTICES_AT_ONCE: Final = 128
+"""Notices that are sent in one turn (R58)."""
+
 _GROUPS_AT_ONCE: Final = 16
 """Groups of one heartbeat that are handled in one turn: each may put records that create the group
 and its retry topic."""
@@ -76,10 +63,17 @@ _NAMED_MAX: Final = 8
 """The reply to a heartbeat and the log name so many refused entries at most."""
 
 ASK_MS: Final = 300
+"""A replica that does not say in time who is in a group is left out: its client waits meanwhile."""
 PIECES_A_TURN: Final = 20
+"""Groups of which a replica tells in one turn: many have a few members only."""
 COPY_MS: Final = 3000
+"""How long a replica may take to tell of all groups."""
 COPY_AGAIN_MS: Final = 1000
 OWN_NOTICE_MS: Final = 1000
+"""How much later a client hears of the change that its own heartbeat made. A stock consumer that
+starts sends this heartbeat to one broker after the other. At an earlier notice it would rebalance
+with a newer subscription, which it cannot send while the first heartbeat runs; its pulls would be
+refused (SUBSCRIPTION_NOT_LATEST) until the next heartbeat, 30 s later."""
 
 
 class ClientProcessor:
@@ -355,7 +349,14 @@ class _Questions:
 
 class ConsumerLists:
     """Lists the members of groups, also those that only other replicas have seen. `others` returns
-    the addresses of these replicas."""
+    the addresses of these replicas.
+
+    A stock client sends its next heartbeat up to 30 s after this broker started or became master.
+    With a list that is too short a queue gets two readers, and a client that is missing from it
+    stops all its queues. So for SIGHTING_MS the broker asks the other replicas
+    (BATON_GET_CONSUMER_SIGHTINGS, 60003) before it lists a group. They answer from their own
+    knowledge only, so queries never cascade.
+    """
 
     def __init__(
         self,
@@ -385,6 +386,8 @@ class ConsumerLists:
 
     def started(self) -> None:
         """The broker has started: no consumer has sent it a heartbeat yet."""
+        # Each replica is also asked once for all that it knows: it may restart before the next
+        # heartbeats, too.
         self._unsure_until_ms = self._copies_until_ms = self._clock_ms() + SIGHTING_MS
 
     def became_master(self) -> None:

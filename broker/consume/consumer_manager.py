@@ -30,12 +30,15 @@ from batonmq.protocol.bodies import (
 )
 
 CLIENT_EXPIRED_MS: Final = 120_000
+"""Four heartbeats of a stock client, as in Java."""
 _EXPIRED_AT_ONCE: Final = 128
+"""Places that one call gives up (R58)."""
 SEATS_MAX: Final = 500_000
 """Places of clients in groups; one takes about half a kilobyte."""
 SUBSCRIPTION_BYTES_MAX: Final = 256 << 20
 """What the subscriptions of all groups may take, roughly."""
 _SUBSCRIPTION_BYTES: Final = 600
+"""Roughly what a subscription takes without its texts; a tag takes _TAG_BYTES and its text."""
 _TAG_BYTES: Final = 100
 _TOPIC: Final = attrgetter("topic")
 _EXPRESSION: Final = attrgetter("sub_string")
@@ -48,6 +51,7 @@ PIECE: Final = 500
 """Clients in one piece of an answer, and old sightings that one call drops."""
 SIGHTINGS_MAX: Final = 40_000
 SAME_MS: Final = 1000
+"""A sighting that is newer by less is the same heartbeat, told by another replica."""
 MOVING_MS: Final = 30_000
 """A stock client learns of another master within this time."""
 

@@ -33,8 +33,10 @@ from batonmq.runtime.turns import AT_ONCE
 DEAD_MAX_MS: Final = 24 * 3600 * 1000
 DEAD_KEPT_MAX: Final = 4096
 DEAD_SINCE_MS: Final = 30_000
+"""A filter from the file counts as dead since so long before the start, as in Java."""
 BLOOM_BITS: Final = 112
 BLOOM_HASHES: Final = 3
+"""Java's numbers for 32 consumers and 20 % of errors."""
 
 
 class BloomFilterData(Body):

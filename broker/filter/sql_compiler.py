@@ -25,6 +25,7 @@ from batonmq.broker.filter.sql_values import INT_MAX, LONG_MAX, Matches, SqlErro
 from batonmq.protocol.properties import find_property
 
 DEPTH_MAX: Final = 60
+"""Python's parser takes 200 nested brackets, and a level of an expression makes two at most."""
 SOURCE_MAX: Final = 64 * 1024
 """Maximum length of the Python source of an expression, in characters."""
 

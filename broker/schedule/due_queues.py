@@ -35,8 +35,10 @@ from batonmq.protocol.system_record import decode_system_record
 NEVER: Final = 1 << 62
 NOW: Final = 0
 _BITS: Final = 44
+"""An entry is due time << _BITS | queue offset: one integer, in the order of delivery."""
 _OFFSET: Final = (1 << _BITS) - 1
 _BLOCK_BITS: Final = 12
+"""Open messages are counted in blocks of 4096 offsets."""
 _REAL_TOPIC: Final = REAL_TOPIC.encode()
 _RECALLS: Final = TIMER_DEL_UNIQKEY.encode()
 
