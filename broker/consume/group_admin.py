@@ -403,11 +403,11 @@ class GroupAdminProcessor:
                 if isinstance(answer, BaseException):
                     raise answer
                 # In a thread: a member may answer with megabytes of fastjson's dialect (R58).
-                body = await asyncio.to_thread(GetConsumerStatusBody.decode, answer.body)
+                status = await asyncio.to_thread(GetConsumerStatusBody.decode, answer.body)
             except BatonError:
                 continue  # it left, does not answer, or answers something else: the others count
             if answer.code == ResponseCode.SUCCESS:
-                table = encode_queue_map(body.message_queue_table)
+                table = encode_queue_map(status.message_queue_table)
                 parts.append(encode_json(member.client_id) + b":" + table)
         body = b'{"consumerTable":{%b},"messageQueueTable":{}}' % b",".join(parts)
         return RemotingCommand.response_to(request, body=body)
