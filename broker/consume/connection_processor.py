@@ -72,6 +72,7 @@ class ConnectionProcessor:
         # Heartbeats are timed by a monotonic clock; tools expect wall clock times.
         behind_ms = wall_ms() - self._clock_ms()
         table, pace = ProducerTableInfo(), Pace()
+        # Copies: heartbeats change both tables between the turns.
         for group, members in list(self._clients.producers.items()):
             table.data[group] = [
                 ProducerInfo(

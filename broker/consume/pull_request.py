@@ -96,7 +96,7 @@ class PullChecks:
             ext.topic,
             config.topic_sys_flag,
             ext.queue_id,
-            max(1, ext.max_msg_nums),
+            max(1, ext.max_msg_nums),  # 0 or less would never get on
             min(ext.max_msg_bytes or MAX_REPLY_BYTES, MAX_REPLY_BYTES),
             wanted,
             matches,

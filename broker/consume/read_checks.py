@@ -58,7 +58,7 @@ def check_queue(
     any_queue: bool = False,
 ) -> None:
     """Raises BrokerRefusal `code` for a queue that the topic does not have."""
-    if any_queue and queue_id == ANY_QUEUE:
+    if any_queue and queue_id == ANY_QUEUE:  # a POP: the broker chooses
         return
     if not 0 <= queue_id < config.read_queue_nums:
         raise BrokerRefusal(

@@ -116,12 +116,14 @@ class ConsumerFilterManager:
     def _register(self, group: str, wanted: SubscriptionData) -> None:
         before = self.get(group, wanted.topic)
         if before is not None and wanted.sub_version <= before.client_version:
+            # The group came back with the subscription that it had.
             if wanted.sub_version == before.client_version and before.dead:
                 self._put(replace(before, dead=False, dead_time=0))
             return
         try:
             compiled(wanted.sub_string)
         except (SqlError, NotCompiledError):
+            # Not kept as it was: the group would get what it no longer asks for.
             self._remove(group, wanted.topic)
             return
         if before is not None and before.expression == wanted.sub_string:

@@ -135,7 +135,7 @@ class _Operands(Transformer[Token, Node]):
 
     def floating(self, token: Token) -> Node:
         value = float(token)
-        if not 0.0 < value < float("inf"):
+        if not 0.0 < value < float("inf"):  # 0.0 as well: Java refuses it
             raise SqlError(f"the number {token} must be above 0 and within a double")
         return Node(self._constant(value), ValueKind.DOUBLE, is_constant=True, value=value)
 
@@ -182,7 +182,8 @@ class _Compiler(_Operands):
         return _condition(node)
 
     def either(self, *parts: Node) -> Node:
-        terms = [_condition(part) for part in parts if isinstance(part, Node)]
+        terms = [_condition(part) for part in parts if isinstance(part, Node)]  # not the OR tokens
+        # Each term is evaluated once: whether one is unknown matters only if none is true.
         kept = [f"({self._variable()} := {term.source})" for term in terms]
         found = " or ".join(f"{part} is True" for part in kept)
         unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
@@ -194,6 +195,7 @@ class _Compiler(_Operands):
         kept = [f"({self._variable()} := {term.source})" for term in terms]
         failed = " or ".join(f"{part} is False" for part in kept)
         unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
+        # As the last step unknown and false are the same, so the first that fails may end it.
         last = " and ".join(term.passes_at_last for term in terms)
         source = f"(False if {failed} else None if {unknown} else True)"
         return _boolean(source, *terms, last=f"({last})")
@@ -287,6 +289,7 @@ class _Compiler(_Operands):
 
     def _order(self, left: Node, sign: str, right: Node) -> Node:
         if left.is_property and right.kind in (ValueKind.INT, ValueKind.LONG):
+            # Fewer digits than the type's largest number has: no check of the range is needed.
             p, most = left.source, 10 if right.kind is ValueKind.INT else 19
             convert = "_to_int" if right.kind is ValueKind.INT else "_to_long"
             number = f"(int({p}) if len({p}) < {most} and {p}.isdigit() else {convert}({p}))"
@@ -324,6 +327,7 @@ class _Compiler(_Operands):
     def _tested(self, node: Node, test: Token, literal: Token, negation: str) -> Node:
         searched = _unquoted(literal)
         if not searched or node.kind is not ValueKind.TEXT:
+            # Still evaluated, because its operand may raise.
             return _boolean(f"({node.source}, False)[1]", node)
         held, a = self._constant(searched), self._variable()
         condition = {

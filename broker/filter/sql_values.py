@@ -62,6 +62,7 @@ def to_long(text: bytes) -> int:
 
 def _whole(text: bytes, most: int) -> int:
     shown = text.decode("utf-8", "replace")
+    # 64 characters: leading zeros are legal, and Python takes long for thousands of digits.
     if _WHOLE.fullmatch(shown) is None or len(shown) > 64:
         raise ValueError(f"{shown!r} is no whole number")
     value = int(shown)

@@ -56,8 +56,10 @@ def popped_share(
     `share_num` covers all members: each broker group as a whole. With more members than queues: one
     queue."""
     if share_num <= 0 or share_num >= len(client_ids) - 1:
+        # One assignment a broker group, not one a queue: the broker chooses the queue.
         return {MessageQueue(one.topic, one.broker_name, ANY_QUEUE) for one in queues}
     index = place_of(client_ids, own_id)
+    # The client's heartbeat may not have come yet: it asks again.
     if index is None or not queues:
         return set()
     if len(client_ids) > len(queues):

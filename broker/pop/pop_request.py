@@ -81,7 +81,7 @@ class PopChecks:
     ) -> PopRequest:
         """NOTIFICATION (200054); also the first checks of a POP."""
         poll_ms = number(request, "pollTime")
-        born_ms = number(request, "bornTime") or now_ms
+        born_ms = number(request, "bornTime") or now_ms  # 0 is "now" in Java, too
         pop = self.peek(request, connection)
         # Not longer than `poll_ms`: the client's clock may be ahead.
         pop.deadline_ms = clock_ms + min(born_ms + poll_ms - now_ms, poll_ms, POLL_MAX_MS)
@@ -95,11 +95,12 @@ class PopChecks:
         queue_id = number(request, "queueId")
         config = readable_topic(self._topics, topic)
         check_queue(config, queue_id, any_queue=True)
+        # Before anything is popped: later its retry would have no topic.
         check_pop_names(name, topic)
         consuming_group(self._topics, name, writable=True)
         check_subscription(self._topics, name, topic)
         pop = PopRequest(topic, queue_id, 0, connection, name, connection, request)
-        if request.code == RequestCode.PEEK_MESSAGE:
+        if request.code == RequestCode.PEEK_MESSAGE:  # a notification has no such field
             pop.max_num = self._max_num(request)
         return pop
 

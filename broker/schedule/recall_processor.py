@@ -40,6 +40,7 @@ class RecallProcessor:
         self._topics = topics
         self._config = config
         self._broker_name = broker.broker_name
+        # With a hash: sends have a generator of their own in this process.
         self._ids = UniqIdGenerator(broker.store_host[:-4], os.getpid(), wall_ms, instance_hash=370)
 
     def register(self, processors: Processors) -> None:

@@ -43,6 +43,7 @@ class ProducerCheck:
     def sent_half(self, group: str, channel: Connection) -> None:
         if group not in self._senders and len(self._senders) >= SENDERS_MAX:
             del self._senders[next(iter(self._senders))]
+        # Not at each send: halves of the group that wait become due.
         is_new = self._senders.get(group) is not channel
         self._senders[group] = channel
         if is_new:
@@ -63,6 +64,7 @@ class ProducerCheck:
         if channel.closed:
             return
         key = (copy.uniq_key or b"").decode("utf-8", "replace")
+        # As it will be delivered: the listener sees its message, not the half.
         copy.topic, copy.queue_id = place
         record = encode_record(
             copy,
