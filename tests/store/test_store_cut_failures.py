@@ -20,8 +20,8 @@ from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.runtime import disk
 from batonmq.store.errors import CutUnfinishedError, StoreFailedError
 from batonmq.store.message_store import MessageStore
-from batonmq.store.truncation import STEPS
 from lab.cluster.up import rounds
+from tests.shared.cut_steps import STEPS
 
 RULES = ["changes * ENOSPC", "* * EIO"]
 KINDS = ["clean", "unclean", "unverified", "master", "damaged", "again"]

@@ -11,7 +11,7 @@ from batonmq.store import upkeep
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreFailedError, TruncationRefused
-from batonmq.store.truncation import STEPS
+from tests.shared.cut_steps import STEPS
 
 
 class Crash(Exception):
