@@ -142,7 +142,8 @@ def entry_rows(number: int, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of the lines that begin in a piece; of one that is too long the beginning."""
+    """(offset, line) of the lines that begin in a piece; of one that is too long the beginning.
+    Raises OSError, also for a file that is shorter than it was."""
     system = piece.storage.file_system
     opened = system.open_input_file if piece.end else system.open_input_stream  # this one unpacks
     with io.BufferedReader(opened(piece.path), _BUFFER_BYTES) as file:
@@ -153,6 +154,11 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
         while (at < piece.end or not piece.end) and (line := file.readline(_LINE_MAX)):
             yield at, line
             at += len(line)
+    if at < piece.end:  # what is not read would count as clean
+        raise OSError(
+            f"{piece.path} ends at {at}, {piece.end} bytes were listed: it was replaced meanwhile; "
+            "read again"
+        )
 
 
 def _line_number(piece: Piece, offset: int) -> int:

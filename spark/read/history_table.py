@@ -23,7 +23,7 @@ from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.storage import OpenFile, Storage, even_parts
 
 _PIECE_BYTES: Final = 4 << 20
-_LINE_BYTES_MAX: Final = 1 << 20
+_LINE_BYTES: Final = 1 << 16  # most lines are shorter
 _RAW: Final = pa.schema([(column.field, column.field_type) for column in HISTORY_COLUMNS])
 _COLUMNS: Final = {column.name: column for column in HISTORY_COLUMNS}
 
@@ -71,33 +71,27 @@ def read_history(
 
 
 def line_pieces(file: OpenFile, wanted: HistoryRange) -> Iterator[tuple[int, bytes]]:
-    """(offset, whole lines) of the range, in pieces."""
-    position = wanted.begin
-    if position:
-        # The line that holds the byte before the range belongs to the range before.
-        position = _line_end(file, position - 1)
+    """(offset, whole lines) of the range, in pieces. Raises OSError for a shorter file."""
+    if file.size < wanted.end:
+        raise OSError(
+            f"{file.path} has {file.size} bytes, {wanted.end} were listed: its controller began "
+            "another file of this name meanwhile; read again"
+        )
+    # The line that holds the byte before the range belongs to the range before.
+    position = _line_end(file, wanted.begin - 1) if wanted.begin else 0
     while position < wanted.end:
-        data = file.read_at(position, min(_PIECE_BYTES, wanted.end - position))
-        cut = data.rfind(b"\n") + 1
-        if cut == 0 or (cut < len(data) and position + len(data) == wanted.end):
-            # A line longer than a piece, or the last that begins in the range, ends behind it.
-            end = _line_end(file, position + len(data) - 1)
-            data = file.read_at(position, end - position)
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield position, data[:cut]
-            position = end
-        else:
+        # A line belongs to the piece in which it begins, and may end behind it.
+        end = _line_end(file, min(position + _PIECE_BYTES, wanted.end) - 1)
+        data = file.read_at(position, end - position)
+        if cut := data.rfind(b"\n") + 1:
             yield position, data[:cut]
-            position += cut
+        position = end
 
 
 def _line_end(file: OpenFile, position: int) -> int:
     """Behind the first line end at or behind `position`, or the file's end."""
-    while position < file.size:
-        data = file.read_at(position, _LINE_BYTES_MAX)
-        at = data.find(b"\n")
-        if at >= 0:
+    while data := file.read_at(position, _LINE_BYTES):
+        if (at := data.find(b"\n")) >= 0:
             return position + at + 1
         position += len(data)
     return file.size

@@ -141,6 +141,16 @@ def test_any_split_yields_every_line_once(tmp_path, monkeypatch, split_bytes, pi
     assert [row for part in rows for row in part] == [expected(each) for each in events]
 
 
+def test_a_file_that_another_replaced_since_it_was_listed_fails_by_its_name(tmp_path):
+    """A controller begins a file of the same name when one is full."""
+    path = tmp_path / "history-n0.jsonl"
+    write(path, EVENTS)
+    (wanted,) = plan_history(Storage(""), [str(path)], 1 << 20)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(OSError, match=r"history-n0\.jsonl has \d+ bytes, \d+ were listed"):
+        list(read_history(Storage(""), wanted, SCHEMA))
+
+
 def test_a_bad_line_costs_itself_only_and_a_torn_one_is_not_there(tmp_path):
     path = tmp_path / "history-n0.jsonl"
     write(path, EVENTS)

@@ -70,3 +70,12 @@ def test_lines_are_read_once_however_the_file_is_cut(tmp_path, monkeypatch, piec
         path.write_text(text)
         found, error = read(path)
         assert (len(found), error) == (count, None), text
+
+
+def test_a_list_that_is_shorter_than_when_it_was_listed_is_no_part_of_itself(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(GOOD * 3)
+    (piece,), _ = plan_lists([str(path)])
+    path.write_text(GOOD)
+    with pytest.raises(OSError, match=r"a\.jsonl ends at 49, 147 bytes were listed: .*read again"):
+        list(entries_of(piece))
