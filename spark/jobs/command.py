@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from batonmq.protocol.errors import BatonError
-from batonmq.runtime.clock import UNITS_MS
 from batonmq.spark.jobs.progress import JobSteps
 from batonmq.spark.read import hadoop
 from batonmq.spark.read.damage import DamagedFile
@@ -53,7 +52,6 @@ FAILED: Final = 3
 AUTO, LOCAL, SPARK = "auto", "local", "spark"
 STOPPED: Final = 130
 """By ctrl-C, as shells have it."""
-_SPAN: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 done and something was found, 2 wrong usage or input, 3 failed."
 )
@@ -145,7 +143,7 @@ class Job:
 
         from batonmq.spark.session import open_session
 
-        theirs = SparkSession.getActiveSession()
+        theirs, session = SparkSession.getActiveSession(), None
         settings = {key.replace("_", "."): value for key, value in defaults.items()}
         try:
             with self.progress.step("starting Spark"), _ctrl_c_waits(self.progress):
@@ -154,39 +152,32 @@ class Job:
                 )
                 # A failed query is one line of this job and no trace of the JVM before it.
                 session.sparkContext.setLogLevel(self._settings.get("spark.log.level", "FATAL"))
-        except BaseException:
-            started = SparkSession.getActiveSession()
-            if theirs is None and started is not None:
-                started.stop()
-            raise
-        logging.getLogger().addFilter(_is_news)
-        self.progress.watch(session.sparkContext)
-        try:
+            logging.getLogger().addFilter(_is_news)
+            self.progress.watch(session.sparkContext)
             yield session
         except KeyboardInterrupt:
             _silence_counters(session)
             raise
         finally:
-            if theirs is None:
-                session.stop()
+            started = session or SparkSession.getActiveSession()  # what fails may have begun one
+            if theirs is None and started is not None:
+                started.stop()
 
     def result(self, document: object, lines: Sequence[str] = ()) -> None:
         """The result, on standard output: `document` as JSON with --json, else the lines."""
         if self.as_json:
-            click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
-        else:
-            for line in lines:
-                click.echo(line)
-        sys.stdout.flush()
+            lines = [json.dumps(document, indent=2, ensure_ascii=False, default=str)]
+        for line in lines:
+            click.echo(line)
 
 
 class JobCommand(click.Command):
-    """A command whose errors are sentences: bad input ends it with 2, a failed query with 3. Its
+    """A command whose errors are one line: bad input ends it with 2, a failed query with 3. Its
     help shows defaults."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
-        given["context_settings"] = {"show_default": True}
-        super().__init__(*args, **given)
+        shown = {"context_settings": {"show_default": True}, "epilog": EXIT_CODES}
+        super().__init__(*args, **shown | given)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -196,25 +187,21 @@ class JobCommand(click.Command):
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             ctx.exit(STOPPED)
-        except (ValueError, OSError, StoreError) as error:
-            _tell(str(error))
-            ctx.exit(WRONG)
-        except (BatonError, DamagedFile) as error:
-            _tell(str(error))
         except Exception as error:
-            told = _of_cluster(error) or _of_spark(error)
-            if told is None:
-                # A bug; only its exit code must not be that of a finding.
+            told = _sentence(error)
+            if told is None:  # a bug; only its exit code must not be that of a finding
                 traceback.print_exc()
-                ctx.exit(FAILED)
-            _tell(told)
-            ctx.exit(WRONG if told in (NO_JVM, NO_PACKAGE) else FAILED)
-        ctx.exit(FAILED)
+            else:
+                click.echo(f"error: {' '.join(told.split())}", err=True)
+            is_input = isinstance(error, ValueError | OSError | StoreError)
+            ctx.exit(WRONG if is_input or told in (NO_JVM, NO_PACKAGE) else FAILED)
 
 
-def _tell(text: str) -> None:
-    """An error is one line."""
-    click.echo(f"error: {' '.join(text.split())}", err=True)
+def _sentence(error: Exception) -> str | None:
+    """What an error says to people; None for a bug."""
+    if isinstance(error, ValueError | OSError | StoreError | BatonError | DamagedFile):
+        return str(error)
+    return _of_cluster(error) or _of_spark(error)
 
 
 def _of_cluster(error: Exception) -> str | None:
@@ -350,9 +337,10 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("KeyboardInterrupt while sending command")
 
 
-def _silence_counters(session: SparkSession) -> None:
+def _silence_counters(session: SparkSession | None) -> None:
     """They would print a traceback when the JVM ends in the middle of a message."""
-    server = getattr(session.sparkContext, "_accumulatorServer", None)
+    context = getattr(session, "sparkContext", None)
+    server = getattr(context, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: None
 
@@ -395,14 +383,6 @@ def checked(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parame
             raise click.BadParameter(str(error)) from error
 
     return callback
-
-
-def span_ms(text: str) -> int:
-    """`30s`, `1m`, `2h`, `1d` as ms. Raises ValueError, with what is allowed."""
-    found = _SPAN.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{text!r}: it must be a number from 1 on and s, m, h or d")
-    return int(found[1]) * UNITS_MS[found[2]]
 
 
 def what_failed(text: str) -> str:

@@ -14,7 +14,6 @@ from batonmq.spark.history.history_job import Inputs, run
 from batonmq.spark.history.output_tables import TABLES
 from batonmq.spark.history.summary import lines
 from batonmq.spark.jobs.command import (
-    EXIT_CODES,
     FOUND,
     MOMENT,
     Job,
@@ -29,7 +28,7 @@ from batonmq.spark.severity import CRITICAL, WARNING
 from batonmq.spark.steps.result_folder import Results
 
 
-@click.command(cls=JobCommand, epilog=EXIT_CODES)
+@click.command(cls=JobCommand)
 @job_options
 @engine_option
 @paths_option(

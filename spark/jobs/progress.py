@@ -48,22 +48,17 @@ class JobSteps:
         printer.start()
         try:
             yield
-        except BaseException:
-            self._stop(printer, over)
-            raise
-        self._stop(printer, over)
+        finally:
+            over.set()
+            printer.join()
+            if self._terminal:
+                click.echo("\r\033[K", err=True, nl=False)
         click.echo(f"{text}: {time.monotonic() - began:.1f} s", err=True)
 
     def line(self, text: str) -> None:
         """One line, unless quiet."""
         if not self._quiet:
             click.echo(text, err=True)
-
-    def _stop(self, printer: threading.Thread, over: threading.Event) -> None:
-        over.set()
-        printer.join()
-        if self._terminal:
-            click.echo("\r\033[K", err=True, nl=False)
 
     def _print(self, text: str, began: float, over: threading.Event) -> None:
         while not over.wait(_TERMINAL_S if self._terminal else _LOG_S):

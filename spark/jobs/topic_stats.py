@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from batonmq.spark.jobs.command import (
-    EXIT_CODES,
     FOUND,
     MOMENT,
     Job,
@@ -21,15 +20,15 @@ from batonmq.spark.jobs.command import (
     job_options,
     output_options,
     paths_option,
-    span_ms,
 )
+from batonmq.spark.read.options import read_words, span_ms
 from batonmq.spark.stats.stats_job import LAG, StatsRequest, lines, one_per_group, run
 from batonmq.spark.stats.stats_queries import TABLES
 from batonmq.spark.stats.stats_report import stats_page
 from batonmq.spark.steps.result_folder import Results
 
 
-@click.command(cls=JobCommand, epilog=EXIT_CODES)
+@click.command(cls=JobCommand)
 @job_options
 @engine_option
 @paths_option(
@@ -45,12 +44,12 @@ from batonmq.spark.steps.result_folder import Results
     default="1m",
     callback=checked(span_ms),
     metavar="SPAN",
-    help="how much time one row covers: a number and s, m, h or d",
+    help="how much time one row covers: a number and ms, s, m, h or d",
 )
 @click.option(
     "--topics",
     metavar="NAMES",
-    callback=checked(lambda names: tuple(filter(None, map(str.strip, (names or "").split(","))))),
+    callback=checked(lambda names: read_words(names or "")),
     help="only these, by commas",
 )
 @click.option(

@@ -23,9 +23,9 @@ from batonmq.spark.jobs.command import (
     checked,
     job_options,
     properties,
-    span_ms,
 )
 from batonmq.spark.jobs.endless import stream_options, streaming
+from batonmq.spark.read.options import span_ms
 from batonmq.spark.steps.sql import DELTA
 from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
 from batonmq.spark.topic_table.fields import columns_of

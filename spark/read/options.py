@@ -15,6 +15,7 @@ from msgspec import Meta, inspect
 from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.protocol.records.codec import FIXED_SIZE_V1
 from batonmq.protocol.topic_name import group_problem, topic_problem
+from batonmq.runtime.clock import UNITS_MS
 from batonmq.runtime.settings import nearest
 from batonmq.spark.read.columns import LIVE_TABLE, TABLES
 from batonmq.spark.read.damage import Mode
@@ -24,8 +25,8 @@ from batonmq.spark.read.storage import split_paths
 MIB: Final = 1 << 20
 # Arrow counts the bytes of a column of one window with 31 bits.
 _WINDOW_MAX: Final = 1 << 30
-_MS_PER: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|)")
+_MS_PER: Final = {"ms": 1, **UNITS_MS}
+_SPAN: Final = re.compile(r"([1-9]\d{0,11})\s*(ms|s|m|h|d)")
 _TRUTHS: Final = {"true": True, "false": False}
 
 
@@ -136,11 +137,12 @@ def read_words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def _duration_ms(text: str) -> int:
-    match = _DURATION.fullmatch(text.lower())
-    if match is None or not int(match[1]):
+def span_ms(text: str) -> int:
+    """How long `500ms`, `30s`, `2m`, `1h` or `7d` is. Raises ValueError."""
+    found = _SPAN.fullmatch(text.strip().lower())
+    if found is None:
         raise ValueError("it must be a time such as 500ms, 30s or 2m")
-    return int(match[1]) * _MS_PER[match[2]]
+    return int(found[1]) * _MS_PER[found[2]]
 
 
 def _time_ms(text: str) -> int:
@@ -217,7 +219,7 @@ def by(read: Callable[[str], Any], lacking: str = "") -> Meta:
 
 Words = Annotated[tuple[str, ...], by(read_words)]
 """A list by commas, or a JSON list; each word once."""
-DurationMs = Annotated[int, by(_duration_ms)]
+DurationMs = Annotated[int, by(lambda text: span_ms(f"{text}ms" if text.isdecimal() else text))]
 TimeMs = Annotated[int | None, by(_time_ms)]
 """Ms since 1970, or ISO 8601 (UTC unless it has a zone)."""
 _NO_SERVERS: Final = "no nameServers: name those of the cluster, host:port by commas"

@@ -1,7 +1,6 @@
 """topic_stats over small stores whose every message is known."""
 
 import json
-import struct
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from random import Random
@@ -10,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from batonmq.spark.jobs.command import span_ms
 from batonmq.spark.jobs.topic_stats import main
+from batonmq.spark.read.options import span_ms
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.spark.stats.stats_job import StatsRequest, one_per_group, run
 from batonmq.spark.stats.stats_queries import TABLES
@@ -19,7 +18,7 @@ from batonmq.spark.stats.stats_report import stats_page
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine, SparkEngine
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
-from tests.spark.log_files import LogFiles
+from tests.spark.log_files import LogFiles, write_queue
 
 NOON_MS = 1_795_262_400_000  # 2026-11-21 12:00:00 UTC
 HOT = "Orders"
@@ -28,10 +27,8 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 def consume_queue(root, topic, queue_id, end):
     """A consume queue of `end` units: only where it ends matters to a lag."""
-    folder = root / "consumequeue" / topic / str(queue_id)
-    folder.mkdir(parents=True)
-    units = b"".join(struct.pack(">qiq", 0, 100, 0) for _ in range(end))
-    (folder / f"{0:020d}").write_bytes(units.ljust(20 * 200, b"\0"))
+    units = [(0, 100, 0)] * end
+    write_queue(root, *units, bytes(20 * (200 - end)), topic=topic, queue_id=queue_id)
 
 
 def message(files, topic, queue_id, offset, at_ms, delay_ms, body=b"x" * 100):
@@ -316,14 +313,10 @@ def test_bad_input_is_named(tmp_path):
     result = CliRunner().invoke(
         main, ["--stores", "x", "--output", str(tmp_path), "--bucket", "1w", "--quiet"]
     )
-    assert result.exit_code == 2 and "s, m, h or d" in result.stderr
+    assert result.exit_code == 2 and "a time such as" in result.stderr
     with pytest.raises(FileNotFoundError, match=r"nowhere.*: nothing matches"):
         one_per_group([str(tmp_path / "nowhere*")])
     with pytest.raises(StoreError, match="is no store: none of commitlog, "):
         one_per_group([str(tmp_path)])
-    assert [span_ms(each) for each in ("30s", "1m", "2h", "1d")] == [
-        30_000,
-        60_000,
-        7_200_000,
-        86_400_000,
-    ]
+    spans = ("500ms", "30s", "1m", "2h", "1d")
+    assert [span_ms(each) for each in spans] == [500, 30_000, 60_000, 7_200_000, 86_400_000]
