@@ -23,10 +23,11 @@ from batonmq.spark.steps.sql import Engine, dicts
 
 StepName = Callable[[str], AbstractContextManager[None]]
 #: The gravest findings come first, then those of lower places; what a row lacks comes first.
+_RANK: Final = " ".join(f"WHEN f.severity = '{s}' THEN {n}" for n, s in enumerate(SEVERITIES))
 _GRAVEST: Final = f"""
-    ORDER BY CASE {" ".join(f"WHEN f.severity = '{s}' THEN {n}" for n, s in enumerate(SEVERITIES))}
-    END, f.grp NULLS FIRST, f.physical_offset NULLS FIRST, f.kind, f.topic NULLS FIRST,
-    f.queue_id NULLS FIRST, f.queue_offset NULLS FIRST, f.unique_key NULLS FIRST, f.replicas
+    ORDER BY CASE {_RANK} END, f.grp NULLS FIRST, f.physical_offset NULLS FIRST, f.kind,
+        f.topic NULLS FIRST, f.queue_id NULLS FIRST, f.queue_offset NULLS FIRST,
+        f.unique_key NULLS FIRST, f.replicas
 """
 _OTHER_BROKERS: Final = """
     SELECT broker, count(*) AS many FROM lines
@@ -37,11 +38,12 @@ _COUNTS: Final = """
         CAST(sum(d.agreed) AS BIGINT) AS agreed, CAST(sum(d.log_bytes) AS BIGINT) AS log_bytes
     FROM d WHERE d.part = 'count' GROUP BY d.group
 """
-_KINDS: Final = """
+_KINDS: Final = f"""
     SELECT f.grp AS group, f.severity, f.kind, f.replicas, count(*) AS count,
         min(f.physical_offset) AS first_offset, max(f.physical_offset) AS last_offset,
         min(f.epoch) AS first_epoch, max(f.epoch) AS last_epoch
     FROM findings f GROUP BY f.grp, f.severity, f.kind, f.replicas
+    ORDER BY CASE {_RANK} END, f.grp NULLS FIRST, f.kind, f.replicas
 """
 _SHOWN: Final = ", ".join(
     f"f.{n} AS {'group' if n == 'grp' else n}" for n in finding_queries.COLUMNS
@@ -163,9 +165,6 @@ def run_audit(
         if request.acked:
             (turned,) = dicts(engine, finding_queries.ACKED_COUNTS)
             acked = {"entries": entries, **turned, "other_brokers": others}
-    kinds.sort(key=lambda row: (
-        SEVERITIES.index(row["severity"]), row["group"] or "", row["kind"], row["replicas"]
-    ))  # fmt: skip
     none = dict.fromkeys(("messages", "agreed", "log_bytes"), 0)
     counts = {group.name: none for group in plan.groups} | {row.pop("name"): row for row in counted}
     return AuditResult(plan.groups, counts, kinds, first, acked, notes)
@@ -183,14 +182,11 @@ def _define(
 ) -> None:
     """The views of what the stores hold."""
     with_list = bool(request.acked)
-    options = {
-        "unconfirmed": request.unconfirmed, "wholeLogs": with_list,
-        "messages": request.duplicates or request.queues or with_list,
+    engine.source("differences", request.stores, {
+        "table": "differences", "group": request.group or "", "unconfirmed": request.unconfirmed,
+        "wholeLogs": with_list, "messages": request.duplicates or request.queues or with_list,
         "splitBytes": request.range_bytes, "batchBytes": request.chunk_bytes,
-    }  # fmt: skip
-    given = {name: str(value).lower() for name, value in options.items()}
-    given |= {"table": "differences", "group": request.group or ""}
-    engine.source("differences", request.stores, given)
+    })  # fmt: skip
     engine.define("d", "SELECT * FROM differences", keep=True)
     found = finding_table(known)
     engine.table("known", found.rename_columns({"group": "grp"}))
@@ -235,7 +231,7 @@ def _define_queues(engine: Engine, request: AuditRequest, groups: list[ReplicaGr
     engine.table("spans", _rows(spans, "string: grp doubt; long: begins ends epoch"))
     found, rows = queue_files(groups)
     engine.table("queue_files", rows)
-    tasks = gather(found, attrgetter("size"), request.range_bytes)
+    tasks = gather(found, attrgetter("file.size"), request.range_bytes)
     engine.mapped("units", tasks, read_units, UNITS)
     _views(engine, finding_queries.QUEUE_VIEWS)
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import pyarrow as pa
-
 from batonmq.protocol.layout import FILLER_SIZE
 from batonmq.protocol.topic_name import (
     DLQ_PREFIX,
@@ -26,15 +24,10 @@ from batonmq.protocol.topic_name import (
     SCHEDULE_TOPIC,
     SYSTEM_TOPIC_PREFIX,
 )
-from batonmq.spark.differences.log_findings import DIFFERENCES, LogFinding
+from batonmq.spark.differences.log_findings import LogFinding
 
-_SQL: Final = {pa.string(): "STRING", pa.int32(): "INT", pa.int64(): "BIGINT"}
-_TYPES: Final = {
-    name: _SQL.get(DIFFERENCES.field(name).type, "")
-    for name in LogFinding.__struct_fields__
-    if name not in ("group", "identity")
-}
-COLUMNS: Final = ("grp", *_TYPES)
+_TOLD: Final = tuple(n for n in LogFinding.__struct_fields__ if n not in ("group", "identity"))
+COLUMNS: Final = ("grp", *_TOLD)
 #: Topics in which keys repeat by design: retries, delays, halves of transactions.
 _REPEATING: Final = (
     RETRY_PREFIX, DLQ_PREFIX, SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX,
@@ -49,21 +42,17 @@ def _begins(value: str, prefixes: tuple[str, ...]) -> str:
     return "(" + " OR ".join(f"left({value}, {len(p)}) = '{p}'" for p in prefixes) + ")"
 
 
-def _finding(severity: str, kind: str, detail: str, of: str = "", **columns: str) -> str:
+def _finding(severity: str, kind: str, detail: str, of: str, **columns: str) -> str:
     """The columns of a finding. `of`: the row that has those which are not said."""
-    given = {"severity": severity, "kind": kind, "detail": detail, **columns}
-    parts = [f"{columns.get('grp', f'{of}.grp')} AS grp"]
-    for name, kind_of in _TYPES.items():
-        known = given.get(name) or (f"{of}.{name}" if name in _OF_ROWS.get(of, ()) else "")
-        none = f"CAST(NULL AS {kind_of})" if kind_of else "no_replicas.replicas"
-        parts.append(f"{known or none} AS {name}")
-    return ", ".join(parts)
+    known = {name: f"{of}.{name}" for name in ("grp", *_OF_ROWS[of])}
+    known |= {"severity": severity, "kind": kind, "detail": detail, **columns}
+    return ", ".join(f"{known.get(name, 'NULL')} AS {name}" for name in COLUMNS)
 
 
 _MESSAGE: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "epoch",
                    "unique_key")  # fmt: skip
 _ENTRY: Final = ("topic", "queue_id", "queue_offset", "unique_key")
-_OF_ROWS: Final = {"f": tuple(_TYPES), "m": _MESSAGE, "e": _ENTRY,
+_OF_ROWS: Final = {"f": _TOLD, "m": _MESSAGE, "e": _ENTRY,
                    "b": ("topic", "queue_id", "queue_offset"),
                    "q": ("topic", "queue_id", "physical_offset"),
                    "u": ("topic", "queue_id", "queue_offset", "physical_offset")}  # fmt: skip
@@ -83,7 +72,7 @@ def _span(of: str) -> str:
 #: The rows of `differences`, by their parts.
 PARTS: Final = {
     "ranged": f"""
-        SELECT d.group AS grp, {", ".join(f"d.{name}" for name in _TYPES)}, d.identity,
+        SELECT d.group AS grp, {", ".join(f"d.{name}" for name in _TOLD)}, d.identity,
             row_number() OVER (PARTITION BY d.group, d.replicas, d.identity, d.severity, d.kind
                 ORDER BY d.physical_offset) AS nth
         FROM d WHERE d.part = 'finding'
@@ -249,27 +238,20 @@ def _steps(acked: bool) -> str:
             CAST(q.before AS STRING), ' in the log') END"""
     severity = "CASE WHEN q.kind <> 'gap' AND q.queue_offset = 0 THEN 'warning' ELSE 'critical' END"
     at = "CASE WHEN q.kind = 'gap' THEN q.before + 1 ELSE q.queue_offset END"
-    lost = (
+    lost = unless = ""
+    if acked:
+        lost = f"""
+            LEFT JOIN (SELECT s.grp, s.topic, s.queue_id, s.physical_offset, count(*) AS many
+                FROM steps s JOIN lost l ON {_equal("s", "l", _QUEUE)}
+                    AND l.queue_offset > s.before AND l.queue_offset < s.queue_offset
+                GROUP BY s.grp, s.topic, s.queue_id, s.physical_offset) t
+            ON {_equal("q", "t", (*_QUEUE, "physical_offset"))}
         """
-        LEFT JOIN (SELECT s.grp, s.topic, s.queue_id, s.physical_offset, count(*) AS many
-            FROM steps s JOIN lost l ON s.grp = l.grp AND s.topic = l.topic
-                AND s.queue_id = l.queue_id AND l.queue_offset > s.before
-                AND l.queue_offset < s.queue_offset
-            GROUP BY s.grp, s.topic, s.queue_id, s.physical_offset) t
-        ON q.grp = t.grp AND q.topic = t.topic AND q.queue_id = t.queue_id
-            AND q.physical_offset = t.physical_offset
-    """
-        if acked
-        else ""
-    )
-    unless = "AND (t.many IS NULL OR t.many < q.lacking)" if acked else ""
+        unless = "AND (t.many IS NULL OR t.many < q.lacking)"
+    more = {"queue_offset": at, "epoch": "p.epoch"}
     return f"""
-        SELECT {
-        _finding(
-            severity, "q.kind", f"concat({text}, p.doubt)", "q", queue_offset=at, epoch="p.epoch"
-        )
-    }
-        FROM steps q CROSS JOIN no_replicas {_span("q")} {lost}
+        SELECT {_finding(severity, "q.kind", f"concat({text}, p.doubt)", "q", **more)}
+        FROM steps q {_span("q")} {lost}
         WHERE (q.kind <> 'gap' OR NOT EXISTS (
             SELECT 1 FROM ranged w WHERE w.kind = 'damaged' AND w.grp = q.grp
                 AND w.physical_offset > q.last_before AND w.physical_offset < q.physical_offset
@@ -290,7 +272,7 @@ def _duplicates() -> str:
                 first_value(queue_offset) {window} AS first_offset
             FROM messages
             WHERE amount = 1 AND unique_key IS NOT NULL AND NOT {_begins("topic", _REPEATING)}
-        ) m CROSS JOIN no_replicas WHERE m.nth > 1
+        ) m WHERE m.nth > 1
     """
 
 
@@ -300,6 +282,9 @@ _PLACE_TEXT: Final = """concat('p', grp, '/', topic, '/', CAST(queue_id AS STRIN
 _FOUND: Final = """m.grp AS m_grp, m.topic AS m_topic, m.queue_id AS m_queue,
     m.queue_offset AS m_queue_offset, m.physical_offset AS m_offset, m.size AS m_size,
     m.epoch AS m_epoch, m.body_crc AS m_crc"""
+#: An entry, and the message that was found for it.
+_WITH_ITS: Final = """entry, topic, queue_id, queue_offset, unique_key, body_crc, m_grp, m_topic,
+    m_queue, m_queue_offset, m_offset, m_size, m_epoch, m_crc, m_lack"""
 #: An entry is looked for at its place, then by its key, or by the log offset in its message id.
 ACKED_VIEWS: Final = {
     "listed": """
@@ -310,8 +295,7 @@ ACKED_VIEWS: Final = {
     "placed_pairs": f"""
         SELECT e.*, {_FOUND}, m.have AS m_have, m.lack AS m_lack,
             row_number() OVER (PARTITION BY e.entry ORDER BY m.physical_offset) AS nth
-        FROM entries e JOIN listed m ON e.grp = m.grp AND e.topic = m.topic
-            AND e.queue_id = m.queue_id AND e.queue_offset = m.queue_offset
+        FROM entries e JOIN listed m ON {_equal("e", "m", (*_QUEUE, "queue_offset"))}
         WHERE e.unique_key IS NULL OR e.unique_key = m.unique_key OR e.unique_key = m.batch_key
     """,
     "rest": """
@@ -371,25 +355,18 @@ ACKED_VIEWS: Final = {
         SELECT p.*, coalesce(p.grp, p.m_grp) AS known_grp FROM link_pairs p
         WHERE p.is_rest AND p.nth = 1
     """,
-    "found": """
+    "found": f"""
         SELECT f.*, CASE WHEN f.m_offset + f.m_size > g.confirms THEN 1 ELSE 0 END AS is_above
         FROM (
-            SELECT entry, grp, topic, queue_id, queue_offset, unique_key, body_crc, m_grp,
-                m_topic, m_queue, m_queue_offset, m_offset, m_size, m_epoch, m_crc, m_lack,
-                FALSE AS by_link
-            FROM placed_pairs WHERE nth = 1
+            SELECT {_WITH_ITS}, grp, FALSE AS by_link FROM placed_pairs WHERE nth = 1
             UNION ALL
-            SELECT entry, known_grp AS grp, topic, queue_id, queue_offset, unique_key, body_crc,
-                m_grp, m_topic, m_queue, m_queue_offset, m_offset, m_size, m_epoch, m_crc,
-                m_lack, TRUE AS by_link
-            FROM best WHERE amount > 0
+            SELECT {_WITH_ITS}, known_grp AS grp, TRUE AS by_link FROM best WHERE amount > 0
         ) f JOIN grps g ON f.m_grp = g.grp
     """,
     # A copy for a retry does not prove that the message moved, unless that cannot have expired.
     "moved": f"""
         SELECT f.* FROM found f JOIN grps g ON f.grp = g.grp
-            LEFT JOIN queue_begins b ON f.grp = b.grp AND f.topic = b.topic
-                AND f.queue_id = b.queue_id
+            LEFT JOIN queue_begins b ON {_equal("f", "b", _QUEUE)}
         WHERE f.by_link AND f.queue_offset IS NOT NULL AND NOT {_begins("f.m_topic", _WAITING)}
             AND NOT (coalesce(f.topic = f.m_topic, TRUE) AND coalesce(f.queue_id = f.m_queue, TRUE)
                 AND f.queue_offset = f.m_queue_offset)
@@ -409,8 +386,7 @@ ACKED_VIEWS: Final = {
                     OR r.queue_id IS NULL OR r.queue_offset IS NULL) THEN r.id_offset
                 END AS id_at
             FROM rest r LEFT JOIN best f ON r.entry = f.entry LEFT JOIN grps g ON r.grp = g.grp
-                LEFT JOIN queue_begins b ON r.grp = b.grp AND r.topic = b.topic
-                    AND r.queue_id = b.queue_id
+                LEFT JOIN queue_begins b ON {_equal("r", "b", _QUEUE)}
             WHERE f.entry IS NULL
         ) n
     """,
@@ -467,11 +443,11 @@ def _held() -> Iterator[str]:
     what = f"""concat('its body has CRC ', CAST(e.m_crc AS STRING), ', the acknowledged one ',
         CAST({crc} AS STRING))"""
     told = _finding("'critical'", "'divergent'", what, "e", field="'body'", **at)
-    yield f"SELECT {told} FROM found e CROSS JOIN no_replicas WHERE {crc} <> e.m_crc"
+    yield f"SELECT {told} FROM found e WHERE {crc} <> e.m_crc"
     what = """concat('acknowledged here, lies at queue ', CAST(e.m_queue AS STRING), ' offset ',
         CAST(e.m_queue_offset AS STRING), ' of ', e.m_topic)"""
     told = _finding("'critical'", "'reordered'", what, "e", **at)
-    yield f"SELECT {told} FROM moved e CROSS JOIN no_replicas"
+    yield f"SELECT {told} FROM moved e"
 
 
 def _lost() -> Iterator[str]:
@@ -480,28 +456,21 @@ def _lost() -> Iterator[str]:
         THEN 'it names no broker, and several groups are audited'
         ELSE 'not found, and it may have expired: the log no longer begins at 0' END"""
     told = _finding("'warning'", "'unchecked'", why, "e")
-    yield f"""
-        SELECT {told} FROM nowhere e CROSS JOIN no_replicas
-        WHERE e.outcome IN ('unknown', 'unchecked')
-    """
+    yield f"SELECT {told} FROM nowhere e WHERE e.outcome IN ('unknown', 'unchecked')"
     what = """CASE WHEN e.bits IS NOT NULL THEN concat('acknowledged, and only in ', s.names,
             ': the others, or a later epoch, went on without it')
         ELSE concat('acknowledged, and in no replica', CASE WHEN n.nearest IS NOT NULL THEN
             concat('; the one before it in its queue lies at ', CAST(n.nearest AS STRING))
             ELSE '' END) END"""
-    replicas = "CASE WHEN e.bits IS NOT NULL THEN s.replicas ELSE no_replicas.replicas END"
-    told = _finding(
-        "'critical'", "'lost'", what, "e", replicas=replicas, physical_offset="e.physical_offset",
-        epoch="coalesce(e.epoch, n.epoch)",
-    )  # fmt: skip
+    at = {"physical_offset": "e.physical_offset", "epoch": "coalesce(e.epoch, n.epoch)"}
+    told = _finding("'critical'", "'lost'", what, "e", replicas="s.replicas", **at)
     yield f"""
-        SELECT {told} FROM lost e CROSS JOIN no_replicas
+        SELECT {told} FROM lost e
             LEFT JOIN sets s ON e.m_grp = s.grp AND e.bits = s.bits LEFT JOIN (
                 SELECT grp, topic, queue_id, queue_offset, max(physical_offset) AS nearest,
                     max_by(epoch, physical_offset) AS epoch
                 FROM listed GROUP BY grp, topic, queue_id, queue_offset
-            ) n ON e.grp = n.grp AND e.topic = n.topic AND e.queue_id = n.queue_id
-                AND e.queue_offset - 1 = n.queue_offset
+            ) n ON {_equal("e", "n", _QUEUE)} AND e.queue_offset - 1 = n.queue_offset
     """
 
 
@@ -509,7 +478,7 @@ def _of_list() -> Iterator[str]:
     """Findings about messages that the list lacks, and about the order of its entries."""
     told = _finding("'info'", "'not_acked'", "'in the log, and not in the list'", "m")
     yield f"""
-        SELECT {told} FROM listed m CROSS JOIN no_replicas
+        SELECT {told} FROM listed m
             LEFT JOIN (SELECT DISTINCT m_grp, m_offset FROM placed_pairs) p
                 ON m.grp = p.m_grp AND m.physical_offset = p.m_offset
             LEFT JOIN named n ON m.grp = n.grp AND m.physical_offset = n.physical_offset
@@ -525,7 +494,7 @@ def _of_list() -> Iterator[str]:
             SELECT *, lag(number) {order} AS number_before,
                 lag(queue_offset) {order} AS offset_before
             FROM entries WHERE producer IS NOT NULL AND number IS NOT NULL AND {_PLACED}
-        ) e CROSS JOIN no_replicas WHERE e.queue_offset <= e.offset_before
+        ) e WHERE e.queue_offset <= e.offset_before
     """
 
 
@@ -538,4 +507,8 @@ def findings(*, acked: bool, duplicates: bool, queues: bool) -> str:
         parts.append(_duplicates())
     if acked:
         parts += [*_held(), *_lost(), *_of_list()]
-    return " UNION ALL ".join(parts)
+    # An empty list is spelled differently by the engines, so it comes from a table.
+    told = {name: f"u.{name}" for name in COLUMNS}
+    told["replicas"] = "coalesce(u.replicas, r.replicas)"
+    columns = ", ".join(f"{value} AS {name}" for name, value in told.items())
+    return f"SELECT {columns} FROM ({' UNION ALL '.join(parts)}) u CROSS JOIN no_replicas r"

@@ -33,6 +33,7 @@ SMALL_LOG_BYTES: Final = 64 << 20
 """Logs of at most so many bytes together, some 100,000 messages, are done in this process."""
 PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
 Options = Mapping[str, str]
+Given = Mapping[str, str | int | bool]
 Batches = Iterator[pa.RecordBatch]
 OfTask = Callable[[Any], Batches]
 OfRows = Callable[[Batches], Batches]
@@ -229,7 +230,7 @@ class DuckEngine(_Writes):
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
-    def source(self, view: str, paths: Sequence[str], options: Options) -> None:
+    def source(self, view: str, paths: Sequence[str], options: Given) -> None:
         """A table of the data source. Raises what `open_arrow` does, now or when it is read."""
         reader = open_arrow(paths, **options)
         self._stream(view, reader.schema, reader)
@@ -296,7 +297,7 @@ class SparkEngine(_Writes):
         for frame in self._kept:
             frame.unpersist()
 
-    def source(self, view: str, paths: Sequence[str], options: Options) -> None:
+    def source(self, view: str, paths: Sequence[str], options: Given) -> None:
         given = {"paths": json.dumps(list(paths)), **options}
         frame = self._session.read.format("batonmq").options(**given).load()
         frame.createOrReplaceTempView(view)
