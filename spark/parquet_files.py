@@ -9,9 +9,10 @@ A file gets its name only when it is whole, and a repeated task replaces the fil
 """
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
+from itertools import groupby
 from typing import Final
 
 import pyarrow as pa
@@ -73,35 +74,30 @@ def write_parquet(
 def _write(read: Read, work: Work, storage: Storage, folder: str) -> list[ParquetFile]:
     """Write one partition; no file if it has no rows."""
     system, schema = storage.file_system, read.schema
-    groups = _groups(read.run(work))
-    first = next(groups, None)
-    if first is None:
-        return []
-    system.create_dir(f"{folder}/_temporary")
     name = f"part-{work.number:06d}.parquet"
     growing = f"{folder}/_temporary/{uuid.uuid4().hex}-{name}"
     repeating = [each for each in schema.names if each in _REPEATING]
-    rows = 0
-    with pq.ParquetWriter(
-        growing, schema, filesystem=system, compression="snappy", use_dictionary=repeating
-    ) as writer:
-        for batches in chain((first,), groups):
+    rows = seen = 0
+
+    def row_group(batch: pa.RecordBatch) -> int:
+        """The number of the row group that a batch goes to."""
+        nonlocal seen
+        seen += batch.nbytes
+        return seen // _ROW_GROUP_BYTES
+
+    with ExitStack() as stack:
+        writer = None
+        for _, batches in groupby(read.run(work), row_group):
+            if writer is None:
+                system.create_dir(f"{folder}/_temporary")
+                writer = stack.enter_context(pq.ParquetWriter(
+                    growing, schema, filesystem=system, compression="snappy",
+                    use_dictionary=repeating,
+                ))  # fmt: skip
             table = pa.Table.from_batches(batches)
             writer.write_table(table)
             rows += table.num_rows
+    if not rows:
+        return []
     system.move(growing, f"{folder}/{name}")
     return [ParquetFile(f"{folder}/{name}", rows)]
-
-
-def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Batches together until they make a row group."""
-    group: list[pa.RecordBatch] = []
-    held = 0
-    for batch in batches:
-        group.append(batch)
-        held += batch.nbytes
-        if held >= _ROW_GROUP_BYTES:
-            yield group
-            group, held = [], 0
-    if group:
-        yield group

@@ -45,7 +45,7 @@ def register(session: SparkSession) -> SparkSession:
         named = session.conf.get("spark.pyspark.python", os.environ.get(PYTHON, sys.executable))
         if named == sys.executable and context.master.startswith("local"):
             context.pythonExec = _quick_python(context)
-        context.environment[hadoop.SHARED] = hadoop.share_settings(_settings_of(context))
+        context.environment[hadoop.SHARED] = hadoop.share_settings(dict(context.getConf().getAll()))
     session.dataSource.register(BatonmqSource)
     for key, value in PARQUET_DEFAULTS.items():
         given = (session.conf.get(name, None) for name in (key, f"spark.hadoop.{key}"))
@@ -73,10 +73,6 @@ def _quick_python(context: SparkContext) -> str:
     program.chmod(0o700)
     # Not where its file system is mounted noexec.
     return str(program) if os.access(program, os.X_OK) else sys.executable
-
-
-def _settings_of(context: SparkContext) -> dict[str, str]:
-    return dict(context.getConf().getAll())
 
 
 def open_session(

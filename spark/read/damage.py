@@ -6,7 +6,8 @@ Free of Spark.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from itertools import groupby, islice
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -72,28 +73,26 @@ def corrupt_rows(
 
 
 def settle(
-    items: Iterator[pa.RecordBatch | Damage],
+    items: Iterator[Any],
     mode: Mode,
     facts: Mapping[str, object],
     schema: pa.Schema,
     count: DamageCount,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches only: damage raises DamagedFile, is counted, or becomes a row. Order stays."""
-    held: list[Damage] = []  # neighbours become one batch
-    for item in items:
-        if held and (not isinstance(item, Damage) or len(held) >= _ROWS):
-            yield corrupt_rows(held, facts, schema)
-            held = []
-        if not isinstance(item, Damage):
-            yield item
-        elif mode is Mode.FAILFAST:
-            raise DamagedFile(
-                f"{item}; read with mode DROPMALFORMED to leave it out, or with PERMISSIVE to get "
-                "a row for it"
-            )
-        else:
-            count.add(item)
+    """Batches of `items`, which are batches and Damage, in order: damage raises DamagedFile, is
+    counted, or becomes a row."""
+    for is_damage, run in groupby(items, lambda item: isinstance(item, Damage)):
+        if not is_damage:
+            yield from run
+            continue
+        # Neighbours become one batch. With FAILFAST nothing is read behind the first.
+        while damages := list(islice(run, _ROWS if mode is Mode.PERMISSIVE else 1)):
+            if mode is Mode.FAILFAST:
+                raise DamagedFile(
+                    f"{damages[0]}; read with mode DROPMALFORMED to leave it out, or with "
+                    "PERMISSIVE to get a row for it"
+                )
+            for damage in damages:
+                count.add(damage)
             if mode is Mode.PERMISSIVE:
-                held.append(item)
-    if held:
-        yield corrupt_rows(held, facts, schema)
+                yield corrupt_rows(damages, facts, schema)

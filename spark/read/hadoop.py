@@ -113,12 +113,6 @@ def _class_path() -> list[str]:
 
 
 @cache
-def file_system(root: str) -> fs.FileSystem:
-    """That of a URI up to the path. Raises OSError, ValueError for a scheme without a jar."""
-    return fs.PyFileSystem(_HadoopFiles(root))
-
-
-@cache
 def _jvm() -> Any:
     """The classes of Hadoop. Raises OSError if no JVM can be started here."""
     try:
@@ -158,10 +152,11 @@ def _named(uri: str) -> Iterator[None]:
         raise OSError(f"{uri}: {name}: {why}") from None
 
 
-class _HadoopFiles(fs.FileSystemHandler):
+class HadoopFiles(fs.FileSystemHandler):
     """pyarrow's view of one Hadoop file system; paths are those behind the root's authority."""
 
     def __init__(self, root: str) -> None:
+        """Raises OSError, ValueError for a scheme without a jar."""
         self._root = root
         hadoop = _jvm()
         with _named(root):
@@ -172,7 +167,7 @@ class _HadoopFiles(fs.FileSystemHandler):
             self._fs = self._path(f"{root}/").getFileSystem(conf)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _HadoopFiles) and other._root == self._root
+        return isinstance(other, HadoopFiles) and other._root == self._root
 
     def __hash__(self) -> int:
         return hash(self._root)

@@ -26,9 +26,9 @@ from batonmq.spark.read.storage import OpenFile
 
 RECORD_BYTES_MAX: Final = 32 << 20
 """A larger record counts as damage, where nothing else is said."""
-_SEARCH_MIN: Final = 1 << 16
+_SEARCH_MIN: Final = 1 << 16  # doubled up to _SEARCH_MAX: most damage is short
 _SEARCH_MAX: Final = 1 << 20
-_FIRST: Final = 8
+_FIRST: Final = 8  # size and magic, of a record or of the blank that ends a file
 _OVERLAP: Final = OFFSET_END - 1
 _WINDOW_BEHIND_DAMAGE: Final = 1 << 14
 
