@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import combinations, groupby, pairwise
+from itertools import combinations, groupby
 
 from batonmq.spark.differences.log_findings import LogFinding
 from batonmq.spark.differences.replica_groups import LogFile, ReplicaGroup, ReplicaStore, log_end
@@ -96,7 +96,7 @@ def _shorter(group: ReplicaGroup) -> Iterator[LogFinding]:
 def _nothing_confirmed(group: ReplicaGroup) -> Iterator[LogFinding]:
     """A warning for each log that holds something though no replica confirms anything."""
     for each in group.replicas:
-        end = log_end(each.storage, each.files, 0)
+        end = log_end(each.facts, each.files, 0)
         if each.files and end > each.first:
             what = (
                 f"no replica confirms anything, so the log of {each.name} up to {end} is not "
@@ -115,7 +115,7 @@ def _epochs(group: ReplicaGroup) -> Iterator[LogFinding]:
         if not one.facts.epochs or not other.facts.epochs:
             continue
         low, high = max(one.first, other.first), min(one.confirm, other.confirm)
-        for begin, end, epoch, theirs in _stretches(one, other, low, high):
+        for begin, end, epoch, theirs in _stretches(group, one, other, low, high):
             what = (
                 f"the bytes from {begin} to {end} are of {_epoch(epoch)} by {one.name}, of "
                 f"{_epoch(theirs)} by {other.name}"
@@ -155,7 +155,7 @@ def _passed_over(group: ReplicaGroup, replica: ReplicaStore) -> Iterator[LogFind
     stretches: dict[_Stretch, list[str]] = {}
     for other in group.replicas:
         low, high = max(replica.confirm, other.first), other.confirm
-        for stretch in _stretches(replica, other, low, high):
+        for stretch in _stretches(group, replica, other, low, high):
             _, _, epoch, theirs = stretch
             if epoch is not None and theirs is not None and theirs < epoch:
                 stretches.setdefault(stretch, []).append(other.name)
@@ -172,17 +172,12 @@ def _epoch(epoch: int | None) -> str:
     return "no epoch" if epoch is None else f"epoch {epoch}"
 
 
-def _stretches(one: ReplicaStore, other: ReplicaStore, low: int, high: int) -> Iterator[_Stretch]:
+def _stretches(
+    group: ReplicaGroup, one: ReplicaStore, other: ReplicaStore, low: int, high: int
+) -> Iterator[_Stretch]:
     """[low, high) as stretches (begin, end, epoch, epoch of the other), as long as they can be."""
-    if low >= high:
-        return
-    edges = {low, high}
-    for replica in (one, other):
-        edges.update(e.start_offset for e in replica.facts.epochs if low < e.start_offset < high)
-    parts = [
-        (begin, end, one.epoch_at(begin), other.epoch_at(begin))
-        for begin, end in pairwise(sorted(edges))
-    ]
+    spans = ((max(begin, low), min(end, high)) for begin, end in group.stretches())
+    parts = ((at, end, one.epoch_at(at), other.epoch_at(at)) for at, end in spans if at < end)
     for epochs, same in groupby(parts, key=lambda part: part[2:]):
         run = list(same)
         yield run[0][0], run[-1][1], *epochs

@@ -49,6 +49,7 @@ def compare(
     for side in sides:
         side.hold(begin, end)
     yield min(end, max(side.limit for side in sides)) - begin
+    # Where all bytes are equal, the one that may be read furthest has what any of them has.
     longest = max(sides, key=lambda side: (side.limit, -side.index))
     items = longest.items(begin, end)
     if not items.damages and _all_equal(longest, items, sides, begin, end):

@@ -13,14 +13,12 @@ import numpy as np
 from batonmq.protocol.records.codec import FIXED_SIZE_V1
 from batonmq.spark.read.log_range import RECORD_BYTES_MAX, Block, LogRange, RangeReader
 from batonmq.spark.read.selection import HIGH
-from batonmq.spark.read.storage import Storage, found
+from batonmq.spark.read.storage import found
 from batonmq.spark.read.store_facts import (
-    NAME_DIGITS,
     StoreFacts,
     StoreFile,
     group_names,
     read_facts,
-    segments,
 )
 
 _WINDOW_BYTES = 8 << 20
@@ -34,7 +32,6 @@ class ReplicaStore:
     """
 
     name: str
-    storage: Storage
     facts: StoreFacts
     files: tuple[StoreFile, ...]
     first: int
@@ -45,7 +42,7 @@ class ReplicaStore:
     @property
     def tags_are_hashes(self) -> bool:
         """Whether units hold hashes of tags: with `consumequeue_ext` they hold places in it."""
-        return not self.storage.exists(f"{self.facts.path}/consumequeue_ext")
+        return not self.facts.storage.exists(f"{self.facts.path}/consumequeue_ext")
 
     def epoch_at(self, offset: int) -> int | None:
         """The epoch in which the byte at a log offset was written, by this replica's list."""
@@ -139,7 +136,7 @@ def find_groups(
     one. `unconfirmed`: stores without a confirmOffset are compared to the end of their log.
     `with_tails`: logs are read to their ends. Raises ValueError, StoreError, OSError.
     """
-    members: dict[tuple[str, str], list[tuple[StoreFacts, Storage]]] = {}
+    members: dict[tuple[str, str], list[StoreFacts]] = {}
     for storage, path in found(patterns):
         facts = read_facts(storage, path)
         key = (facts.cluster or "", facts.broker or "")
@@ -150,17 +147,16 @@ def find_groups(
                 f"{path} has no brokerIdentity, so its group is not known: name it with --group; "
                 "then all stores of this call are its replicas"
             )
-        members.setdefault(key, []).append((facts, storage))
+        members.setdefault(key, []).append(facts)
     groups = []
     for key, name in sorted(group_names(members).items()):
         stores = members[key]
-        if len(stores) > 62:
+        if len(stores) > 62:  # each is one bit of a signed number of 64
             raise ValueError(f"{name}: {len(stores)} replicas; at most 62 can be compared")
-        stores.sort(key=lambda each: (each[0].broker_id is None, each[0].broker_id or 0))
-        names = _names(key[1], [facts for facts, _ in stores])
+        stores.sort(key=lambda each: (each.broker_id is None, each.broker_id or 0))
         replicas = [
-            _replica(label, storage, facts, unconfirmed=unconfirmed, with_tails=with_tails)
-            for label, (facts, storage) in zip(names, stores, strict=True)
+            _replica(label, facts, unconfirmed=unconfirmed, with_tails=with_tails)
+            for label, facts in zip(_names(key[1], stores), stores, strict=True)
         ]
         if unconfirmed and not any(replica.confirm for replica in replicas):
             replicas = [replace(each, confirm=each.end, knows_confirm=False) for each in replicas]
@@ -180,35 +176,26 @@ def _names(broker: str, stores: Sequence[StoreFacts]) -> list[str]:
     ]
 
 
-def _replica(
-    name: str, storage: Storage, facts: StoreFacts, *, unconfirmed: bool, with_tails: bool
-) -> ReplicaStore:
-    files = tuple(segments(storage, f"{facts.path}/commitlog"))
-    facts.check_confirmed(files, unconfirmed=unconfirmed)
+def _replica(name: str, facts: StoreFacts, *, unconfirmed: bool, with_tails: bool) -> ReplicaStore:
+    every = facts.log_files(with_empty=True)
+    files = tuple(file for file in every if file.size)
+    if files and not unconfirmed:
+        facts.confirmed_end()  # that there is one
     knows, confirm = facts.keeps_confirm, facts.confirm_offset or 0
     end = confirm
     if unconfirmed or with_tails or not knows:
-        end = max(confirm, log_end(storage, files, confirm))
+        end = max(confirm, log_end(facts, files, confirm))
     if not knows:
         confirm = end
-    first = confirm
-    if files:  # a file that was emptied is there: it has not expired
-        first = min([files[0].start, *_emptied(storage, f"{facts.path}/commitlog")])
-    return ReplicaStore(name, storage, facts, files, first, confirm, end, knows)
+    # A file that was emptied is there: it has not expired.
+    first = every[0].start if files else confirm
+    return ReplicaStore(name, facts, files, first, confirm, end, knows)
 
 
-def _emptied(storage: Storage, folder: str) -> Iterator[int]:
-    """Where files of a log begin that hold nothing."""
-    for info in storage.children(folder):
-        name = info.base_name
-        if info.is_file and not info.size and len(name) == NAME_DIGITS and name.isdecimal():
-            yield int(name)
-
-
-def log_end(storage: Storage, files: Sequence[StoreFile], confirm: int) -> int:
+def log_end(facts: StoreFacts, files: Sequence[StoreFile], confirm: int) -> int:
     """Behind the last whole record of a log, or what was one; files are walked from the last."""
     for file in reversed(files):
-        with storage.open(file.path) as opened:
+        with facts.storage.open(file.path) as opened:
             if not any(opened.read_at(0, FIXED_SIZE_V1)):
                 continue
             end = file.start

@@ -5,8 +5,10 @@ Free of Spark.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 
 import numpy as np
 
@@ -50,13 +52,26 @@ class Items:
         none = [np.empty(0, np.int64)]
         self.starts: Int64s = np.concatenate([*(b.starts for b in self.blocks), *none])
         self.ends: Int64s = np.concatenate([*(b.ends for b in self.blocks), *none])
+        self._bases = [block.base + int(block.records.start[0]) for block in self.blocks]
+
+    # Both are asked for each place that differs, so neither may pass over all: with a bad record
+    # beside each good one there are as many blocks and stretches as places.
+
+    def record_at(self, offset: int) -> Block | None:
+        """The record that begins at a log offset, as a block of its own."""
+        which = bisect_right(self._bases, offset) - 1
+        if which < 0:
+            return None
+        block = self.blocks[which]
+        at = int(np.searchsorted(block.records.start, offset - block.base))
+        one = block.keep(slice(at, at + 1))
+        return one if len(one.records) and int(one.starts[0]) == offset else None
 
     def damage_at(self, offset: int) -> Damage | None:
         """The damaged stretch that holds the byte at a log offset."""
-        for damage in self.damages:
-            if damage.offset <= offset < damage.offset + damage.size:
-                return damage
-        return None
+        which = bisect_right(self.damages, offset, key=attrgetter("offset")) - 1
+        found = self.damages[which] if which >= 0 else None
+        return found if found is not None and offset < found.offset + found.size else None
 
 
 class Side:
@@ -75,10 +90,10 @@ class Side:
         self.gone = ""
         self._held: HeldFile | None = None
         if path is not None:
-            opened = replica.storage.file_system.open_input_file(path)
+            opened = replica.facts.storage.file_system.open_input_file(path)
             self._held = stack.enter_context(HeldFile(path, opened))
         else:
-            is_there = replica.storage.exists(self.path)
+            is_there = replica.facts.storage.exists(self.path)
             self.gone = f"{self.path} is {'empty' if is_there else 'missing'}"
         self._start, self._end = file.start, file.end
         self._loose_from = HIGH if replica.end <= replica.confirm else replica.confirm

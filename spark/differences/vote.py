@@ -148,8 +148,9 @@ class Vote:
         refusing: list[Side] = []
         rest: list[Side] = []
         for side in self._sides:
-            found = self._message(side, offset)
-            if found is not None:
+            record = self._every[side.index].record_at(offset)
+            if record is not None:
+                found = message_of(record)
                 held.setdefault(found.raw, (found, []))[1].append(side)
             else:
                 (refusing if self._refuses(side, offset) else rest).append(side)
@@ -229,14 +230,6 @@ class Vote:
             if is_record(data, 0, damage.offset):
                 return True
         return False
-
-    def _message(self, side: Side, offset: int) -> RecordMessage | None:
-        for block in self._every[side.index].blocks:
-            at = int(np.searchsorted(block.starts, offset))
-            one = block.keep(slice(at, at + 1))
-            if len(one.records) and int(one.starts[0]) == offset:
-                return message_of(one)
-        return None
 
     def _refuses(self, side: Side, offset: int) -> bool:
         """Whether a side holds something else where a record would begin at an offset."""

@@ -19,29 +19,28 @@ from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.selection import HIGH, LOW
 from batonmq.spark.read.storage import Storage, even_parts
-from batonmq.spark.read.store_facts import StoreError, StoreFacts, StoreFile, segments
+from batonmq.spark.read.store_facts import StoreFacts, StoreFile, gaps
 
 
-def plan_ranges(
-    storage: Storage, facts: StoreFacts, options: ReadOptions
-) -> list[LogRange | Damage]:
+def plan_ranges(facts: StoreFacts, options: ReadOptions) -> list[LogRange | Damage]:
     """The ranges of one store that may hold wanted messages. Raises StoreError, OSError.
 
     What lies in no file, between two files or below the confirmed end, is damage. A log that begins
     late is whole: its first files have expired.
     """
-    files = segments(storage, f"{facts.path}/commitlog")
-    confirmed = _confirmed(storage, facts, options, files)
-    ranges: list[tuple[int, LogRange | Damage]] = []
+    files, storage = facts.log_files(), facts.storage
+    confirmed = _confirmed(facts, options, files)
+    top = HIGH if options.unconfirmed else confirmed
     chosen = _of_time(storage, files, options)
-    is_last = chosen[-1:] == files[-1:]
-    for path, begin, end in _gaps(facts.path, chosen, confirmed if is_last else 0):
-        size = (end if options.unconfirmed else min(end, confirmed)) - begin
-        if size > 0:
-            lacking = Damage(path, begin, size, "no file of the log holds this part")
-            ranges.append((begin, lacking))
+    behind = confirmed if chosen[-1:] == files[-1:] else 0
+    what = "no file of the log holds this part"
+    ranges: list[tuple[int, LogRange | Damage]] = [
+        (begin, Damage(path, begin, min(end, top) - begin, what))
+        for path, begin, end in gaps(f"{facts.path}/commitlog", chosen, behind)
+        if begin < min(end, top)
+    ]
     for file in chosen:
-        limit = file.end if options.unconfirmed else min(file.end, confirmed)
+        limit = min(file.end, top)
         if file.start >= limit:
             continue
         followed = options.unconfirmed and any(
@@ -49,42 +48,24 @@ def plan_ranges(
             for each in files
             if each.start >= file.end
         )
+        loose_from = confirmed if options.unconfirmed else HIGH
         for begin, end in even_parts(file.start, limit, options.ranges_of(limit - file.start)):
             ranges.append((begin, LogRange(
                 file.path, file.start, file.end, begin, end, limit, begin == file.start,
-                confirmed if options.unconfirmed else HIGH, followed,
+                loose_from, followed,
             )))  # fmt: skip
     return [each for _, each in sorted(ranges, key=itemgetter(0))]
 
 
-def _confirmed(
-    storage: Storage, facts: StoreFacts, options: ReadOptions, files: Sequence[StoreFile]
-) -> int:
+def _confirmed(facts: StoreFacts, options: ReadOptions, files: Sequence[StoreFile]) -> int:
     """The end of what may be read without `unconfirmed`. Raises StoreError if there is none."""
     if not files or options.unconfirmed:
         return max(facts.confirm_offset or 0, 0)
-    confirmed = facts.confirmed_end()
-    is_kept = confirmed or facts.broker is not None
-    if not is_kept and _begins_with_record(storage, files[0], options.record_bytes_max):
-        raise StoreError(
-            f"{facts.path} has messages, but confirmOffset 0 and no brokerIdentity: a broker "
-            "without a controller does not keep it; read with unconfirmed=true"
-        )
-    return confirmed
-
-
-def _gaps(store: str, files: Sequence[StoreFile], confirmed: int) -> Iterator[tuple[str, int, int]]:
-    """(path, begin, end) of what is missing between the files, and from the last one up to
-    `confirmed`; `path` should hold it."""
-    folder = f"{store}/commitlog"
-    if not files and confirmed:
-        yield folder, 0, confirmed
-    usual = max((file.size for file in files), default=0)
-    starts = [file.start for file in files[1:]] + [confirmed]
-    for file, next_start in zip(files, starts, strict=False):
-        if file.end < next_start:
-            path = file.path if file.size < usual else f"{folder}/{file.end:020d}"
-            yield path, file.end, next_start
+    # A broker without a controller keeps 0, which is the end only of a log without a message.
+    is_doubtful = facts.confirm_offset == 0 and not facts.keeps_confirm
+    if is_doubtful and not _begins_with_record(facts.storage, files[0], options.record_bytes_max):
+        return 0
+    return facts.confirmed_end()
 
 
 def _begins_with_record(storage: Storage, file: StoreFile, size_max: int) -> bool:
@@ -133,12 +114,12 @@ def _of_time(storage: Storage, files: list[StoreFile], options: ReadOptions) -> 
 
 
 def read_range(
-    storage: Storage, wanted: LogRange, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
+    wanted: LogRange, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch | Damage]:
     """Batches of wanted messages, and damaged stretches, in the order of the log."""
     selection, broker = options.selection, facts.broker or facts.path
     times = selection.store_ms
-    with storage.open(wanted.path) as file:
+    with facts.storage.open(wanted.path) as file:
         if file.size < wanted.file_end - wanted.file_start:
             what = f"{file.size} bytes where {wanted.file_end - wanted.file_start} were listed"
             yield Damage(wanted.path, wanted.begin, wanted.end - wanted.begin, what)

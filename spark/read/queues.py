@@ -6,60 +6,43 @@ Free of Spark.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from itertools import zip_longest
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from pyarrow import fs
 
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.records.columns import Bools, Int64s
+from batonmq.protocol.records.columns import Int64s
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.selection import Selection, Span
 from batonmq.spark.read.storage import OpenFile, Storage
-from batonmq.spark.read.store_facts import StoreFacts, StoreFile, segments
+from batonmq.spark.read.store_facts import StoreFacts, StoreFile, gaps, segments
 
 _CHUNK_BYTES: Final = 1 << 20
 _LOOK_BYTES: Final = 1 << 16
+_CHUNK_UNITS: Final = 1 << 16
+_QUEUE_ID_MAX: Final = 2**31 - 1  # of the column
 _UNIT: Final = np.dtype(UNIT.dtype)
+#: Rows of units: `index` is the queue offset.
+Units = npt.NDArray[Any]
+_ROW: Final = np.dtype([("index", "i8"), *((name, "i8") for name, _ in UNIT.dtype)])
 
 
-@dataclass(frozen=True, slots=True)
-class Units:
-    """Units of one queue without filler and unwritten ones; `index` is the queue offset."""
-
-    index: Int64s
-    offset: Int64s
-    size: Int64s
-    tags_code: Int64s
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def keep(self, wanted: "Bools | slice") -> "Units":
-        return Units(*(getattr(self, field.name)[wanted] for field in fields(self)))
-
-
-def decode_units(data: bytes, first_index: int) -> tuple[Units, Int64s]:
-    """(units, bad): whole units of `data`; `bad` are queue offsets of units that can be none.
-
-    All must be written: zeros are bad, like negative numbers.
-    """
-    count = len(data) // UNIT_SIZE
-    raw = np.frombuffer(data, _UNIT, count)
-    index = np.arange(first_index, first_index + count, dtype=np.int64)
-    units = Units(
-        index,
-        raw["offset"].astype(np.int64),
-        raw["size"].astype(np.int64),
-        raw["tags_code"].astype(np.int64),
-    )
-    wrong = (units.size <= 0) | (units.offset < 0)
-    filler = units.size == FILLER_SIZE
-    return units.keep(~wrong & ~filler), units.index[wrong]
+def unit_chunks(file: OpenFile, file_start: int, begin: int, end: int) -> Iterator[Units]:
+    """All whole units [begin, end) of a queue file, whatever they hold; these are queue offsets."""
+    for first in range(begin, end, _CHUNK_UNITS):
+        count = min(_CHUNK_UNITS, end - first)
+        data = file.read_at((first - file_start) * UNIT_SIZE, count * UNIT_SIZE)
+        raw = np.frombuffer(data, _UNIT, len(data) // UNIT_SIZE)
+        units = np.empty(len(raw), _ROW)
+        units["index"] = np.arange(first, first + len(raw))
+        for name, _ in UNIT.dtype:
+            units[name] = raw[name]
+        yield units
 
 
 def last_written(file: OpenFile) -> int:
@@ -103,12 +86,11 @@ class Queue:
 
     topic: str
     queue_id: int
+    folder: str
     files: tuple[StoreFile, ...]
 
 
 _Work = TypeVar("_Work")
-_CHUNK_UNITS = 1 << 16
-_QUEUE_ID_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +113,11 @@ class QueuePiece:
         return (self.end - self.begin) * UNIT_SIZE
 
 
-def list_queues(storage: Storage, store: str, selection: Selection) -> list[Queue]:
+def list_queues(facts: StoreFacts, selection: Selection) -> list[Queue]:
     """The wanted queues under `consumequeue`, by topic and number."""
     found: list[Queue] = []
-    for topic in _folders(storage, f"{store}/consumequeue"):
+    storage = facts.storage
+    for topic in _folders(storage, f"{facts.path}/consumequeue"):
         if not selection.wants_topic(str(topic.base_name)):
             continue
         for number in _folders(storage, topic.path):
@@ -145,7 +128,7 @@ def list_queues(storage: Storage, store: str, selection: Selection) -> list[Queu
             if not selection.wants_queue(str(topic.base_name), queue_id):
                 continue
             files = tuple(segments(storage, number.path))
-            found.append(Queue(str(topic.base_name), queue_id, files))
+            found.append(Queue(str(topic.base_name), queue_id, str(number.path), files))
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
 
 
@@ -153,13 +136,11 @@ def _folders(storage: Storage, path: str) -> list[fs.FileInfo]:
     return [info for info in storage.children(path) if info.type == fs.FileType.Directory]
 
 
-def plan_pieces(
-    storage: Storage, facts: StoreFacts, options: ReadOptions
-) -> list[tuple[QueuePiece | Damage, ...]]:
+def plan_pieces(facts: StoreFacts, options: ReadOptions) -> list[tuple[QueuePiece | Damage, ...]]:
     """The wanted offsets of every file of every wanted queue, and those that no file holds between
     two; small pieces together."""
     pieces: list[QueuePiece | Damage] = []
-    for queue in list_queues(storage, facts.path, options.selection):
+    for queue in list_queues(facts, options.selection):
         name = MessageQueue(queue.topic, facts.broker or facts.path, queue.queue_id)
         pieces += _pieces(queue, options.selection.queue_offsets(name))
     return gather(pieces, lambda piece: piece.size, options.split_bytes)
@@ -167,21 +148,19 @@ def plan_pieces(
 
 def _pieces(queue: Queue, wanted: Span) -> Iterator[QueuePiece | Damage]:
     topic, queue_id = queue.topic, queue.queue_id
-    usual = max((file.size for file in queue.files), default=0)
-    for file, later in zip_longest(queue.files, queue.files[1:]):
-        start, end = file.start // UNIT_SIZE, file.end // UNIT_SIZE
-        first, behind = max(start, wanted.low), min(end, wanted.high + 1)
-        if first < behind:
-            yield QueuePiece(topic, queue_id, file.path, start, first, behind, later is not None)
-        if later is None:
-            return
-        first, behind = max(end, wanted.low), min(later.start // UNIT_SIZE, wanted.high + 1)
-        if first < behind:
-            path = file.path
-            if file.size == usual:
-                path = f"{path.rpartition('/')[0]}/{file.end:020d}"
-            what = f"no file of queue {topic} {queue_id} from queue offset {first} on"
-            yield _damage(path, first, behind, what)
+
+    def units(begin: int, end: int) -> range:
+        return range(max(begin // UNIT_SIZE, wanted.low), min(end // UNIT_SIZE, wanted.high + 1))
+
+    lacking = {begin: (path, end) for path, begin, end in gaps(queue.folder, queue.files, 0)}
+    for file in queue.files:
+        if held := units(file.start, file.end):
+            start, followed = file.start // UNIT_SIZE, file is not queue.files[-1]
+            yield QueuePiece(topic, queue_id, file.path, start, held.start, held.stop, followed)
+        path, end = lacking.get(file.end, ("", 0))
+        if gap := units(file.end, end):
+            what = f"no file of queue {topic} {queue_id} from queue offset {gap.start} on"
+            yield _damage(path, gap.start, gap.stop, what)
 
 
 def _damage(path: str, first: int, behind: int, what: str) -> Damage:
@@ -206,17 +185,16 @@ def gather(
 
 
 def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:
-    """The written units of a piece, in chunks, and what cannot be units."""
+    """The written units of a piece in chunks, without filler, and what cannot be units: zeros, too,
+    since all must be written."""
     with storage.open(piece.path) as file:
         end = piece.end
         if not piece.followed:
             end = min(end, piece.file_start + last_written(file))
-        for begin in range(piece.begin, end, _CHUNK_UNITS):
-            count = min(_CHUNK_UNITS, end - begin)
-            data = file.read_at((begin - piece.file_start) * UNIT_SIZE, count * UNIT_SIZE)
-            units, bad = decode_units(data, begin)
-            yield units
-            yield from bad_units(piece, bad)
+        for units in unit_chunks(file, piece.file_start, piece.begin, end):
+            wrong = (units["size"] <= 0) | (units["offset"] < 0)
+            yield units[~wrong & (units["size"] != FILLER_SIZE)]
+            yield from bad_units(piece, units["index"][wrong])
 
 
 def bad_units(piece: QueuePiece, bad: Int64s) -> Iterator[Damage]:
@@ -241,12 +219,12 @@ def confirmed_units(
         if end is None or isinstance(item, Damage):
             yield item
             continue
-        confirmed = item.offset + item.size <= end
+        confirmed = item["offset"] + item["size"] <= end
         held = np.flatnonzero(confirmed)
         count = int(held[-1]) + 1 if len(held) else 0
-        bad = np.concatenate([beyond, item.index[:count][~confirmed[:count]]])
-        yield item.keep(confirmed)
+        bad = np.concatenate([beyond, item["index"][:count][~confirmed[:count]]])
+        yield item[confirmed]
         if count:
             yield from bad_units(piece, bad)
             bad = bad[:0]
-        beyond = np.concatenate([bad, item.index[count:]])
+        beyond = np.concatenate([bad, item["index"][count:]])

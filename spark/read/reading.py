@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -40,6 +40,9 @@ _STORES_PER_PIECE: Final = 64
 _LARGE_BYTES: Final = 1 << 30
 
 Items = Iterator[pa.RecordBatch | Damage]
+_READERS: Final[dict[type, Any]] = {
+    LogRange: read_range, QueuePiece: read_queue_piece, IndexPiece: read_index
+}  # fmt: skip
 Part = LogRange | Damage | QueuePiece | IndexPiece | HistoryRange | StoreFacts
 
 
@@ -102,10 +105,10 @@ class Read:
             if facts.epochs_fault:  # in the rows the epoch is null
                 yield facts, (epochs_damage(facts),)
             if options.table == "consumequeue":
-                yield from ((facts, parts) for parts in plan_pieces(storage, facts, options))
+                yield from ((facts, parts) for parts in plan_pieces(facts, options))
                 continue
             plan = plan_index if options.table == "index" else plan_ranges
-            for part in plan(storage, facts, options):
+            for part in plan(facts, options):
                 yield facts, (part,)
 
     def _facts(self, storage: Storage, path: str) -> StoreFacts:
@@ -123,8 +126,8 @@ class Read:
         schema, count = self.schema, DamageCount()
         for part in work.parts:
             facts = part if isinstance(part, StoreFacts) else work.facts
-            items = self._items(work.storage, part, facts, schema)
             known = facts.names if facts is not None else {}
+            items = self._items(work, part, schema)
             yield from settle(items, self.options.mode, known, schema, count)
         if count.stretches:
             log.warning(
@@ -135,21 +138,13 @@ class Read:
                 count.first,
             )
 
-    def _items(
-        self, storage: Storage, part: Part, facts: StoreFacts | None, schema: pa.Schema
-    ) -> Items:
-        options = self.options
+    def _items(self, work: Work, part: Part, schema: pa.Schema) -> Items:
         if isinstance(part, Damage):
             return iter([part])
         if isinstance(part, HistoryRange):
-            return read_history(storage, part, schema)
-        assert facts is not None
+            return read_history(work.storage, part, schema)
         if isinstance(part, StoreFacts):
-            if options.table == "offsets":
-                return read_offsets(storage, facts, options, schema)
-            return read_epochs(facts, schema)
-        if isinstance(part, LogRange):
-            return read_range(storage, part, facts, options, schema)
-        if isinstance(part, IndexPiece):
-            return read_index(storage, part, facts, options, schema)
-        return read_queue_piece(storage, part, facts, options, schema)
+            read = read_offsets if self.options.table == "offsets" else read_epochs
+            return read(part, self.options, schema)
+        items: Items = _READERS[type(part)](part, work.facts, self.options, schema)
+        return items

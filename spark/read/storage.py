@@ -29,7 +29,7 @@ def _opened(root: str) -> tuple[fs.FileSystem, str]:
         return fs.LocalFileSystem(), ""
     scheme, _, authority = root.partition("://")
     if hadoop.takes(scheme):
-        return hadoop.file_system(root), ""
+        return fs.PyFileSystem(hadoop.HadoopFiles(root)), ""
     if scheme == _S3 and (options := hadoop.s3_options(authority)):
         return fs.S3FileSystem(**options), authority
     system, prefix = fs.FileSystem.from_uri(root)
@@ -102,6 +102,9 @@ class Storage:
         return [pattern.rstrip("/") or "/"]
 
 
+LOCAL: Final = Storage("")
+
+
 class OpenFile:
     """An open file; close it, or use it in a `with`."""
 
@@ -159,10 +162,10 @@ def locate(path: str) -> tuple[Storage, str]:
     Local ones, also `file:/path` and `file:///path`, are made absolute, so one place has one name.
     """
     if path.lower().startswith(_LOCAL):
-        return Storage(""), _local_path(path)
+        return LOCAL, _local_path(path)
     scheme, separator, rest = path.partition("://")
     if not separator:
-        return Storage(""), os.path.abspath(path)
+        return LOCAL, os.path.abspath(path)
     scheme = scheme.lower()
     if scheme in ("s3a", "s3n") and not hadoop.takes(scheme):
         scheme = _S3

@@ -7,7 +7,7 @@ Read once while a query is planned; the facts travel with each partition. All ac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,7 @@ from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
 from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.spark.read.columns import integers_or_null
-from batonmq.spark.read.storage import Storage
+from batonmq.spark.read.storage import LOCAL, Storage
 
 NAME_DIGITS: Final = 20
 EPOCH_FILE: Final = "epochFileCheckpoint"
@@ -52,6 +52,7 @@ class StoreFacts:
     epochs_from_backup: bool
     confirm_offset: int | None
     epochs_fault: str = ""
+    storage: Storage = LOCAL
 
     @property
     def names(self) -> dict[str, str | int | None]:
@@ -62,6 +63,15 @@ class StoreFacts:
         }  # fmt: skip
 
     @property
+    def uri(self) -> str:
+        """Its folder as a path of the data source."""
+        return self.storage.uri(self.path)
+
+    def log_files(self, *, with_empty: bool = False) -> list[StoreFile]:
+        """The files of its commit log. Raises OSError."""
+        return segments(self.storage, f"{self.path}/commitlog", with_empty=with_empty)
+
+    @property
     def keeps_confirm(self) -> bool:
         """Whether its checkpoint tells what is confirmed: without a controller that stays 0."""
         at = self.confirm_offset
@@ -69,20 +79,13 @@ class StoreFacts:
 
     def confirmed_end(self) -> int:
         """The exclusive end of what is confirmed. Raises StoreError if the store has none."""
-        if self.confirm_offset is None or self.confirm_offset < 0:
-            raise StoreError(
-                f"{self.path}/checkpoint is missing or no checkpoint, so what is confirmed is not "
-                "known: read with unconfirmed=true to get all there is"
-            )
-        return self.confirm_offset
-
-    def check_confirmed(self, log: Sequence[StoreFile], *, unconfirmed: bool) -> None:
-        """Raises StoreError for a log of which it must be known what is confirmed, and is not."""
-        if log and not self.keeps_confirm and not unconfirmed:
+        if not self.keeps_confirm or self.confirm_offset is None:
             raise StoreError(
                 f"{self.path} has no confirmOffset: its checkpoint is missing, or it was written "
-                "without a controller; --unconfirmed reads its log to the end"
+                "without a controller; unconfirmed=true (of a job: --unconfirmed) reads its log to "
+                "the end"
             )
+        return self.confirm_offset
 
     def epoch_of(self, offsets: Int64s) -> tuple[Int64s, Bools]:
         """(epochs, missing): in which epoch the bytes at these log offsets were written."""
@@ -112,7 +115,9 @@ def read_facts(storage: Storage, path: str, hint: str = "") -> StoreFacts:
     confirm_offset = None
     if checkpoint is not None and len(checkpoint) == CHECKPOINT_SIZE:
         (confirm_offset,) = _read_confirm_offset(checkpoint)
-    return StoreFacts(path, cluster, broker, broker_id, epochs, from_backup, confirm_offset, fault)
+    return StoreFacts(
+        path, cluster, broker, broker_id, epochs, from_backup, confirm_offset, fault, storage
+    )
 
 
 def _identity(storage: Storage, path: str) -> tuple[str | None, str | None, int | None]:
@@ -171,10 +176,21 @@ class StoreFile:
         return self.start + self.size
 
 
-def segments(storage: Storage, folder: str) -> list[StoreFile]:
-    """The files of a log or queue folder that are named by their start, ascending; empty ones not.
+def gaps(folder: str, files: Sequence[StoreFile], end: int) -> Iterator[tuple[str, int, int]]:
+    """(path, begin, end) of what is missing between files, and from the last one up to `end`. The
+    path is where it should be: the file that is too short, or the one that follows."""
+    if not files and end:
+        yield folder, 0, end
+    usual = max((file.size for file in files), default=0)
+    for file, next_start in zip(files, [*(file.start for file in files[1:]), end], strict=False):
+        if file.end < next_start:
+            path = file.path if file.size < usual else f"{folder}/{file.end:0{NAME_DIGITS}d}"
+            yield path, file.end, next_start
 
-    An empty list if the folder is missing.
+
+def segments(storage: Storage, folder: str, *, with_empty: bool = False) -> list[StoreFile]:
+    """The files of a log or queue folder that are named by their start, ascending; none if the
+    folder is missing.
     """
     found = [
         StoreFile(info.path, int(info.base_name), info.size)
@@ -184,6 +200,6 @@ def segments(storage: Storage, folder: str) -> list[StoreFile]:
         and info.base_name.isascii()
         and info.base_name.isdecimal()
         and int(info.base_name) <= LONG_MAX - info.size
-        and info.size
+        and (info.size or with_empty)
     ]
     return sorted(found, key=lambda segment: segment.start)

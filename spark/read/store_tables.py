@@ -24,7 +24,7 @@ from batonmq.spark.read.queues import (
     queue_end,
     read_units,
 )
-from batonmq.spark.read.storage import OpenFile, Storage
+from batonmq.spark.read.storage import OpenFile
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
 
 Items = Iterator[pa.RecordBatch | Damage]
@@ -43,11 +43,11 @@ _CHUNK_ENTRIES: Final = 1 << 16
 
 
 def read_queue_piece(
-    storage: Storage, piece: QueuePiece, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
+    piece: QueuePiece, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
 ) -> Items:
     """The table `consumequeue`: units that are confirmed."""
     end = None if options.unconfirmed else facts.confirmed_end()
-    for item in confirmed_units(read_units(storage, piece), piece, end):
+    for item in confirmed_units(read_units(facts.storage, piece), piece, end):
         if isinstance(item, Damage):
             yield item
             continue
@@ -55,8 +55,9 @@ def read_queue_piece(
             continue
         columns = {
             **facts.names, "topic": piece.topic, "queue_id": piece.queue_id,
-            "queue_offset": item.index, "physical_offset": item.offset, "size": item.size,
-            "tags_code": item.tags_code, "epoch": facts.epoch_column(item.offset),
+            "queue_offset": item["index"], "physical_offset": item["offset"],
+            "size": item["size"], "tags_code": item["tags_code"],
+            "epoch": facts.epoch_column(item["offset"]),
         }  # fmt: skip
         yield batch_of(schema, len(item), columns)
 
@@ -72,63 +73,59 @@ class IndexPiece:
     end: int
 
 
-def plan_index(
-    storage: Storage, facts: StoreFacts, options: ReadOptions
-) -> list[IndexPiece | Damage]:
+def plan_index(facts: StoreFacts, options: ReadOptions) -> list[IndexPiece | Damage]:
     """The written entries of all index files in pieces of `splitBytes`. Raises OSError."""
     pieces: list[IndexPiece | Damage] = []
     step = max(1, options.split_bytes // _ENTRY.itemsize)
-    for info in storage.children(f"{facts.path}/index"):
+    for info in facts.storage.children(f"{facts.path}/index"):
         if info.type != fs.FileType.File or not info.base_name.isdigit():
             continue
-        with storage.open(info.path) as file:
-            slots, fault = _slots(file, options.slot_num)
-            if not fault:
-                header = np.frombuffer(file.read_at(0, _HEADER.itemsize), _HEADER)[0]
-                count = int(header["count"])
-                fit = (file.size - _HEADER.itemsize - slots * INDEX_SLOT.size) // _ENTRY.itemsize
-                if not 0 <= count <= fit:
-                    fault = f"its header counts {count} entries, {fit} fit"
-            if fault:
-                pieces.append(Damage(info.path, 0, file.size, fault, in_log=False))
+        with facts.storage.open(info.path) as file:
+            try:
+                slots, begin_ms, count = _head(file, options.slot_num)
+            except ValueError as error:
+                pieces.append(Damage(info.path, 0, file.size, str(error), in_log=False))
                 continue
         for begin in range(1, count, step):
             end = min(begin + step, count)
-            pieces.append(IndexPiece(info.path, slots, int(header["begin_ms"]), begin, end))
+            pieces.append(IndexPiece(info.path, slots, begin_ms, begin, end))
     return pieces
 
 
-def _slots(file: OpenFile, slot_num: int) -> tuple[int, str]:
-    """(slots, fault): how many a file has: the option, else RocketMQ's default of 5 million.
-
-    A file of another size is taken to have four entries to a slot, as the default has. `fault`: no
-    number of slots makes a file of this size; else empty.
+def _head(file: OpenFile, slot_num: int) -> tuple[int, int, int]:
+    """(slots, least store time in ms, entries and 1) of an index file. Its slots are the option,
+    else RocketMQ's default of 5 million; a file of another size is taken to have four entries to a
+    slot, as the default has. Raises ValueError for what no such file can have.
     """
     body = file.size - _HEADER.itemsize
-    if not slot_num:
+    if not slot_num and file.size == _DEFAULT_SIZE:
+        slot_num = _DEFAULT_SLOTS
+    elif not slot_num:
         shares = INDEX_SLOT.size + 4 * _ENTRY.itemsize
-        if file.size == _DEFAULT_SIZE:
-            return _DEFAULT_SLOTS, ""
         if body <= 0 or body % shares:
-            return 0, (
+            raise ValueError(
                 f"{file.size} bytes are not the size of an index file with four entries to a slot "
                 "(if it was made with others, give the option maxHashSlotNum)"
             )
-        return body // shares, ""
-    rest = body - slot_num * INDEX_SLOT.size
-    if rest < 0 or rest % _ENTRY.itemsize:
-        return slot_num, f"{file.size} bytes do not fit maxHashSlotNum={slot_num}"
-    return slot_num, ""
+        slot_num = body // shares
+    fit, rest = divmod(body - slot_num * INDEX_SLOT.size, _ENTRY.itemsize)
+    if fit < 0 or rest:
+        raise ValueError(f"{file.size} bytes do not fit maxHashSlotNum={slot_num}")
+    header = np.frombuffer(file.read_at(0, _HEADER.itemsize), _HEADER)[0]
+    count = int(header["count"])
+    if not 0 <= count <= fit:
+        raise ValueError(f"its header counts {count} entries, {fit} fit")
+    return slot_num, int(header["begin_ms"]), count
 
 
 def read_index(
-    storage: Storage, piece: IndexPiece, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
+    piece: IndexPiece, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
 ) -> Items:
     """One row per entry below the confirmed end; `store_at` is exact to the second only."""
     confirmed = None if options.unconfirmed else facts.confirmed_end()
     entries_at = _HEADER.itemsize + piece.slot_num * INDEX_SLOT.size
     name = piece.path.rpartition("/")[2]
-    with storage.open(piece.path) as file:
+    with facts.storage.open(piece.path) as file:
         for begin in range(piece.begin, piece.end, _CHUNK_ENTRIES):
             count = min(_CHUNK_ENTRIES, piece.end - begin)
             at = entries_at + begin * _ENTRY.itemsize
@@ -162,7 +159,7 @@ def epochs_damage(facts: StoreFacts) -> Damage:
     return Damage(f"{facts.path}/{EPOCH_FILE}", 0, 0, facts.epochs_fault, in_log=False)
 
 
-def read_epochs(facts: StoreFacts, schema: pa.Schema) -> Items:
+def read_epochs(facts: StoreFacts, _: ReadOptions, schema: pa.Schema) -> Items:
     """One row per epoch of a store; the last one is open, its end is null."""
     if facts.epochs_fault:
         yield epochs_damage(facts)
@@ -177,9 +174,7 @@ def read_epochs(facts: StoreFacts, schema: pa.Schema) -> Items:
     yield batch_of(schema, len(entries), columns)
 
 
-def read_offsets(
-    storage: Storage, facts: StoreFacts, options: ReadOptions, schema: pa.Schema
-) -> Items:
+def read_offsets(facts: StoreFacts, options: ReadOptions, schema: pa.Schema) -> Items:
     """One row per group, topic and queue in which the group has committed.
 
     `max_offset` is the end of the consume queue, so `lag` counts messages that consumers can see;
@@ -189,7 +184,7 @@ def read_offsets(
     table: dict[str, dict[str, int]] | None = None
     damages: list[Damage] = []
     for name in (path, f"{path}.bak"):
-        raw = storage.read_small(name)
+        raw = facts.storage.read_small(name)
         if raw is None:
             continue
         try:
@@ -201,8 +196,8 @@ def read_offsets(
         yield from damages[:1]
         return
     ends = {
-        (queue.topic, queue.queue_id): queue_end(storage, list(queue.files))
-        for queue in list_queues(storage, facts.path, selection)
+        (queue.topic, queue.queue_id): queue_end(facts.storage, list(queue.files))
+        for queue in list_queues(facts, selection)
     }
     rows: list[tuple[str, str, int, int, int | None]] = []
     for key, offsets in sorted(table.items()):

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from batonmq.spark.read.storage import Storage, found
-from batonmq.spark.read.store_facts import StoreFacts, group_names, read_facts, segments
+from batonmq.spark.read.storage import found
+from batonmq.spark.read.store_facts import StoreFacts, group_names, read_facts
 from batonmq.spark.stats import stats_queries
 from batonmq.spark.steps.result_folder import Results, own_version
 from batonmq.spark.steps.sql import Engine, dicts
@@ -40,11 +40,9 @@ class Chosen:
     """One group's store that is read, and how many of its replicas are left aside.
 
     `broker` is the group's name: where clusters have one of the same name, `cluster#name`; the path
-    of a store that has no identity. `uri`: the store as a path of the data source. `log_bytes`: how
-    much of its log is read, or less.
+    of a store that has no identity. `log_bytes`: how much of its log is read, or less.
     """
 
-    uri: str
     facts: StoreFacts
     broker: str
     others: int
@@ -58,21 +56,21 @@ def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> list
     may be among them. Raises FileNotFoundError, which names the pattern, if nothing
     matches one; StoreError for what is no store, or cannot be parsed.
     """
-    groups: dict[tuple[str, str], list[tuple[StoreFacts, Storage, int]]] = {}
+    groups: dict[tuple[str, str], list[tuple[StoreFacts, int]]] = {}
     for storage, path in found(patterns):
         facts = read_facts(storage, path)
-        files = segments(storage, f"{path}/commitlog")
-        facts.check_confirmed(files, unconfirmed=unconfirmed)
+        files = facts.log_files()
+        if files and not unconfirmed:
+            facts.confirmed_end()  # that there is one
         size = sum(file.size for file in files)
         if files and not unconfirmed:
             size = max(0, (facts.confirm_offset or 0) - files[0].start)
         group = (facts.cluster or "", facts.broker) if facts.broker else ("", path)
-        groups.setdefault(group, []).append((facts, storage, size))
+        groups.setdefault(group, []).append((facts, size))
     chosen = []
     for group, name in sorted(group_names(groups).items()):
-        facts, storage, size = min(groups[group], key=lambda each: _rank(each[0]))
-        others = len(groups[group]) - 1
-        chosen.append(Chosen(storage.uri(facts.path), facts, name, others, size))
+        facts, size = min(groups[group], key=lambda each: _rank(each[0]))
+        chosen.append(Chosen(facts, name, len(groups[group]) - 1, size))
     return chosen
 
 
@@ -92,13 +90,12 @@ def run(
     results.begin()
     stores = [{"store": each.facts.path, "broker": each.broker} for each in chosen]
     engine.table("sources", pa.Table.from_pylist(stores))
-    options = {"mode": request.mode, "topic": ",".join(request.topics)}
-    paths = [each.uri for each in chosen]
+    options: dict[str, str | bool] = {"mode": request.mode, "topic": ",".join(request.topics)}
+    paths = [each.facts.uri for each in chosen]
     with step("counting messages"):
         engine.source("offsets", paths, {"table": "offsets", **options})
-        loose = str(request.unconfirmed).lower()
-        columns = {"columns": stats_queries.MESSAGE_COLUMNS, "unconfirmed": loose}
-        engine.source("messages", paths, {"table": "messages", **columns, **options})
+        options |= {"columns": stats_queries.MESSAGE_COLUMNS, "unconfirmed": request.unconfirmed}
+        engine.source("messages", paths, {"table": "messages", **options})
         for name, query in stats_queries.views(request.bucket_ms).items():
             engine.define(name, query, keep=True)
     at = request.snapshot

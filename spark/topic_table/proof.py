@@ -20,7 +20,6 @@ from batonmq.spark.read.columns import columns_of
 from batonmq.spark.read.message_columns import plain_bodies
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.store_facts import segments
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
 from batonmq.spark.steps.sql import Engine, dicts
 from batonmq.spark.topic_table.bodies import Bodies
@@ -131,7 +130,7 @@ def _row_plan(table: TopicTable, about: About) -> RowPlan:
 
 def _read_of(topic: str, groups: Sequence[ReplicaGroup]) -> Read:
     best = [_best(group) for group in groups]
-    paths = [replica.storage.uri(replica.facts.path) for replica in best]
+    paths = [replica.facts.uri for replica in best]
     columns = ",".join([*MESSAGE.values(), "body", "sys_flag"])
     return Read(ReadOptions.from_mapping({
         "table": "messages", "paths": json.dumps(paths), "topic": topic, "columns": columns,
@@ -152,8 +151,7 @@ def _kept(engine: Engine, groups: Sequence[ReplicaGroup]) -> pa.Table:
     for group in groups:
         if (broker := _broker(group)) in asked:
             best = _best(group)
-            files = segments(best.storage, f"{best.facts.path}/commitlog")
-            end = log_end(best.storage, files, best.confirm)
+            end = log_end(best.facts, best.facts.log_files(), best.confirm)
             rows.append({"broker": broker, "low": best.first, "high": end})
     return pa.Table.from_pylist(rows, _KEPT)
 

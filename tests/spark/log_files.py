@@ -4,6 +4,7 @@ import struct
 from datetime import UTC, datetime
 from pathlib import Path
 
+from batonmq.protocol.layout import UNIT
 from batonmq.protocol.records.codec import (
     END_FILE_MIN_BLANK,
     decode_record,
@@ -43,6 +44,31 @@ def message(physical_offset, **fields):
     return encode_record(physical_offset=physical_offset, **{**plain, **fields})
 
 
+def write_checkpoint(root, confirmed):
+    """A store's checkpoint: its log is confirmed up to an offset."""
+    text = struct.pack(">qqqqq", 0, 0, 0, confirmed, confirmed).ljust(4096, b"\0")
+    (Path(root) / "checkpoint").write_bytes(text)
+
+
+def write_queue(root, *units, topic="T", queue_id=0, start=0):
+    """A file of a consume queue; units as bytes, or as (log offset, size, tags code). Its path."""
+    folder = Path(root) / "consumequeue" / topic / str(queue_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{start:020d}"
+    path.write_bytes(b"".join(u if isinstance(u, bytes) else UNIT.struct.pack(*u) for u in units))
+    return path
+
+
+def write_index(root, name, count):
+    """An index file of ten slots and forty entries whose head counts so many; its path."""
+    path = Path(root) / "index" / name
+    path.parent.mkdir(exist_ok=True)
+    head = struct.pack(">qqqqii", START_MS, START_MS, 0, 0, 1, count)
+    entries = b"".join(struct.pack(">iqii", n, n * 10, 0, 0) for n in range(40))
+    path.write_bytes(head + bytes(40) + entries)
+    return path
+
+
 class LogFiles:
     """Writes records into files of `file_size` bytes, with blanks, and the files beside them."""
 
@@ -71,9 +97,7 @@ class LogFiles:
             part = bytes(self.data[start : start + self.file_size])
             path = self.root / "commitlog" / f"{start:020d}"
             path.write_bytes(part.ljust(self.file_size, b"\0"))
-        end = self.end if confirm is None else confirm
-        checkpoint = struct.pack(">qqqqq", 0, 0, 0, end, end).ljust(4096, b"\0")
-        (self.root / "checkpoint").write_bytes(checkpoint)
+        write_checkpoint(self.root, self.end if confirm is None else confirm)
         if identity:
             (self.root / "brokerIdentity").write_text(identity)
         if epochs:

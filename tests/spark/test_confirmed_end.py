@@ -1,11 +1,11 @@
 """Records that the confirmed end cuts, and damage that only looks like one."""
 
-import struct
 from pathlib import Path
 
 import pytest
 
 from batonmq.spark.read.damage import DamagedFile
+from tests.spark.log_files import write_checkpoint
 from tests.spark.table_rows import read, told
 
 
@@ -20,11 +20,6 @@ def put(path, at, data):
     with (Path(path) / "commitlog" / f"{0:020d}").open("r+b") as file:
         file.seek(at)
         file.write(data)
-
-
-def confirm(path, end):
-    checkpoint = struct.pack(">qqqqq", 0, 0, 0, end, end).ljust(4096, b"\0")
-    (Path(path) / "checkpoint").write_bytes(checkpoint)
 
 
 @pytest.mark.parametrize("number", [0, 6, 8, 9])
@@ -44,7 +39,7 @@ def test_a_size_that_points_across_the_confirmed_end_is_damage(ten, number, behi
 def test_a_record_that_the_confirmed_end_cuts_is_not_there_if_it_is_whole_behind_it(ten):
     path, offsets = ten
     for cut in (1, 7, 8, 100):
-        confirm(path, offsets[6] + cut)
+        write_checkpoint(path, offsets[6] + cut)
         assert told(read(path, mode="PERMISSIVE")) == (list(range(6)), [])
 
 
@@ -54,6 +49,6 @@ def test_confirmed_bytes_that_no_record_holds_are_damage(ten, kept):
     path, offsets = ten
     put(path, offsets[9] + kept, bytes(offsets[-1] - offsets[9] - kept))
     for cut in (4, 60):
-        confirm(path, offsets[9] + cut)
+        write_checkpoint(path, offsets[9] + cut)
         good, bad = told(read(path, mode="PERMISSIVE"))
         assert good == list(range(9)) and bad == [(f"{0:020d}", offsets[9], cut)]

@@ -11,10 +11,18 @@ from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import StoreError
-from tests.spark.log_files import HOST_V4, HOST_V6, START_MS, LogFiles, plain_row, row_of
+from tests.spark.log_files import (
+    HOST_V4,
+    HOST_V6,
+    START_MS,
+    LogFiles,
+    plain_row,
+    row_of,
+    write_checkpoint,
+    write_index,
+    write_queue,
+)
 from tests.spark.table_rows import read, told
-
-UNIT = struct.Struct(">qiq")
 
 
 @pytest.fixture
@@ -232,8 +240,7 @@ def test_a_log_that_grows_and_is_cut_above_the_confirmed_end_while_it_is_read(fo
     """A read is of what was confirmed when it was planned, whatever is done behind that."""
     path, offsets = four
     confirmed = offsets[20]
-    checkpoint = struct.pack(">qqqqq", 0, 0, 0, confirmed, confirmed).ljust(4096, b"\0")
-    (Path(path) / "checkpoint").write_bytes(checkpoint)
+    write_checkpoint(path, confirmed)
     work = Read(ReadOptions.from_mapping({"path": path}))
     seen = []
     for number, each in enumerate(work.plan()):
@@ -250,14 +257,10 @@ def test_a_log_that_grows_and_is_cut_above_the_confirmed_end_while_it_is_read(fo
 def queue(tmp_path):
     """A store with one queue of 30 units over three files of ten; the last file holds five more."""
     root = tmp_path / "store"
-    folder = root / "consumequeue" / "T" / "0"
-    folder.mkdir(parents=True)
+    units = [(100 * n, 100, 7) for n in range(25)] + [bytes(20)] * 5
     for start in range(3):
-        units = [UNIT.pack(100 * n, 100, 7) for n in range(start * 10, start * 10 + 10)]
-        if start == 2:
-            units[5:] = [bytes(20)] * 5
-        (folder / f"{start * 200:020d}").write_bytes(b"".join(units))
-    (root / "checkpoint").write_bytes(struct.pack(">qqqqq", 0, 0, 0, 9999, 9999).ljust(4096, b"\0"))
+        write_queue(root, *units[start * 10 : start * 10 + 10], start=start * 200)
+    write_checkpoint(root, 9999)
     return root
 
 
@@ -331,12 +334,8 @@ def test_one_bad_index_file_does_not_hide_the_others(tmp_path):
     files = LogFiles(tmp_path / "store")
     files.add()
     path = files.save()
-    (Path(path) / "index").mkdir()
-    good, bad = (Path(path) / "index" / name for name in ("20260101000000000", "20260102000000000"))
-    for file, count in ((good, 3), (bad, 500)):
-        head = struct.pack(">qqqqii", START_MS, START_MS, 0, 0, 1, count)
-        entries = b"".join(struct.pack(">iqii", n, n * 10, 0, 0) for n in range(40))
-        file.write_bytes(head + bytes(40) + entries)
+    write_index(path, "20260101000000000", 3)
+    write_index(path, "20260102000000000", 500)
     with pytest.raises(DamagedFile, match=r"20260102000000000: .*counts 500 entries"):
         read(path, table="index", maxHashSlotNum="10")
     rows = read(path, table="index", maxHashSlotNum="10", mode="PERMISSIVE")

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from batonmq.spark.read.damage import DamagedFile
-from tests.spark.log_files import LogFiles
+from tests.spark.log_files import LogFiles, write_queue
 from tests.spark.table_rows import read, told
 
 UNIT = struct.Struct(">qiq")
@@ -25,9 +25,7 @@ class QueueStore(LogFiles):
 
     def write(self, *, unwritten=100):
         """The queue's file as the units are now, with room behind them."""
-        folder = self.root / "consumequeue" / "T" / "0"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{0:020d}").write_bytes(b"".join(self.units) + bytes(20 * unwritten))
+        write_queue(self.root, *self.units, bytes(20 * unwritten))
 
     def rows(self, **options):
         return read(self.path, table="consumequeue", **options)

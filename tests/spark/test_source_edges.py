@@ -5,7 +5,6 @@ Without Spark.
 
 import json
 import os
-import struct
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.storage import locate, split_paths
 from batonmq.spark.read.store_facts import StoreError
-from tests.spark.log_files import START_MS, LogFiles
+from tests.spark.log_files import LogFiles, write_index, write_queue
 from tests.spark.table_rows import read, told
 
 
@@ -37,11 +36,8 @@ def test_an_index_file_of_no_possible_size_is_damage(tmp_path, size):
     files = LogFiles(tmp_path / "store")
     files.add()
     path = files.save()
-    (Path(path) / "index").mkdir()
-    good, bad = (Path(path) / "index" / name for name in ("20260101000000000", "20260102000000000"))
-    head = struct.pack(">qqqqii", START_MS, START_MS, 0, 0, 1, 3)
-    entries = b"".join(struct.pack(">iqii", n, n * 10, 0, 0) for n in range(40))
-    good.write_bytes(head + bytes(40) + entries)
+    write_index(path, "20260101000000000", 3)
+    bad = write_index(path, "20260102000000000", 3)
     bad.write_bytes(bytes(size))
     with pytest.raises(DamagedFile, match=rf"{bad}: {size} bytes .*maxHashSlotNum.* at offset 0"):
         read(path, table="index")
@@ -56,9 +52,7 @@ def test_folders_and_files_that_only_look_like_numbers_are_not_read(log_files):
     (path / "commitlog" / ("9" * 20)).write_bytes(b"x" * 100)
     (path / "commitlog" / ("²" * 20)).write_bytes(b"x" * 100)
     for name in ("0", "²", "99999999999", "-1"):
-        (path / "consumequeue" / "T" / name).mkdir(parents=True)
-        unit = struct.pack(">qiq", 0, log_files.end, 0)
-        (path / "consumequeue" / "T" / name / ("0" * 20)).write_bytes(unit)
+        write_queue(path, (0, log_files.end, 0), queue_id=name)
     for options in ({}, {"unconfirmed": "true"}, {"table": "consumequeue"}):
         (row,) = read(path, **options)
         assert (row["queue_id"], row["physical_offset"]) == (0, 0)
@@ -146,10 +140,7 @@ def test_epochs_that_cannot_be_read_are_damage_and_the_messages_are_there(log_fi
 def test_damage_of_a_queue_says_nothing_of_an_offset_in_the_log(log_files):
     log_files.add()
     path = Path(log_files.save())
-    folder = path / "consumequeue" / "T" / "0"
-    folder.mkdir(parents=True)
-    unit = struct.pack(">qiq", 0, log_files.end, 0)
-    (folder / ("0" * 20)).write_bytes(bytes(20) + unit)
+    write_queue(path, bytes(20), (0, log_files.end, 0))
     with pytest.raises(DamagedFile, match=r"no unit of T 0 at queue offset 0 at offset 0 \(20 b"):
         read(path, table="consumequeue")
     good, bad = read(path, table="consumequeue", mode="PERMISSIVE")

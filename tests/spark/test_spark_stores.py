@@ -16,14 +16,11 @@ from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import StoreError
-from batonmq.store.config import StoreConfig
-from batonmq.store.message_store import MessageStore
-from batonmq.store.recovery import ConfirmedBySet
-from tests.spark.log_files import START_MS, LogFiles, row_of
+from tests.spark.audit.replica_files import real_store
+from tests.spark.log_files import HOST_V4, START_MS, LogFiles, row_of, write_queue
 from tests.spark.table_rows import read, told
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
-HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 
 
 def golden_lines(name):
@@ -92,42 +89,19 @@ def test_offsets_and_lag_of_a_java_store():
     assert found["gold_consumer", "GoldTopic", 3]["lag"] == visible
 
 
+def numbered(number):
+    tag = f"tag{number % 5}"
+    properties = b"TAGS\x01%b\x02KEYS\x01key%d\x02" % (tag.encode(), number)
+    return NewMessage(
+        f"T{number % 2}", number % 3, b"%d" % number * 100, properties, tags_code(tag),
+        b"key%d" % number, None, born_timestamp=START_MS, born_host=HOST_V4,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def ours(tmp_path):
-    """A store of ours over many small files, open for more; 60 messages, all confirmed."""
-    root = tmp_path / "store"
-    config = StoreConfig(
-        store_path_root_dir=str(root),
-        mapped_file_size_commit_log=8192,
-        mapped_file_size_consume_queue=400,
-        max_hash_slot_num=100,
-        max_index_num=400,
-    )
-    clock = {"now": START_MS}
-    store = MessageStore(
-        config, store_host=HOST, confirm_rule=ConfirmedBySet(), clock_ms=lambda: clock["now"]
-    )
-    store.open()
-    store.prepare_master()
-    for number in range(60):
-        clock["now"] = START_MS + number * 1000
-        tag = f"tag{number % 5}"
-        store.appender.put_message(
-            NewMessage(
-                f"T{number % 2}",
-                number % 3,
-                b"%d" % number * 100,
-                b"TAGS\x01%b\x02KEYS\x01key%d\x02" % (tag.encode(), number),
-                tags_code(tag),
-                b"key%d" % number,
-                None,
-                born_timestamp=START_MS,
-                born_host=HOST,
-            )
-        )
-        store.advance_confirm_offset(store.end_turn())
-    store.close()
-    return root
+    real_store(tmp_path / "store", numbered, identity="", every_ms=1000)
+    return tmp_path / "store"
 
 
 def bodies(rows):
@@ -214,9 +188,11 @@ def test_a_store_of_a_broker_without_controller_is_not_read_as_empty(log_files):
     """Java keeps no confirmOffset then: nothing confirmed would mean no rows, in silence."""
     log_files.add()
     path = log_files.save(confirm=0, identity="")
-    with pytest.raises(StoreError, match="confirmOffset 0"):
-        read(path)
-    assert len(read(path, unconfirmed="true")) == 1
+    write_queue(path, (0, log_files.end, 0))
+    for table in ("messages", "consumequeue"):
+        with pytest.raises(StoreError, match=r"has no confirmOffset: .*unconfirmed=true"):
+            read(path, table=table)
+        assert len(read(path, table=table, unconfirmed="true")) == 1
     (log_files.root / "brokerIdentity").write_text("C#broker-a#1")
     assert read(path) == []
 

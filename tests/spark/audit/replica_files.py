@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import struct
 from pathlib import Path
 
 from batonmq.protocol.records.codec import NewMessage
@@ -16,7 +15,7 @@ from batonmq.spark.steps.sql import DuckEngine
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedBySet
-from tests.spark.log_files import HOST_V4, START_MS, LogFiles, message
+from tests.spark.log_files import HOST_V4, START_MS, LogFiles, message, write_checkpoint
 
 FILE_SIZE = 8192
 EPOCHS = "2\n0\n3-0\n3000-4\n"
@@ -81,7 +80,7 @@ class Replicas:
         path.write_bytes(data)
 
     def confirm(self, replica, offset):
-        set_confirm(self.roots[replica - 1], offset)
+        write_checkpoint(self.roots[replica - 1], offset)
 
 
 def edit(replicas, which, change):
@@ -104,12 +103,6 @@ def patch(root, offset, data, file_size=FILE_SIZE):
     with path.open("r+b") as file:
         file.seek(offset % file_size)
         file.write(data)
-
-
-def set_confirm(root, offset):
-    data = bytearray((root / "checkpoint").read_bytes())
-    data[24:40] = struct.pack(">qq", offset, offset)
-    (root / "checkpoint").write_bytes(data)
 
 
 def scan(paths, *, group="", unconfirmed=False, whole_logs=False, messages=True, **options):
@@ -150,8 +143,18 @@ def counts(paths, **options):
     return sum(row["messages"] for row in rows), sum(row["agreed"] for row in rows)
 
 
-def real_store(root, *, messages=60, identity="C#broker-q#1"):
-    """A store of ours with consume queues, closed; where each message lies."""
+def in_a_queue(number):
+    """Message `number`, for a store's appender."""
+    return NewMessage(
+        "T", number % 2, b"body %d " % number * 10, fields(number)["properties"], tags_code("tag"),
+        None, key(number).encode(), born_timestamp=START_MS, born_host=HOST_V4,
+    )  # fmt: skip
+
+
+def real_store(root, made=in_a_queue, *, identity="C#broker-q#1", every_ms=0):
+    """A closed store of ours over many small files, with consume queues and an index: 60 messages,
+    stored one each `every_ms`, all confirmed."""
+    now_ms = START_MS
     store = MessageStore(
         StoreConfig(
             store_path_root_dir=str(root),
@@ -162,19 +165,17 @@ def real_store(root, *, messages=60, identity="C#broker-q#1"):
         ),
         store_host=HOST_V4,
         confirm_rule=ConfirmedBySet(),
-        clock_ms=lambda: START_MS,
+        clock_ms=lambda: now_ms,
     )
     store.open()
     store.prepare_master()
-    for number in range(messages):
-        store.appender.put_message(NewMessage(
-            "T", number % 2, b"body %d " % number * 10, fields(number)["properties"],
-            tags_code("tag"), None, key(number).encode(), born_timestamp=START_MS,
-            born_host=HOST_V4,
-        ))  # fmt: skip
+    for number in range(60):
+        now_ms = START_MS + number * every_ms
+        store.appender.put_message(made(number))
         store.advance_confirm_offset(store.end_turn())
     store.close()
-    (root / "brokerIdentity").write_text(identity)
+    if identity:
+        (root / "brokerIdentity").write_text(identity)
 
 
 def write_acked(path, entries):

@@ -7,15 +7,18 @@ import shutil
 
 import pytest
 
+from batonmq.spark.read.log_range import Block
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,
     counts,
     edit,
+    fields,
     findings,
     key,
     raw,
 )
+from tests.spark.log_files import LogFiles
 
 SMALL = [{}, {"split_bytes": 1500, "batch_bytes": 700}]
 
@@ -89,6 +92,23 @@ def test_a_copy_of_a_record_within_a_damaged_body_is_no_message(tmp_path):
     replicas.confirm(2, replicas.end + one.stop - one.start)
     kinds = {(f["kind"], f["physical_offset"]) for f in findings(replicas.paths)}
     assert kinds == {("divergent", one.start), ("damaged", replicas.end), ("lagging", replicas.end)}
+
+
+def test_each_of_many_bad_records_is_found_without_a_look_at_all_others(tmp_path, monkeypatch):
+    """With one look a block at each place a stretch of many would take hours."""
+    stores, looked = [], []
+    for number in (1, 2, 3):
+        files = LogFiles(tmp_path / f"r-{number}", file_size=1 << 20)
+        offsets = [files.add(**fields(n)) for n in range(600)]
+        for at in offsets[::2] if number == 2 else ():
+            files.data[at + 95] ^= 1
+        stores.append(files.save(identity=f"C#r#{number}"))
+    plain = Block.starts.fget
+    monkeypatch.setattr(Block, "starts", property(lambda self: looked.append(0) or plain(self)))
+    found = findings(stores)
+    assert [f["physical_offset"] for f in found] == offsets[::2]
+    assert {(f["kind"], *f["replicas"]) for f in found} == {("divergent", "r#2")}
+    assert len(looked) < 20 * len(offsets)
 
 
 def test_a_log_file_that_was_emptied_has_not_expired(replicas):

@@ -5,7 +5,8 @@ import struct
 
 import pytest
 
-from tests.spark.audit.replica_files import audited, real_store, set_confirm
+from tests.spark.audit.replica_files import audited, real_store
+from tests.spark.log_files import write_checkpoint
 
 UNIT = 20
 BEHIND = "the consume queue ends at {}; {} confirmed messages have no unit yet"
@@ -117,7 +118,7 @@ def test_a_queue_that_is_behind_or_gone_is_counted(two, options):
 
 def test_units_above_confirm_offset_and_of_expired_messages_are_no_concern(two, options):
     half = unit_at(two[0], 1, 20)[0]
-    set_confirm(two[0], half)
+    write_checkpoint(two[0], half)
     write_unit(two[0], 1, 25, half + 1, 2, 3)  # its message is not confirmed there
     (two[1] / "commitlog" / f"{0:020d}").unlink()
     write_unit(two[1], 0, 1, 1, 2, 3)  # its message has expired there

@@ -295,7 +295,7 @@ def test_stores_that_cannot_be_compared_are_refused(tmp_path, replicas):
         scan(replicas.paths)
     assert findings(replicas.paths, group="G") == []
     (replicas.roots[1] / "checkpoint").unlink()
-    with pytest.raises(StoreError, match="--unconfirmed reads its log to the end"):
+    with pytest.raises(StoreError, match=r"--unconfirmed\) reads its log to the end"):
         scan(replicas.paths, group="G")
     assert counts(replicas.paths, group="G", unconfirmed=True) == (60, 60)
     other = LogFiles(tmp_path / "other", file_size=2 * FILE_SIZE)

@@ -9,7 +9,8 @@ from batonmq.spark.differences.replica_groups import find_groups
 from batonmq.spark.steps.sql import DuckEngine
 from batonmq.spark.topic_table.proof import prove
 from batonmq.spark.topic_table.rows import MESSAGE
-from tests.spark.audit.replica_files import FILE_SIZE, Replicas, set_confirm
+from tests.spark.audit.replica_files import FILE_SIZE, Replicas
+from tests.spark.log_files import write_checkpoint
 from tests.spark.topic_table.table_runs import Batch, Runs
 
 COLUMNS = ",".join([*MESSAGE.values(), "body"])
@@ -89,7 +90,7 @@ def test_rows_behind_the_end_of_the_log_are_a_warning(proof):
 
 def test_what_is_confirmed_on_disk_a_little_later_is_not_ahead(proof):
     """confirmOffset in the file lags: the log is read to its end."""
-    set_confirm(proof.replicas.roots[0], proof.replicas.offsets[30])
+    write_checkpoint(proof.replicas.roots[0], proof.replicas.offsets[30])
     counts, found = proof.found()
     assert found == [] and counts.compared == 60
 
