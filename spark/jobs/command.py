@@ -143,7 +143,8 @@ class Job:
 
         from batonmq.spark.session import open_session
 
-        theirs, session = SparkSession.getActiveSession(), None
+        theirs = SparkSession.getActiveSession()
+        session: SparkSession | None = None
         settings = {key.replace("_", "."): value for key, value in defaults.items()}
         try:
             with self.progress.step("starting Spark"), _ctrl_c_waits(self.progress):

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from batonmq.spark.jobs.command import Job
+from batonmq.spark.jobs.command import Job, checked
+from batonmq.spark.read.options import span_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_TIME: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
-_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
-                 "h": "hours"}  # fmt: skip
 
 
 def stream_options(
@@ -48,6 +44,7 @@ def stream_options(
             "--trigger",
             default=trigger,
             metavar="TIME",
+            callback=checked(span_ms),
             help="how often what is new becomes files (10s, 500ms, 5m)",
         )
         @click.option(
@@ -56,8 +53,8 @@ def stream_options(
             help="continue behind what was dropped before it was read, instead of stopping there",
         )
         @functools.wraps(function)
-        def command(*given: Any, once: bool, trigger: str, **more: Any) -> None:
-            function(*given, trigger=None if once else interval(trigger), **more)
+        def command(*given: Any, once: bool, trigger: int, **more: Any) -> None:
+            function(*given, trigger=None if once else f"{trigger} milliseconds", **more)
 
         return command
 
@@ -85,11 +82,3 @@ def _listen(asked: threading.Event) -> None:
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-
-
-def interval(text: str) -> str:
-    """As Spark spells it. Raises ValueError."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"--trigger {text!r}: it must be a time as 10s, 500ms or 5m")
-    return f"{match[1]} {_UNITS[match[2] or 's']}"

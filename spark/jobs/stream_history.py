@@ -16,7 +16,7 @@ import click
 
 from batonmq.spark.history.history_job import Inputs, run
 from batonmq.spark.history.output_tables import TABLES
-from batonmq.spark.jobs.command import EXIT_CODES, Job, JobCommand, job_options
+from batonmq.spark.jobs.command import Job, JobCommand, job_options
 from batonmq.spark.jobs.endless import stream_options, streaming
 from batonmq.spark.read.storage import locate
 from batonmq.spark.steps.result_folder import Results
@@ -25,7 +25,7 @@ from batonmq.spark.topic_table.history_stream import HistoryPlan, HistoryStream
 from batonmq.spark.topic_table.parquet_table import ParquetTable, output_folder
 
 
-@click.command(cls=JobCommand, epilog=EXIT_CODES)
+@click.command(cls=JobCommand)
 @job_options
 @stream_options(trigger="30s", checkpoint="OUTPUT/_stream/checkpoint")
 @click.option(

@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
 from batonmq.spark.jobs.command import (
-    EXIT_CODES,
     Job,
     JobCommand,
     checked,
@@ -39,7 +38,7 @@ def _seconds(text: str) -> float:
     return 0 if text == "never" else span_ms(text) / 1000
 
 
-@click.command(cls=JobCommand, epilog=EXIT_CODES)
+@click.command(cls=JobCommand)
 @job_options
 @stream_options(trigger="5s", checkpoint="_batonmq/checkpoint in the table's folder")
 @click.argument("topic")

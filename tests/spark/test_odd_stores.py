@@ -167,7 +167,7 @@ def test_a_range_whose_file_became_too_short_counts_what_it_leaves_out(four):
 def test_a_checkpoint_with_an_impossible_offset_is_none(log_files):
     log_files.add()
     path = log_files.save(confirm=-5)
-    with pytest.raises(StoreError, match="no checkpoint"):
+    with pytest.raises(StoreError, match="has no confirmOffset"):
         read(path)
     assert len(read(path, unconfirmed="true")) == 1
 

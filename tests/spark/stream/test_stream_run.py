@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 
 from batonmq.spark.jobs import stream_history
-from batonmq.spark.jobs.endless import interval
 from batonmq.spark.jobs.stream_history import write_failovers
 from batonmq.spark.read.columns import TABLES
 from batonmq.spark.read.history_table import decode_lines
@@ -195,19 +194,6 @@ def test_lost_events_end_it_with_the_way_out(queries):
     assert str(caught.value) == (
         "events behind (log a, …) may be lost; --accept-loss continues behind what is lost"
     )
-
-
-def test_triggers_are_spelled_for_spark():
-    assert [interval(each) for each in ("10s", "500ms", "5m", "2 min", "1h", "7")] == [
-        "10 seconds",
-        "500 milliseconds",
-        "5 minutes",
-        "2 minutes",
-        "1 hours",
-        "7 seconds",
-    ]
-    with pytest.raises(ValueError, match="must be a time"):
-        interval("soon")
 
 
 BUSY = "\n[STREAM_FAILED] terminated with exception: Python worker failed to connect back. XXKST"
