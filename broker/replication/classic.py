@@ -171,7 +171,7 @@ class ClassicReplication(Replication):
         tls = self._config.tls
         broker = self._config.broker
         port_tls = tls.for_replicas(broker.broker_name) if tls is not None else None
-        await self.ha.start(broker.bind_host, port_tls, self._secret)
+        await self.ha.start(broker.bind_host, port_tls, self.node_secret)
         log.info(
             "classic_role role=%s needed_slaves=%d",
             self._config.broker.broker_role,

@@ -137,7 +137,7 @@ class ControllerReplication(Replication):
         # Before it registers: the role views that follow give its HA address to other replicas.
         broker = self._config.broker
         port_tls = tls.for_replicas(broker.broker_name) if tls is not None else None
-        await self.ha.start(broker.bind_host, port_tls, self._secret)
+        await self.ha.start(broker.bind_host, port_tls, self.node_secret)
         await self.manager.start()
 
     async def hand_over(self) -> None:

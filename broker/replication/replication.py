@@ -80,7 +80,7 @@ class Replication(ABC):
     ) -> None:
         self._config = config
         self._guard = guard
-        self._secret = _node_secret(config, guard)
+        self.node_secret = _node_secret(config, guard)
         self._unproven = 0
         self._unproven_last = ""
         self._path = path
@@ -199,10 +199,10 @@ class Replication(ABC):
 
     def proof_state(self) -> dict[str, Any]:
         """The fields of TlsState about the proofs of HA peers."""
-        if self._secret is None:
+        if self.node_secret is None:
             return {}
         return {
-            "ha_proof": "required" if self._secret.required else "optional",
+            "ha_proof": "required" if self.node_secret.required else "optional",
             "ha_unproven": self._unproven,
             "ha_unproven_last": self._unproven_last,
         }

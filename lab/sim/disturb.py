@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 
 from batonmq.controller.rules.groups import ReplicaRecord
+from batonmq.ha.node_secret import NONCE_BYTES, PROOF_BYTES
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.ha.wire import HAIdentity, SlaveFrameReader, encode_master_handshake
 from batonmq.proto.controller.v1 import controller_pb2 as pb
@@ -58,6 +59,7 @@ _AGAIN_S = 0.3
 _CONNECTIONS = 4
 _BEYOND_ALL = 1 << 40
 _STAYS_S = 60.0
+_WRONG_NONCE, _WRONG_PROOF = bytes(NONCE_BYTES).hex(), bytes(PROOF_BYTES).hex()
 _OTHERS_MASTER = HAIdentity(CLUSTER, "broker-b", 1, "another life", "another log")
 
 
@@ -165,14 +167,22 @@ class DisturbFaults(Kinds):
         return f"at {master.name}"
 
     def stranger_master(self, fault: PlannedFault) -> str | None:
-        """The master ends while no controller could name another one, and the master of another
-        group, with the same epochs, answers at its address."""
+        """The master ends while no controller could name another one, and a stranger with the same
+        epochs answers at its address: the master of another group. Where brokers prove the secret
+        of the nodes it knows all of the master but that secret (R41)."""
         master = self._master()
         if master is None or master.service is None:
             return None
-        store, ha = master.service.store, controlled(master.service).ha
-        assert ha is not None
-        hello = encode_master_handshake(store.max_phy_offset, store.epochs.entries, _OTHERS_MASTER)
+        store, replication = master.service.store, controlled(master.service)
+        ha, manager = replication.ha, replication.manager
+        assert ha is not None and manager is not None
+        named = _OTHERS_MASTER
+        if self.cluster.settings.proves:
+            named = HAIdentity(
+                CLUSTER, GROUP, manager.broker_id, manager.incarnation, "another log",
+                nonce=_WRONG_NONCE, proof=_WRONG_PROOF,
+            )  # fmt: skip
+        hello = encode_master_handshake(store.max_phy_offset, store.epochs.entries, named)
         for host in (master, *self.cluster.controllers.values()):
             host.kill()
             self.cluster.later(_AWAY_S, host.start)
@@ -237,8 +247,10 @@ class _StrangeMaster(asyncio.Protocol):
         handshake, acks = self._reader.feed(data)
         if handshake is not None:
             self._transport.write(self._hello)
+        if self._reader.proof:
+            self._violate("R41: a slave proves itself to a master whose proof is wrong")
         if acks:
-            self._violate(f"R21: a slave acks {acks} to the master of another group")
+            self._violate(f"R21: a slave acks {acks} to a stranger in place of its master")
 
 
 async def _ask_all(request: pb.ElectMasterRequest) -> None:

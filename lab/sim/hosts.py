@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import secrets
 from pathlib import Path
 from typing import Protocol
 
@@ -18,11 +19,13 @@ from batonmq.controller.raft.log import Commit, Machine
 from batonmq.controller.raft.node import RaftLog
 from batonmq.controller.service import ControllerService, _raft_settings
 from batonmq.ha.config import HAConfig
+from batonmq.ha.node_secret import NONCE_BYTES, NodeSecret
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.role_view import Role
+from batonmq.runtime.secret_file import Secrets
 from batonmq.runtime.server_main import started
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
@@ -210,6 +213,8 @@ class BrokerHost(Host):
     async def serve(self, stop: asyncio.Event) -> None:
         world, watch = self.world, self.watch
         service = BrokerService(_broker_sections(self, world.settings), self._fatal)
+        if world.settings.proves:
+            service.replication.node_secret = _node_secret(service.config)
         store = service.store
         store._boot_id = lambda: f"boot-{self.number}-{self.boot}"
         store._disk_use_of = lambda folders: self.disk.used()
@@ -345,6 +350,17 @@ class ControllerHost(Host):
         if self.process is not None:
             self.process.kill()
         raise Crash(what)
+
+
+def _node_secret(config: BrokerSections) -> NodeSecret:
+    """As that of a broker with users on. Without the users: clients do not sign here."""
+    return NodeSecret(
+        secrets=lambda: Secrets("of the nodes"),
+        new_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
+        required=True,
+        address=config.ha_address,
+        name=(CLUSTER, GROUP, str(config.broker.broker_id)),
+    )
 
 
 def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:

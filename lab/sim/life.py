@@ -166,7 +166,7 @@ _FIRSTS = (
         _UNANSWERED_S,
     ),
 )
-_DISTURBS, _LAGS = 0.15, 0.3
+_DISTURBS, _PROVES, _LAGS = 0.15, 0.5, 0.3
 
 
 def plan_of(seed: int, *, plain: bool = False) -> LifePlan:
@@ -191,8 +191,10 @@ def plan_of(seed: int, *, plain: bool = False) -> LifePlan:
         faults += _strains(settings, of_strains, seconds)
         of_disturbance = random.Random(f"disturbance {seed}")
         if of_disturbance.random() < _DISTURBS and not _loses_bytes(settings):
-            settings = replace(settings, disturbs=True)
             faults += draw_faults(of_disturbance, seconds, DISTURBING)
+            # Drawn last: the faults of a seed are the same with and without it.
+            proves = of_disturbance.random() < _PROVES
+            settings = replace(settings, disturbs=True, proves=proves)
         of_lags = random.Random(f"lags {seed}")
         if of_lags.random() < _LAGS and settings.recreates:
             settings = replace(settings, lags=True)

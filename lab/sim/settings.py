@@ -29,6 +29,7 @@ NOT_PLAIN = (
     "lasts",
     "unanswered",
     "disturbs",
+    "proves",
     "returns",
 )
 
@@ -66,6 +67,7 @@ class Settings:
     lasts: bool = False  # a partial fault lasts for seconds, before the other faults begin
     unanswered: bool = False  # a name server's answers do not reach the master
     disturbs: bool = False  # operators and strangers disturb servers
+    proves: bool = False  # brokers prove the secret of the nodes to each other
     returns: bool = False  # before the other faults, disks of another time come back
     retries: bool = False  # consumers fail messages, some for good
     delays: bool = False  # messages with a delay level, or a time
