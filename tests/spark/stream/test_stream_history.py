@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from batonmq.spark.jobs import stream_history
 from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.up import ClusterProcess
-from tests.process.history_watch import Leaders, in_files
 from tests.spark.spark_session import SMALL
+from tests.spark.stream.history_watch import Leaders, in_files
 
 SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
