@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, Final
 
 from batonmq.runtime.clock import wall_ms
-from lab.cluster.cluster import GROUP
+from lab.cluster.cluster import GROUP, Sections
 from lab.cluster.frames import OK
 from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
 from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, GivenTotals, Seen, StockLoad
@@ -86,6 +86,11 @@ class ClientRun:
     def go_on(self) -> int:
         return KINDS_GO_ON if self.kinds else GO_ON
 
+    @property
+    def routes(self) -> Sections:
+        """Settings of the name servers."""
+        return {"namesrv": {"replicaRoutes": self.replica_routes}}
+
     def start(
         self, stack: ExitStack, name_servers: str, senders: dict[str, int] | None = None
     ) -> StockLoad:
@@ -101,43 +106,54 @@ class ClientRun:
 
 
 def run_clients(faults: Sequence[ClientFault], run: ClientRun) -> int:
-    """The exit code: 1 if an acknowledged message did not come, if one came that was rolled back,
-    if an order was broken, or if this machine lacks Java."""
+    """The exit code: as `play`, and 1 if this machine lacks Java."""
     if lacks := missing_tools():
         run.progress(f"stock clients are left out: this machine lacks {' and '.join(lacks)}")
         return 1
-    seen: dict[str, list[dict[str, Seen]]] = {fault.name: [] for fault in faults}
-    routes = {"namesrv": {"replicaRoutes": run.replica_routes}}
     with (
-        ClusterProcess(
-            run.folder / "cluster",
-            overrides=routes,
-            respawn=True,
-        ) as cluster,
+        ClusterProcess(run.folder / "cluster", overrides=run.routes, respawn=True) as cluster,
         ExitStack() as stack,
     ):
         cluster.wait_in_sync(REPLICAS)
         load = run.start(stack, cluster.name_servers)
-        load.go_on()
-        for fault in [fault for _ in range(run.trials) for fault in faults]:
-            time.sleep(POLL_S)
-            began_ms = wall_ms()
+
+        def suffer(fault: ClientFault) -> None:
             for victim in fault.victims(cluster):
                 fault.strike(cluster, victim)
                 load.go_on(run.go_on)
                 cluster.wait_in_sync(REPLICAS)
-            seen[fault.name].append(load.since(began_ms))
-            tell(run, fault, seen[fault.name][-1], load.reasons(began_ms))
-        try:
-            given = load.finish()
-        except JavaError as error:
-            run.progress(f"LOST: {error}")
-            return 1
+
+        return play(faults, run, load, suffer, pause_s=POLL_S)
+
+
+def play(
+    faults: Sequence[ClientFault],
+    run: ClientRun,
+    load: StockLoad,
+    suffer: Callable[[ClientFault], None],
+    *,
+    pause_s: float = 0.0,
+) -> int:
+    """Every trial, `pause_s` before each, and the table. The exit code: 1 if an acknowledged
+    message did not come, if one came that was rolled back, or if an order was broken."""
+    seen: dict[str, list[dict[str, Seen]]] = {fault.name: [] for fault in faults}
+    load.go_on()
+    for fault in [fault for _ in range(run.trials) for fault in faults]:
+        time.sleep(pause_s)
+        began_ms = wall_ms()
+        suffer(fault)
+        seen[fault.name].append(load.since(began_ms))
+        _tell(run, fault, seen[fault.name][-1], load.reasons(began_ms))
+    try:
+        given = load.finish()
+    except JavaError as error:
+        run.progress(f"LOST: {error}")
+        return 1
     run.progress(client_table(faults, seen, load.senders, load.consumers))
     return 0 if _judge(given, run.progress) else 1
 
 
-def tell(run: ClientRun, fault: ClientFault, seen: dict[str, Seen], reasons: Counter[str]) -> None:
+def _tell(run: ClientRun, fault: ClientFault, seen: dict[str, Seen], reasons: Counter[str]) -> None:
     """One trial, as it happens."""
     figures = (f"{kind} {one.gap_ms} ms, {one.failed} failed" for kind, one in seen.items())
     run.progress(f"  {fault.name}: {'; '.join(figures)}")

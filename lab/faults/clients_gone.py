@@ -10,13 +10,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Final
 
-from batonmq.runtime.clock import wall_ms
 from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
-from lab.cluster.java import JavaError, missing_tools
+from lab.cluster.java import missing_tools
 from lab.cluster.network import Namespaces, why_not
 from lab.cluster.network_commands import between
-from lab.cluster.stock_load import Seen
-from lab.faults.clients import ClientFault, ClientRun, client_table, tell
+from lab.faults.clients import ClientFault, ClientRun, play
 
 GONE_SENDERS: Final = {"sync": 2, "avoiding": 2}
 GONE: Final = ClientFault("gone", "the host of the master is gone", lambda *_: None)
@@ -28,35 +26,24 @@ def run_host_gone(run: ClientRun) -> int:
     if lacks := why_not() or " and ".join(missing_tools()):
         run.progress(f"the row is left out: {lacks}")
         return 1
-    seen: list[dict[str, Seen]] = []
     network = Namespaces(HOSTS)
     with ExitStack() as stack:
         network.open()
         stack.callback(network.close)
-        routes = {"namesrv": {"replicaRoutes": run.replica_routes}}
-        cluster = HeldCluster(run.folder / "cluster", network, routes)
+        cluster = HeldCluster(run.folder / "cluster", network, run.routes)
         stack.callback(cluster.stop)
         stack.enter_context(network.inside(PROBE_HOST))
         cluster.start()
         load = run.start(stack, cluster.name_servers, GONE_SENDERS)
-        load.go_on()
-        for _ in range(run.trials):
-            began_ms = wall_ms()
+
+        def suffer(_: ClientFault) -> None:
             _host_goes(cluster, network)
             load.go_on(run.go_on)
             network.heal()
             cluster.launch_dead()
             cluster.wait_whole()
-            seen.append(load.since(began_ms))
-            tell(run, GONE, seen[-1], load.reasons(began_ms))
-        try:
-            given = load.finish()
-        except JavaError as error:
-            run.progress(f"LOST: {error}")
-            return 1
-    run.progress(client_table((GONE,), {GONE.name: seen}, load.senders, load.consumers))
-    run.progress(f"every acknowledged message came: {given}")
-    return 0
+
+        return play((GONE,), run, load, suffer)
 
 
 def _host_goes(cluster: HeldCluster, network: Namespaces) -> None:

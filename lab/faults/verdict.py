@@ -15,7 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -96,12 +96,14 @@ def run_verdicts(
     outcomes: list[Outcome] = []
     only_live = bool(only) and LIVE_INCIDENTS.keys() >= set(only)
     bases = [] if only_live else make_bases(folder, progress)
-    with _LiveCluster(folder / "live", progress) as cluster:
+    live: LiveVerdict | None = None  # started when it is needed first
+    with ExitStack() as stack:
         for number in range(seed, seed + count):
             rng = random.Random(number)
             is_live = not only and rng.random() < LIVE_SHARE
             if is_live or only_live:
-                outcome = _live(cluster, rng, number, only)
+                live = live or stack.enter_context(_started(folder / "live", progress))
+                outcome = _live(live, rng, number, only)
             else:
                 outcome = _files(bases, rng, number, folder / "copy", only)
             outcomes.append(outcome)
@@ -170,11 +172,15 @@ def safe(document: Any) -> str:
 
 def lost(acked: list[tuple[int, bytes]], data: Path) -> int:
     """How many acknowledged writes are in no store: their bytes are not at their offset."""
-    logs = [_Log(folder) for folder in sorted(data.glob("broker-*"))]
-    return sum(not any(log.has(offset, record) for log in logs) for offset, record in acked)
+    logs = _logs(data)
+    return sum(
+        not any(log.read(offset, len(record)) == record for log in logs) for offset, record in acked
+    )
 
 
 class _Log:
+    """The segments of one store."""
+
     def __init__(self, store: Path) -> None:
         self._files = {
             int(path.name): path.read_bytes()
@@ -182,10 +188,18 @@ class _Log:
             if re.fullmatch(r"\d{20}", path.name)
         }
 
-    def has(self, offset: int, record: bytes) -> bool:
+    def read(self, offset: int, size: int) -> bytes:
+        """Fewer bytes where the log has no more of that segment."""
         base = offset - offset % SEGMENT
-        data = self._files.get(base, b"")
-        return data[offset - base : offset - base + len(record)] == record
+        return self._files.get(base, b"")[offset - base : offset - base + size]
+
+    def record_at(self, offset: int) -> bytes:
+        """Empty if none is there."""
+        return self.read(offset, int.from_bytes(self.read(offset, 4), "big"))
+
+
+def _logs(data: Path) -> list[_Log]:
+    return [_Log(store) for store in sorted(data.glob("broker-*"))]
 
 
 # Folders that a real cluster left.
@@ -298,51 +312,29 @@ def _make_alone(cluster: HeldCluster) -> None:
 
 def _acked(place: Path) -> Iterator[tuple[int, bytes]]:
     """Of each acknowledged write the place, and the bytes that some store of the base has."""
-    logs = [
-        {int(p.name): p.read_bytes() for p in (store / "commitlog").glob("0*")}
-        for store in sorted((place / "data").glob("broker-*"))
-    ]
+    logs = _logs(place / "data")
     for line in (place / "acked.jsonl").read_text().splitlines():
         offset = int(json.loads(line)["msg_id"][-16:], 16)
-        base = offset - offset % SEGMENT
-        for log in logs:
-            data = log.get(base, b"")
-            size = int.from_bytes(data[offset - base : offset - base + 4], "big")
-            if size:
-                yield offset, data[offset - base : offset - base + size]
-                break
-        else:
-            raise AssertionError(f"{place}: the cluster itself lost the write at {offset}")
+        record = next(filter(None, (log.record_at(offset) for log in logs)), b"")
+        assert record, f"{place}: the cluster itself lost the write at {offset}"
+        yield offset, record
 
 
 # A cluster that runs.
 
 
-class _LiveCluster:
-    """Started when it is needed first; made whole after each incident."""
-
-    def __init__(self, folder: Path, progress: Callable[[str], None]) -> None:
-        self._folder = folder
-        self._progress = progress
-        self._live: LiveVerdict | None = None
-
-    def __enter__(self) -> _LiveCluster:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def get(self) -> LiveVerdict:
-        if self._live is None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._progress("a cluster that runs ...")
-            self._live = LiveVerdict(self._folder, SETTINGS)
-        return self._live
+@contextmanager
+def _started(folder: Path, progress: Callable[[str], None]) -> Iterator[LiveVerdict]:
+    shutil.rmtree(folder, ignore_errors=True)
+    progress("a cluster that runs ...")
+    live = LiveVerdict(folder, SETTINGS)
+    try:
+        yield live
+    finally:
+        live.stop()
 
 
-def _live(cluster: _LiveCluster, rng: random.Random, seed: int, only: list[str]) -> Outcome:
-    live = cluster.get()
+def _live(live: LiveVerdict, rng: random.Random, seed: int, only: list[str]) -> Outcome:
     name = rng.choice(sorted(only or LIVE_INCIDENTS))
     expected = LIVE_INCIDENTS[name](live, rng)
     try:
