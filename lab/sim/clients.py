@@ -50,6 +50,11 @@ class Client:
         self.rng = random.Random(world.rng.getrandbits(64))
         self.process: SimProcess | None = None
         self.starts = 0
+        self._names = itertools.count(1)
+
+    def new_name(self) -> str:
+        """Of a message: no other client, and no other start of this one, gives it."""
+        return f"{self.address}-{self.starts}-{next(self._names)}"
 
     def start(self) -> None:
         if self.process is None:
@@ -164,7 +169,6 @@ class Sender(Client):
         self._topics = topics
         self._often = [topic for topic in topics if topic not in rare]
         self._rare = rare
-        self._names = itertools.count(1)
         self._keys: dict[str, int] = {}
         self.stopping = False
 
@@ -192,7 +196,7 @@ class Sender(Client):
                 self.world.tell(self.name, f"not sent: {error}")
 
     def _new(self, topic: str, key: str = "", n: int = 0) -> SentMessage:
-        return SentMessage(f"{self.address}-{self.starts}-{next(self._names)}", topic, key, n)
+        return SentMessage(self.new_name(), topic, key, n)
 
     def _message(self, sent: SentMessage) -> Message:
         message = Message.of(sent.topic, sent.body(self.rng.choice((20, 60, 400))), keys=sent.name)
@@ -322,7 +326,6 @@ class Recreator(Client):
         self._reader = reader
         self.stopping = False
         self.settled = True  # the topic is there
-        self._names = itertools.count(1)
 
     async def run(self) -> None:
         options = ProducerOptions(send_timeout_ms=SEND_MS)
@@ -378,7 +381,7 @@ class Recreator(Client):
 
     async def _send(self, producer: Producer) -> None:
         life = self.messages.lives[self.TOPIC]
-        name = f"{self.address}-{self.starts}-{next(self._names)}"
+        name = self.new_name()
         sent = SentMessage(name, self.TOPIC, life=life)
         try:
             result = await producer.send(Message.of(self.TOPIC, sent.body(40), keys=name))

@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.sim.ambient import ambient
 from lab.sim.decisions import fault_of_vote
-from lab.sim.hosts import BROKERS, CONTROLLERS, BrokerHost, ControllerHost, Host, controlled
+from lab.sim.hosts import BROKERS, CONTROLLERS, BrokerHost, ControllerHost, Host
 from lab.sim.loop import process_here
 from lab.sim.master_duties import Standing
 from lab.sim.promises import Promises
@@ -64,6 +64,11 @@ class SimCluster(World):
     def hosts(self) -> list[Host]:
         return [*self.brokers.values(), *self.controllers.values()]
 
+    @property
+    def master(self) -> BrokerHost | None:
+        """Who takes writes; the first of them while there are two."""
+        return next((host for host in self.brokers.values() if host.is_open), None)
+
     def check(self) -> None:
         """Raises the first violation, or what a callback raised."""
         if self.violations:
@@ -80,10 +85,9 @@ class SimCluster(World):
 
     def _check_cores(self) -> None:
         for host in self.brokers.values():
-            if host.service is None:
+            ha, manager = host.ha, host.manager
+            if ha is None or manager is None:
                 continue
-            replication = controlled(host.service)
-            ha, manager = replication.ha, replication.manager
             if ha._master is not None:
                 ha._master.core.check_invariants()
             if ha._slave is not None:

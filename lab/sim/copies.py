@@ -40,8 +40,7 @@ class Copies:
 
     def note(self) -> None:
         for host in self._brokers.values():
-            service = host.service
-            manager = controlled(service).manager if service is not None else None
+            service, manager = host.service, host.manager
             if service is None or manager is None or host in self._strays:
                 continue
             if manager.broker_id:
@@ -77,8 +76,7 @@ class Copies:
 
     def confirmed_by(self, master: BrokerHost) -> int:
         """All below it was confirmed by this process in its epoch, or came to it as confirmed."""
-        acting = master.service
-        manager = controlled(acting).manager if acting is not None else None
+        acting, manager = master.service, master.manager
         if acting is None or manager is None:
             return 0
         process = (manager.incarnation, acting.path.gate.master_epoch)
@@ -96,8 +94,7 @@ class Copies:
         """Why `master` should not confirm all below `end`; "" if every copy is there, or if another
         set counts by now."""
         self.note()
-        acting = master.service
-        manager = controlled(acting).manager if acting is not None else None
+        acting, manager = master.service, master.manager
         if acting is None or manager is None:
             return ""
         self._highest = max(self._highest, end)

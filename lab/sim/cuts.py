@@ -165,7 +165,7 @@ class _CutLife:
 
     def _end_master(self, role: dict[str, Host]) -> None:
         """Of whoever is it by now."""
-        master = next((host for host in self._cluster.brokers.values() if host.is_open), role["M"])
+        master = self._cluster.master or role["M"]
         self._cluster.tell("fault", f"{master.name} ends by {self._cut.then}")
         if self._cut.then == "kill":
             master.kill()
@@ -179,7 +179,7 @@ def roles_of(cluster: SimCluster) -> dict[str, Host]:
     """By the role that each plays now."""
     controllers, brokers = list(cluster.controllers.values()), list(cluster.brokers.values())
     lead = next((h for h in controllers if h.service is not None and h.service.gate.open), None)
-    master = next((host for host in brokers if host.is_open), None)
+    master = cluster.master
     if lead is None or master is None:
         raise Violation("there is no master, or no controller leads")
     followers = [host for host in controllers if host is not lead]

@@ -47,7 +47,6 @@ from lab.sim.hosts import (
     NAMESRV_PORT,
     BrokerHost,
     ControllerHost,
-    controlled,
 )
 from lab.sim.kinds import Kinds, PlannedFault
 from lab.sim.loop import SimProcess
@@ -68,16 +67,13 @@ class DisturbFaults(Kinds):
         super().__init__(cluster)
         cluster.checks.append(self._check_cost)
 
-    def _master(self) -> BrokerHost | None:
-        return next((host for host in self.cluster.brokers.values() if host.is_open), None)
-
     def clean(self, fault: PlannedFault) -> str | None:
         """A slave is cut off from the controllers and the others, cleaned, and comes back."""
         slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
         host = self._of(slaves, fault.pick)
-        if host is None or host.service is None or self._master() is None:
+        if host is None or host.service is None or self.cluster.master is None:
             return None
-        broker_id = host.service.replication.broker_id()
+        broker_id = host.broker_id
         self.cluster.later(_AWAY_S, self._clean, broker_id)
         self._isolate(host, 2 * _AWAY_S)
         return f"{host.name}, broker id {broker_id}"
@@ -89,7 +85,7 @@ class DisturbFaults(Kinds):
 
     def reset_session(self, fault: PlannedFault) -> str | None:
         """Of the master with each controller, twice."""
-        master = self._master()
+        master = self.cluster.master
         if master is None:
             return None
         self._reset(master)
@@ -158,7 +154,7 @@ class DisturbFaults(Kinds):
     def bad_names(self, fault: PlannedFault) -> str | None:
         """Of topics and groups, in requests to the master. The name of a topic is a
         path out of its folder, that of a group is longer than a file name may be (R46)."""
-        master = self._master()
+        master = self.cluster.master
         if master is None:
             return None
         process = SimProcess(self.cluster.loop, _STRANGER)
@@ -170,11 +166,10 @@ class DisturbFaults(Kinds):
         """The master ends while no controller could name another one, and a stranger with the same
         epochs answers at its address: the master of another group. Where brokers prove the secret
         of the nodes it knows all of the master but that secret (R41)."""
-        master = self._master()
+        master = self.cluster.master
         if master is None or master.service is None:
             return None
-        store, replication = master.service.store, controlled(master.service)
-        ha, manager = replication.ha, replication.manager
+        store, ha, manager = master.service.store, master.ha, master.manager
         assert ha is not None and manager is not None
         named = _OTHERS_MASTER
         if self.cluster.settings.proves:
@@ -204,8 +199,7 @@ class DisturbFaults(Kinds):
         process = SimProcess(self.cluster.loop, _STRANGER)
         for _ in range(_CONNECTIONS):
             process.spawn(_announce(host.address, port))
-        service = host.service if isinstance(host, BrokerHost) else None
-        ha = controlled(service).ha if service is not None else None
+        ha = host.ha if isinstance(host, BrokerHost) else None
         if ha is not None and fault.pick2 > 0.5:
             process.spawn(_flood(host.address, ha.port))
         self._later(fault, process.kill)

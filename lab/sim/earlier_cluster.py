@@ -45,7 +45,7 @@ def old_volumes(
             _live(cluster, rng, topics, has_begun)
             kept_of = []
             for host in cluster.brokers.values():
-                broker_id = host.service.replication.broker_id() if host.service else 0
+                broker_id = host.broker_id
                 host.kill()
                 kept_of.append((broker_id, host.disk.copy_to(kept / host.name)))
         yield tuple(path for _, path in sorted(kept_of))

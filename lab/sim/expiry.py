@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.commit_log import Segment
 from batonmq.store.queue_positions import POSITIONS_QUEUE
-from lab.sim.hosts import BrokerHost, controlled
+from lab.sim.hosts import BrokerHost
 from lab.sim.records import records
 from lab.sim.world import World
 
@@ -118,7 +118,7 @@ class Expiry:
             return f"confirmed is {service.store.confirm_offset}"
         if self._is_given_up(host, segment.end_offset):
             return ""
-        manager = controlled(service).manager
+        manager = host.manager
         view = manager.view if manager is not None else None
         if manager is None or view is None or view.master_incarnation != manager.incarnation:
             return "" if segment.end_offset <= self.begin else "R27: no master has"

@@ -162,7 +162,7 @@ class DiskFaultKinds(Kinds):
         rot = self.cluster.promises.rot
         if any(rot.of(other) for other in self.cluster.brokers.values() if other is not host):
             return None
-        broker_id = host.service.replication.broker_id()
+        broker_id = host.broker_id
         host.kill()
         self._later(fault, self._replace, host, broker_id)
         return f"{host.name} is down"
@@ -264,7 +264,7 @@ class NetworkFaults(Kinds):
         and half of the time it is one, for so long that another is elected."""
         host: Host | None = self._of(self.cluster.hosts, fault.pick)
         for_s = fault.for_s
-        master = self._of([h for h in self.cluster.brokers.values() if h.is_open], 0.0)
+        master = self.cluster.master
         if master is not None and fault.pick2 < 0.5:
             host, for_s = master, fault.for_s + 1.0
         assert host is not None
@@ -317,7 +317,7 @@ class ClientFaults(Kinds):
         host = self._of(slaves, fault.pick)
         if host is None or host.service is None or self._target is not None:
             return None
-        self._target = (host, host.service.replication.broker_id())
+        self._target = (host, host.broker_id)
         host.kill()
         self.cluster.later(_LOOK_S, self._once_outside, fault)
         return f"{host.name} falls behind"
@@ -420,7 +420,7 @@ class Faults:
         if group is None or (group.master_broker_id and any(host.is_open for host in brokers)):
             return
         held = {
-            host.service.replication.broker_id(): self.cluster.promises.held_by(host)
+            host.broker_id: self.cluster.promises.held_by(host)
             for host in brokers
             if host.service is not None
         }

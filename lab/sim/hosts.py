@@ -20,11 +20,13 @@ from batonmq.controller.raft.node import RaftLog
 from batonmq.controller.service import ControllerService, _raft_settings
 from batonmq.ha.config import HAConfig
 from batonmq.ha.node_secret import NONCE_BYTES, NodeSecret
+from batonmq.ha.service import AutoSwitchHAService
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.role_view import Role
+from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.runtime.secret_file import Secrets
 from batonmq.runtime.server_main import started
 from batonmq.store.config import StoreConfig
@@ -274,6 +276,21 @@ class BrokerHost(Host):
 
         replication.on_confirm_offset = on_confirm_offset  # type: ignore[method-assign]
 
+    @property
+    def manager(self) -> ReplicasManager | None:
+        """Of its process; None while it is down, or runs without controllers."""
+        return controlled(self.service).manager if self.service is not None else None
+
+    @property
+    def ha(self) -> AutoSwitchHAService | None:
+        """As `manager`."""
+        return controlled(self.service).ha if self.service is not None else None
+
+    @property
+    def broker_id(self) -> int:
+        """That of its process; 0 while it has none."""
+        return self.service.replication.broker_id() if self.service is not None else 0
+
     def _fatal(self, error: BaseException) -> None:
         self.last_failure = error
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -287,8 +304,7 @@ class BrokerHost(Host):
     @property
     def knows(self) -> tuple[int, int]:
         """masterEpoch and setEpoch of the newest view that it took."""
-        manager = controlled(self.service).manager if self.service is not None else None
-        state = manager._state if manager is not None else None
+        state = self.manager._state if self.manager is not None else None
         return state.current.key if state is not None else (0, 0)
 
     @property

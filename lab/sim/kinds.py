@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lab.sim.cluster import SimCluster
 from lab.sim.disk import DiskPlan
-from lab.sim.hosts import BrokerHost, Host, controlled
+from lab.sim.hosts import BrokerHost, Host
 
 T = TypeVar("T")
 
@@ -207,8 +207,7 @@ class Kinds:
 
     def _is_member(self, host: BrokerHost) -> bool:
         """Whether this very process is recorded in the set."""
-        group, service = self.cluster.promises.group, host.service
-        manager = controlled(service).manager if service is not None else None
+        group, manager = self.cluster.promises.group, host.manager
         if group is None or manager is None or manager.broker_id not in group.sync_state_set:
             return False
         record = group.replica(manager.broker_id)

@@ -34,7 +34,7 @@ class LastingFaults(ServedKinds):
         """What a name server, which is a controller as well, answers is lost on the way to the
         master (R32)."""
         server = self._of(list(self.cluster.controllers.values()), fault.pick)
-        master = self._master()
+        master = self.cluster.master
         if server is None or master is None:
             return None
         return self._cut(fault, "one way", [(server, master)])
@@ -133,14 +133,14 @@ class LastingFaults(ServedKinds):
             self.cluster.violate(f"R51: the term rose {rose} times while {what} lasted")
 
     def _kill_master(self, fault: PlannedFault, what: str) -> None:
-        master = self._master()
+        master = self.cluster.master
         if master is not None:
             master.kill()
             self._then(fault, "kill", what, master)
             self.cluster.later(fault.for_s / 2, master.start)
 
     def _silence_master(self, fault: PlannedFault, what: str) -> None:
-        master = self._master()
+        master = self.cluster.master
         if master is None:
             return
         self._isolate(master, fault.for_s / 2)
@@ -149,6 +149,3 @@ class LastingFaults(ServedKinds):
     def _then(self, fault: PlannedFault, kind: str, what: str, master: Host) -> None:
         self.cluster.tell("fault", f"{fault.kind}: {master.name} ends by {kind}")
         self._expect(kind, f"{fault.kind} ({what}) and {kind} of {master.name}")
-
-    def _master(self) -> Host | None:
-        return self._of([h for h in self.cluster.brokers.values() if h.is_open], 0.0)

@@ -24,7 +24,7 @@ from lab.sim.disk import DiskPlan
 from lab.sim.earlier_cluster import old_volumes
 from lab.sim.faults import Faults
 from lab.sim.features.features import Features
-from lab.sim.hosts import BrokerHost, controlled
+from lab.sim.hosts import BrokerHost
 from lab.sim.kinds import (
     DISTURBING,
     EXPIRY,
@@ -446,8 +446,7 @@ class Life:
         begins: dict[int, int] = {}
         outside: list[int] = []
         for host in self.cluster.brokers.values():
-            service = host.service
-            manager = controlled(service).manager if service is not None else None
+            service, manager = host.service, host.manager
             if service is None or manager is None:
                 return False
             begins[manager.broker_id] = service.store.min_phy_offset

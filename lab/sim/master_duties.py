@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.runtime.clock import boot_ms
-from lab.sim.hosts import BrokerHost, controlled
+from lab.sim.hosts import BrokerHost
 from lab.sim.world import World
 
 _REMOVED_S = 2.0  # R14: after 0.6 s, by a controller that may be slow
@@ -55,8 +55,8 @@ class Standing:
             return {}
         if process.busy_until_s > process.loop.now_s:
             return {}
-        gate, replication = service.path.gate, controlled(service)
-        manager, ha = replication.manager, replication.ha
+        gate, manager, ha = service.path.gate, host.manager, host.ha
+        assert manager is not None and ha is not None
         if not gate.is_master or gate.is_stopping:
             return {}
         wrong = {}

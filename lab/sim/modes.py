@@ -26,7 +26,7 @@ class ModeFaults(Kinds):
 
     def change_of_mode(self, fault: PlannedFault) -> str | None:
         hosts = list(self.cluster.brokers.values())
-        keeper = next((host for host in hosts if host.is_open), None)
+        keeper = self.cluster.master
         if keeper is None or not all(host.service for host in hosts):
             return None
         for host in hosts:
@@ -72,8 +72,8 @@ class ModeFaults(Kinds):
         if keeper.is_open:
             self._let_others_come(fault, keeper)
             return
-        if keeper.service is not None and keeper.service.replication.broker_id():
-            self._operator.elect(keeper.service.replication.broker_id())
+        if keeper.broker_id:
+            self._operator.elect(keeper.broker_id)
         self.cluster.later(_NAMED_S, self._name, fault, keeper)
 
     def _let_others_come(self, fault: PlannedFault, keeper: BrokerHost) -> None:

@@ -26,7 +26,7 @@ from lab.sim.decisions import Decisions, NewestCommit
 from lab.sim.deletions import KeptProgress
 from lab.sim.expiry import Expiry
 from lab.sim.given_up import GivenUp, UncleanElection, records_behind
-from lab.sim.hosts import GROUP, BrokerHost, ControllerHost, controlled
+from lab.sim.hosts import GROUP, BrokerHost, ControllerHost
 from lab.sim.records import LogRecord, records
 from lab.sim.rot import Rot, read_log
 from lab.sim.sightings import Sightings
@@ -354,10 +354,8 @@ class Promises:
         if group is None:
             return
         for host in self._brokers.values():
-            service = host.service
-            ha = controlled(service).ha if service is not None else None
+            ha, manager = host.ha, host.manager
             sync = ha.sync_state if ha is not None else None
-            manager = controlled(service).manager if service is not None else None
             if (
                 sync is not None
                 and manager is not None

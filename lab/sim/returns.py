@@ -39,7 +39,7 @@ class ReturnFaults(ServedKinds):
         host = self._of(list(self.cluster.brokers.values()), fault.pick)
         if host is None or host.service is None or not self.is_held_elsewhere(host):
             return None
-        broker_id = host.service.replication.broker_id()
+        broker_id = host.broker_id
         volumes = self.cluster.old_volumes
         number = int(fault.pick2 * 997) % 5
         volume = volumes[number if number < len(volumes) else (broker_id - 1) % len(volumes)]
@@ -148,9 +148,7 @@ class ReturnFaults(ServedKinds):
         if group is not None and group.master_broker_id and recorded >= known:
             return
         held = {
-            host.service.replication.broker_id(): promises.held_by(host)
-            for host in self._running()
-            if host.service is not None and host.service.replication.broker_id()
+            host.broker_id: promises.held_by(host) for host in self._running() if host.broker_id
         }
         if held:
             longest = max(held, key=lambda one: held[one])

@@ -24,7 +24,7 @@ from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.runtime.clock import boot_ms
 from batonmq.store.message_store import MessageStore
-from lab.sim.hosts import CLUSTER, GROUP, BrokerHost, ControllerHost, controlled
+from lab.sim.hosts import CLUSTER, GROUP, BrokerHost, ControllerHost
 from lab.sim.rot import read_log
 from lab.sim.verdicts import Verdicts
 
@@ -67,7 +67,7 @@ class Sightings:
             self._check_role(host)
 
     def _check_view(self, host: BrokerHost) -> None:
-        manager = controlled(host.service).manager if host.service is not None else None
+        manager = host.manager
         state = manager._state if manager is not None else None
         if state is None:
             return
@@ -81,8 +81,7 @@ class Sightings:
 
     def _check_lease_end(self, host: BrokerHost) -> None:
         """R7, R34: a lease is over long before an unclean election may begin."""
-        process, service = host.process, host.service
-        manager = controlled(service).manager if service is not None else None
+        process, manager = host.process, host.manager
         if process is None or process.paused or manager is None:
             return
         old_s = self._now_s() - self._answered_s
@@ -93,8 +92,7 @@ class Sightings:
         service = host.service
         if service is None:
             return
-        replication, gate = controlled(service), service.path.gate
-        ha, manager = replication.ha, replication.manager
+        gate, ha, manager = service.path.gate, host.ha, host.manager
         view = manager._state.current.view if manager._state else None
         if self._seen.get(host.name) is not service:
             self._seen[host.name] = service
@@ -115,7 +113,7 @@ class Sightings:
 
     def _watch_acks(self, host: BrokerHost, service: BrokerService) -> None:
         """R8: stopped for longer than its lease, it acknowledges nothing before that is renewed."""
-        acks, manager = service.path.acks, controlled(service).manager
+        acks, manager = service.path.acks, host.manager
         confirm = acks.confirm
         assert manager is not None
 

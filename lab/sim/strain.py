@@ -77,9 +77,9 @@ class StrainFaults(Kinds):
         if master is None or len(slaves) < 2:
             return None
         chosen, other = slaves if fault.pick < 0.5 else slaves[::-1]
-        service, process = chosen.service, other.process
-        assert service is not None and process is not None
-        self._operator.elect(service.replication.broker_id())
+        process = other.process
+        assert process is not None
+        self._operator.elect(chosen.broker_id)
         if fault.pick2 < 0.5:
             self._slow(master, chosen, _SLOW_S, _HANGS_S)
             return f"to {chosen.name}, by a slow link"
@@ -91,10 +91,9 @@ class StrainFaults(Kinds):
         """A slave loses its connection and dials again. The master does not hear of the loss."""
         master, slaves = self._master_and_slaves()
         slave = self._of(slaves, fault.pick)
-        if master is None or slave is None or master.service is None or slave.process is None:
+        ha = master.ha if master is not None else None
+        if master is None or slave is None or ha is None or slave.process is None:
             return None
-        ha = controlled(master.service).ha
-        assert ha is not None
         peer = (master.address, ha.port)
         for transport in self.cluster.network.transports:
             if transport.process is slave.process and transport.peer_address == peer:
@@ -107,14 +106,13 @@ class StrainFaults(Kinds):
         And a process that knows all that is public of the master opens sessions in its name."""
         master, slaves = self._master_and_slaves()
         slave = self._of(slaves, fault.pick)
-        if master is None or slave is None or master.service is None or slave.service is None:
+        if master is None or slave is None or slave.service is None:
             return None
-        ha, broker_id = controlled(master.service).ha, slave.service.replication.broker_id()
-        assert ha is not None
+        ha, manager = master.ha, master.manager
+        if ha is None or manager is None:
+            return None
         process = SimProcess(self.cluster.loop, _STRANGER)
-        process.spawn(_dial(master.address, ha.port, broker_id))
-        manager = controlled(master.service).manager
-        assert manager is not None
+        process.spawn(_dial(master.address, ha.port, slave.broker_id))
         hello = pb.Hello(
             cluster_name=CLUSTER,
             broker_name=GROUP,
@@ -208,7 +206,7 @@ class StrainFaults(Kinds):
 
     def _name(self, host: BrokerHost) -> None:
         if host.service is not None:
-            self._operator.elect(host.service.replication.broker_id())
+            self._operator.elect(host.broker_id)
 
     def end_before_the_op(self, fault: PlannedFault) -> str | None:
         """The master ends when each slave has the commit of a transaction, and its op is under way:

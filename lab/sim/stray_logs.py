@@ -23,7 +23,6 @@ from lab.sim.hosts import (
     NAME_SERVERS,
     BrokerHost,
     broker_host,
-    controlled,
 )
 from lab.sim.loop import SimProcess
 from lab.sim.world import World
@@ -52,8 +51,7 @@ class Lineage:
                 self._world.violate(f"R47: {host.incarnation}, whose log is another's, {fault}")
 
     def _fault_of(self, host: BrokerHost) -> str:
-        group, service = self._group(), host.service
-        manager = controlled(service).manager if service is not None else None
+        group, manager = self._group(), host.manager
         if group is None or manager is None:
             return ""
         if host.is_open:
@@ -96,14 +94,12 @@ class Lineage:
                         self._world.later(0.0, self._put_right, host)
 
     def _is_member(self, host: BrokerHost) -> bool:
-        group, service = self._group(), host.service
-        own = service.replication.broker_id() if service is not None else 0
-        return group is not None and own in group.sync_state_set
+        group = self._group()
+        return group is not None and host.broker_id in group.sync_state_set
 
     def _put_right(self, host: BrokerHost) -> None:
         """Its disk is emptied, and what the controllers recorded of that process is forgotten."""
-        group, service = self._group(), host.service
-        manager = controlled(service).manager if service is not None else None
+        group, manager = self._group(), host.manager
         record = group.replica(manager.broker_id) if group and manager else None
         host.wipe()
         if record is not None and manager and record.incarnation == manager.incarnation:
@@ -120,9 +116,8 @@ class Lineage:
     def _names(self, host: BrokerHost) -> bool:
         """By what it says of itself, since it does not answer, or for an epoch that the controllers
         do not know."""
-        service = host.service
-        own = service.replication.broker_id() if service is not None else 0
         return any(
-            line.startswith(f"broker {host.address}:") or f": broker {own} knows of " in line
+            line.startswith(f"broker {host.address}:")
+            or f": broker {host.broker_id} knows of " in line
             for line in self._problems
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -137,7 +136,6 @@ class FeatureSender(Client):
         self._topics = topics
         self._wishes = wishes
         self._filters = of_filters
-        self._names = itertools.count(1)
 
     async def run(self) -> None:
         async with producer_of("FeatureProducers") as producer:
@@ -149,7 +147,7 @@ class FeatureSender(Client):
                     self.world.tell(self.name, f"not sent: {error}")
 
     async def _send(self, producer: Producer, topic: str) -> None:
-        name = f"{self.address}-{self.starts}-{next(self._names)}"
+        name = self.new_name()
         fails = 0 if topic == delays.TOPIC else self.rng.choice(_FAILS)
         if topic == orderly.TOPIC:
             fails = min(fails, 1)

@@ -77,7 +77,7 @@ class FeatureLog:
 
     def not_at_end(self, group: str, is_of: Callable[[str], bool]) -> str:
         """Which queue of such topics the group's offset is not at the end of, at the master."""
-        host = next((h for h in self.cluster.brokers.values() if h.is_open), None)
+        host = self.cluster.master
         if host is None or host.process is None:
             return "no master is open"
         return str(host.process.run(_not_at_end, host, group, is_of))

@@ -7,7 +7,6 @@ as their time runs out; once the faults are over they are answered again.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +53,6 @@ class Asker(Client):
     def __init__(self, checker: AnswerChecker, messages: Messages, number: int) -> None:
         super().__init__(checker.log.cluster, messages, "asker", number)
         self._checker = checker
-        self._names = itertools.count(1)
 
     def _ended(self) -> None:
         super()._ended()
@@ -71,7 +69,7 @@ class Asker(Client):
                     self.world.tell(self.name, f"no answer: {error}")
 
     async def _ask(self, producer: Producer) -> None:
-        checker, name = self._checker, f"{self.address}-{self.starts}-{next(self._names)}"
+        checker, name = self._checker, self.new_name()
         message = Message.of(TOPIC, f"{name}|?", keys=name)
         checker.waiting.add(name)
         try:

@@ -10,7 +10,6 @@ where a master begins while its clock is hours ahead, all are old.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import zlib
 from collections import defaultdict
 
@@ -97,7 +96,6 @@ class TransactionSender(Client):
     def __init__(self, checker: Transactions, messages: Messages, number: int) -> None:
         super().__init__(checker.log.cluster, messages, "transactions", number)
         self._checker = checker
-        self._names = itertools.count(1)
 
     async def run(self) -> None:
         producer = TransactionProducer(
@@ -116,7 +114,7 @@ class TransactionSender(Client):
             await asyncio.sleep(self.rng.uniform(0.1, 0.4))
             if self._checker.log.stopping:
                 continue
-            name = f"{self.address}-{self.starts}-{next(self._names)}"
+            name = self.new_name()
             try:
                 await self._send(producer, name)
             except BatonError as error:
