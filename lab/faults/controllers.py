@@ -24,9 +24,7 @@ SERVICE_GAP_S: Final = 4.0
 
 def gap_finding(lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
     """If no write was acknowledged for too long while the fault lasted."""
-    healed_s = injected.notes["healedS"]
-    assert isinstance(healed_s, float)
-    gap_s = longest_gap(lab.load.since(injected.at_s), injected.at_s, healed_s)
+    gap_s = longest_gap(lab.load.since(injected.at_s), injected.at_s, injected.healed_s)
     if gap_s <= SERVICE_GAP_S:
         return []
     return [
@@ -69,10 +67,6 @@ class CutController(ControllerFault):
         lab.network.cut(sent | (one_way(far, near) if self.inward else set()))
         return InjectedFault(at, notes={"from": process.name, "to": [one.name for one in chosen]})
 
-    def heal(self, lab: Lab, injected: InjectedFault) -> None:
-        injected.notes["healedS"] = time.monotonic()
-        lab.network.heal()
-
 
 class LeaderWithoutBrokers(CutController):
     name = "cut-leader-brokers"
@@ -114,10 +108,6 @@ class HangFollower(ControllerFault):
         process.signal(signal.SIGSTOP)
         return InjectedFault(at, notes={"controller": index})
 
-    def heal(self, lab: Lab, injected: InjectedFault) -> None:
-        injected.notes["healedS"] = time.monotonic()
-        lab.cluster.resume_stopped()
-
 
 class FullDiskLeader(FullDiskMaster):
     name = "full-disk-leader"
@@ -125,10 +115,6 @@ class FullDiskLeader(FullDiskMaster):
 
     def subject(self, lab: Lab, rng: random.Random) -> NodeProcess:
         return lab.cluster.controller_processes[lab.cluster.wait_leader()]
-
-    def heal(self, lab: Lab, injected: InjectedFault) -> None:
-        injected.notes["healedS"] = time.monotonic()
-        super().heal(lab, injected)
 
     def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         return [*super().check(lab, injected), *gap_finding(lab, injected)]

@@ -47,17 +47,14 @@ class CutMaster(Fault):
             at,
             not_from=group.master if self.measure == "first ack" else None,
             declared_dead=group.master,
-            notes={"epoch": group.master_epoch, "tookS": time.monotonic() - at},
+            old_epoch=group.master_epoch,
+            took_s=time.monotonic() - at,
         )
-
-    def heal(self, lab: Lab, injected: InjectedFault) -> None:
-        injected.notes["healedS"] = time.monotonic()
-        lab.network.heal()
 
     def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         if injected.not_from is None:
             return []
-        return late_acks(lab, injected, "healedS")
+        return late_acks(lab, injected)
 
 
 class OutboundCut(CutMaster):

@@ -47,39 +47,29 @@ class HangMaster(Fault):
         at = time.monotonic()
         lab.cluster.brokers[group.master].signal(signal.SIGSTOP)
         return InjectedFault(
-            at, group.master, declared_dead=group.master, notes={"epoch": group.master_epoch}
+            at, group.master, declared_dead=group.master, old_epoch=group.master_epoch
         )
 
-    def heal(self, lab: Lab, injected: InjectedFault) -> None:
-        assert injected.not_from is not None
-        injected.notes["resumedS"] = time.monotonic()
-        lab.cluster.brokers[injected.not_from].signal(signal.SIGCONT)
-
     def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
-        return late_acks(lab, injected, "resumedS")
+        return late_acks(lab, injected)
 
 
-def late_acks(lab: Lab, injected: InjectedFault, since: str) -> list[BrokenPromise]:
-    """What the old master acknowledged of its old epoch after `injected.notes[since]`.
-
-    An ack of a write sent after the fault is a finding. One of a write that every member held
-    before is true, though late (a process may be stopped between the decision and the reply): the
-    notes count it (`lateButTrue`). A fault that took a moment (`tookS`) begins with its end.
-    """
-    moment, epoch = injected.notes[since], injected.notes["epoch"]
-    assert isinstance(moment, float) and isinstance(epoch, int) and injected.not_from is not None
+def late_acks(lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
+    """What the old master acknowledged of its old epoch once the fault was over."""
+    assert injected.not_from is not None
     late = partial(
         checks.check_late,
-        lab.load.since(moment),
+        lab.load.since(injected.healed_s),
         lab.stored,
         lab.epochs(lab.cluster.wait_whole()),
         broker=injected.not_from,
-        acked_after_s=moment,
-        epoch=epoch,
+        acked_after_s=injected.healed_s,
+        epoch=injected.old_epoch,
     )
-    took_s = injected.notes.get("tookS", 0.0)
-    assert isinstance(took_s, float)
-    found = late(sent_after_s=injected.at_s + took_s)
+    # What was sent while a fault began may have reached every member before it was whole.
+    found = late(sent_after_s=injected.at_s + injected.took_s)
+    # An ack of a write that every member held before the fault is true: a process may be stopped
+    # between the decision and the reply.
     injected.notes["lateButTrue"] = len(late(sent_after_s=0.0)) - len(found)
     return found
 

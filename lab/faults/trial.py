@@ -36,12 +36,17 @@ class InjectedFault:
     """A fault that was injected. `at_s` (CLOCK_MONOTONIC): writes sent from then on are measured.
 
     `not_from`: a broker whose acks do not count as recovery. `declared_dead`: one that the
-    controllers call dead although its process runs. `notes` go into the trial's document.
+    controllers call dead although its process runs. `old_epoch`: the masterEpoch that is over for
+    `not_from`. `took_s`: how long it took to inject. `healed_s`: when it was undone, noted by the
+    lab. `notes` go into the trial's document.
     """
 
     at_s: float
     not_from: int | None = None
     declared_dead: int | None = None
+    old_epoch: int = 0
+    took_s: float = 0.0
+    healed_s: float = 0.0
     notes: dict[str, object] = field(default_factory=dict)
 
 
@@ -277,7 +282,7 @@ class Lab:
         try:
             seconds = self._measure(fault, injected, rng)
             affected = [one.name for one in self.cluster.processes if not one.runs or one.stopped]
-            healed = time.monotonic()
+            healed = injected.healed_s = time.monotonic()
             fault.heal(self, injected)
         finally:
             self.restore()

@@ -71,8 +71,8 @@ def test_r36_a_write_sent_while_the_network_was_being_cut_may_be_acked_late(
         epochs=lambda group: EPOCHS,
         cluster=SimpleNamespace(wait_whole=lambda: None),
     )
-    injected = InjectedFault(10.0, not_from=0, notes={"epoch": 1, "tookS": 0.003, "healedS": 12.0})
-    assert len(late_acks(lab, injected, "healedS")) == late
+    injected = InjectedFault(10.0, not_from=0, old_epoch=1, took_s=0.003, healed_s=12.0)
+    assert len(late_acks(lab, injected)) == late
     assert injected.notes["lateButTrue"] == 1 - late
 
 

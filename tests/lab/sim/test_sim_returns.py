@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
 
 import pytest
 
-from batonmq.broker.replication.controlled import ControllerReplication
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from lab.sim.decisions import Decisions
 from lab.sim.hosts import BrokerHost
@@ -39,8 +37,7 @@ def _stray(group: BrokerGroup, *, is_open: bool = False) -> list[str]:
     """What the checker says of a stray process i2 with id 2."""
     violations: list[str] = []
     manager = SimpleNamespace(broker_id=2, incarnation="i2")
-    service = SimpleNamespace(replication=Mock(spec=ControllerReplication, manager=manager))
-    host = SimpleNamespace(service=service, is_open=is_open, incarnation="broker 2, start 2")
+    host = SimpleNamespace(manager=manager, is_open=is_open, incarnation="broker 2, start 2")
     lineage = Lineage(cast(Any, SimpleNamespace(violate=violations.append)), lambda: group)
     lineage.strays.append(cast(BrokerHost, host))
     lineage.check()
