@@ -16,7 +16,6 @@ from batonmq.runtime.clock import boot_ms
 from lab.sim.clients import Operator
 from lab.sim.cluster import SimCluster, cluster_of
 from lab.sim.cuts import WholeGroup
-from lab.sim.hosts import BrokerHost, controlled
 from lab.sim.settings import Settings
 
 LEASE_S = 0.6
@@ -43,7 +42,8 @@ class Scene:
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.traffic = WholeGroup(cluster)
-        (self.master,) = (host for host in cluster.brokers.values() if host.is_open)
+        assert cluster.master is not None
+        self.master = cluster.master
         self.slaves = [host for host in cluster.brokers.values() if host is not self.master]
 
     @property
@@ -52,14 +52,10 @@ class Scene:
         assert group is not None
         return group
 
-    def id_of(self, host: BrokerHost) -> int:
-        assert host.service is not None
-        return controlled(host.service).broker_id()
-
     def has_lease(self) -> bool:
-        service, process = self.master.service, self.master.process
-        assert service is not None and process is not None
-        return controlled(service).manager.lease_valid(process.run(boot_ms))
+        manager, process = self.master.manager, self.master.process
+        assert manager is not None and process is not None
+        return manager.lease_valid(process.run(boot_ms))
 
     def confirmed(self) -> int:
         assert self.master.service is not None
@@ -148,7 +144,7 @@ def test_r44_an_unclean_election_beside_a_master_that_goes_on_alone(scene: Scene
     """1. The master's replicas are cut off: the set is {1}. 2. So are the controllers: it goes on
     (R36), however long its lease is over. 3. An operator asks for another: none is elected, one
     master acknowledges. 4. The operator accepts what that costs: then it is elected."""
-    cluster, named = scene.cluster, scene.id_of(scene.slaves[0])
+    cluster, named = scene.cluster, scene.slaves[0].broker_id
     scene.cut("master and replicas")
     scene.traffic.until(lambda: len(scene.group.sync_state_set) == 1, HEALED_S)
     scene.cut("master and controllers")
@@ -172,7 +168,7 @@ def test_r33_planned_switches_in_turn_keep_the_set(scene: Scene, is_slow: bool) 
     """An operator names one master after the other. With `is_slow` the third member receives
     nothing of the old master meanwhile."""
     cluster, network = scene.cluster, scene.cluster.network
-    hosts = {scene.id_of(host): host for host in cluster.brokers.values()}
+    hosts = {host.broker_id: host for host in cluster.brokers.values()}
     for turn in range(6):
         before = scene.group
         others = sorted(set(before.sync_state_set) - {before.master_broker_id})

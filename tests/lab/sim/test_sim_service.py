@@ -18,17 +18,8 @@ from lab.sim.life import plan_of
 from lab.sim.served import AMONG_OTHERS_S
 from lab.sim.service import BOUNDS_S, Reach, Service
 
-KNOWN_TO_FAIL: dict[str, str] = {}
-"""Each must fail: delete it here once its life is whole."""
 
-
-def _known(cut: Cut) -> Any:
-    reason = KNOWN_TO_FAIL.get(cut.name)
-    marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-    return pytest.param(cut, id=cut.name, marks=marks)
-
-
-@pytest.mark.parametrize("cut", [_known(cut) for cut in all_cuts()])
+@pytest.mark.parametrize("cut", all_cuts(), ids=lambda cut: cut.name)
 def test_r50_r51_a_group_is_served_while_a_partial_fault_lasts(cut: Cut) -> None:
     gaps = live(cut)
     assert not gaps.violation
@@ -47,7 +38,7 @@ def test_r32_a_name_server_whose_answers_are_lost_shows_the_master(name: str) ->
 def test_the_table_has_all_links_and_zones() -> None:
     cuts = list(all_cuts())
     names = [cut.name for cut in cuts]
-    assert len(set(names)) == len(names) and set(KNOWN_TO_FAIL) <= set(names)
+    assert len(set(names)) == len(names)
     assert sum(cut.kind in ("link", "one way") for cut in cuts) == 45
     assert sum(cut.kind == "zone" and not re.search("off|brokers", cut.name) for cut in cuts) == 18
 
