@@ -69,7 +69,7 @@ class SpoiledSlave(Fault):
         lab.cluster.brokers[spoiled].kill()
         self.spoil(lab, spoiled)
         lab.cluster.launch(lab.cluster.brokers[spoiled])
-        lab.cluster.wait_listening(spoiled)
+        lab.cluster.wait_listening(spoiled)  # both slaves are there: one of them must not win
         at = time.monotonic()
         lab.cluster.brokers[master].kill()
         return InjectedFault(at, not_from=master, notes={"spoiled": spoiled, "complete": complete})
@@ -136,7 +136,7 @@ class WipedSlaveAlone(Fault):
         lab.cluster.launch(brokers[spoiled])
         lab.cluster.wait_listening(spoiled)
         time.sleep(NOBODY_ACKS_S)
-        acked = len(lab.load.since(died + 0.05))
+        acked = len(lab.load.since(died + 0.05))  # an ack may be on its way to the probe
         group = lab.cluster.wait_for("the group's record", lab.cluster.group)
         whole = sorted(group.in_sync - {spoiled})
         back = rng.choice(whole or [master, complete])

@@ -189,6 +189,7 @@ class KillControllers(Fault):
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         group = lab.cluster.wait_whole()
         at = time.monotonic()
+        # `kill` waits for the end: the signals first, so that all die at once.
         for process in lab.cluster.controller_processes:
             process.signal(signal.SIGKILL)
         for process in lab.cluster.controller_processes:

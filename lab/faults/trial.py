@@ -266,7 +266,7 @@ class Lab:
     def restore(self) -> None:
         """Everything runs and is connected again."""
         self.network.heal()
-        for process in self.cluster.processes:
+        for process in self.cluster.processes:  # before it is started again, if it has ended
             process.make_sound()
         self.cluster.resume_stopped()
         self.cluster.launch_dead()
@@ -275,6 +275,7 @@ class Lab:
         """Raises RuntimeError or NotInTime if the cluster does not come back."""
         fault.prepare(self, rng)
         before = self.cluster.wait_whole()
+        # Not always at the same time after a start: heartbeats and leases are then in any phase.
         time.sleep(rng.uniform(*SETTLE_S))
         self.must_ack()
         began = time.monotonic()

@@ -128,7 +128,7 @@ class SimCluster(World):
             self.run(step_s)
 
     def close(self) -> None:
-        self.network.muted = True
+        self.network.muted = True  # nobody is left to hear of the ends
         for host in self.hosts:
             host.kill()
         self.loop.finish()

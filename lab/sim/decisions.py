@@ -50,6 +50,7 @@ class Decisions:
         state = commit.state
         if state.applied_index <= self._newest_index:
             return
+        # Behind a gap the group before is not known: the commit cannot be judged.
         follows = state.applied_index == self._newest_index + 1
         before, after = self._group, state.group(GROUP)
         self._newest_index, self._group = state.applied_index, after

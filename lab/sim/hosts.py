@@ -163,6 +163,7 @@ class Host:
         process, self.process = self.process, None
         self._stop = None
         assert process is not None
+        # What a kernel does for a process that ends.
         self.world.disks.close_all_of(process)
         release_locks(self.disk.root)
         self.gone()
@@ -218,6 +219,7 @@ class BrokerHost(Host):
         if world.settings.proves:
             service.replication.node_secret = _node_secret(service.config)
         store = service.store
+        # The machine that is simulated: when it was booted, and how full its disk is.
         store._boot_id = lambda: f"boot-{self.number}-{self.boot}"
         store._disk_use_of = lambda folders: self.disk.used()
         if self.classic:
@@ -235,6 +237,7 @@ class BrokerHost(Host):
         gate.open = open_gate  # type: ignore[method-assign]
         self._watch_replication(controlled(service))
         watch.begins(self, service)
+        # A new process shows its log from the first byte on, so all of it is compared again.
         self.checked = 0
         self.confirms.clear()
         if not await started(service.start(), stop.wait()):

@@ -154,8 +154,10 @@ def draw_faults(
 ) -> tuple[PlannedFault, ...]:
     """In the order of their times."""
     kinds, weights = tuple(kinds_of), tuple(kinds_of.values())
+    # Few kinds in some lives: then the same two meet more often.
     allowed = rng.sample(kinds, rng.randint(min(5, len(kinds)), len(kinds)))
     weights = tuple(w if k in allowed else 0 for k, w in zip(kinds, weights, strict=True))
+    # What comes beside the usual faults comes more rarely.
     pace_s = rng.choice((0.1, 0.25, 0.6) if kinds_of is WEIGHTS else (0.6, 1.5))
     faults: list[PlannedFault] = []
     at_s = 0.0

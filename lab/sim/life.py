@@ -175,6 +175,7 @@ def plan_of(seed: int, *, plain: bool = False) -> LifePlan:
     settings = draw_settings(rng)
     seconds = rng.choice((2.0, 4.0, 6.0))
     faults = draw_faults(rng, seconds, WEIGHTS)
+    # Each aspect draws from numbers of its own: a new one leaves the others as they were.
     of_variants = random.Random(f"variants {seed}")
     settings = with_variants(settings, of_variants)
     if settings.expires:

@@ -393,6 +393,7 @@ class SimLoop(asyncio.BaseEventLoop):
             except Exception as error:
                 future.set_exception(error)
 
+        # A timer of the process that asks: its death drops the work, as it ends a real thread.
         self.call_later(self.rng.uniform(0.0002, 0.004), work)
         return future
 

@@ -146,7 +146,7 @@ class SimNetwork:
         self.transports.append(near)
         server.post(far.accepted, make)
         self.loop.call_soon(protocol.connection_made, near)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # as in asyncio, `connection_made` was called when this returns
         return near, protocol
 
 
@@ -362,6 +362,7 @@ class SimTransport(asyncio.Transport):
             self.ended = True
             self.protocol.connection_lost(None)
             return
+        # A stream keeps no borders of messages: readers must put frames together.
         cut = len(data)
         if self._network.rng.random() < 0.2:
             cut = self._network.rng.randint(1, len(data))

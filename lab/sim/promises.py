@@ -33,7 +33,7 @@ from lab.sim.sightings import Sightings
 from lab.sim.stray_logs import Lineage
 from lab.sim.world import World
 
-_DIGEST_EVERY = 4
+_DIGEST_EVERY = 4  # it reads the whole state
 
 
 def _began_anew(host: BrokerHost, end: int, shown: int) -> bool:
@@ -87,6 +87,7 @@ class Promises:
         assert host.service is not None
         store, (boot, shown) = host.service.store, self._shown.get(host.name, (0, 0))
         end = store.max_phy_offset
+        # A reboot may lose what was not synced, and an unclean election cuts what was shown.
         is_less = end < shown and not store.trust.reason and not _began_anew(host, end, shown)
         if boot == host.boot and is_less and not self.given_up.any:
             self._violate(f"R24: {host.incarnation} has {end} of {shown}")
@@ -114,11 +115,12 @@ class Promises:
                 self.given_up.confirms(host, epoch)
             host.confirms[epoch] = end
         if bound is not None and end > bound:
+            # It has not heard of the unclean election: what it shows behind the bound is given up.
             begin = max(bound, store.min_phy_offset)  # its own oldest segments may have expired
             names = set(_NAMES.findall(self.rot.read(host, begin, end)))
             self.on_cut_later(sorted(name.decode() for name in names))
             end = bound
-        begin = max(host.checked, store.min_phy_offset)
+        begin = max(host.checked, store.min_phy_offset)  # what is older was compared, or expired
         if end <= begin:
             return
         data = self.rot.read(host, begin, end)
@@ -227,7 +229,7 @@ class Promises:
         self._copies.cut(at, self._copies.confirmed_by(host) if shows else 0)
         self._gave_up = True
         for other in self._brokers.values():
-            other.checked = min(other.checked, at)
+            other.checked = min(other.checked, at)  # the truth behind `at` is another one now
         self.on_given_up(behind)
         if is_won:
             self.confirmed(host)
@@ -322,7 +324,7 @@ class Promises:
             if self._digests.setdefault(index, digest) != digest:
                 self._violate(f"G7: {host.name} has another state at index {index}")
         if index <= self._newest_index:
-            return
+            return  # another controller showed it before
         self._newest_index = index
         self.commits += 1
         state.check_invariants()

@@ -195,6 +195,7 @@ class SimRaftTransport(MendedTransport):
                 continue
             now_s = boot_s()
             if now_s >= self._dialling.get(node, 0.0):
+                # One dial at a time: its end says when the next one may begin.
                 self._dialling[node] = now_s + 60.0
                 self._process.spawn(self._dial(node))
 

@@ -321,4 +321,4 @@ class _Stream:
             if self._sender is not None:
                 self._sender.cancel()
                 self._up.send(_END)
-            self._incoming.put_nowait(None)
+            self._incoming.put_nowait(None)  # wakes who waits for the next message

@@ -29,7 +29,7 @@ def shrink(
                 break
             parts = min(2 * parts, len(plan.faults))
             continue
-        plan, violation = smaller
+        plan, violation = smaller  # by which it fails may have changed
         parts = max(2, parts - 1)
         say(f"  {len(plan.faults)} faults: {violation.splitlines()[0]}")
     return plan, violation
