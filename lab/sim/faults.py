@@ -127,17 +127,14 @@ class DiskFaultKinds(Kinds):
     def lose_power(self, fault: PlannedFault) -> str | None:
         """Where something is acknowledged unflushed, one machine at a time: the host may lose what
         it acked, and another member has it."""
-        brokers = list(self.cluster.brokers.values())
-        host = self._of(brokers, fault.pick)
-        if host is None:
-            return None
+        host = self._broker(fault)
         if not self.cluster.settings.acks_are_flushed and not self.is_held_elsewhere(host):
             return None
         return self._down(fault, host, host.lose_power)
 
     def lose_power_of_controller(self, fault: PlannedFault) -> str | None:
-        host = self._of(list(self.cluster.controllers.values()), fault.pick)
-        return self._down(fault, host, host.lose_power) if host else None
+        host = self._controller(fault)
+        return self._down(fault, host, host.lose_power)
 
     def lose_power_of_all_controllers(self, fault: PlannedFault) -> str | None:
         for host in self.cluster.controllers.values():
@@ -156,8 +153,8 @@ class DiskFaultKinds(Kinds):
     def replace_disk(self, fault: PlannedFault) -> str | None:
         """The machine is down until it has left the set, and comes back with an empty disk. Not
         where bits of another disk flipped: its disk may hold the only good copy of them."""
-        host = self._of(list(self.cluster.brokers.values()), fault.pick)
-        if host is None or host.service is None or not self._is_member(host):
+        host = self._broker(fault)
+        if host.service is None or not self._is_member(host):
             return None
         rot = self.cluster.promises.rot
         if any(rot.of(other) for other in self.cluster.brokers.values() if other is not host):
@@ -199,18 +196,14 @@ class DiskFaultKinds(Kinds):
         return f"{host.name} at the {host.disk.plan.short_write}th from now"
 
     def full_disk(self, fault: PlannedFault) -> str | None:
-        host = self._of(list(self.cluster.brokers.values()), fault.pick)
-        if host is None:
-            return None
+        host = self._broker(fault)
         host.disk.plan.full = True
         self._later(fault, setattr, host.disk.plan, "full", False)
         return f"{host.name} for {fault.for_s:.2f} s"
 
     def disk_fills_up(self, fault: PlannedFault) -> str | None:
         """Not wholly: old segments expire at any hour, or any segment, or writes are refused."""
-        host = self._of(list(self.cluster.brokers.values()), fault.pick)
-        if host is None:
-            return None
+        host = self._broker(fault)
         self._fill(fault, host, (0.8, 0.87, 0.87, 0.93)[int(fault.pick2 * 4)])
         return f"{host.name} to {100 * host.disk.plan.used:.0f} %"
 

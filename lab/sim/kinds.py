@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lab.sim.cluster import SimCluster
 from lab.sim.disk import DiskPlan
-from lab.sim.hosts import BrokerHost, Host
+from lab.sim.hosts import BrokerHost, ControllerHost, Host
 
 T = TypeVar("T")
 
@@ -187,6 +187,16 @@ class Kinds:
     @staticmethod
     def _of(hosts: Sequence[T], pick: float) -> T | None:
         return hosts[int(pick * len(hosts))] if hosts else None
+
+    def _broker(self, fault: PlannedFault) -> BrokerHost:
+        """The one that it meets, whether it runs or not."""
+        brokers = list(self.cluster.brokers.values())
+        return brokers[int(fault.pick * len(brokers))]
+
+    def _controller(self, fault: PlannedFault) -> ControllerHost:
+        """As `_broker`."""
+        controllers = list(self.cluster.controllers.values())
+        return controllers[int(fault.pick * len(controllers))]
 
     def _later(self, fault: PlannedFault, undo: Callable[..., object], *args: object) -> None:
         self.cluster.later(fault.for_s, undo, *args)

@@ -33,26 +33,22 @@ class LastingFaults(ServedKinds):
     def unanswered_master(self, fault: PlannedFault) -> str | None:
         """What a name server, which is a controller as well, answers is lost on the way to the
         master (R32)."""
-        server = self._of(list(self.cluster.controllers.values()), fault.pick)
         master = self.cluster.master
-        if server is None or master is None:
+        if master is None:
             return None
-        return self._cut(fault, "one way", [(server, master)])
+        return self._cut(fault, "one way", [(self._controller(fault), master)])
 
     def lasting_zone(self, fault: PlannedFault) -> str | None:
         """A controller and a broker are cut off from all others, or the leading controller from
         all brokers (R50)."""
         brokers = list(self.cluster.brokers.values())
-        alone = self._leader() if int(fault.pick2 * 1000) % _ALONE == 0 else None
+        alone = self._roles().get("L") if int(fault.pick2 * 1000) % _ALONE == 0 else None
         if alone is not None:
             out: list[tuple[Host, Host]] = [(alone, broker) for broker in brokers]
             return self._cut(fault, "zone", out + [way[::-1] for way in out])
-        inside = [
-            self._of(list(self.cluster.controllers.values()), fault.pick),
-            self._of(brokers, fault.pick2),
-        ]
+        inside = (self._controller(fault), brokers[int(fault.pick2 * len(brokers))])
         outside = [host for host in self.cluster.hosts if host not in inside]
-        ways = [(one, other) for one in inside if one for other in outside]
+        ways = [(one, other) for one in inside for other in outside]
         return self._cut(fault, "zone", ways + [way[::-1] for way in ways])
 
     def lasting_slow_link(self, fault: PlannedFault) -> str | None:
@@ -65,28 +61,26 @@ class LastingFaults(ServedKinds):
     def lasting_slow_disk(self, fault: PlannedFault) -> str | None:
         """Not of a broker whose flush the acks wait for: a group with that has a fault itself."""
         flushed = self.cluster.settings.sync_flush or self.cluster.settings.ha_sync_flush
-        controllers = list(self.cluster.controllers.values())
-        host = self._of(controllers if flushed else self.cluster.hosts, fault.pick)
+        hosts = self.cluster.hosts
+        host = self._controller(fault) if flushed else hosts[int(fault.pick * len(hosts))]
         return self._hit(fault, host, "slow disk")
 
     def lasting_full_disk(self, fault: PlannedFault) -> str | None:
-        host = self._of(list(self.cluster.controllers.values()), fault.pick)
-        return self._hit(fault, host, "full disk")
+        return self._hit(fault, self._controller(fault), "full disk")
 
     def lasting_pause(self, fault: PlannedFault) -> str | None:
-        host = self._of(list(self.cluster.controllers.values()), fault.pick)
-        return self._hit(fault, host, "pause")
+        return self._hit(fault, self._controller(fault), "pause")
 
-    def _leader(self) -> Host | None:
+    def _roles(self) -> dict[str, Host]:
+        """Empty while there is no master, or no controller leads."""
         try:
-            return roles_of(self.cluster)["L"]
+            return roles_of(self.cluster)
         except Violation:
-            return None
+            return {}
 
     def _two(self, fault: PlannedFault) -> tuple[Host, Host] | None:
-        try:
-            role = roles_of(self.cluster)
-        except Violation:
+        role = self._roles()
+        if not role:
             return None
         one = _FIRST[int(fault.pick * len(_FIRST))]
         others = [each for each in ROLES if each != one]
@@ -100,9 +94,7 @@ class LastingFaults(ServedKinds):
             self._later(fault, network.heal_link, way)
         return self._begin(fault, kind, ", ".join(f"{one.name} to {two.name}" for one, two in ways))
 
-    def _hit(self, fault: PlannedFault, host: Host | None, kind: str) -> str | None:
-        if host is None:
-            return None
+    def _hit(self, fault: PlannedFault, host: Host, kind: str) -> str:
         break_host(host, kind)
         self._later(fault, self._mend, host)
         return self._begin(fault, kind, host.name)

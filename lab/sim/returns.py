@@ -36,8 +36,8 @@ class ReturnFaults(ServedKinds):
         id: at once, or once it has left the set, or once its id was forgotten as well. Where
         segments expire, once the log of the group begins behind the end of the volume's: no byte is
         left to compare (R47). Others have all that it had."""
-        host = self._of(list(self.cluster.brokers.values()), fault.pick)
-        if host is None or host.service is None or not self.is_held_elsewhere(host):
+        host = self._broker(fault)
+        if host.service is None or not self.is_held_elsewhere(host):
             return None
         broker_id = host.broker_id
         volumes = self.cluster.old_volumes
