@@ -19,7 +19,7 @@ from lab.sim.served import AMONG_OTHERS_S
 from lab.sim.service import BOUNDS_S, Reach, Service
 
 
-@pytest.mark.parametrize("cut", all_cuts(), ids=lambda cut: cut.name)
+@pytest.mark.parametrize("cut", list(all_cuts()), ids=lambda cut: cut.name)
 def test_r50_r51_a_group_is_served_while_a_partial_fault_lasts(cut: Cut) -> None:
     gaps = live(cut)
     assert not gaps.violation
