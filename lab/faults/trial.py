@@ -26,6 +26,7 @@ FIRST_ACK_S: Final = 60.0
 BEFORE_S: Final = 0.2
 """The part of the time before a fault that counts for its gap."""
 SETTLE_S: Final = (0.3, 0.8)
+"""Drawn from it, so that a fault meets heartbeats and leases in any phase."""
 MANY_PAUSE_S: Final = 0.002
 MANY_MADE_S: Final = 120.0
 Measure = Literal["first ack", "gap"]
@@ -275,7 +276,6 @@ class Lab:
         """Raises RuntimeError or NotInTime if the cluster does not come back."""
         fault.prepare(self, rng)
         before = self.cluster.wait_whole()
-        # Not always at the same time after a start: heartbeats and leases are then in any phase.
         time.sleep(rng.uniform(*SETTLE_S))
         self.must_ack()
         began = time.monotonic()
