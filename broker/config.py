@@ -16,7 +16,12 @@ from batonmq.auth.config import AuthConfig
 from batonmq.auth.signature import Signer
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.message_id import host_bytes
-from batonmq.protocol.topic_name import TRACE_TOPIC, server_name_problem, topic_problem
+from batonmq.protocol.topic_name import (
+    TOPIC_QUEUES_MAX,
+    TRACE_TOPIC,
+    server_name_problem,
+    topic_problem,
+)
 from batonmq.replicas_manager.config import (
     ELECTION_PRIORITY_LAST,
     Protocol,
@@ -31,7 +36,7 @@ from batonmq.runtime.tls import Tls
 from batonmq.store.config import StoreConfig
 
 
-class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Identity, addresses, and limits for clients.
 
     Unless `enableControllerMode` is given, it is on if controllers are named. `brokerRole` and
@@ -44,6 +49,8 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         "broker_not_active_timeout": (1000, None),  # ms
         "register_name_server_period": (1000, None),  # ms
         "flush_consumer_offset_interval": (1, None),  # ms
+        "slave_sync_interval": (1, None),  # ms
+        "default_topic_queue_nums": (1, TOPIC_QUEUES_MAX),
         "transaction_time_out": (0, None),  # ms
         "transaction_check_interval": (100, None),  # ms
         "transaction_check_max": (1, None),
@@ -54,73 +61,55 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         "subscription_groups_max": (1, None),
     }
 
-    broker_cluster_name: str = msgspec.field(default="DefaultCluster", name="brokerClusterName")
-    broker_name: str = msgspec.field(default="broker-a", name="brokerName")
+    broker_cluster_name: str = "DefaultCluster"
+    broker_name: str = "broker-a"
     broker_ip1: str = msgspec.field(default="127.0.0.1", name="brokerIP1")
     broker_ip2: str = msgspec.field(default="", name="brokerIP2")
-    bind_address: str = msgspec.field(default="", name="bindAddress")
-    listen_port: int = msgspec.field(default=10911, name="listenPort")
-    namesrv_addr: str = msgspec.field(default="", name="namesrvAddr")
-    enable_controller_mode: bool | None = msgspec.field(default=None, name="enableControllerMode")
-    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = msgspec.field(
-        default="ASYNC_MASTER", name="brokerRole"
-    )
-    broker_id: int = msgspec.field(default=0, name="brokerId")
-    enable_slave_acting_master: bool = msgspec.field(default=False, name="enableSlaveActingMaster")
-    skip_pre_online: bool = msgspec.field(default=False, name="skipPreOnline")
+    bind_address: str = ""
+    listen_port: int = 10911
+    namesrv_addr: str = ""
+    enable_controller_mode: bool | None = None
+    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = "ASYNC_MASTER"
+    broker_id: int = 0
+    enable_slave_acting_master: bool = False
+    skip_pre_online: bool = False
     broker_not_active_timeout: int = msgspec.field(
         default=10_000, name="brokerNotActiveTimeoutMillis"
     )
-    auto_create_topic_enable: bool = msgspec.field(default=True, name="autoCreateTopicEnable")
-    auto_create_subscription_group: bool = msgspec.field(
-        default=True, name="autoCreateSubscriptionGroup"
-    )
-    default_topic_queue_nums: int = msgspec.field(default=8, name="defaultTopicQueueNums")
-    long_polling_enable: bool = msgspec.field(default=True, name="longPollingEnable")
-    register_name_server_period: int = msgspec.field(
-        default=30_000, name="registerNameServerPeriod"
-    )
-    flush_consumer_offset_interval: int = msgspec.field(
-        default=5_000, name="flushConsumerOffsetInterval"
-    )
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    default_topic_queue_nums: int = 8
+    long_polling_enable: bool = True
+    register_name_server_period: int = 30_000
+    flush_consumer_offset_interval: int = 5_000
     slave_sync_interval: int = msgspec.field(default=500, name="slaveSyncIntervalMs")
-    transaction_time_out: int = msgspec.field(default=6_000, name="transactionTimeOut")
-    transaction_check_interval: int = msgspec.field(default=30_000, name="transactionCheckInterval")
-    transaction_check_max: int = msgspec.field(default=15, name="transactionCheckMax")
-    reject_transaction_message: bool = msgspec.field(default=False, name="rejectTransactionMessage")
-    recall_message_enable: bool = msgspec.field(default=False, name="recallMessageEnable")
-    region_id: str = msgspec.field(default="DefaultRegion", name="regionId")
-    enable_property_filter: bool = msgspec.field(default=True, name="enablePropertyFilter")
-    lite_pull_message_enable: bool = msgspec.field(default=True, name="litePullMessageEnable")
-    use_server_side_reset_offset: bool = msgspec.field(
-        default=True, name="useServerSideResetOffset"
-    )
-    trace_topic_enable: bool = msgspec.field(default=False, name="traceTopicEnable")
-    msg_trace_topic_name: str = msgspec.field(default=TRACE_TOPIC, name="msgTraceTopicName")
-    store_reply_message_enable: bool = msgspec.field(default=True, name="storeReplyMessageEnable")
-    slave_read_enable: bool = msgspec.field(default=False, name="slaveReadEnable")
-    log_level: LogLevel = msgspec.field(default="", name="logLevel")
-    log_format: LogFormat = msgspec.field(default="text", name="logFormat")
-    enable_retry_topic_v2: bool = msgspec.field(default=False, name="enableRetryTopicV2")
-    default_message_request_mode: Literal["PULL", "POP"] = msgspec.field(
-        default="PULL", name="defaultMessageRequestMode"
-    )
-    default_pop_share_queue_num: int = msgspec.field(default=-1, name="defaultPopShareQueueNum")
-    server_load_balancer_enable: bool = msgspec.field(default=True, name="serverLoadBalancerEnable")
-    broker_fast_failure_enable: bool = msgspec.field(default=True, name="brokerFastFailureEnable")
-    send_thread_pool_queue_capacity: int = msgspec.field(
-        default=100_000, name="sendThreadPoolQueueCapacity"
-    )
-    disable_consume_if_consumer_read_slowly: bool = msgspec.field(
-        default=False, name="disableConsumeIfConsumerReadSlowly"
-    )
-    consumer_fallbehind_threshold: int = msgspec.field(
-        default=16 << 30, name="consumerFallbehindThreshold"
-    )
-    pop_in_flight_max: int = msgspec.field(default=200_000, name="popInFlightMax")
-    topics_max: int = msgspec.field(default=100_000, name="topicsMax")
-    subscription_groups_max: int = msgspec.field(default=100_000, name="subscriptionGroupsMax")
-    enable_mixed_message_type: bool = msgspec.field(default=False, name="enableMixedMessageType")
+    transaction_time_out: int = 6_000
+    transaction_check_interval: int = 30_000
+    transaction_check_max: int = 15
+    reject_transaction_message: bool = False
+    recall_message_enable: bool = False
+    region_id: str = "DefaultRegion"
+    enable_property_filter: bool = True
+    lite_pull_message_enable: bool = True
+    use_server_side_reset_offset: bool = True
+    trace_topic_enable: bool = False
+    msg_trace_topic_name: str = TRACE_TOPIC
+    store_reply_message_enable: bool = True
+    slave_read_enable: bool = False
+    log_level: LogLevel = ""
+    log_format: LogFormat = "text"
+    enable_retry_topic_v2: bool = False
+    default_message_request_mode: Literal["PULL", "POP"] = "PULL"
+    default_pop_share_queue_num: int = -1
+    server_load_balancer_enable: bool = True
+    broker_fast_failure_enable: bool = True
+    send_thread_pool_queue_capacity: int = 100_000
+    disable_consume_if_consumer_read_slowly: bool = False
+    consumer_fallbehind_threshold: int = 16 << 30
+    pop_in_flight_max: int = 200_000
+    topics_max: int = 100_000
+    subscription_groups_max: int = 100_000
+    enable_mixed_message_type: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,6 +218,11 @@ class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
     and serves pulls below its confirmOffset.
     """
 
+    RANGES: ClassVar[Ranges] = {
+        "broker_heartbeat_interval": (1, None),  # ms
+        "controller_heartbeat_timeout": (1, None),  # ms
+    }
+
     controller_addr: str = msgspec.field(default="", name="controllerAddr")
     controller_protocol: Protocol = msgspec.field(default="grpc", name="controllerProtocol")
     broker_heartbeat_interval: int = msgspec.field(default=1000, name="brokerHeartbeatInterval")
@@ -249,6 +243,7 @@ class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
     store_path_broker_identity: str = msgspec.field(default="", name="storePathBrokerIdentity")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.timings.check()
         if self.controller_addr or self.controller_grpc_addr:
             self.controllers()

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from batonmq.broker.group_lag import Lag, Lags
 from batonmq.broker.tables.offset_keys import SEPARATOR
 from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, dlq_topic
-from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.metrics import label_text
 
 if TYPE_CHECKING:
@@ -69,15 +69,6 @@ _PUT_TIMES: Final = (
 _SIZE: Final = re.compile(r"([\d.]+) ([KMGTPE]?)i?B")
 
 
-@dataclass(slots=True)
-class _GroupSums:
-    """Sums of one group in one topic, over its queues."""
-
-    consumed: int = 0
-    diff: int = 0
-    oldest_ms: int = 0
-
-
 @dataclass
 class ExporterNames:
     """Adds the metrics of one broker to a page; only a master has those of topics and groups."""
@@ -88,12 +79,13 @@ class ExporterNames:
     def __post_init__(self) -> None:
         self.labels = {"broker": self.service.config.broker.broker_name}
 
-    async def collect(self, page: MetricsPage) -> None:
+    async def collect(self, page: MetricsPage, lags: Lags) -> None:
+        """Adds dead letters to `lags`."""
         self._of_runtime(page)
         self._of_broker(page)
         if self.service.path.gate.is_master:
             await self._of_topics(page)
-            await self._of_groups(page)
+            await self._of_groups(page, lags)
 
     def _of_runtime(self, page: MetricsPage) -> None:
         found, broker = self.service.status.table(), self.service.config.broker
@@ -159,7 +151,7 @@ class ExporterNames:
                 labels = {"topic": topic, "group": group} if by_group else {"topic": topic}
                 family.add(shown.stats_minute.tps, **self.labels, **labels)
 
-    async def _of_groups(self, page: MetricsPage) -> None:
+    async def _of_groups(self, page: MetricsPage, lags: Lags) -> None:
         for name, counted in (
             ("rocketmq_consumer_tps", "GROUP_GET_NUMS"),
             ("rocketmq_group_consume_tps", "GROUP_GET_NUMS"),
@@ -169,9 +161,9 @@ class ExporterNames:
             await self._rates(page, name, counted)
         members = page.family("rocketmq_group_count", "gauge", "connected members")
         groups, producers = self.service.consumers.groups, self.service.consumers.producers
-        sums = await self._sums(page)
+        await self._add_dead_letters(page, lags)
         names = dict.fromkeys(groups)
-        async for name, _ in page.pace.through(sums):
+        async for name, _ in page.pace.through(lags):
             names[name] = None
         async for name in page.pace.through(names):
             known = groups.get(name)
@@ -182,50 +174,35 @@ class ExporterNames:
             made.add(len(connected), **self.labels, group=name)
         consumed = page.family("rocketmq_consumer_offset", "gauge", "consumed, summed")
         age = page.family("rocketmq_group_get_latency_by_storetime", "gauge", "age of the oldest")
-        async for (group_name, topic), found in page.pace.through(sums.items()):
+        async for (group_name, topic), lag in page.pace.through(lags.items()):
             text = label_text({**self.labels, "topic": topic, "group": group_name})
-            consumed.add_as(text, found.consumed)
-            age.add_as(text, found.oldest_ms)
+            consumed.add_as(text, lag.consumed)
+            age.add_as(text, lag.oldest_ms)
         for kind, name in (("", "diff"), (RETRY_PREFIX, "retrydiff"), (DLQ_PREFIX, "dlqdiff")):
             family = page.family(f"rocketmq_group_{name}", "gauge", "messages not consumed")
-            async for (group_name, topic), found in page.pace.through(sums.items()):
+            async for (group_name, topic), lag in page.pace.through(lags.items()):
                 known = groups.get(group_name)
                 of_one_group = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
                 if topic.startswith(kind) if kind else not of_one_group:
                     family.add(
-                        found.diff,
+                        lag.behind,
                         group=group_name,
                         topic=topic,
                         countOfOnlineConsumers=str(len(known.members) if known else 0),
                         msgModel="0" if known and known.message_model == "BROADCASTING" else "1",
                     )
 
-    async def _sums(self, page: MetricsPage) -> dict[tuple[str, str], _GroupSums]:
-        offsets, queries = self.service.tables.offsets, self.service.store.queries
-        found: dict[tuple[str, str], _GroupSums] = {}
-        names: dict[str, None] = {}
-        now_ms = wall_ms()
-        async for key in page.pace.through(list(offsets.table)):
-            topic, _, group = key.partition(SEPARATOR)
-            if self.service.tables.topics.table.get(topic) is None or SEPARATOR in group:
-                continue
+    async def _add_dead_letters(self, page: MetricsPage, lags: Lags) -> None:
+        """A group never consumes its dead letters: all of them count as behind."""
+        topics, queries = self.service.tables.topics, self.service.store.queries
+        names = dict[str, None]()
+        async for group, _ in page.pace.through(lags):
             names[group] = None
-            sums = found.setdefault((group, topic), _GroupSums())
-            for queue_id, at in offsets.offsets_of(group, topic).items():
-                end = max(0, queries.max_offset_in_queue(topic, queue_id))
-                at = min(max(0, at), end)
-                sums.consumed += at
-                sums.diff += end - at
-                if at < end:
-                    stored_ms = queries.message_store_timestamp(topic, queue_id, at)
-                    sums.oldest_ms = max(sums.oldest_ms, now_ms - stored_ms if stored_ms > 0 else 0)
-                await page.pace.step()
         async for group in page.pace.through(names):
             letters = dlq_topic(group)
-            if self.service.tables.topics.table.get(letters) is not None:
+            if letters in topics:
                 end = max(0, queries.max_offset_in_queue(letters, 0))
-                found.setdefault((group, letters), _GroupSums(diff=end))
-        return found
+                lags.setdefault((group, letters), Lag(behind=end))
 
 
 def _bytes(size: tuple[str, str]) -> float:

@@ -3,19 +3,18 @@
 Names are RocketMQ's (docs of 5.x, with the suffixes of its Prometheus exporter) where it counts the
 same. `batonmq_…` has the rest: the SyncStateSet, epochs, confirmOffset, lag of replicas, the lease.
 Only the master publishes metrics of consumer groups, since sums over all members would count them
-twice. An offline group keeps its lag, also in its retry topic. Origin: BrokerMetricsManager,
-ConsumerLagCalculator and DefaultStoreMetricsManager in Java.
+twice. Origin: BrokerMetricsManager and DefaultStoreMetricsManager in Java.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 from batonmq.broker.exporter_names import ExporterNames
+from batonmq.broker.group_lag import GroupLags, Lags
 from batonmq.broker.service import BrokerService
 from batonmq.broker.tables.offset_keys import SEPARATOR
 from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
@@ -24,37 +23,28 @@ from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import RETRY_PREFIX, is_system_group, is_system_topic
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.metrics import Histogram, MetricsPage, label_text
-from batonmq.runtime.turns import copy_of_keys
 from batonmq.store.upkeep import disk_space
 
+#: Name, field of `Lag`, help text.
 _LAG: Final = (
-    ("rocketmq_consumer_lag_messages", "messages that the group has not consumed"),
-    ("rocketmq_consumer_inflight_messages", "of those, handed out and not acknowledged"),
-    ("rocketmq_consumer_ready_messages", "of those, not handed out yet"),
-    ("rocketmq_consumer_lag_latency_milliseconds", "age of the oldest that is not consumed"),
-    ("rocketmq_consumer_queueing_latency_milliseconds", "age of the oldest not handed out"),
+    ("rocketmq_consumer_lag_messages", "waiting", "messages that the group has not consumed"),
+    (
+        "rocketmq_consumer_inflight_messages",
+        "inflight",
+        "of those, handed out and not acknowledged",
+    ),
+    ("rocketmq_consumer_ready_messages", "ready", "of those, not handed out yet"),
+    (
+        "rocketmq_consumer_lag_latency_milliseconds",
+        "oldest_ms",
+        "age of the oldest that is not consumed",
+    ),
+    (
+        "rocketmq_consumer_queueing_latency_milliseconds",
+        "oldest_ready_ms",
+        "age of the oldest not handed out",
+    ),
 )
-_Place = tuple[str, int, int]
-"""Topic, queue, offset."""
-
-
-@dataclass(slots=True)
-class Lag:
-    """How far a group is behind in a topic, over all its queues. Times are ms."""
-
-    inflight: int = 0
-    ready: int = 0
-    oldest_ms: int = 0
-    oldest_ready_ms: int = 0
-
-    def values(self) -> tuple[int, ...]:
-        return (
-            self.inflight + self.ready,
-            self.inflight,
-            self.ready,
-            self.oldest_ms,
-            self.oldest_ready_ms,
-        )
 
 
 class BrokerMetrics:
@@ -68,8 +58,7 @@ class BrokerMetrics:
         self._waiting = service.waiting
         self._status = service.status
         self._replication = service.replication
-        self._stored_ms: dict[_Place, int] = {}
-        """Store times for the last page: a message that is still the oldest is not read again."""
+        self._lags = GroupLags(service)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -95,10 +84,15 @@ class BrokerMetrics:
             await asyncio.sleep(0)
         await self._of_traffic(page)
         await self._of_clients(page)
+        lags: Lags = {}
         if self._path.gate.is_master:
-            await self._of_groups(page)
+            lags = await self._lags.measured(page.pace)
+            await self._of_groups(page, lags)
         if page.exporter_names:
-            await ExporterNames(self._service).collect(page)
+            await ExporterNames(self._service).collect(page, lags)
+        while lags:  # freed in slices, as in `_of_groups`
+            lags.popitem()
+            await page.pace.step()
 
     def _of_role(self, page: MetricsPage) -> None:
         gate, replication = self._path.gate, self._replication
@@ -219,62 +213,17 @@ class BrokerMetrics:
                 is_system=_flag(is_system_group(name)),
             )
 
-    async def _of_groups(self, page: MetricsPage) -> None:
-        """One walk over the offsets computes all metrics of lag."""
-        lags: dict[tuple[str, str], Lag] = {}
-        stored_ms: dict[_Place, int] = {}
-        now_ms, pace = wall_ms(), page.pace
-        offsets = self._tables.offsets
-        keys = await copy_of_keys(offsets.table, lambda: offsets.removals)
-        keys.reverse()  # the oldest first: beyond the limit of series the newest are left out
-        while keys:  # taken out one by one: to free them all at once takes a millisecond
-            topic, _, group = keys.pop().partition(SEPARATOR)
-            await pace.step()
-            if self._tables.topics.table.get(topic) is None or SEPARATOR in group:
-                continue
-            lag = lags[group, topic] = Lag()
-            for queue_id, consumed in offsets.offsets_of(group, topic).items():
-                self._add_queue(lag, (group, topic, queue_id), consumed, now_ms, stored_ms)
-                await pace.step()
-        before, self._stored_ms = self._stored_ms, stored_ms
-        while before:  # freed in slices: there is one for each queue of each group
-            before.popitem()
-            await pace.step()
+    async def _of_groups(self, page: MetricsPage, lags: Lags) -> None:
         texts: dict[tuple[str, str], str] = {}
-        async for group, topic in pace.through(lags):
+        async for group, topic in page.pace.through(lags):
             texts[group, topic] = label_text(_group_labels(topic, group))
-        for at, (name, what) in enumerate(_LAG):
+        for name, field, what in _LAG:
             family = page.family(name, "gauge", what)
-            async for place, lag in pace.through(lags.items()):
-                family.add_as(texts[place], lag.values()[at])
-        while lags:  # freed in slices, too
-            del texts[lags.popitem()[0]]
-            await pace.step()
-
-    def _add_queue(
-        self,
-        lag: Lag,
-        place: tuple[str, str, int],
-        consumed: int,
-        now_ms: int,
-        stored_ms: dict[_Place, int],
-    ) -> None:
-        group, topic, queue_id = place
-        end = max(0, self._path.store.queries.max_offset_in_queue(topic, queue_id))
-        popped = self._waiting.pop.table.in_flight_of((group, topic, queue_id))
-        consumed = min(max(0, consumed), end)
-        handed_out = max(consumed, min(self._service.pull.pulled.get(place, 0), end))
-        lag.inflight += handed_out - consumed + popped
-        lag.ready += end - handed_out
-        for offset, field in ((consumed, "oldest_ms"), (handed_out, "oldest_ready_ms")):
-            if offset < end:
-                at = (topic, queue_id, offset)
-                stored = stored_ms.get(at) or self._stored_ms.get(at)
-                if not stored:
-                    stored = self._path.store.queries.message_store_timestamp(*at)
-                stored_ms[at] = stored
-                if stored > 0:
-                    setattr(lag, field, max(getattr(lag, field), now_ms - stored))
+            async for place, lag in page.pace.through(lags.items()):
+                family.add_as(texts[place], getattr(lag, field))
+        while texts:  # freed in slices: to free them all at once takes a millisecond
+            texts.popitem()
+            await page.pace.step()
 
 
 def _name(codes: type[IntEnum], code: int) -> str:

@@ -133,7 +133,7 @@ def replace_file(
         _write_new(temp, data, mode)
         # A link, not a rename: `path` must exist at each moment.
         if keep_previous and path.exists():
-            _link_over(path, backup_path(path))
+            _link_over(path, backup_path(path), mode)
         disk.replace(temp, path)
     except OSError:
         if shared:  # no other process would overwrite this temporary file
@@ -262,12 +262,13 @@ def _write_new(path: Path, data: bytes | memoryview, mode: int = 0o644) -> None:
         disk.close(fd)
 
 
-def _link_over(source: Path, target: Path) -> None:
-    """Makes `target` a second name of `source`'s content; `target` exists all the time."""
+def _link_over(source: Path, target: Path, mode: int) -> None:
+    """Makes `target` a second name of `source`'s content; `target` exists all the time. `mode`:
+    where it must be a file of its own."""
     temp = target.with_name(target.name + _TEMP_SUFFIX)
     disk.remove(temp)
     try:
         disk.link(source, temp)
     except OSError:  # file systems without hard links
-        _write_new(temp, disk.read_bytes(source))
+        _write_new(temp, disk.read_bytes(source), mode)
     disk.replace(temp, target)

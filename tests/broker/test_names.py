@@ -7,7 +7,7 @@ import pytest
 from lone_broker import Clock, Rig, end_of, lone_broker, messages, run_with_broker, until
 from test_pop import pop
 
-from batonmq.broker.config import BrokerConfig
+from batonmq.broker.config import BrokerConfig, ReplicasConfig
 from batonmq.protocol.codes import ResponseCode
 
 BAD = ["a/b", "../commitlog", "..", "a\0b", "a\nb", "é", "g" * 256, "/x"]
@@ -169,6 +169,21 @@ def test_r46_names_in_the_configuration(name):
     for key in ("broker_name", "broker_cluster_name"):
         with pytest.raises(ValueError, match="is "):
             BrokerConfig(**{key: name})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "key"),
+    [
+        (BrokerConfig, "slave_sync_interval", 0, "slaveSyncIntervalMs"),
+        (BrokerConfig, "default_topic_queue_nums", 0, "defaultTopicQueueNums"),
+        (BrokerConfig, "default_topic_queue_nums", 65_537, "defaultTopicQueueNums"),
+        (ReplicasConfig, "broker_heartbeat_interval", 0, "brokerHeartbeatInterval"),
+    ],
+)
+def test_a_pause_of_no_time_and_a_topic_without_queues_are_refused(kind, field, value, key):
+    """Such a pause would ask or send without an end, for all of the processor."""
+    with pytest.raises(ValueError, match=f"{key} is {value}: .* allowed"):
+        kind(**{field: value})
 
 
 @pytest.mark.parametrize("field", ["commitOffset", "queueId"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from batonmq.runtime import disk
-from batonmq.runtime.durable_file import write_all
+from batonmq.runtime.durable_file import replace_file, write_all
 
 
 def test_a_write_goes_on_behind_what_a_short_one_wrote(
@@ -26,3 +27,18 @@ def test_a_write_that_writes_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(disk, "pwrite", lambda fd, data, at: 0)
     with pytest.raises(OSError, match="pwrite of 2 bytes wrote nothing"):
         write_all(-1, b"xy", 0)
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_the_backup_of_a_secret_file_is_as_private_as_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    """`users.json` has the secrets of users, on file systems without hard links, too."""
+    if not has_links:
+        monkeypatch.setattr(disk, "link", Mock(side_effect=OSError("not supported")))
+    path = tmp_path / "users.json"
+    for content in (b"one", b"two"):
+        replace_file(path, content, keep_previous=True, mode=0o600)
+    backup = tmp_path / "users.json.bak"
+    assert (path.read_bytes(), backup.read_bytes()) == (b"two", b"one")
+    assert {each.stat().st_mode & 0o777 for each in (path, backup)} == {0o600}
