@@ -8,6 +8,7 @@ use the asyncio classes there.
 import asyncio
 import atexit
 import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -49,6 +50,9 @@ class _LoopThread:
     """The one loop, started at first use and stopped when the interpreter ends."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -101,6 +105,9 @@ class _LoopThread:
 
 
 _loop_thread = _LoopThread()
+# A forked process lacks its parent's threads, so a call there would wait for ever: it begins a loop
+# of its own instead.
+os.register_at_fork(after_in_child=_loop_thread.forget)
 
 
 class _Blocking(Generic[S]):

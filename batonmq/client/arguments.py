@@ -16,6 +16,7 @@ from batonmq.protocol.message_id import split_address
 from batonmq.protocol.topic_name import topic_problem
 
 PORT_MAX: Final = 65535
+# A condition that is given as a tag would match no message, and nothing would say so.
 _SQL: Final = re.compile(r"[=<>'()]|\s(AND|OR|NOT|IS|IN|BETWEEN|CONTAINS)\s", re.IGNORECASE)
 
 
@@ -26,6 +27,7 @@ def check_text(name: str, value: object) -> None:
 
 def check_number(name: str, value: object, least: int) -> None:
     """Checks a whole number of at least `least`."""
+    # A bool is an int as well.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ArgumentError(name, value, f"a whole number of at least {least} is allowed")
 
@@ -64,6 +66,7 @@ def check_tags(expression: str) -> None:
             "expression", expression, "this is no tag; a condition needs expression_type='SQL92'"
         )
     for tag in expression.split("||"):
+        # Brokers take "a|b" as one tag, which no message has.
         if "|" in tag:
             raise ArgumentError("expression", expression, "tags are joined by two bars: 'a || b'")
 
@@ -90,6 +93,7 @@ def check_queue(queue: object, topic: str | None = None) -> None:
 
 
 def checked_queues(queues: object) -> list[MessageQueue]:
+    # A text can be iterated as well.
     if isinstance(queues, str) or not isinstance(queues, Iterable):
         raise ArgumentError("queues", queues, "several MessageQueues are allowed")
     found: list[Any] = list(queues)

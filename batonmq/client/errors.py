@@ -4,24 +4,22 @@
 later, and see `mqctl health`. `NoRouteError`: the topic does not exist yet; create it.
 `SendFailedError`: not acknowledged before the deadline; the message may or may not be stored.
 `NoReplyError`: a request was sent, and no reply came in time. `MessageIllegalError`,
-`UnsupportedByBrokerError`: another try gets the same reply; change the call. `ArgumentError`: an
-argument has the wrong type or is an invalid name; change the call. `ClientClosedError`: a bug in
-the program: a call before `start()` or after `close()`. A server's refusal is
+`UnsupportedByBrokerError`, `ArgumentError`: another try would fail the same way; change the call.
+`ClientClosedError`: a call before `start()` or after `close()`. A server's refusal is
 `protocol.errors.ResponseError`, with its code and remark.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BatonError
+
+SHOWN = 4
+"""How many of its last attempts the text of a failed send shows."""
 
 
 class ClientError(BatonError):
     """The root of the errors below."""
-
-    response_code = ResponseCode.SYSTEM_ERROR
-    retriable = False
 
 
 class ClientClosedError(ClientError):
@@ -43,23 +41,17 @@ class ArgumentError(ClientError, ValueError):
 class NoNameServerError(ClientError):
     """No name server was given, or none answers."""
 
-    retriable = True
-
     def __init__(self, asked: Sequence[tuple[str, str]]) -> None:
         """`asked`: (address, error) for each name server tried."""
         self.asked = tuple(asked)
+        text = "no name server given: pass name_servers='host:9876' or set NAMESRV_ADDR"
         if asked:
-            tried = "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in asked)
-            text = f"no name server answers ({tried}): check that they run"
-        else:
-            text = "no name server given: pass name_servers='host:9876' or set NAMESRV_ADDR"
+            text = f"no name server answers ({_tried(asked)}): check that they run"
         super().__init__(text)
 
 
 class NoReplyError(ClientError):
     """A request was sent and may still be consumed, but no reply came in time."""
-
-    retriable = True
 
     def __init__(self, topic: str, timeout_ms: int) -> None:
         super().__init__(
@@ -73,9 +65,6 @@ class NoReplyError(ClientError):
 class NoRouteError(ClientError):
     """The name servers reply, but have no route for the topic."""
 
-    response_code = ResponseCode.TOPIC_NOT_EXIST
-    retriable = True
-
     def __init__(self, topic: str, name_servers: Sequence[str], hint: str = "") -> None:
         self.topic = topic
         self.name_servers = tuple(name_servers)
@@ -86,9 +75,6 @@ class NoRouteError(ClientError):
 
 class NoMasterError(ClientError):
     """The broker group has no master that can be reached now."""
-
-    response_code = ResponseCode.SERVICE_NOT_AVAILABLE
-    retriable = True
 
     def __init__(self, broker_name: str, detail: str = "") -> None:
         self.broker_name = broker_name
@@ -101,13 +87,9 @@ class NoMasterError(ClientError):
 class MessageIllegalError(ClientError):
     """The message is invalid."""
 
-    response_code = ResponseCode.MESSAGE_ILLEGAL
-
 
 class UnsupportedByBrokerError(ClientError):
     """The server does not support this request code: it replied REQUEST_CODE_NOT_SUPPORTED (3)."""
-
-    response_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
     def __init__(self, what: str, request_code: int, address: str, advice: str = "") -> None:
         self.request_code = request_code
@@ -149,13 +131,13 @@ class SendFailedError(ClientError):
         elapsed_ms: int,
         *,
         advice: str = "",
-        keep: int = 3,
     ) -> None:
         self.topic = topic
         self.attempts = tuple(attempts)
         self.elapsed_ms = elapsed_ms
         self.code = attempts[-1].code if attempts else -1
-        tries = "; ".join(dict.fromkeys(map(str, self.attempts[-keep:])))
+        # A failover takes many tries, most of which say the same.
+        tries = "; ".join(dict.fromkeys(map(str, self.attempts[-SHOWN:])))
         text = (
             f"send to topic {topic} not acknowledged after {len(self.attempts)} attempts "
             f"in {elapsed_ms} ms"
@@ -168,13 +150,14 @@ class SendFailedError(ClientError):
 class NoControllerLeaderError(ClientError):
     """No controller answered as leader before the deadline."""
 
-    response_code = ResponseCode.CONTROLLER_NOT_LEADER
-    retriable = True
-
     def __init__(self, asked: Sequence[tuple[str, str]]) -> None:
         self.asked = tuple(asked)
-        tried = "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in dict.fromkeys(asked))
         super().__init__(
-            f"no controller answers as leader ({tried}): a majority of the controllers must run; "
-            "see `mqctl getControllerMetaData`"
+            f"no controller answers as leader ({_tried(asked)}): a majority of the controllers must"
+            " run; see `mqctl getControllerMetaData`"
         )
+
+
+def _tried(asked: Iterable[tuple[str, str]]) -> str:
+    # An address may be asked several times, and the text of a failed connection begins with it.
+    return "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in dict.fromkeys(asked))

@@ -3,10 +3,9 @@
 `batonmq.otel` has a hook for OpenTelemetry. Origin: SendMessageHook, ConsumeMessageHook in Java.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 from batonmq.client.failures import Failures
@@ -62,9 +61,6 @@ class Hook(Protocol):
     def consuming(self, call: ConsumeCall) -> AbstractContextManager[object]: ...
 
 
-_Enter = Callable[[], AbstractContextManager[object]]
-
-
 class HookCalls:
     """Calls the hook for one producer or consumer, and catches the hook's errors."""
 
@@ -72,8 +68,8 @@ class HookCalls:
         self._hook = hook
         self._failures = Failures("hook_failed")
 
-    def sending(self, call: SendCall) -> "_HookedStep":
-        return _HookedStep(lambda: self._hook.sending(call), self._failed)
+    def sending(self, call: SendCall) -> AbstractContextManager[bool]:
+        return self._step(lambda: self._hook.sending(call))
 
     def received(self, group: str, messages: Sequence[MessageExt], began_ms: int) -> None:
         by_topic: dict[str, list[MessageExt]] = {}
@@ -85,41 +81,38 @@ class HookCalls:
             except Exception as error:
                 self._failed(error)
 
-    def consuming(self, call: ConsumeCall) -> "_HookedStep":
-        return _HookedStep(lambda: self._hook.consuming(call), self._failed)
+    def consuming(self, call: ConsumeCall) -> AbstractContextManager[bool]:
+        return self._step(lambda: self._hook.consuming(call))
+
+    @contextmanager
+    def _step(self, enter: Callable[[], AbstractContextManager[object]]) -> Iterator[bool]:
+        """Yields whether the hook was entered."""
+        manager: AbstractContextManager[object] | None = None
+        try:
+            entering = enter()
+            entering.__enter__()
+            manager = entering  # only now: what was not entered must not be left
+        except Exception as error:
+            self._failed(error)
+        try:
+            yield manager is not None
+        except BaseException as error:
+            self._leave(manager, error)
+            raise  # also if the hook suppresses it
+        self._leave(manager, None)
+
+    def _leave(
+        self, manager: AbstractContextManager[object] | None, error: BaseException | None
+    ) -> None:
+        if manager is None:
+            return
+        trace = None if error is None else error.__traceback__
+        try:
+            manager.__exit__(None if error is None else type(error), error, trace)
+        except Exception as raised:
+            # A manager raises the step's own error again if it does not suppress it.
+            if raised is not error:
+                self._failed(raised)
 
     def _failed(self, error: Exception) -> None:
         self._failures.note(error, f"hook={type(self._hook).__name__}")
-
-
-class _HookedStep:
-    """A context manager that yields whether the hook was entered."""
-
-    def __init__(self, enter: _Enter, failed: Callable[[Exception], None]) -> None:
-        self._enter = enter
-        self._failed = failed
-        self._entered: AbstractContextManager[object] | None = None
-
-    def __enter__(self) -> bool:
-        try:
-            manager = self._enter()
-            manager.__enter__()
-            self._entered = manager
-        except Exception as error:
-            self._failed(error)
-        return self._entered is not None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._entered is None:
-            return
-        try:
-            self._entered.__exit__(kind, error, trace)
-        except Exception as raised:
-            # The manager raises the step's own error again if it does not suppress it.
-            if raised is not error:
-                self._failed(raised)

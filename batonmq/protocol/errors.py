@@ -1,7 +1,7 @@
 """All errors derive from BatonError, with one class for each reaction: `FencedError`: step back;
 `NotLeaderError`: ask elsewhere; `CorruptLogError`: stop; `RemoteProtocolError`: drop the peer;
-`ConfigError`: fix the file. Each has a `response_code`; `retriable` says whether the same request
-may succeed later."""
+`ConfigError`: fix the file. `response_code`: with which a server answers the request that raised
+it."""
 
 from typing import ClassVar
 
@@ -15,7 +15,6 @@ class BatonError(Exception):
     """Root of all errors that this project raises on purpose."""
 
     response_code: ClassVar[ResponseCode] = ResponseCode.SYSTEM_ERROR
-    retriable: ClassVar[bool] = False
 
 
 class FencedError(BatonError):
@@ -38,7 +37,6 @@ class NotLeaderError(BatonError):
     """Another node leads. `leader`: its address, None if unknown."""
 
     response_code = ResponseCode.CONTROLLER_NOT_LEADER
-    retriable = True
 
     def __init__(self, leader: str | None = None) -> None:
         super().__init__(leader)
@@ -110,8 +108,6 @@ class ResponseError(BatonError):
 class RequestTimeoutError(BatonError):
     """No answer within `timeout_ms`; the request may have been carried out."""
 
-    retriable = True
-
     def __init__(self, address: str, timeout_ms: int, code: int) -> None:
         super().__init__(address, timeout_ms, code)
         self.address = address
@@ -128,7 +124,6 @@ class ConnectError(BatonError):
     peer."""
 
     response_code = ResponseCode.SERVICE_NOT_AVAILABLE
-    retriable = True
 
     def __init__(self, address: str, reason: str, *, sent: bool = False) -> None:
         super().__init__(address, reason)

@@ -342,7 +342,8 @@ class RemotingClient(Endpoint):
                 raise ConnectError(address, f"no connection within {limit_ms} ms") from None
             except OSError as error:
                 raise ConnectError(address, tls_reason(error)) from error
-            except ValueError as error:
+            # asyncio raises OverflowError for a port above 65535; a route may name one.
+            except (ValueError, OverflowError) as error:
                 raise ConnectError(address, str(error)) from error
             failed.pop_all()
         connection.sign = self._sign

@@ -82,6 +82,19 @@ async def gather_apart(lots: Iterable[Iterable[Coroutine[Any, Any, T]]]) -> list
             task.cancel()
 
 
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Awaits `work`, which ends also if the caller is cancelled meanwhile; then the caller is
+    cancelled after it. For work that must not stop half-way."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # marks an error as retrieved: the caller gets its cancellation
+        raise
+
+
 async def result_of(work: Generator[object, None, T]) -> T:
     """Runs the generator `work`, a step per turn; returns its result."""
     while True:

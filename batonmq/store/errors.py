@@ -22,7 +22,6 @@ class PutUnavailable(PutRefused):
     """This broker takes no writes now: not a master, disk full, damaged."""
 
     response_code = ResponseCode.SERVICE_NOT_AVAILABLE
-    retriable = True
 
 
 class PutIllegal(PutRefused):

@@ -19,6 +19,7 @@ from batonmq.protocol.bodies import (
     BrokerData,
     ClusterInfo,
     ConsumerOffsetSerializeWrapper,
+    ConsumeStats,
     EpochCacheEntry,
     EpochEntryCache,
     GetConsumerListByGroupResponseBody,
@@ -27,15 +28,19 @@ from batonmq.protocol.bodies import (
     KVTable,
     LockBatchRequestBody,
     LockBatchResponseBody,
+    OffsetWrapper,
     QueueData,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
     TopicConfig,
     TopicConfigSerializeWrapper,
     TopicList,
+    TopicOffset,
     TopicRouteData,
+    TopicStatsTable,
 )
 from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
+from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.message_id import encode_offset_msg_id, host_bytes
 from batonmq.protocol.records.codec import decode_record
 from batonmq.protocol.tags import java_string_hash
@@ -95,8 +100,6 @@ class FakeBroker:
             RequestCode.LOCK_BATCH_MQ,
             RequestCode.UNLOCK_BATCH_MQ,
             RequestCode.CONSUMER_SEND_MSG_BACK,
-            RequestCode.GET_TOPIC_STATS_INFO,
-            RequestCode.GET_CONSUME_STATS,
         }
         self.requests: list[RemotingCommand] = []
         self.members: dict[str, dict[str, Connection]] = defaultdict(dict)
@@ -305,6 +308,27 @@ class FakeBroker:
         body = ConsumerOffsetSerializeWrapper(offset_table=dict(table)).encode()
         return RemotingCommand.response_to(request, body=body)
 
+    async def topic_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        group, topic = self.group, request.ext["topic"]
+        table = {}
+        for queue_id in range(group.topics[topic].read_queues):
+            least = group.first_offset[topic, queue_id]
+            end = least + len(group.queues[topic, queue_id])
+            queue = MessageQueue(topic, group.name, queue_id)
+            table[queue] = TopicOffset(min_offset=least, max_offset=end)
+        body = TopicStatsTable(offset_table=table).encode()
+        return RemotingCommand.response_to(request, body=body)
+
+    async def consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        table = {}
+        for (group, topic, queue_id), offset in self.group.offsets.items():
+            if group == request.ext["consumerGroup"]:
+                end = len(self.group.queues[topic, queue_id])
+                queue = MessageQueue(topic, self.group.name, queue_id)
+                table[queue] = OffsetWrapper(broker_offset=end, consumer_offset=offset)
+        body = ConsumeStats(offset_table=table).encode()
+        return RemotingCommand.response_to(request, body=body)
+
     # -- members ------------------------------------------------------------------------------
 
     async def heartbeat(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
@@ -449,6 +473,8 @@ _HANDLERS = {
     RequestCode.GET_MIN_OFFSET: FakeBroker.min_offset,
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: FakeBroker.by_time,
     RequestCode.GET_ALL_CONSUMER_OFFSET: FakeBroker.all_offsets,
+    RequestCode.GET_TOPIC_STATS_INFO: FakeBroker.topic_stats,
+    RequestCode.GET_CONSUME_STATS: FakeBroker.consume_stats,
     RequestCode.HEART_BEAT: FakeBroker.heartbeat,
     RequestCode.UNREGISTER_CLIENT: FakeBroker.unregister,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: FakeBroker.consumer_list,
@@ -642,6 +668,17 @@ def answer(code: int, remark: str = "", ext: dict[str, str] | None = None) -> An
 
     async def give(request: RemotingCommand, connection: Connection) -> RemotingCommand:
         return RemotingCommand.response_to(request, code, remark, ext=ext)
+
+    return give
+
+
+def late(broker: FakeBroker, came: asyncio.Event, go_on: asyncio.Event) -> Answer:
+    """The broker's own answer, for `before`: `came` is set at the request, `go_on` lets it out."""
+
+    async def give(request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        came.set()
+        await go_on.wait()
+        return await _HANDLERS[request.code](broker, request, connection)
 
     return give
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -185,3 +187,19 @@ def test_r57_what_an_interrupted_poll_took_the_next_poll_returns() -> None:
             consumer.poll(1000)
         assert consumer.poll(1000) is taken
         assert consumer.twin.polls == 1
+
+
+def test_a_forked_process_begins_a_loop_of_its_own() -> None:
+    """The loop's thread is not in it. `multiprocessing` forks by default on Linux."""
+
+    async def seven() -> int:
+        return 7
+
+    assert _loop_thread.run(seven()) == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of forks with threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(_loop_thread.run(seven()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -105,3 +105,17 @@ def test_a_dial_that_is_ended_in_the_turn_of_its_connection_leaves_none_behind()
         await server.close()
 
     uvloop.run(run())
+
+
+def test_a_port_that_no_host_has_cannot_be_reached() -> None:
+    """A route may name one. asyncio's own error for it would end a client's heartbeats."""
+
+    async def dial() -> None:
+        client = RemotingClient()
+        for port in (-1, 65_536):
+            with pytest.raises(ConnectError, match="port must be 0-65535"):
+                await client.connection(f"127.0.0.1:{port}")
+        await client.close()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(dial())

@@ -7,12 +7,12 @@ from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.admin.types import GroupProgress, QueueProgress
 from batonmq.client.consumer.queue_calls import QueueCalls
-from batonmq.client.errors import ClientError, UnsupportedByBrokerError
+from batonmq.client.errors import ClientError
 from batonmq.client.instance.topic_route import topic_route
-from batonmq.protocol import fastjson
 from batonmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnection,
+    ConsumerOffsetSerializeWrapper,
     ConsumeStats,
     GetConsumerListByGroupResponseBody,
     ProducerConnection,
@@ -114,12 +114,7 @@ class ConsumerGroupAdmin:
         reply = await self._requests.ask(
             address, RequestCode.GET_ALL_CONSUMER_OFFSET, {}, "offsets"
         )
-        document = fastjson.loads(reply.body)
-        table = document.get("offsetTable", {}) if isinstance(document, dict) else {}
-        return {
-            str(name): {int(queue_id): int(offset) for queue_id, offset in queues.items()}
-            for name, queues in table.items()
-        }
+        return ConsumerOffsetSerializeWrapper.decode(reply.body).offset_table
 
     async def names(self) -> list[str]:
         """Groups that have stored offsets or settings on any master, ascending."""
@@ -230,41 +225,11 @@ class ConsumerGroupAdmin:
         self, name: str, address: str, group: str, topic: str | None
     ) -> Iterable[QueueProgress]:
         ext = {"consumerGroup": group, **({"topic": topic} if topic else {})}
-        try:
-            reply = await self._requests.ask(
-                address, RequestCode.GET_CONSUME_STATS, ext, "progress"
-            )
-        except UnsupportedByBrokerError:
-            return await self._progress_by_offsets(name, address, group, topic)
+        code = RequestCode.GET_CONSUME_STATS
+        reply = await self._requests.ask(address, code, ext, "progress")
         return [
             QueueProgress(
                 queue, o.broker_offset, o.consumer_offset, o.last_timestamp, o.pull_offset
             )
             for queue, o in ConsumeStats.decode(reply.body).offset_table.items()
         ]
-
-    async def _progress_by_offsets(
-        self, name: str, address: str, group: str, topic: str | None
-    ) -> list[QueueProgress]:
-        progress: list[QueueProgress] = []
-        for key, offsets in sorted((await self.offsets(address)).items()):
-            of_topic, _, of_group = key.rpartition("@")
-            if of_group != group or (topic is not None and of_topic != topic):
-                continue
-            for queue_id, offset in sorted(offsets.items()):
-                queue = MessageQueue(of_topic, name, queue_id)
-                end = await self._max_offset_at(address, queue)
-                if end is not None:
-                    progress.append(QueueProgress(queue, end, offset))
-        return progress
-
-    async def _max_offset_at(self, address: str, queue: MessageQueue) -> int | None:
-        """None if the topic was deleted and only offsets are left."""
-        ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
-        try:
-            reply = await self._requests.ask(address, RequestCode.GET_MAX_OFFSET, ext, "offsets")
-        except ResponseError as error:
-            if error.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR):
-                return None
-            raise
-        return int(reply.ext["offset"])

@@ -154,10 +154,10 @@ class ControllerAdmin:
             members = tuple(sorted(body.sync_state_set))
         return ElectedMaster(
             broker_name=broker_name,
-            master_broker_id=int(reply.ext.get("masterBrokerId", 0)),
+            master_broker_id=reply.get_int("masterBrokerId", 0),
             master_address=reply.ext.get("masterAddress", ""),
-            master_epoch=int(reply.ext.get("masterEpoch", 0)),
-            sync_state_set_epoch=int(reply.ext.get("syncStateSetEpoch", 0)),
+            master_epoch=reply.get_int("masterEpoch", 0),
+            sync_state_set_epoch=reply.get_int("syncStateSetEpoch", 0),
             sync_state_set=members,
             already_master=reply.code == ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
         )
@@ -340,6 +340,7 @@ class ControllerAdmin:
                 named.append(address)
             else:
                 asked.append((address, "replies, but has no leader"))
+        # Else the caller would try until its timeout, and hear of a missing leader instead.
         if refusal is not None and not named:
             raise refusal
         return list(dict.fromkeys(named))

@@ -40,7 +40,7 @@ class MessageAdmin:
             )
         except ResponseError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:
-                return None
+                return None  # so brokers, Java's too, answer for an offset that they do not have
             raise
         messages = decode_records(reply.body) if reply.code == ResponseCode.SUCCESS else []
         return messages[0] if messages else None

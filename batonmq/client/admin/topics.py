@@ -12,9 +12,8 @@ import msgspec
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.admin.types import ChangedTopic, QueueStats, TopicChanges, Traffic
-from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.errors import ClientError, NoMasterError, UnsupportedByBrokerError
-from batonmq.client.instance.topic_route import TopicRoute, topic_route
+from batonmq.client.instance.topic_route import topic_route
 from batonmq.protocol.bodies import (
     BrokerStatsData,
     GroupList,
@@ -26,7 +25,6 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
-from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, topic_problem
 from batonmq.remoting.command import RemotingCommand
 
@@ -38,7 +36,6 @@ class TopicAdmin:
     def __init__(self, requests: AdminRequests, cluster: ClusterAdmin) -> None:
         self._requests = requests
         self._cluster = cluster
-        self._queues = QueueCalls(requests.client)
 
     async def names(self) -> list[str]:
         """All topics, ascending."""
@@ -53,7 +50,7 @@ class TopicAdmin:
         """Offsets of every queue, ascending."""
         route = topic_route(topic, await self.route(topic))
         parts = await asyncio.gather(
-            *(self._stats_at(route, name, address) for name, address in route.masters().items())
+            *(self._stats_at(address, topic) for address in route.masters().values())
         )
         if not parts:
             raise NoMasterError(", ".join(sorted(route.brokers)) or topic)
@@ -211,25 +208,14 @@ class TopicAdmin:
         requests.client.routes.forget(topic)
         return targets
 
-    async def _stats_at(self, route: TopicRoute, name: str, address: str) -> list[QueueStats]:
-        try:
-            reply = await self._requests.ask(
-                address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": route.topic}, "topic status"
-            )
-        except UnsupportedByBrokerError:
-            queues = [q for q in route.subscribe_queues if q.broker_name == name]
-            return list(await asyncio.gather(*(self._stats_of(q) for q in queues)))
+    async def _stats_at(self, address: str, topic: str) -> list[QueueStats]:
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        reply = await self._requests.ask(address, code, {"topic": topic}, "topic status")
         table = TopicStatsTable.decode(reply.body).offset_table
         return [
             QueueStats(queue, o.min_offset, o.max_offset, o.last_update_timestamp)
             for queue, o in table.items()
         ]
-
-    async def _stats_of(self, queue: MessageQueue) -> QueueStats:
-        deadline_ms = self._requests.deadline_ms()
-        low = await self._queues.min_offset(queue, deadline_ms=deadline_ms)
-        high = await self._queues.max_offset(queue, deadline_ms=deadline_ms)
-        return QueueStats(queue, low, high)
 
 
 def _check_name(topic: str) -> None:

@@ -77,6 +77,7 @@ class UserAdmin:
     async def _at_masters(
         self, code: RequestCode, ext: dict[str, str], what: str, body: bytes = b""
     ) -> None:
+        # One after the other: an error names the first master that lacks the change.
         for address in (await self._cluster.masters()).values():
             await self._requests.ask(address, code, ext, what, body=body)
 

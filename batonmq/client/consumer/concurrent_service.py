@@ -1,8 +1,8 @@
 """Concurrent consumption: a fixed number of workers take messages of a queue in any order.
 
-A message that fails is sent back to its broker. If the broker does not support that,
-or cannot be reached, the message stays here, uncommitted, and is delivered again after growing
-delays; it is never skipped. Origin: ConsumeMessageConcurrentlyService.
+A message that fails is sent back to its broker, which delivers it again. If that is not possible,
+the message stays here, uncommitted, and is delivered again after growing delays; it is never
+skipped. Origin: ConsumeMessageConcurrentlyService.
 """
 
 import asyncio
@@ -15,13 +15,15 @@ from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
 from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import ProcessQueue
 from batonmq.client.consumer.queue_reader import QueueReader
-from batonmq.client.errors import UnsupportedByBrokerError
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
 from batonmq.runtime.backoff import pause_ms
 from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
+
+FIRST_DELAY_MS = 1_000
+LAST_DELAY_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,6 @@ class ConcurrentService(ConsumeService):
         self._work: asyncio.Queue[_Work | None] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
         self._timers: set[asyncio.TimerHandle] = set()
-        self._no_send_back_until_ms: dict[str, int] = {}
 
     def start(self) -> None:
         self._workers = [self._client.spawn(self._run()) for _ in range(self._options.concurrency)]
@@ -48,10 +49,11 @@ class ConcurrentService(ConsumeService):
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        # What no worker has begun stays uncommitted.
         while not self._work.empty():
             self._work.get_nowait()
         for _ in self._workers:
-            self._work.put_nowait(None)
+            self._work.put_nowait(None)  # ends one worker, after its call
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=self._options.close_wait_ms / 1000)
             for worker in late:
@@ -77,6 +79,8 @@ class ConcurrentService(ConsumeService):
         if work.process_queue.dropped:  # the next owner of the queue gets these messages again
             return
         done, failed = _split(work.messages, status, context)
+        # As in Java: retries go through a topic of the whole group, and a member that reads all
+        # queues by itself has no part in it.
         if failed and self._model is MessageModel.BROADCASTING:
             for message in failed:
                 log.warning("broadcast_message_given_up message=%s", message.uniq_key)
@@ -94,9 +98,6 @@ class ConcurrentService(ConsumeService):
             work.reader.consumed()
 
     async def _send_back(self, message: MessageExt, context: ConsumeContext) -> bool:
-        name = message.broker_name
-        if boot_ms() < self._no_send_back_until_ms.get(name, 0):
-            return False
         try:
             await self._calls.send_back(
                 self._group,
@@ -105,10 +106,6 @@ class ConcurrentService(ConsumeService):
                 self._options.max_reconsume_times,
                 deadline_ms=boot_ms() + 3000,
             )
-        except UnsupportedByBrokerError as error:
-            self._no_send_back_until_ms[name] = boot_ms() + ASK_AGAIN_MS
-            log.warning("send_back_unsupported group=%s reason=%s", self._group, error)
-            return False
         except BatonError as error:
             log.warning("send_back_failed message=%s reason=%s", message.uniq_key, error)
             return False
@@ -117,6 +114,7 @@ class ConcurrentService(ConsumeService):
     def _offer_again(self, work: _Work, messages: Sequence[MessageExt]) -> None:
         again = [replace(m, reconsume_times=m.reconsume_times + 1) for m in messages]
         for message in again:
+            # `==`, not `>=`: once for each message.
             if message.reconsume_times == self._options.max_reconsume_times:
                 log.error(
                     "message_fails_persistently group=%s queue=%s offset=%d tries=%d: it is kept "
@@ -148,13 +146,6 @@ def _split(
         return messages, ()
     cut = min(max(context.ack_index + 1, 0), len(messages))
     return messages[:cut], messages[cut:]
-
-
-FIRST_DELAY_MS = 1_000
-LAST_DELAY_MS = 60_000
-
-ASK_AGAIN_MS = 60_000
-"""How long nothing is sent back to a broker that did not support it."""
 
 
 def redelivery_delay_ms(tries: int) -> int:

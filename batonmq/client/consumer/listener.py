@@ -47,12 +47,11 @@ Listener = Callable[
 
 
 class ListenerReplyError(ClientError):
-    """The listener returned something other than None or a ConsumeStatus."""
+    """The listener returned, or set in its context, something that is not allowed."""
 
-    def __init__(self, reply: object) -> None:
+    def __init__(self, what: str, value: object, allowed: str) -> None:
         super().__init__(
-            f"the listener returned {reply!r}; allowed are None, ConsumeStatus.SUCCESS and "
-            "ConsumeStatus.RECONSUME_LATER; its messages are delivered again"
+            f"the listener {what} {value!r}: {allowed} are allowed; its messages come again"
         )
 
 
@@ -83,11 +82,11 @@ class ListenerCall:
     async def __call__(
         self, messages: Sequence[MessageExt], context: ConsumeContext
     ) -> ConsumeStatus:
-        began_ms = boot_ms()
+        # Before the call: the listener may set any field of its context.
+        began_ms, topic = boot_ms(), context.queue.topic
         status = await self._status(messages, context)
         now_ms, failed = boot_ms(), status is not ConsumeStatus.SUCCESS
-        topic, took_ms = context.queue.topic, now_ms - began_ms
-        self._stats.consumed(topic, len(messages), took_ms, now_ms, failed=failed)
+        self._stats.consumed(topic, len(messages), now_ms - began_ms, now_ms, failed=failed)
         return status
 
     async def _status(
@@ -116,18 +115,22 @@ class ListenerCall:
     async def _called(
         self, messages: Sequence[MessageExt], context: ConsumeContext
     ) -> ConsumeStatus:
+        # A copy: a listener may take messages out of its list, and which ones were consumed is read
+        # from ours afterwards.
+        given = list(messages)
         if self._threads is None:
-            reply = self._listener(messages, context)
+            reply = self._listener(given, context)
         else:
             loop = asyncio.get_running_loop()
-            call = partial(copy_context().run, self._listener, messages, context)
+            call = partial(copy_context().run, self._listener, given, context)
             reply = await loop.run_in_executor(self._threads, call)
         status = await reply if inspect.isawaitable(reply) else reply
-        if status is None:
-            return ConsumeStatus.SUCCESS
-        if not isinstance(status, ConsumeStatus):
-            raise ListenerReplyError(status)
-        return status
+        if status is not None and not isinstance(status, ConsumeStatus):
+            statuses = "None, ConsumeStatus.SUCCESS and ConsumeStatus.RECONSUME_LATER"
+            raise ListenerReplyError("returned", status, statuses)
+        if context.ack_index is not None and not isinstance(context.ack_index, int):
+            raise ListenerReplyError("set ack_index to", context.ack_index, "None and an index")
+        return status or ConsumeStatus.SUCCESS
 
     def close(self) -> None:
         """Stops the threads; calls in progress end by themselves."""

@@ -56,6 +56,7 @@ class MemberStats:
 
     def _slot(self, topic: str, now_ms: int) -> _Slot:
         slots = self._topics.setdefault(topic, deque(maxlen=_HOUR))
+        # Only slots with traffic are kept, so readers compare numbers, not positions.
         number = now_ms // SLOT_MS
         if not slots or slots[-1].number != number:
             slots.append(_Slot(number))

@@ -1,6 +1,7 @@
 """The members of a consumer group, as its brokers report them, and when to rebalance."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from batonmq.client.consumer.queue_calls import QueueCalls
@@ -9,6 +10,8 @@ from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.turns import is_set_within
+
+log = logging.getLogger(__name__)
 
 _CALL_MS = 3_000
 _UNSETTLED_MS = 1_000
@@ -69,7 +72,13 @@ class Rebalances:
         while True:
             pause_ms = self._period_ms if settled else _UNSETTLED_MS
             await is_set_within(self._wanted, pause_ms / 1000)
-            settled = await rebalance()
+            try:
+                settled = await rebalance()
+            # Whatever it is: without this loop the queues of a member that leaves would be read by
+            # nobody.
+            except Exception:
+                log.exception("rebalance_failed")
+                settled = False
 
 
 def by_topic(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

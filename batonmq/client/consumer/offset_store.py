@@ -20,7 +20,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import replace_file
-from batonmq.runtime.turns import in_turns
+from batonmq.runtime.turns import in_turns, to_the_end
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,9 @@ class RemoteOffsetStore(OffsetStore):
             try:
                 await self._client.remoting.oneway(address, request)
             except ConnectError as error:
-                self._dirty.add(queue)
                 log.info("offset_not_persisted queue=%s reason=%s", queue, error)
+                if queue in self._offsets:  # else it was released while the broker was dialled
+                    self._dirty.add(queue)
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Stores the offsets of these queues for the next owner, then forgets them."""
@@ -128,6 +129,7 @@ class RemoteOffsetStore(OffsetStore):
         deadline_ms = boot_ms() + 1000
         async for queue in in_turns(sorted(queues)):
             offset = self._offsets.get(queue)
+            # An offset without progress could replace a newer one, of a reset say.
             if offset is not None and queue in self._dirty:
                 try:
                     await self._calls.commit_offset(
@@ -152,7 +154,11 @@ class _StoredOffsets(msgspec.Struct):
 
 
 def default_offset_dir() -> Path:
-    return Path.home() / ".batonmq" / "offsets"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a container's user may have neither HOME nor an entry in passwd
+        home = Path()
+    return home / ".batonmq" / "offsets"
 
 
 class LocalOffsetStore(OffsetStore):
@@ -198,8 +204,9 @@ class LocalOffsetStore(OffsetStore):
             body, written = msgspec.json.encode(_StoredOffsets(entries)), self._dirty
             self._dirty = set()
             try:
-                await asyncio.to_thread(replace_file, self._path, body, shared=True)
-            except OSError:
+                # A thread cannot be cancelled, and two would write the same temporary file.
+                await to_the_end(asyncio.to_thread(replace_file, self._path, body, shared=True))
+            except BaseException:
                 self._dirty |= written
                 raise
 

@@ -73,7 +73,10 @@ class OrderlyService(ConsumeService):
             reader.process_queue.locked_until_ms = _NEVER_MS
             self._readers.add(reader)
             return True
-        return await self._lock([reader])
+        if not await self._lock([reader]):
+            return False
+        self._readers.add(reader)
+        return True
 
     async def release(self, readers: Sequence[QueueReader]) -> None:
         """Unlocks queues that are given up, each when its last listener call has ended. Waits at
@@ -146,9 +149,10 @@ class OrderlyService(ConsumeService):
                 log.info("lock_failed broker_name=%s reason=%s", name, error)
                 complete = False
                 continue
+            # Not all of these need still be in `_readers`: one that was given up while this renewal
+            # was under way must not be renewed again, or no other member could ever lock its queue.
             for reader in some:
                 if reader.queue in held:
-                    self._readers.add(reader)
                     reader.process_queue.locked_until_ms = sent_ms + LOCK_LIVE_MS
                     reader.consumed()
                     if reader.process_queue.waiting:

@@ -171,11 +171,12 @@ class PopConsumer(Receiver):
         fields = {"invisibleTime": str(invisible_ms)}
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
         reply = await self._change(message, handle, code, fields, timeout_ms)
+        # The broker tracks this one message from now on, by its new times: an ack names them.
         renewed = handle._replace(
             start_offset=handle.queue_offset,
-            pop_time=int(reply.ext["popTime"]),
-            invisible_time=int(reply.ext["invisibleTime"]),
-            revive_qid=int(reply.ext["reviveQid"]),
+            pop_time=reply.require_int("popTime"),
+            invisible_time=reply.require_int("invisibleTime"),
+            revive_qid=reply.require_int("reviveQid"),
         )
         message.properties[POP_CK] = renewed.encode()
 

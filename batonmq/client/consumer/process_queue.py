@@ -82,6 +82,9 @@ class ProcessQueue:
         for message in messages:
             if self._taken.pop(message.queue_offset, None) is not None:
                 self.size_bytes -= len(message.body)
+        # A listener may have replaced bodies: what counts for ever would stop the queue one day.
+        if not len(self):
+            self.size_bytes = 0
         return self.commit_offset
 
     def put_back(self, messages: Iterable[MessageExt]) -> None:

@@ -181,6 +181,7 @@ class PullConsumer(Receiver):
         await self._forget(list(self._fetches))
         await self._subscribe_all(sorted({queue.topic for queue in wanted}), expression)
         positions = await gather_some(map(self._first_position, wanted))
+        # Again: `poll` may have been called while the brokers were asked.
         await self._forget(list(self._positions))
         self._positions, self._moved = {}, {}
         self._paused.clear()
@@ -207,8 +208,9 @@ class PullConsumer(Receiver):
         """Makes `poll` continue at `offset` of this assigned queue, or at the nearest offset that
         the queue has."""
         check_number("offset", offset, 0)
-        self.position(queue)
         await self._forget([queue])
+        # After the wait: a rebalance may have given the queue away meanwhile.
+        self.position(queue)
         self._move(queue, offset)
         self._due[queue] = None
 
@@ -259,6 +261,7 @@ class PullConsumer(Receiver):
         pace = Pace(GATHERED_AT_ONCE)
         while self._due:
             queue, _ = self._due.popitem()
+            # One that is paused comes back to `_due` with `resume`.
             if queue not in self._fetches and queue not in self._paused:
                 pull = self._pull(
                     queue,

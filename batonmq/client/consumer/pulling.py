@@ -173,17 +173,15 @@ def _unreadable(error: Exception, request: PullRequest, address: str) -> RemoteP
 
 
 def for_reader(message: MessageExt, broker_name: str) -> None:
-    """Decompresses the body, and restores the original topic of a retried message.
-
-    A body that cannot be decompressed (unknown codec, or damaged by its producer) is delivered as
-    it is, with its flag: one bad message must not stop the queue."""
+    """Decompresses the body, and restores the original topic of a retried message. A body that
+    cannot be decompressed is delivered as it is: one bad message must not stop the queue."""
     message.broker_name = broker_name
     if message.sys_flag & COMPRESSED:
         try:
             message.body = message.uncompressed_body()
             message.sys_flag &= ~(COMPRESSED | COMPRESSION_MASK)
         except (ValueError, zlib.error):
-            return
+            return  # `sys_flag` still says that it is compressed
     original = message.properties.get(names.RETRY_TOPIC)
     if original is not None and message.topic.startswith(RETRY_PREFIX):
         message.topic = original

@@ -46,7 +46,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import RETRY_PREFIX, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms, wall_ms
-from batonmq.runtime.turns import gather_apart, gather_some
+from batonmq.runtime.turns import gather_apart, gather_some, to_the_end
 
 log = logging.getLogger(__name__)
 
@@ -160,22 +160,27 @@ class PushConsumer(Subscriber):
         ]
 
     async def close(self) -> None:
-        """Stops pulling, lets listener calls end, stores the offsets, leaves the group."""
+        """Stops pulling, lets listener calls end, stores the offsets, leaves the group. If a
+        broadcasting consumer cannot store its offsets, OSError is raised after all of that."""
         service, self._service = self._service, None
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._tasks = []
-        if service is not None:
-            # Stop pulling first: calls in progress may still commit while the service closes.
-            await gather_some(reader.pause() for reader in list(self._readers.values()))
-            await service.close()
-            await self._give_up(list(self._readers), service)
-        if self._listener_call is not None:
-            self._listener_call.close()
-            self._listener_call = None
-        await super().close()
+        try:
+            async with self._rebalancing:  # a call of `rebalance` may be under way
+                if service is not None:
+                    # Stop pulling first: calls in progress may still commit while the service
+                    # closes.
+                    await gather_some(reader.pause() for reader in list(self._readers.values()))
+                    await service.close()
+                    await self._give_up(list(self._readers), service)
+        finally:
+            if self._listener_call is not None:
+                self._listener_call.close()
+                self._listener_call = None
+            await super().close()
 
     def route_changed(self, route: TopicRoute) -> None:
         if (
@@ -241,6 +246,7 @@ class PushConsumer(Subscriber):
             await self._give_up(sorted({*gone, *expired}), self._service)
         held = by_topic(self._readers)
         settled = True
+        # One for all topics: a broker is asked for the members once.
         members = GroupMembers(self._client, self.group)
         for topic in sorted(self._subscriptions):
             try:
@@ -272,6 +278,7 @@ class PushConsumer(Subscriber):
             own_id=self.client_id,
             model=self.options.model,
         )
+        # Compared in `route_changed`: another master of the same queues moves none of them.
         self._rebalanced[topic] = route.subscribe_queues
         if plan.changed:
             log.info("rebalanced group=%s topic=%s %s", self.group, topic, plan)
@@ -323,10 +330,14 @@ class PushConsumer(Subscriber):
             commits=self.options.model is MessageModel.CLUSTERING,
             stats=self._stats,
         )
-        reader = QueueReader(shared, queue, start)
+        return await to_the_end(self._begin(QueueReader(shared, queue, start), service))
+
+    async def _begin(self, reader: QueueReader, service: ConsumeService) -> bool:
+        # To its end, also if this consumer is closed meanwhile: nobody would unlock a queue that is
+        # locked at its broker and not in `_readers`.
         if not await service.acquire(reader):
             return False
-        self._readers[queue] = reader
+        self._readers[reader.queue] = reader
         reader.start()
         return True
 
@@ -337,11 +348,15 @@ class PushConsumer(Subscriber):
     ) -> None:
         """Gives up these queues: once this returns, this member commits nothing for them."""
         readers = [self._readers.pop(queue) for queue in queues]
-        if not readers:
-            return
+        if readers:
+            # Nothing else stops them now, if this consumer is closed meanwhile.
+            await to_the_end(self._hand_over(readers, service))
+
+    async def _hand_over(self, readers: Sequence[QueueReader], service: ConsumeService) -> None:
         await gather_some(reader.stop() for reader in readers)
+        # Before the queues are unlocked: the next owner then locks them, and begins there.
+        await self._offsets.release([reader.queue for reader in readers])
         await service.release(readers)
-        await self._offsets.release(queues)
 
     async def _start_offset(self, queue: MessageQueue) -> int:
         """Where to begin. If the group has no offset and does not begin at the first message, the
@@ -351,7 +366,7 @@ class PushConsumer(Subscriber):
         if offset is not None:
             return offset
         if queue.topic.startswith(RETRY_PREFIX):
-            return 0
+            return 0  # whatever `from_where` says: they are retries of this group's messages
         offset = await self._first_offset(queue, deadline_ms)
         if self.options.from_where is not ConsumeFromWhere.FIRST:
             await self._offsets.place(queue, offset, deadline_ms=deadline_ms)

@@ -88,7 +88,7 @@ class QueueCalls:
             deadline_ms,
             also=frozenset({ResponseCode.QUERY_NOT_FOUND}),
         )
-        return int(reply.ext["offset"]) if reply.code == ResponseCode.SUCCESS else None
+        return reply.require_int("offset") if reply.code == ResponseCode.SUCCESS else None
 
     async def commit_offset(
         self, group: str, queue: MessageQueue, offset: int, *, deadline_ms: int
@@ -104,11 +104,11 @@ class QueueCalls:
         messages, which no consumer may have yet; a Java broker does not."""
         ext = {} if committed else {"committed": "false"}
         reply = await self._ask(queue, RequestCode.GET_MAX_OFFSET, ext, deadline_ms)
-        return int(reply.ext["offset"])
+        return reply.require_int("offset")
 
     async def min_offset(self, queue: MessageQueue, *, deadline_ms: int) -> int:
         reply = await self._ask(queue, RequestCode.GET_MIN_OFFSET, {}, deadline_ms)
-        return int(reply.ext["offset"])
+        return reply.require_int("offset")
 
     async def offset_by_time(
         self, queue: MessageQueue, timestamp_ms: int, *, deadline_ms: int
@@ -116,7 +116,7 @@ class QueueCalls:
         """The first offset stored at or after the wall-clock time."""
         ext = {"timestamp": str(timestamp_ms)}
         reply = await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext, deadline_ms)
-        return int(reply.ext["offset"])
+        return reply.require_int("offset")
 
     async def epochs(
         self, topic: str, broker_name: str, *, deadline_ms: int
@@ -205,6 +205,7 @@ class QueueCalls:
         body = CheckClientRequestBody(
             client_id=self._client.client_id, group=group, subscription_data=subscription
         ).encode()
+        # Each has a compiler of its own, and may be of another version.
         for broker_name in sorted(route.masters()):
             await self._invoke(
                 subscription.topic,

@@ -74,7 +74,9 @@ class QueueReader:
         self._suggested_id = 0
 
     def start(self) -> None:
-        self._task = self._client.spawn(self._run())
+        # Two resets at a time: one of them has started it already.
+        if self._task is None:
+            self._task = self._client.spawn(self._run())
 
     def is_expired(self, now_ms: int) -> bool:
         """Whether it has stopped reading without a reason: its queue needs a new reader."""
@@ -248,9 +250,13 @@ class QueueReader:
     async def restart_at(self, offset: int) -> None:
         """Continues at another offset; unconsumed messages are dropped."""
         await self.pause()
+        # In each of the two waits a rebalance may give the queue up: then its next owner reads it.
+        if self.process_queue.dropped:
+            return
         self._replace(offset)
         await self._offsets.persist()
-        self.start()
+        if not self.process_queue.dropped:
+            self.start()
 
     def _replace(self, offset: int) -> None:
         old, self.process_queue = self.process_queue, ProcessQueue(offset)
@@ -270,6 +276,11 @@ class QueueReader:
             result.min_offset,
             result.max_offset,
         )
+        process_queue = self.process_queue
+        # What comes next has expired; what was pulled before is still to be consumed.
+        if len(process_queue) and process_queue.next_offset < result.min_offset:
+            process_queue.put((), result.next_begin_offset)
+            return
         self._replace(result.next_begin_offset)
         await self._offsets.persist()
 

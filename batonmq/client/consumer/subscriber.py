@@ -77,7 +77,7 @@ class Receiver(Subscriber):
         call = ConsumeCall(self.group, queue, messages)
         with self._watch.consuming(call):
             yield
-            call.succeeded = True
+            call.succeeded = True  # not reached if the block raises
 
     def _note_received(self, messages: Sequence[MessageExt], began_ms: int) -> None:
         """Tells the hook. `began_ms`: wall clock."""

@@ -103,23 +103,24 @@ class ClientInstance(Connections, RouteListener):
 
     def masters_moved(self, moved: Mapping[str, str], known: Collection[str], topic: str) -> None:
         log.info("masters_moved topic=%s masters=%s", topic, moved)
+        # A new master lists this client's consumers to others only after a heartbeat. Groups that
+        # were unknown get theirs from the producer or consumer that looked them up.
         if known:
             self.spawn(self.heartbeats.send([moved[name] for name in known]))
         for member in self.heartbeats.members:
             member.masters_moved(moved.keys())
 
     def masters_left(self, addresses: Collection[str]) -> None:
-        """Closes connections to former masters, after a pause for their last replies. A deposed
-        master answers pending requests at once; later replies will not come (from a hung process,
-        say)."""
+        """Closes connections to former masters, after a pause for their last replies."""
+        # A deposed master answers what waits at once. From a hung process no reply will come, and
+        # its pending requests are retried elsewhere when the connection closes.
         loop = asyncio.get_running_loop()
         for address in addresses:
             loop.call_later(self.options.suspicion_ms / 1000, self._close_if_no_master, address)
 
     def _close_if_no_master(self, address: str) -> None:
-        if not self.running:
-            return
-        if not self.routes.is_master(address):
+        # It may have been elected again during the pause.
+        if self.running and not self.routes.is_master(address):
             self.remoting.close_connection(address)
 
 

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Several objects may be made in one millisecond.
 _serial = itertools.count(1)
 
 

@@ -98,7 +98,7 @@ class Heartbeats:
             return
         if addresses is None:
             addresses = await self._broker_addresses(data)
-        body = data.encode()
+        body = data.encode()  # once for all brokers
         await asyncio.gather(*(self._send_to(address, body) for address in sorted(set(addresses))))
 
     async def send_forever(self) -> None:

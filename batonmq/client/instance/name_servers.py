@@ -14,7 +14,12 @@ from batonmq.client.arguments import check_address, check_text
 from batonmq.client.errors import ArgumentError, NoNameServerError, NoRouteError
 from batonmq.protocol.bodies import ClusterInfo, TopicRouteData
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
-from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
+from batonmq.protocol.errors import (
+    ConnectError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    ResponseError,
+)
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
@@ -157,8 +162,13 @@ class NameServers:
         elif reply.code != ResponseCode.SUCCESS:
             answers.failures.append((address, f"code {reply.code} {reply.remark or ''}"))
         else:
+            try:
+                data = TopicRouteData.decode(reply.body)
+            except RemoteProtocolError as error:  # another server may have a good one
+                answers.failures.append((address, str(error)))
+                return
             is_first = not answers.has_route
-            if answers.take(TopicRouteData.decode(reply.body)) or is_first:
+            if answers.take(data) or is_first:
                 self._preferred = index
 
     async def invoke_each(

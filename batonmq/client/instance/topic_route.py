@@ -121,6 +121,7 @@ class MasterHints:
             if hint is None or now_ms >= hint.until_ms:
                 continue
             if MASTER_ID in addresses and addresses[MASTER_ID] != hint.address:
+                # The route still has it as a slave, under its own id.
                 kept = {i: at for i, at in addresses.items() if at != hint.address}
                 changed[name] = {**kept, MASTER_ID: hint.address}
         return replace(route, brokers={**route.brokers, **changed}) if changed else route

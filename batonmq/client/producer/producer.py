@@ -355,6 +355,7 @@ class Producer(GroupMember):
         final."""
         topic = sending.message.topic
         try:
+            # After a hint the known route names the new master, maybe before any name server does.
             if not sending.attempts or sending.follow_hint:
                 sending.follow_hint = False
                 return await self._routes.get(topic, sending.deadline_ms)
@@ -374,6 +375,7 @@ class Producer(GroupMember):
         queue, address = target
         now_ms = boot_ms()
         left_ms = sending.deadline_ms - now_ms
+        # The route may have taken all the time, and the first try has had no pause before it.
         if left_ms <= 0:
             raise sending.error(now_ms)
         topic = sending.message.topic
@@ -413,8 +415,8 @@ class Producer(GroupMember):
             status=STATUS_BY_CODE[reply.code],
             msg_id=sending.message.msg_id,
             offset_msg_id=ext.get("msgId", ""),
-            queue=MessageQueue(topic, queue.broker_name, int(ext.get("queueId", queue.queue_id))),
-            queue_offset=int(ext.get("queueOffset", -1)),
+            queue=MessageQueue(topic, queue.broker_name, reply.get_int("queueId", queue.queue_id)),
+            queue_offset=reply.get_int("queueOffset", -1),
             attempts=len(sending.attempts) + 1,
             address=address,
             recall_handle=ext.get("recallHandle", ""),

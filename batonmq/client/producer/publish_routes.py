@@ -33,6 +33,7 @@ class PublishRoutes:
         )
         if routes.cached(topic) is None:
             self._templates[topic] = route
+        # Brokers must know a producer to ask it about transactions, and to push replies to it.
         if self._announced.get(topic) is not route:
             self._announced[topic] = route
             self._client.spawn(self._client.heartbeats.send(route.masters().values()))
@@ -49,6 +50,7 @@ class PublishRoutes:
             if template is None:
                 raise
         except NoNameServerError:
+            # The master may be back before a name server is.
             cached = routes.cached(topic)
             if cached is None:
                 raise

@@ -110,6 +110,7 @@ class OpenRequests:
         waiting = self._waiting.get(properties.get(names.CORRELATION_ID, ""))
         if waiting is None:
             return False
+        # A later reply is taken as well: the replier must not send it again.
         if not waiting.done():
             waiting.set_result(_pushed_answer(request, properties))
         return True

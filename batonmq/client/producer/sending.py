@@ -135,6 +135,7 @@ class QueuePicker:
     ) -> MessageQueue:
         """Picks one of `queues`, which is not empty. `last_broker`: the broker of the failed try,
         picked only if all others are avoided, too."""
+        # Nearly all sends follow a success, and need no walk over the queues.
         if self._avoid_until_ms or last_broker is not None:
             good = [q for q in queues if not self._is_avoided(q.broker_name, now_ms)]
             if last_broker is not None:
@@ -211,6 +212,7 @@ class Sending:
         name = "-"
         if queue is not None:
             self._last_broker = name = queue.broker_name
+        # A name server that still names it as master is not believed in this send.
         if address:
             self.suspects.add(address)
         elapsed_ms = now_ms - self.started_ms
@@ -225,7 +227,7 @@ class Sending:
         if decision is RetryDecision.ELSEWHERE:
             self._elsewhere += 1
         if decision is RetryDecision.FINAL or self._elsewhere >= ELSEWHERE_TRIES:
-            raise self.error(now_ms)
+            raise self.error(now_ms)  # before the deadline: more tries would only delay it
 
     def pause_ms(self, now_ms: int) -> int:
         """The pause before the next try. Raises SendFailedError if the deadline is earlier."""

@@ -141,6 +141,7 @@ class TransactionProducer(Producer):
                 lambda left_ms: request,
                 deadline_ms=boot_ms() + limit_ms,
             )
+        # No error of the caller: the half message is safe, and the broker will ask.
         except NoMasterError as error:
             log.warning("transaction_not_ended msg_id=%s reason=%s", sent.msg_id, error)
             return TransactionResult(sent, state, ended=False)
@@ -197,12 +198,11 @@ class TransactionProducer(Producer):
         except Exception as error:
             self._failures.note(error, f"group={self.group}")
             state = TransactionState.UNKNOWN
-        ext = request.ext
         end = self._end_request(
             state,
-            int(ext.get("tranStateTableOffset", "-1")),
-            int(ext.get("commitLogOffset", "-1")),
-            ext.get("msgId", ""),
+            request.get_int("tranStateTableOffset", -1),
+            request.get_int("commitLogOffset", -1),
+            request.ext.get("msgId", ""),
             from_check=True,
         )
         try:

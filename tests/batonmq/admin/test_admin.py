@@ -128,8 +128,7 @@ async def test_messages_are_found_by_id_key_and_unique_key() -> None:
                 await admin.messages.by_id("xyz")
 
 
-async def test_progress_is_worked_out_where_the_broker_does_not_serve_it() -> None:
-    """Code 208 answered with 3: offsets (43) and queue ends (30) say the same."""
+async def test_the_progress_of_a_group_is_that_of_all_its_queues() -> None:
     async with cluster_with_topic() as cluster:
         for i in range(5):
             cluster.master().store(TOPIC, 0, b"%d" % i)

@@ -323,3 +323,55 @@ async def test_r57_a_listener_that_awaited_a_cancelled_task_has_failed_and_is_ca
     await until(lambda: scene.progress[-1:] == [2])
     assert seen.count(0) == 2 and seen.count(1) == 1
     await scene.service.close()
+
+
+@pytest.mark.parametrize("kind", [ConcurrentService, OrderlyService])
+async def test_r57_a_listener_that_empties_its_list_has_consumed_the_messages(kind: type) -> None:
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> None:
+        while messages:
+            messages.pop()
+
+    reader = Reader()
+    scene = Scene(kind, _call_of(listener), batch=3)  # type: ignore[arg-type]
+    scene.service.start()
+    assert await scene.service.acquire(reader)
+    scene.service.arrived(reader)
+    await until(lambda: scene.progress == [3])
+    await scene.service.close()
+
+
+@pytest.mark.parametrize("index", ["0", 1.5, b"", []])
+async def test_r57_an_ack_index_that_is_no_number_counts_as_failed(index: object) -> None:
+    """A worker that ended by it would leave its queue unread for good."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+        context.ack_index = index  # type: ignore[assignment]
+        context.queue = None  # type: ignore[assignment]
+
+    call = _call_of(listener)
+    assert await call([message(0)], ConsumeContext(QUEUE)) is LATER
+    call.close()
+
+
+async def test_r57_a_queue_given_up_while_its_lock_is_renewed_is_not_locked_for_ever() -> None:
+    """The renewal's answer comes after the unlock. With each further renewal this member would
+    take the lock again that it does not use, and nobody would consume the queue."""
+    reader = Reader(0)
+    scene = Scene(OrderlyService, Listener())
+    assert await scene.service.acquire(reader)
+    came, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: object, **__: object) -> frozenset[MessageQueue]:
+        came.set()
+        await go_on.wait()
+        return frozenset({QUEUE})
+
+    scene.lock_queues = slow  # type: ignore[method-assign]
+    renewing = asyncio.ensure_future(scene.service._lock([reader]))
+    await came.wait()
+    reader.process_queue.dropped = True
+    await scene.service.release([reader])
+    go_on.set()
+    await renewing
+    assert scene.calls == ["lock", "unlock"] and not scene.service._readers
+    await scene.service.close()

@@ -208,3 +208,13 @@ def test_hash_collisions_are_filtered_by_the_tag_itself() -> None:
     data = build_subscription("T", "Aa", 7)
     kept = wanted_only([message(0, TAGS="Aa"), message(1, TAGS="BB"), message(2)], data)
     assert [m.queue_offset for m in kept] == [0]
+
+
+def test_a_listener_that_empties_bodies_does_not_use_up_the_limit_of_its_queue() -> None:
+    queue = ProcessQueue(0)
+    for offset in range(3):
+        queue.put([message(offset)], offset + 1)
+        for taken in queue.take(1):
+            taken.body = b""
+            queue.done([taken])
+    assert queue.size_bytes == 0

@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from batonmq.client.consumer.offset_store import LocalOffsetStore
+from batonmq.client.consumer.options import PushConsumerOptions
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime import disk
 
@@ -79,3 +82,43 @@ def test_offsets_that_could_not_be_written_are_written_the_next_time(
             asyncio.run(store.persist())
     asyncio.run(store.persist())
     assert loaded(tmp_path) == 5
+
+
+async def test_a_write_that_is_cancelled_ends_before_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread goes on: two at once would write into one temporary file."""
+    store, replace = LocalOffsetStore(tmp_path, "DEFAULT", "g"), os.replace
+    came, go_on = threading.Event(), threading.Event()
+    store.update(QUEUE, 5)
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(disk, "replace", replace)
+        came.set()
+        go_on.wait()
+        replace(source, target)
+
+    monkeypatch.setattr(disk, "replace", late)
+    first = asyncio.ensure_future(store.persist())
+    await asyncio.to_thread(came.wait)
+    first.cancel()
+    store.update(QUEUE, 6)
+    second = asyncio.ensure_future(store.persist())
+    try:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not second.done() and not first.done()
+    finally:
+        go_on.set()
+        await asyncio.wait([first, second])
+    after = LocalOffsetStore(tmp_path, "DEFAULT", "g")
+    await after.load()
+    assert first.cancelled() and after.known(QUEUE) == 6
+
+
+def test_a_user_without_a_home_keeps_offsets_in_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every push consumer has this default, also one that keeps no offsets in files."""
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
+    assert PushConsumerOptions().offset_dir == Path(".batonmq/offsets")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from batonmq.client.consumer.offset_store import RemoteOffsetStore
+from batonmq.client.consumer.pulling import PullResult, PullStatus
 from batonmq.client.consumer.push_consumer import PushConsumer
+from batonmq.client.consumer.queue_reader import QueueReader
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.errors import BatonError, ConnectError
 from batonmq.protocol.message import MessageQueue
+from tests.records import message
 
 Q0, Q1 = (MessageQueue("T", "broker-a", number) for number in (0, 1))
 
@@ -140,17 +144,93 @@ def test_progress_that_could_not_be_stored_is_stored_the_next_time(failure: Exce
     assert outcomes == []
 
 
-def test_progress_is_handed_over_when_nothing_more_can_be_consumed() -> None:
-    """1. Pulling ends. 2. The last listener calls end, and commit. 3. What they committed goes to
-    the next owner."""
+def test_progress_is_handed_over_before_the_next_owner_may_lock_the_queue() -> None:
+    """1. Reading ends, and what listener calls still consume counts no more. 2. Progress goes to
+    the broker. 3. The queue is unlocked: its next owner begins at that progress."""
     steps: list[str] = []
 
     def step(name: str) -> AsyncMock:
         return AsyncMock(side_effect=lambda *_: steps.append(name))
 
-    reader = Mock(stop=step("reading ends"))
-    consumer: Any = Mock(_readers={Q0: reader}, _offsets=Mock(release=step("handed over")))
-    service: Any = Mock(release=step("calls end"))
-    asyncio.run(PushConsumer._give_up(consumer, [Q0], service))
-    assert steps == ["reading ends", "calls end", "handed over"]
-    assert consumer._readers == {}
+    reader: Any = Mock(queue=Q0, stop=step("reading ends"))
+    consumer: Any = Mock(_offsets=Mock(release=step("progress")))
+    service: Any = Mock(release=step("unlocked"))
+    asyncio.run(PushConsumer._hand_over(consumer, [reader], service))
+    assert steps == ["reading ends", "progress", "unlocked"]
+
+
+@pytest.mark.parametrize(
+    ("least", "waiting", "resets"),
+    [(100, 3, []), (0, 0, [100])],
+    ids=["expired", "moved by an operator"],
+)
+async def test_r57_what_was_pulled_before_the_queue_expired_behind_it_is_consumed(
+    least: int, waiting: int, resets: list[int]
+) -> None:
+    """Offsets 5 to 7 wait for the listener, and the broker has nothing below `least` any more."""
+    offsets = Mock(persist=AsyncMock())
+    reader = QueueReader(Mock(offsets=offsets), Q0, 5)
+    reader.process_queue.put([message(offset) for offset in (5, 6, 7)], 8)
+    await reader._apply(PullResult(PullStatus.OFFSET_ILLEGAL, 100, least, 120))
+    assert (reader.process_queue.waiting, reader.process_queue.next_offset) == (waiting, 100)
+    assert [call.args[1] for call in offsets.reset.call_args_list] == resets
+
+
+def test_progress_of_a_queue_that_is_released_while_its_broker_is_dialled_is_forgotten() -> None:
+    """Else the next round would look for the offset of a queue that has none, and be the last."""
+    made = store()
+    made.update(Q0, 5)
+
+    async def dial(*_: object) -> None:
+        await made.release([Q0])
+        raise ConnectError("h:1", "refused")
+
+    async def twice() -> None:
+        made._client.remoting.oneway = dial  # type: ignore[method-assign]
+        await made.persist()
+        made._client.remoting.oneway = AsyncMock()  # type: ignore[method-assign]
+        await made.persist()
+
+    asyncio.run(twice())
+    assert sent(made) == []
+
+
+@pytest.mark.parametrize("moment", ["while it pauses", "while it stores the offset"])
+async def test_r57_a_reset_of_a_queue_that_is_given_up_meanwhile_does_not_read_on(
+    moment: str,
+) -> None:
+    """Its next owner reads it now: both would consume its messages and store their progress."""
+    offsets = Mock()
+    spawn = asyncio.get_running_loop().create_task
+    reader = QueueReader(Mock(offsets=offsets, client=Mock(spawn=spawn)), Q0, 5)
+    reader._run = asyncio.Event().wait  # type: ignore[method-assign]
+    reader.start()
+
+    async def stop() -> None:
+        await reader.stop()
+
+    offsets.persist = stop if moment == "while it stores the offset" else AsyncMock()
+    restarting = asyncio.ensure_future(reader.restart_at(3))
+    await asyncio.sleep(0)
+    if moment == "while it pauses":
+        await reader.stop()
+    await restarting
+    assert reader._task is None and reader.process_queue.dropped
+    assert offsets.reset.called == (moment == "while it stores the offset")
+
+
+async def test_two_resets_at_a_time_leave_one_reader() -> None:
+    spawned: list[asyncio.Task[bool]] = []
+
+    def spawn(work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
+        spawned.append(asyncio.ensure_future(work))
+        return spawned[-1]
+
+    offsets = Mock(persist=lambda: asyncio.sleep(0))
+    reader = QueueReader(Mock(offsets=offsets, client=Mock(spawn=spawn)), Q0, 5)
+    reader._run = asyncio.Event().wait  # type: ignore[method-assign,assignment]
+    reader.start()
+    await asyncio.gather(reader.restart_at(3), reader.restart_at(4))
+    assert sum(not task.done() for task in spawned) == 1
+    await reader.stop()
+    assert all(task.done() for task in spawned)

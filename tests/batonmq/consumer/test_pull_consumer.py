@@ -1,6 +1,7 @@
 """Pull consumer against scripted servers."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 from fake_cluster import TOPIC, FakeCluster, run, until
@@ -166,3 +167,16 @@ def test_a_queue_whose_fetch_was_given_up_keeps_its_newer_one() -> None:
             assert consumer._fetches[Q0] is newer
 
     run(story)
+
+
+async def test_r57_a_seek_in_a_queue_that_is_given_up_meanwhile_does_not_take_it_back() -> None:
+    consumer = PullConsumer("g", name_servers=["h:9876"])
+    consumer._begin_at([(Q0, 5)])
+
+    async def given_up(queues: Iterable[MessageQueue]) -> None:
+        consumer._positions.pop(Q0, None)
+
+    consumer._forget = given_up  # type: ignore[method-assign]
+    with pytest.raises(ClientError, match="is not assigned"):
+        await consumer.seek(Q0, 3)
+    assert Q0 not in consumer._positions

@@ -59,6 +59,18 @@ def down(request: RemotingCommand) -> RemotingCommand:
     raise ConnectError("ns", "refused")
 
 
+def garbled(request: RemotingCommand) -> RemotingCommand:
+    return RemotingCommand.response_to(request, body=b"{nonsense")
+
+
+@pytest.mark.parametrize("suspect", ["", "old:1"])
+def test_a_server_whose_route_cannot_be_read_is_passed_over(suspect: str) -> None:
+    made = StandIn(ns1=garbled, ns2=names("new:1"), ns3=down)
+    assert asyncio.run(made.master_of(suspect)) == "new:1"
+    with pytest.raises(NoNameServerError, match="TopicRouteData"):
+        asyncio.run(StandIn(ns1=garbled, ns2=garbled, ns3=garbled).master_of(suspect))
+
+
 def test_a_hung_server_costs_its_share_and_the_last_one_gets_all_that_is_left() -> None:
     made = StandIn()
     with pytest.raises(NoNameServerError) as raised:

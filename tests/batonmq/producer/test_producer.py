@@ -317,7 +317,7 @@ def test_a_failed_send_says_each_reason_once() -> None:
     unknown = [SendAttempt("-", "-", n, -1, "no name server answers") for n in range(2)]
     masterless = SendAttempt("broker-a", "-", 2, -1, "the group has no master")
     refused = SendAttempt("broker-a", "h:1", 3, 14, "slave")
-    assert str(SendFailedError("T", [*unknown, masterless, refused], 9, keep=4)) == (
+    assert str(SendFailedError("T", [*unknown, masterless, refused], 9)) == (
         "send to topic T not acknowledged after 4 attempts in 9 ms (last: no name server answers; "
         "broker-a: the group has no master; broker-a at h:1: code 14 slave)"
     )
