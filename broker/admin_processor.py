@@ -93,8 +93,7 @@ class AdminProcessor:
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Creates a topic, or changes the given fields of an existing one (UPDATE_AND_CREATE_TOPIC,
-        17). Without `force` it does not reduce the read queues below those that hold messages: no
-        consumer could read them."""
+        17). Without `force` it does not reduce the read queues below those that hold messages."""
         self._path.gate.require_open()
         topic = text(request, "topic")
         check_topic(topic)

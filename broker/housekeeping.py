@@ -85,7 +85,7 @@ class Housekeeping:
             known = self._clients.groups.get(name)
             if group is None or known is None or not group.consume_enable:
                 continue
-            for topic in list(known.subscriptions):
+            for topic in list(known.subscriptions):  # a copy: heartbeats change it in other turns
                 behind = await self._behind(name, topic, pace)
                 # The role may have ended in one of the turns.
                 if self._path.gate.refusal is not None:

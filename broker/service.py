@@ -44,9 +44,12 @@ from batonmq.broker.send.send_back import SendBackProcessor
 from batonmq.broker.send.send_processor import SendProcessor
 from batonmq.broker.settings_processor import SettingsProcessor, broker_settings
 from batonmq.broker.status import BrokerStatus, Totals
-from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.broker.tables.broker_tables import BrokerTables
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.delay_offset import DelayOffsetManager
+from batonmq.broker.tables.offset_clamp import OffsetClamp
 from batonmq.broker.tables.queue_locks import QueueLockManager
-from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
+from batonmq.broker.tables.slave_sync import SlaveSourceProcessor, SlaveSynchronize
 from batonmq.broker.tables.subscription_group import (
     MessageRequestModeManager,
     SubscriptionGroupManager,
@@ -71,7 +74,7 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.turns import in_slices
+from batonmq.runtime.turns import in_slices, to_the_end
 from batonmq.store.errors import PutRefused
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
@@ -287,6 +290,7 @@ class BrokerService:
         except BaseException:
             await self.close()
             raise
+        # Both need a role: they wait until there is one.
         self.registrar.start()
         self.slave_sync.start()
         log.info(
@@ -313,13 +317,11 @@ class BrokerService:
         self.store.on_damage_found = self.replication.on_damage_found
 
     async def _opened_store(self) -> None:
-        opening = asyncio.ensure_future(asyncio.to_thread(self._open_store))
         try:
-            await asyncio.shield(opening)
+            # A thread cannot be cancelled, so the store is closed only after its end.
+            await to_the_end(asyncio.to_thread(self._open_store))
             self.endpoint.laps.end("store")
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: wait for its end, then close the store.
-            await asyncio.wait((opening,))
             self.store.close()
             raise
 
@@ -333,9 +335,12 @@ class BrokerService:
         self.tables.offsets.deletions.epochs = lambda: self.store.epochs.entries
         self.store.open()
         self.tables.offsets.deletions.opened(self.store.confirm_offset, self.store.max_phy_offset)
+        if self.store.trust.reason:
+            OffsetClamp(self.tables, self.store).of_suspect_log()
 
     async def close(self) -> None:
         """Hands over, refuses writes, sends Goodbye, closes everything. Idempotent."""
+        # After a fault it takes part in no switch: the end of its sessions causes an election.
         if self._stop_reason == PLANNED_STOP:
             await self.replication.hand_over()
         self.path.gate.close("this broker is stopping: ask the name server for the master")
@@ -345,12 +350,14 @@ class BrokerService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         await self.consumer_lists.close()
+        # While the endpoint still writes: the last acknowledgements and refusals leave by it.
         await self.replication.close(self._stop_reason)
         await self.registrar.close()
         await self.slave_sync.close()
         await self.endpoint.close()
         await self._client.close()
-        # After a failed write or sync nothing more may be recorded (R40).
+        # Last: until here a record or a request may change them. After a failed write or sync
+        # nothing more may be recorded (R40).
         if not self.store.health.has_failed:
             self._persist_tables()
         self.store.close()
@@ -447,7 +454,7 @@ class BrokerService:
 
     async def _warm_up(self) -> None:
         """Imports in threads what would delay the first busy turn (numpy: 100 ms)."""
-        await asyncio.sleep(WARM_UP_AFTER_S)
+        await asyncio.sleep(WARM_UP_AFTER_S)  # a failover that restarted this process comes first
         interval_s = sys.getswitchinterval()
         sys.setswitchinterval(interval_s / 10)  # else each thread switch takes up to 5 ms
         try:

@@ -16,7 +16,7 @@ from batonmq.broker.config import BrokerSections
 from batonmq.broker.name_server_registrar import MasterToRegister, RouteRegistration
 from batonmq.broker.relay import Relay
 from batonmq.broker.replication.replication import Replication
-from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
 from batonmq.broker.write.write_path import WritePath
@@ -165,8 +165,7 @@ class BrokerStatus:
 
     def registration(self, topics: Collection[str] | None = None) -> RouteRegistration | None:
         """The registration at name servers: id 0 for a master, its own id for a slave; None without
-        a role. `topics`: the topics in it, by default all. Topics of internal records are left out:
-        no client reads them, and tools would list them beside the user's."""
+        a role. `topics`: the topics in it, by default all."""
         gate, broker = self._path.gate, self._config.broker
         if gate.role is Role.FENCED:
             return None
@@ -206,7 +205,9 @@ class BrokerStatus:
     def _routed(self, topics: Collection[str] | None, version: DataVersion) -> bytes:
         table = dict(self._tables.topics.table)
         if topics is not None:
+            # One of them may have been deleted since it changed.
             table = {topic: table[topic] for topic in topics if topic in table}
+        # No client reads those of internal records, and tools would list them beside the user's.
         for topic in OUR_TOPICS:
             table.pop(topic, None)
         wrapper = TopicConfigAndMappingSerializeWrapper(

@@ -12,7 +12,7 @@ from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.schedule.delivery import Delivery, ScheduleMessageService, TimerService
 from batonmq.broker.schedule.due_queues import DeliveryProgress
 from batonmq.broker.schedule.recall_processor import RecallProcessor
-from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_service import TransactionService

@@ -26,8 +26,9 @@ from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.group_watch import GroupWatch
 from batonmq.broker.replication.replication import BrokerHooks, Replication
 from batonmq.broker.request_fields import number
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.offset_clamp import queue_end
-from batonmq.broker.tables.slave_sync import BrokerTables, Followed, SlaveSynchronize
+from batonmq.broker.tables.slave_sync import Followed, SlaveSynchronize
 from batonmq.broker.write.write_path import OwnDiskConfirms, WritePath
 from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.classic.slave_core import MasterAddresses

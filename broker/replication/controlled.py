@@ -16,7 +16,8 @@ from batonmq.broker.replication.java_master import JavaMasterClient
 from batonmq.broker.replication.replication import BrokerHooks, Replication
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.request_fields import number
-from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSynchronize
+from batonmq.broker.tables.broker_tables import BrokerTables
+from batonmq.broker.tables.slave_sync import SlaveSynchronize
 from batonmq.broker.write.write_path import MembersConfirm, WritePath
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import SetProposal

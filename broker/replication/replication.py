@@ -169,7 +169,7 @@ class Replication(ABC):
     async def close(self, reason: str) -> None:
         """`reason` goes to the controllers, and from there into the history."""
         path = self._path
-        path.hold.release()
+        path.hold.release()  # held sends are refused now, while their connections last
         # The slaves still follow, so these writes can be acknowledged. A stock client does not send
         # an asynchronous message again after a refusal.
         if len(path.acks) and not path.store.health.has_failed:

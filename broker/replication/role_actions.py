@@ -14,8 +14,9 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from batonmq.broker.replication.replication import BrokerHooks
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.offset_clamp import OffsetClamp
-from batonmq.broker.tables.slave_sync import BrokerTables, Followed, SlaveSynchronize
+from batonmq.broker.tables.slave_sync import Followed, SlaveSynchronize
 from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.protocol.codes import ResponseCode

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from batonmq.broker.tables.consumer_offset import DelayOffsetManager, TimerProgress
+from batonmq.broker.tables.delay_offset import DelayOffsetManager, TimerProgress
 from batonmq.protocol.bodies import DataVersion, TimerMetricsSerializeWrapper
 from batonmq.protocol.properties import REAL_TOPIC, TIMER_DEL_UNIQKEY, find_property
 from batonmq.protocol.system_record import decode_system_record

@@ -2,8 +2,9 @@
 
 An unclean election cuts acknowledged messages (R44). Groups may have consumed messages that the new
 master lacks, and would skip the new messages that get those offsets. So a new master lowers each
-such offset to the end of its queue before it takes a write, and a replica that cuts its log does so
-with its own table (`OffsetClamp`). The progress of delay levels and timers is lowered as well.
+such offset to the end of its queue before it takes a write. A replica that cuts its log, or starts
+with a suspect one, does so with its own table (`OffsetClamp`). The progress of delay levels and
+timers is lowered as well.
 
 A topic that is deleted and created again has new queues, and its offsets are deleted with it (R39).
 In both cases consumers may still have an old offset: they may not commit it, and a pull from there
@@ -13,12 +14,13 @@ continues at the group's offset.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
 from batonmq.broker.role_gate import GateClosedError, RoleGate
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
-from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.role_view import RoleView
@@ -54,6 +56,13 @@ class OffsetClamp:
         self._read_transactions_again()
         return await self.run()
 
+    def of_suspect_log(self) -> None:
+        """At a start, in a thread: the log may have lost its end."""
+        # After a power failure, say: tables are synced by themselves, so they may have the effects
+        # of messages that were not. New messages will get those offsets.
+        self._read_transactions_again()
+        self.total += sum(self._lowered())
+
     def _read_transactions_again(self) -> None:
         # The op of an ended transaction may have been cut: its half message, which is below the
         # progress, would never be checked.
@@ -62,16 +71,23 @@ class OffsetClamp:
                 self._offsets.commit(TRANS_GROUP, topic, 0, 0)
 
     async def run(self) -> int:
-        """Lowers every offset above the end of its queue, some of the table in each turn."""
+        """Lowers every offset above the end of its queue, some of the table in each turn; returns
+        how many."""
+        count = 0
+        async for queues in in_turns(self._lowered()):
+            count += queues
+        self.total += count
+        return count
+
+    def _lowered(self) -> Iterator[int]:
+        """One `topic@group` a step: in how many queues its offset was lowered."""
         self._delays.clamp(
             lambda level: queue_end(self._store, SCHEDULE_TOPIC, level - 1),
             queue_end(self._store, TIMER_TOPIC, 0),
         )
         self._offsets.log_ends(self._store.max_phy_offset)
-        count = 0
-        async for lowered in in_turns(self._offsets.clamped(partial(queue_end, self._store))):
+        for lowered in self._offsets.clamped(partial(queue_end, self._store)):
             if lowered is not None:
-                count += lowered.queues
                 log.warning(
                     "consumer_offsets_clamped group=%s topic=%s queues=%d messages=%d",
                     lowered.group,
@@ -79,8 +95,7 @@ class OffsetClamp:
                     lowered.queues,
                     lowered.messages,
                 )
-        self.total += count
-        return count
+            yield lowered.queues if lowered is not None else 0
 
 
 class PositionReport(NamedTuple):

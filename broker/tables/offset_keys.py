@@ -48,6 +48,7 @@ class OffsetKeys:
 
     def of_group(self, group: str) -> list[str]:
         """The keys of a group, without those of broadcast consumers (`topic@group@...`)."""
+        # `add` has keys of broadcast consumers under `group@client`.
         if SEPARATOR in group:
             return []
         self._sort_some()

@@ -20,24 +20,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from batonmq.auth.policy import UserWrapper
 from batonmq.broker.role_gate import RoleGate
-from batonmq.broker.tables.consumer_offset import (
-    ConsumerOffsetManager,
-    DelayOffsetManager,
-    OffsetTable,
-)
-from batonmq.broker.tables.queue_locks import QueueLockManager, QueueLockTable
-from batonmq.broker.tables.subscription_group import (
-    MessageRequestModeManager,
-    SubscriptionGroupManager,
-)
-from batonmq.broker.tables.topic_config import TopicConfigManager
-from batonmq.broker.tables.users import UserTable
+from batonmq.broker.tables.broker_tables import BrokerTables as BrokerTables
+from batonmq.broker.tables.consumer_offset import OffsetTable
+from batonmq.broker.tables.queue_locks import QueueLockTable
 from batonmq.protocol.bodies import (
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
@@ -94,53 +86,9 @@ EXT_BODY_ID, EXT_BODY_SIZE, EXT_BODY_FROM = "batonBodyId", "batonBodySize", "bat
 """In an answer: the name and size of a body, of which this is the first page. In a request: the
 name, and the offset of the wanted page."""
 PAGE_SIZE = 8 * 1024 * 1024
+TABLE_SIZE_MAX = 1 << 30
+"""Bytes of JSON: far more than a broker with all its topics and groups has."""
 BODIES_KEPT = 4
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerTables:
-    """The tables of a broker that are files beside the log."""
-
-    topics: TopicConfigManager
-    groups: SubscriptionGroupManager
-    offsets: ConsumerOffsetManager
-    delays: DelayOffsetManager
-    locks: QueueLockManager
-    request_modes: MessageRequestModeManager
-    users: UserTable
-
-    def load(self) -> None:
-        self.topics.load()
-        self.groups.load()
-        self.offsets.load()
-        self.delays.load()
-        self.locks.load()
-        self.request_modes.load()
-        self.users.load()
-
-    def shown_by_the_log(self) -> list[Callable[[], None]]:
-        """The due writes of tables that records of the log change; of offsets only if a deletion or
-        a reset changed them."""
-        # Before a checkpoint: the log below it is not read again (R30, R31, R39, R56).
-        return [
-            *self.topics.writes_due(),
-            *self.groups.writes_due(),
-            *self.delays.writes_due(),
-            *self.locks.writes_due(),
-            *self.request_modes.writes_due(),
-            *self.users.writes_due(),
-            *self.offsets.deletions_due(),
-        ]
-
-    def writes_due(self) -> list[Callable[[], None]]:
-        return [*self.shown_by_the_log(), *self.offsets.writes_due()]
-
-    @property
-    def version(self) -> str:
-        """A text that changes whenever the table of topics, of groups or of users changes."""
-        tables = (self.topics, self.groups, self.users)
-        versions = (table.data_version for table in tables)
-        return "/".join(f"{v.state_version}.{v.timestamp}.{v.counter}" for v in versions)
 
 
 def vip_address(address: str) -> str:
@@ -239,13 +187,11 @@ class SlaveSynchronize:
                 self._failures = 0
             # Whatever it is, also an answer that makes no sense: nothing else would fetch them.
             except Exception as exc:
-                pass_on_assertion(exc, "a slave's fetch of tables failed")
                 is_caught_up = False
                 self._note_failure(followed, exc)
             if is_caught_up:
                 self._retry.reset()
-            # Another master may be followed by now: this failure says nothing about that one.
-            elif followed is self.followed:
+            else:
                 self._note_stale(followed)
             pause_s = self._pause_s() if is_caught_up else self._retry.next_ms() / 1000
             try:
@@ -258,6 +204,8 @@ class SlaveSynchronize:
         return self._interval_s if self._offset_version else JAVA_PAUSE_MS / 1000
 
     def _note_failure(self, followed: Followed, exc: Exception) -> None:
+        pass_on_assertion(exc, "a slave's fetch of tables failed")
+        # Another master may be followed by now: this failure says nothing about that one.
         if followed is not self.followed:
             return
         if self._failures == 0:
@@ -275,6 +223,8 @@ class SlaveSynchronize:
             self.failure = f"tables of {followed.address}: {exc} ({self._failures} times in a row)"
 
     def _note_stale(self, followed: Followed) -> None:
+        if followed is not self.followed:
+            return
         now_s = asyncio.get_running_loop().time()
         if self._caught_up_s is None:
             self._caught_up_s = now_s
@@ -285,8 +235,12 @@ class SlaveSynchronize:
             self.failure = f"tables of {followed.address}: not followed for {stale_s:.0f} s"
         if self.held_epoch != NO_MASTER_EPOCH:
             log.warning("slave_sync_stale master=%s reason=%s", followed.address, self.failure)
-            self.held_epoch = NO_MASTER_EPOCH
-            self.on_tables(NO_MASTER_EPOCH)
+            try:
+                self.on_tables(NO_MASTER_EPOCH)
+            except Exception as exc:  # the next round reports it again
+                self._note_failure(followed, exc)
+            else:
+                self.held_epoch = NO_MASTER_EPOCH
 
     def _way(self, followed: Followed) -> tuple[str, int]:
         """Address and time-out of the next attempt: the port that answered last, else the other."""
@@ -296,17 +250,19 @@ class SlaveSynchronize:
     async def synchronize(self, followed: Followed) -> bool:
         """Fetches the tables once; returns whether all are as the master has them. Raises
         BatonError, ValueError."""
-        way = self._way(followed)
+        way, held = self._way(followed), self._offset_version
         reply = await self._ask(
-            way,
-            RequestCode.GET_ALL_CONSUMER_OFFSET,
-            {EXT_OFFSET_VERSION: self._offset_version},
+            way, RequestCode.GET_ALL_CONSUMER_OFFSET, {EXT_OFFSET_VERSION: held}
         )
         # A Java master sends no epoch: it is taken for that of the followed master.
         epoch = reply.get_int(EXT_MASTER_EPOCH, followed.master_epoch)
         if followed is not self.followed or epoch < followed.master_epoch:
             # It is not master, or not yet again after a restart: its tables may be older than what
             # the log has shown here.
+            return False
+        # No body: nothing has changed at the master. But meanwhile the offsets here did, by
+        # `fetch_offsets_again`: a log that begins anew has none.
+        if not reply.body and held != self._offset_version:
             return False
         self.on_log_begin(_offset(reply, EXT_LOG_BEGIN))
         carried_out = _offset(reply, EXT_CARRIED_OUT)
@@ -316,21 +272,7 @@ class SlaveSynchronize:
         has_log = offsets is None or await self._log_reaches(carried_out, followed)
         if followed is not self.followed:
             return False
-        if (
-            has_log
-            and offsets is not None
-            and not self._tables.offsets.apply_from_master(
-                epoch,
-                offsets.offset_table,
-                carried_out,
-                offsets.data_version,
-                offsets.baton_resets,
-            )
-        ):
-            if carried_out is not None and carried_out < self._tables.offsets.deletions.end:
-                # The master may need this replica's acks to carry that deletion out, so it must be
-                # able to join. The newer offsets here are replaced in a next round.
-                self._note_held(epoch)
+        if has_log and offsets is not None and not self._take(offsets, epoch, carried_out):
             return False
         if has_log:
             self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
@@ -342,6 +284,18 @@ class SlaveSynchronize:
         if has_log:
             self._note_held(epoch)
         return has_log
+
+    def _take(self, table: OffsetTable, epoch: int, carried_out: int | None) -> bool:
+        """Takes over the master's offsets; False if they are older than what this replica knows."""
+        own, offsets = self._tables.offsets, table.offset_table
+        version, resets = table.data_version, table.baton_resets
+        if own.apply_from_master(epoch, offsets, carried_out, version, resets):
+            return True
+        # The master may need this replica's acks to carry out a deletion, so it must be able to
+        # join. The newer offsets here are replaced in a next round.
+        if carried_out is not None and carried_out < own.deletions.end:
+            self._note_held(epoch)
+        return False
 
     async def _log_reaches(self, offset: int | None, followed: Followed) -> bool:
         """Whether this log reaches `offset`; waits for that for LOG_WAIT_S. None: of a Java master,
@@ -427,8 +381,13 @@ class SlaveSynchronize:
 
     async def _ask(self, way: tuple[str, int], code: int, ext: dict[str, str]) -> RemotingCommand:
         reply = await self._ask_once(way, code, ext | {EXT_PAGES: str(PAGE_SIZE)})
-        pages, got = [reply.body], len(reply.body)
-        while got < reply.get_int(EXT_BODY_SIZE, 0):
+        pages, got, size = [reply.body], len(reply.body), reply.get_int(EXT_BODY_SIZE, 0)
+        # It would be collected until memory ends.
+        if size > TABLE_SIZE_MAX:
+            raise RemoteProtocolError(
+                f"{way[0]} announces a table of {size} bytes, at most {TABLE_SIZE_MAX} are taken"
+            )
+        while got < size:
             wanted = {EXT_BODY_ID: reply.require(EXT_BODY_ID), EXT_BODY_FROM: str(got)}
             page = (await self._ask_once(way, code, wanted)).body
             # Else this would ask for the rest without an end.
@@ -454,6 +413,8 @@ class Pages:
 
     def __init__(self) -> None:
         self._bodies: dict[str, bytes] = {}
+        # A slave may ask for the next page of a body that the process before this one has cut.
+        self._process = secrets.token_hex(8)
         self._count = 0
 
     def paged(self, handler: Handler) -> Handler:
@@ -481,7 +442,7 @@ class Pages:
         while len(self._bodies) >= BODIES_KEPT:
             del self._bodies[next(iter(self._bodies))]
         self._count += 1
-        name = str(self._count)
+        name = f"{self._process}.{self._count}"
         self._bodies[name] = body
         reply.ext = reply.ext | {EXT_BODY_ID: name, EXT_BODY_SIZE: str(len(body))}
         reply.body = body[:size]

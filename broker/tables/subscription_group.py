@@ -50,6 +50,7 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
 
     def is_forbidden(self, group: str, topic: str) -> bool:
         """Whether an operator has forbidden the group to read the topic."""
+        # Each pull asks, and almost always nothing is forbidden.
         return bool(self._forbidden) and bool(self.forbidden(group, topic) & FORBIDDEN_TO_READ)
 
     def forbidden(self, group: str, topic: str) -> int:
@@ -62,7 +63,7 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
             return
         if bits:
             self._forbidden.setdefault(group, {})[topic] = bits
-        else:
+        else:  # the topic is there: without it the bits were 0
             del topics[topic]
             if not topics:
                 del self._forbidden[group]
@@ -79,6 +80,7 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         """Replaces the table by the master's; False if it was the same. System groups that the
         master does not list stay."""
         changed = self._adopt(wrapper.subscription_group_table, wrapper.data_version)
+        # `_adopt` compares groups and versions only.
         if wrapper.forbidden_table != self._forbidden:
             self._forbidden = wrapper.forbidden_table
             changed = self._dirty = True
@@ -92,7 +94,7 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
         """`path` is `config/messageRequestMode.json`; call `load` next."""
         super().__init__(path, MessageRequestModeSerializeWrapper, clock_ms)
         self._table: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
-        self._dirty = False
+        self._dirty = False  # without such groups there is no file
         self.change_count = 0
 
     def _take_loaded(self, body: MessageRequestModeSerializeWrapper) -> None:

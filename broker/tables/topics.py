@@ -26,9 +26,9 @@ import msgspec
 from msgspec.structs import replace
 
 from batonmq.broker.config import BrokerConfig
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.broker.tables.queue_locks import LockChange
-from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.tables.subscription_group import FORBIDDEN_TO_READ
 from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
 from batonmq.broker.tables.unwritten import Unwritten

@@ -31,5 +31,6 @@ class Unwritten:
         self.written(end)
         found = bool(self._undo)
         while self._undo:
+            # A later change of the same name has the earlier one as what was before.
             self._undo.pop()[1]()
         return found

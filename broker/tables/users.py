@@ -1,9 +1,8 @@
-"""Users and their policies: one table for a broker group, changed and replicated (SAFETY R31).
+"""Users and their policies: one table for a broker group, changed and replicated (R31).
 
 A change is a record of the system topic `rmq_sys_BATON_USERS`, so it is replicated, confirmed and
-truncated as messages are, and a failover changes no decision. A master applies it at once, and
-answers when it is confirmed. What lies before a slave's first byte is fetched with the other
-tables. `config/users.json` has the secrets: a signature cannot be checked without them.
+truncated as messages are, and a failover changes no decision. What lies before a slave's first byte
+is fetched with the other tables.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ _decoder = msgspec.json.Decoder(UserChange)
 class UserTable(NamedTable[UserWrapper, User]):
     """User name -> User. One thread only."""
 
+    # The file has the secrets: a signature cannot be checked without them.
     MODE: ClassVar[int] = 0o600
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
@@ -95,6 +95,7 @@ class UserService:
     def put(self, user: User) -> int:
         """Makes or changes a user; safe once the returned offset is confirmed."""
         before = self.table.get(user.username)
+        # First: if no record can be put this raises, and the table must not have changed.
         end = self._append(msgspec.json.encode(UserChange(users=[user])))
         undo = partial(self.table.delete, user.username)
         self.unwritten.note(end, undo if before is None else partial(self.table.put, before))
@@ -114,7 +115,7 @@ class UserService:
         self._apply_body(body)
 
     def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
-        self.unwritten.written(end_offset)
+        self.unwritten.written(end_offset)  # applied when it was put
 
     def apply_record(self, body: bytes, end_offset: int) -> None:
         self.unwritten.written(end_offset)

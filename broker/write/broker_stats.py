@@ -34,9 +34,11 @@ class StatsTable:
     """Counters of messages, bytes and calls by key."""
 
     def __init__(self, now_ms: int) -> None:
+        # Arrays instead of an object for each key: a sample of all keys is then one copy.
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._messages, self._bytes, self._calls = array("q"), array("q"), array("q")
+        # Six intervals lie between seven samples.
         self._rings = [deque((self._sample(now_ms),), maxlen=count + 1) for _, count in SPANS]
         self._to_sweep: list[str] = []
 
@@ -86,6 +88,7 @@ class StatsTable:
         day = self._rings[-1][0]
         for key in self._to_sweep[-SWEEP:]:
             slot = self._slots[key]
+            # A key that the oldest sample lacks is younger than a day.
             if slot < len(day.calls) and day.calls[slot] == self._calls[slot]:
                 self._free.append(self._slots.pop(key))
         del self._to_sweep[-SWEEP:]

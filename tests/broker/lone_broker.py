@@ -10,9 +10,10 @@ import uvloop
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.service import BrokerService
-from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.broker.tables.broker_tables import BrokerTables
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.delay_offset import DelayOffsetManager
 from batonmq.broker.tables.queue_locks import QueueLockManager
-from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.tables.subscription_group import (
     MessageRequestModeManager,
     SubscriptionGroupManager,

@@ -3,7 +3,7 @@
 import struct
 from pathlib import Path
 
-from batonmq.broker.tables.consumer_offset import DelayOffsetManager, TimerProgress
+from batonmq.broker.tables.delay_offset import DelayOffsetManager, TimerProgress
 
 
 def manager(path: Path, next_offset: int, offsets: dict[int, int]) -> DelayOffsetManager:

@@ -20,7 +20,7 @@ from batonmq.broker.schedule.due_queues import (
     ProgressRecord,
     decode_progress,
 )
-from batonmq.broker.tables.consumer_offset import DelayOffsetManager, TimerProgress
+from batonmq.broker.tables.delay_offset import DelayOffsetManager, TimerProgress
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.errors import RemoteProtocolError

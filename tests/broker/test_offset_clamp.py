@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
-from lone_broker import Rig, free_port, until
+import pytest
+from lone_broker import Rig, free_port, lone_broker, until
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.replication.role_actions import RoleActions
@@ -15,6 +16,8 @@ from batonmq.protocol.codes import ResponseCode as Code
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.turns import AT_ONCE
 from batonmq.store.config import StoreConfig
+from batonmq.store.store_files import abort_path
+from batonmq.store.suspicion import RunMark
 
 AFTER_UNCLEAN = RoleView("C", "broker-a", 2, master_epoch=5, unclean_epoch=5)
 
@@ -58,6 +61,24 @@ async def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(rig, 
     offsets.commit("h", "T", 0, 77)
     assert await clamp.for_view(AFTER_UNCLEAN) == 0
     assert offsets.query("h", "T", 0) == 77
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_r44_offsets_above_a_log_that_a_power_failure_shortened_go_back_to_its_end(
+    tmp_path, is_clean
+):
+    """Tables are synced by themselves, so they may have the effects of messages that the log lost.
+    New messages get these offsets: a group that is away meanwhile would skip them."""
+    async with lone_broker(tmp_path) as rig:
+        await five_messages(rig)
+        rig.service.tables.delays.set_all({1: 9})
+    if not is_clean:
+        RunMark("of the boot before", acks_flushed=False).write(abort_path(tmp_path))
+    async with lone_broker(tmp_path) as rig:
+        tables = rig.service.tables
+        assert tables.offsets.query("g", "T", 0) == (1_000 if is_clean else 5)
+        assert tables.offsets.query("h", "T", 0) == 3
+        assert tables.delays.table == {1: 9 if is_clean else 0}
 
 
 async def test_r44_a_large_table_does_not_hold_up_the_loop(rig):

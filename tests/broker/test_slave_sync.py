@@ -12,6 +12,7 @@ from lone_broker import Rig, lone_broker, tables_in, until
 
 from batonmq.broker.tables import slave_sync
 from batonmq.broker.tables.slave_sync import (
+    EXT_BODY_ID,
     EXT_BODY_SIZE,
     EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
@@ -22,6 +23,7 @@ from batonmq.broker.tables.slave_sync import (
 )
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 
@@ -320,3 +322,59 @@ def test_r42_tables_that_are_no_longer_followed_are_reported(tmp_path, monkeypat
             await sync.close()
 
     asyncio.run(follow())
+
+
+async def test_r31_offsets_that_a_new_log_cleared_are_fetched_though_the_master_changed_none(
+    tmp_path,
+):
+    """1. The slave has the offsets of version v1, and asks whether there are newer ones. 2. Before
+    the answer comes its log begins anew: it has no offsets any more. 3. The answer is that v1 is
+    the newest, without a table. With it, it would join and be electable with no offsets (R42)."""
+    body = offsets_of_master(tmp_path / "other", 4)
+    ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+    master = MasterTables(tmp_path / "master", body, **ext)
+    own = tables_in(tmp_path / "own")
+
+    async def invoke(address: str, request: RemotingCommand, ms: int) -> RemotingCommand:
+        reply = await master.invoke(address, request, ms)
+        if request.ext.get(EXT_OFFSET_VERSION) == "v1":
+            own.offsets.clear_for_new_log()
+            sync.fetch_offsets_again()
+            reply.body = b""
+        return reply
+
+    sync = SlaveSynchronize(Mock(invoke=invoke), own, 1_000, lambda: None, Mock(max_phy_offset=0))
+    sync.follow(MASTER)
+    assert await sync.synchronize(MASTER)
+    assert not await sync.synchronize(MASTER)
+    assert await sync.synchronize(MASTER) and own.offsets.query("g", "T", 0) == 70
+
+
+async def test_r42_stale_tables_that_could_not_be_reported_are_reported_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(slave_sync, "STALE_AFTER_S", 0.0)
+    monkeypatch.setattr(slave_sync, "RETRY_FIRST_MS", 1)
+    ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
+    own, log_end = tables_in(tmp_path / "own"), Mock(max_phy_offset=0)
+    sync = SlaveSynchronize(master, own, 1, lambda: None, log_end)
+    sync.on_tables = told = Mock(side_effect=[None, OSError("no"), None])
+    sync.follow(MASTER)
+    sync.start()
+    await until(lambda: sync.held_epoch == 4)
+    master.ext[EXT_MASTER_EPOCH] = "-1"
+    await until(lambda: sync.held_epoch == -1)
+    assert [call.args[0] for call in told.call_args_list] == [4, -1, -1]
+    await sync.close()
+
+
+async def test_a_table_of_absurd_size_is_not_collected(tmp_path):
+    ext = {EXT_MASTER_EPOCH: "4", EXT_BODY_SIZE: str(1 << 40), EXT_BODY_ID: "a"}
+    master = MasterTables(tmp_path / "master", b"x" * 100, **ext)
+    log_end = Mock(max_phy_offset=0)
+    sync = SlaveSynchronize(master, tables_in(tmp_path / "own"), 1, lambda: None, log_end)
+    sync.follow(MASTER)
+    with pytest.raises(RemoteProtocolError, match="announces a table of 1099511627776 bytes"):
+        await sync.synchronize(MASTER)
+    assert len(master.asked) == 1

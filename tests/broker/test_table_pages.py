@@ -8,6 +8,7 @@ from lone_broker import tables_in
 
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.tables import slave_sync
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.slave_sync import (
     BODIES_KEPT,
     EXT_BODY_FROM,
@@ -25,7 +26,7 @@ from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
 
-def source(path: Path) -> tuple[slave_sync.BrokerTables, Processors]:
+def source(path: Path) -> tuple[BrokerTables, Processors]:
     gate = Mock(spec=RoleGate, is_master=True, master_epoch=5)
     own = tables_in(path)
     processors = Processors()
@@ -82,3 +83,14 @@ async def test_r58_what_is_kept_for_pages_is_bounded(tmp_path, monkeypatch):
         await ask({EXT_PAGES: "100"})
     with pytest.raises(BrokerRefusal, match="ask again"):
         await ask({EXT_BODY_ID: name, EXT_BODY_FROM: "100"})
+
+
+async def test_r31_pages_of_a_body_that_an_earlier_process_cut_are_refused(tmp_path):
+    """A slave would put a table together of two, if the master restarts between two pages."""
+    asked = RemotingCommand.request(RequestCode.GET_ALL_CONSUMER_OFFSET, {EXT_PAGES: "10"})
+    before, after = (source(tmp_path / name)[1] for name in ("before", "after"))
+    first = await before.handlers[asked.code](asked, Mock())
+    await after.handlers[asked.code](asked, Mock())
+    name = {EXT_BODY_ID: first.ext[EXT_BODY_ID], EXT_BODY_FROM: "10"}
+    with pytest.raises(BrokerRefusal, match="ask again"):
+        await after.handlers[asked.code](RemotingCommand.request(asked.code, name), Mock())

@@ -1,7 +1,6 @@
 """Topics and groups are on every set member before they are answered, and stay there (R31)."""
 
 import asyncio
-import inspect
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,14 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.queue_locks import LockChange
-from batonmq.broker.tables.slave_sync import (
-    Followed,
-    SlaveSourceProcessor,
-    SlaveSynchronize,
-)
+from batonmq.broker.tables.slave_sync import Followed, SlaveSourceProcessor, SlaveSynchronize
 from batonmq.broker.tables.topics import MetadataChange, TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Processors
 
 
 class Tables:
@@ -73,28 +69,21 @@ class Wire:
         self.gate.opening(master_epoch)
         self.gate.open()
         self.log_begin = 0
-        self.source = SlaveSourceProcessor(
+        self.processors = Processors()
+        SlaveSourceProcessor(
             master.tables,
             self.gate,
             lambda: self.log_begin,
             lambda: master.carried_out,
             lambda: 0,
-        )
+        ).register(self.processors)
         self.before_reply: dict[int, Any] = {}
 
     async def invoke(
         self, address: str, request: RemotingCommand, timeout_ms: int
     ) -> RemotingCommand:
-        handler: Any = {
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self.source.all_consumer_offsets,
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.source.all_topics,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.source.all_groups,
-            RequestCode.GET_ALL_DELAY_OFFSET: self.source.all_delay_offsets,
-            RequestCode.BATON_GET_QUEUE_LOCKS: self.source.all_locks,
-            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.source.all_request_modes,
-        }[RequestCode(request.code)]
-        answer = handler(request, None)
-        reply: RemotingCommand = await answer if inspect.isawaitable(answer) else answer
+        handler: Any = self.processors.handlers[request.code]
+        reply: RemotingCommand = await handler(request, Mock())
         self.before_reply.pop(request.code, lambda: None)()
         return reply
 

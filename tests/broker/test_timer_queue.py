@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.broker.schedule.due_queues import NEVER, TimerQueue
-from batonmq.broker.tables.consumer_offset import TimerProgress
+from batonmq.broker.tables.delay_offset import TimerProgress
 
 ANY = 1 << 40
 

@@ -19,7 +19,7 @@ from lone_broker import (
 from test_transactions import COMMIT, NO_CHECKS, half, refuse
 
 from batonmq.broker.schedule.due_queues import TimerQueue
-from batonmq.broker.tables.consumer_offset import TimerProgress
+from batonmq.broker.tables.delay_offset import TimerProgress
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.write import log_features
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
