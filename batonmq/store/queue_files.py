@@ -75,22 +75,12 @@ class QueueFiles:
         return False
 
     def read(self, position: int, end: int) -> bytes:
-        """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter, or the
-        disk cannot read them."""
-        data = self._read(position, end - position)
+        """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter."""
+        path, within = self.place_of(position)
+        data = disk.pread(self._handles.fd(path), end - position, within)
         if len(data) != end - position:
-            path, within = self.place_of(position)
             raise CorruptLogError(path, within, f"{len(data)} bytes where {end - position} belong")
         return data
-
-    def _read(self, position: int, size: int) -> bytes:
-        path, within = self.place_of(position)
-        try:
-            return disk.pread(self._handles.fd(path), size, within)
-        except OSError as error:
-            if not disk.is_unreadable(error):
-                raise
-            raise CorruptLogError(path, within, f"the disk cannot read it: {error}") from error
 
     def next_data(self, position: int) -> int | None:
         """The first position from `position` on that was ever written, or up to a block before it;
@@ -110,8 +100,9 @@ class QueueFiles:
         path, within = self.place_of(position)
         if position - within != self.starts[-1]:
             return False
-        block = self._read(position, BLOCK_SIZE - within % BLOCK_SIZE)
-        return is_zero(block) and next_data(self._handles.fd(path), within + len(block)) is None
+        fd = self._handles.fd(path)
+        block = disk.pread(fd, BLOCK_SIZE - within % BLOCK_SIZE, within)
+        return is_zero(block) and next_data(fd, within + len(block)) is None
 
     def missing_at(self, first: int, last: int) -> str | None:
         """The next file that `write` must make for positions `first` to `last`, or None. An empty

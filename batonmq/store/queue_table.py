@@ -125,7 +125,13 @@ class ConsumeQueueStore:
             queue = self._new_queue(topic, queue_id)
             try:
                 cut += queue.load(safe_offset)
-            except CorruptLogError as error:
+            except (CorruptLogError, OSError) as error:
+                # Only here: in a running store a bad sector ends the process, and the next start
+                # comes here.
+                if isinstance(error, OSError):
+                    if not disk.is_unreadable(error):
+                        raise
+                    error = CorruptLogError(str(queue.folder), 0, str(error))
                 log.error(
                     "consume_queue_damaged topic=%s queue_id=%d reason=%s", topic, queue_id, error
                 )

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import sync_below, sync_directory
@@ -489,12 +488,9 @@ class Expirer:
         self._files.index.delete_expired(min_offset)
         queues, expired = self._files.consume_queues, list[ConsumeQueue]()
         for number, queue in enumerate(queues.queues(), 1):
-            try:
-                queue.correct_min_offset(min_offset)
-                if has_expired_file(queue, min_offset):
-                    expired.append(queue)
-            except CorruptLogError as error:  # the others do not wait for it
-                log.error("consume_queue_not_trimmed reason=%s", error)
+            queue.correct_min_offset(min_offset)
+            if has_expired_file(queue, min_offset):
+                expired.append(queue)
             if number % _TRIMMED_AT_ONCE == 0:
                 yield
         if not expired:
