@@ -33,7 +33,7 @@ from batonmq.replicas_manager.switch import (
     SwitchTask,
 )
 from batonmq.runtime import disk
-from batonmq.runtime.tasks import Tasks
+from batonmq.runtime.tasks import Tasks, report_failure
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,11 @@ class RoleRunner:
                 if isinstance(item, ev.BecomeMaster | ev.BecomeSlave | ev.StandDown):
                     await self._change_role(item)
                 else:
-                    self._call(item)
+                    # R54: what waits behind it must be delivered, a lease that ended for example.
+                    try:
+                        self._call(item)
+                    except Exception as error:
+                        report_failure(f"{type(item).__name__} could not be delivered", error)
         finally:
             self._task = None
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -153,6 +154,23 @@ async def test_r11_outcomes_of_proposals_of_an_older_role_do_not_reach_the_new_o
     told = [call for call in scene.calls if call[0] != "store"]
     assert told == [("master", 2), ("lease", False), ("dead", 3), ("master", 4)]
     assert scene.runner.delivered_key == (4, 1)
+
+
+async def test_r54_a_call_that_fails_behind_a_role_change_holds_back_no_later_one(scene):
+    reported: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: reported.append(context["exception"])
+    )
+    error = ValueError("no such replica")
+    scene.set_dead = Mock(side_effect=error)
+    scene.holds.clear()
+    scene.runner.perform(ev.BecomeSlave(view(2)))
+    await scene.begun.wait()
+    scene.runner.perform(ev.SetDead(frozenset({3})))
+    scene.runner.perform(ev.LeaseChanged(False))
+    scene.holds.set()
+    await scene.idle()
+    assert (scene.calls[-1], reported) == (("lease", False), [error])
 
 
 async def test_attempts_to_become_master_count_within_one_epoch(scene):
