@@ -8,6 +8,7 @@ everything.
 
 from __future__ import annotations
 
+import signal
 import struct
 import time
 import uuid
@@ -53,7 +54,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
 def _round(run: BenchRun, side: ClusterSide, table: dict[str, ReportRow]) -> None:
     master = side.master_address()
     slave = next(address for address in side.broker_addresses if address != master)
-    side.stop_broker(slave)
+    side.kill_broker(slave, signal.SIGTERM)
     side.empty_store(slave)
     began = time.monotonic()
     side.start_broker(slave)
@@ -136,4 +137,4 @@ def fill(master: str, size: int) -> None:
             under_way -= 1
 
 
-PART = BenchPart("catchup", "catch-up of an emptied replica", rows, measure)
+PART = BenchPart("catchup", "catch-up of an emptied replica", rows, measure, in_classic=True)

@@ -91,4 +91,6 @@ def _window(
     )
 
 
-PART = BenchPart("sends", "sends per second and their cost", rows, measure, needs_programs=True)
+PART = BenchPart(
+    "sends", "sends per second and their cost", rows, measure, needs_programs=True, in_classic=True
+)

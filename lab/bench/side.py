@@ -1,16 +1,15 @@
-"""Both sides of the bench: the same shape of cluster, of ours and of RocketMQ 5.3.3.
+"""What the bench measures: a cluster of ours, or of RocketMQ 5.3.3 in the same shape.
 
-Three name servers with an embedded controller each, two brokers of one group, a write acknowledged
-only when the whole set has it. Ports as `batonmq up` lays them out, for both.
+Under controllers: three name servers with a controller each, two brokers of one group, a write
+acknowledged only when the whole set has it. Classic: one name server (ours for both), SYNC_MASTER
+and a slave. Ports as `batonmq up` lays them out.
 """
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
-import subprocess
 from abc import abstractmethod
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +17,11 @@ from typing import Any, Final
 import psutil
 
 from lab.cluster import frames, java
+from lab.cluster.classic import ClassicGroup
 from lab.cluster.cluster import Cluster
 from lab.cluster.connection import HaStatus, ask, ha_status
-from lab.cluster.processes import HOST, free_base_port, is_running, stop_all, wait_for
+from lab.cluster.mixed import MixedGroup
+from lab.cluster.processes import HOST, free_base_port, is_running
 from lab.cluster.stores import wipe
 from lab.cluster.up import ClusterProcess
 
@@ -28,6 +29,7 @@ NAME_SERVERS: Final = 3
 BROKERS: Final = 2
 WHOLE_LIMIT_S: Final = 120.0
 READ_WRITE: Final = "6"
+SEGMENT: Final = 1 << 30
 
 
 class SideError(RuntimeError):
@@ -44,16 +46,13 @@ class ClusterSide(Cluster):
     limit_s = WHOLE_LIMIT_S
 
     @property
-    def name_servers(self) -> str:
-        return ";".join(f"{HOST}:{self.base_port + 100 * i}" for i in range(NAME_SERVERS))
-
-    @property
-    def controllers(self) -> list[str]:
-        return [f"{HOST}:{self.base_port + 100 * i + 2}" for i in range(NAME_SERVERS)]
-
-    @property
     def broker_addresses(self) -> list[str]:
         return [f"{HOST}:{self.base_port + 1035 + 100 * j}" for j in range(BROKERS)]
+
+    @property
+    @abstractmethod
+    def name_servers(self) -> str:
+        """Joined by `;`."""
 
     @abstractmethod
     def spawn(self) -> None:
@@ -70,21 +69,17 @@ class ClusterSide(Cluster):
     @abstractmethod
     def name_server_pids(self) -> list[int]: ...
 
-    @abstractmethod
     def supervisor_pids(self) -> list[int]:
         """Processes that serve no client."""
+        return []
 
     @abstractmethod
-    def kill_broker(self, address: str) -> None:
-        """kill -9."""
-
-    @abstractmethod
-    def stop_broker(self, address: str) -> None:
-        """SIGTERM, and waits for its end."""
+    def kill_broker(self, address: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends it by that signal. `start_broker` waits for the end."""
 
     @abstractmethod
     def start_broker(self, address: str) -> None:
-        """Starts a dead broker again."""
+        """Starts a broker that was killed again."""
 
     @abstractmethod
     def empty_store(self, address: str) -> None:
@@ -113,16 +108,12 @@ class ClusterSide(Cluster):
         return self.wait_for("a full and level set", self.level)
 
     def level(self) -> HaStatus | None:
-        for address in self.broker_addresses:
-            status = ha_status(address)
-            if status is not None and status.is_level(BROKERS - 1):
-                return status
-        return None
+        statuses = map(ha_status, self.broker_addresses)
+        return next((one for one in statuses if one and one.is_level(BROKERS - 1)), None)
 
     def full(self) -> HaStatus | None:
         """As `level`, also under load: the slave may be behind what is just written."""
-        for address in self.broker_addresses:
-            status = ha_status(address)
+        for status in map(ha_status, self.broker_addresses):
             if status is not None and status.master and status.in_sync_slaves == BROKERS - 1:
                 return status
         return None
@@ -137,7 +128,21 @@ class ClusterSide(Cluster):
 
     def create_topic(self, topic: str, queues: int) -> None:
         """Creates a topic on the master, and waits for its route."""
-        create_topic(self.master_address(), self.name_servers.split(";"), topic, queues)
+        ext = {
+            "topic": topic,
+            "defaultTopic": frames.TEMPLATE_TOPIC,
+            "readQueueNums": queues,
+            "writeQueueNums": queues,
+            "perm": READ_WRITE,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+            "order": "false",
+        }
+        reply = ask(self.master_address(), frames.UPDATE_TOPIC, ext)
+        if reply.code != frames.OK:
+            raise SideError(f"{self.name}: topic {topic}: code {reply.code} {reply.remark}")
+        for address in self.name_servers.split(";"):
+            self.wait_for(f"the route of {topic}", partial(_has_route, address, topic))
 
 
 class OurCluster(ClusterProcess, ClusterSide):
@@ -171,14 +176,7 @@ class OurCluster(ClusterProcess, ClusterSide):
         servers = self.serving_pids()
         return [up.pid, *(child.pid for child in up.children() if child.pid not in servers)]
 
-    def kill_broker(self, address: str) -> None:
-        self._signal(address, signal.SIGKILL)
-
-    def stop_broker(self, address: str) -> None:
-        self._signal(address, signal.SIGTERM)
-        self._wait_end(address)
-
-    def _signal(self, address: str, number: signal.Signals) -> None:
+    def kill_broker(self, address: str, number: signal.Signals = signal.SIGKILL) -> None:
         self._signalled[address] = self.broker_pid(address)
         self.kill(self._broker(address), number)
 
@@ -195,94 +193,92 @@ class OurCluster(ClusterProcess, ClusterSide):
         self.wait_for(f"the end of process {pid}", lambda: not is_running(pid))
 
     def empty_store(self, address: str) -> None:
+        self._wait_end(address)
         wipe(Path(self._broker(address)["dataDir"]))
 
 
-class JavaPeer(ClusterSide):
-    """Five JVMs, controller mode, all-ack, small heaps; every process has a home folder of its own
-    for logs and stores."""
+class JavaPeer(MixedGroup, ClusterSide):
+    """Five JVMs, controller mode, all-ack, small heaps."""
 
     name = "java"
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.base_port = free_base_port(BROKERS)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._name_servers: list[subprocess.Popen[bytes]] = []
-        self._brokers: dict[str, subprocess.Popen[bytes]] = {}
+        super().__init__(
+            folder,
+            BROKERS,
+            java_controllers=NAME_SERVERS,
+            java_heap=java.BENCH_HEAP,
+            java_keys={"flushDiskType": "ASYNC_FLUSH", "enablePropertyFilter": "true"},
+        )
+
+    @property
+    def broker_addresses(self) -> list[str]:
+        return [self.address(place) for place in range(BROKERS)]
 
     def spawn(self) -> None:
-        ports = [self.base_port + 100 * i for i in range(NAME_SERVERS)]
-        for i in range(NAME_SERVERS):
-            home = self.folder / f"namesrv-{i}"
-            settings = java.name_server_settings(ports, i, home)
-            self._name_servers.append(
-                java.start_server(java.NAMESRV_MAIN, settings, home, java.BENCH_HEAP)
-            )
+        self.__enter__()
+        for place in range(BROKERS):
+            self.start_java(place)
+
+    def stop(self) -> None:
+        self.__exit__()
+
+    def _place(self, address: str) -> int:
+        return self.broker_addresses.index(address)
+
+    def broker_pid(self, address: str) -> int:
+        return self.pid(self._place(address))
+
+    def kill_broker(self, address: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self.kill(self._place(address), number)
+
+    def start_broker(self, address: str) -> None:
+        self.start_java(self._place(address))
+
+    def empty_store(self, address: str) -> None:
+        wipe(self.store(self._place(address)))
+
+
+class ClassicPair(ClassicGroup, ClusterSide):
+    """Without controllers. The same files for both kinds, but for Java's own defaults."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True)
+        self.name = name
+        self.base_port = free_base_port(BROKERS)
+        super().__init__(folder, self.base_port, segment=SEGMENT, heap=java.BENCH_HEAP)
+
+    @property
+    def name_servers(self) -> str:
+        return self.name_server
+
+    def spawn(self) -> None:
         for address in self.broker_addresses:
             self.start_broker(address)
 
     def stop(self) -> None:
-        stop_all(self._brokers.values())
-        stop_all(self._name_servers)
+        self.__exit__()
 
     def broker_pid(self, address: str) -> int:
-        return self._brokers[address].pid
+        return self.pid(address)
 
     def name_server_pids(self) -> list[int]:
-        return [process.pid for process in self._name_servers]
+        return [self.pid("namesrv")]
 
-    def supervisor_pids(self) -> list[int]:
-        return []
-
-    def kill_broker(self, address: str) -> None:
-        os.kill(self._brokers[address].pid, signal.SIGKILL)
-
-    def stop_broker(self, address: str) -> None:
-        stop_all([self._brokers[address]])
+    def kill_broker(self, address: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self.kill(address, number)
 
     def start_broker(self, address: str) -> None:
-        before = self._brokers.get(address)
-        if before is not None:
-            before.wait()
-        home, (host, _, port) = self._home(address), address.rpartition(":")
-        controllers = ";".join(self.controllers)
-        settings = {
-            **java.broker_settings(host, int(port), self.name_servers, home / "store", controllers),
-            "flushDiskType": "ASYNC_FLUSH",
-            "enablePropertyFilter": "true",
-        }
-        self._brokers[address] = java.start_server(
-            java.BROKER_MAIN, settings, home, java.BENCH_HEAP
-        )
+        start = self.start_java if self.name == "java" else self.start_ours
+        broker_id = self.broker_addresses.index(address)
+        role = "SLAVE" if broker_id else "SYNC_MASTER"
+        start(address, self.settings(broker_id, role, self._store(address)))
 
     def empty_store(self, address: str) -> None:
-        wipe(self._home(address) / "store")
+        shutil.rmtree(self._store(address))
 
-    def logs(self) -> list[Path]:
-        return sorted(self.folder.glob("*/process.log"))
-
-    def _home(self, address: str) -> Path:
-        return self.folder / f"broker-{self.broker_addresses.index(address)}"
-
-
-def create_topic(master: str, name_servers: Sequence[str], topic: str, queues: int) -> None:
-    """Creates a topic on that master, and waits for its route."""
-    ext = {
-        "topic": topic,
-        "defaultTopic": frames.TEMPLATE_TOPIC,
-        "readQueueNums": queues,
-        "writeQueueNums": queues,
-        "perm": READ_WRITE,
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-    }
-    reply = ask(master, frames.UPDATE_TOPIC, ext)
-    if reply.code != frames.OK:
-        raise SideError(f"{master}: topic {topic}: code {reply.code} {reply.remark}")
-    for address in name_servers:
-        wait_for(f"the route of {topic}", partial(_has_route, address, topic), WHOLE_LIMIT_S)
+    def _store(self, address: str) -> Path:
+        return self.folder / f"store-{address}"
 
 
 def _has_route(address: str, topic: str) -> bool:

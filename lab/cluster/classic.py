@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from lab.cluster import java
-from lab.cluster.cluster import Cluster
+from lab.cluster.cluster import OwnProcesses
 from lab.cluster.connection import ha_status
 from lab.cluster.processes import HOST, spawn
 
 
-class ClassicGroup(Cluster):
+class ClassicGroup(OwnProcesses[str]):
     """See the module; `java_namesrv`: RocketMQ's name server. Small files, for tests, unless others
-    are given; `namesrv`: more keys of the name server. A context manager that ends everything."""
+    are given; `namesrv`: more keys of the name server."""
 
     limit_s = java.LIMIT_S
 
@@ -32,12 +28,12 @@ class ClassicGroup(Cluster):
         namesrv: Mapping[str, object] | None = None,
         java_namesrv: bool = False,
     ) -> None:
+        super().__init__()
         self.folder = folder
         self._segment = segment
         self._heap = heap
         self.name_server = f"{HOST}:{base}"
         self._base = base
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         settings = {"listenPort": base, "bindAddress": HOST, **(namesrv or {})}
         if java_namesrv:
             process = java.start_server(java.NAMESRV_MAIN, settings, folder / "namesrv", heap)
@@ -47,9 +43,6 @@ class ClassicGroup(Cluster):
             argv = [sys.executable, "-m", "batonmq.namesrv.main", "-c", str(config)]
             process = spawn(argv, folder / "namesrv.log", cwd=folder)
         self._processes["namesrv"] = process
-
-    def pid(self, name: str) -> int:
-        return self._processes[name].pid
 
     def address(self, broker_id: int) -> str:
         return f"{HOST}:{self._port(broker_id)}"
@@ -83,26 +76,12 @@ class ClassicGroup(Cluster):
         )
         self._processes[name] = process
 
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Ends it by that signal, and waits for the end."""
-        process = self._processes.pop(name)
-        os.kill(process.pid, number)
-        process.wait()
-
     @property
     def controllers(self) -> list[str]:
         return []
 
     def logs(self) -> list[Path]:
         return sorted([*self.folder.glob("*.log"), *self.folder.glob("*/process.log")])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """By kill -9: a Java broker takes its time with SIGTERM."""
-        for name in list(self._processes):
-            self.kill(name)
 
 
 def in_sync(address: str) -> int:

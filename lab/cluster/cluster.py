@@ -2,16 +2,19 @@
 
 Backends: `up.ClusterProcess` (`batonmq up` as a child), `held.HeldCluster` (processes of the lab,
 each in a network of its own), `compose.ComposeCluster` (containers), `mixed.MixedGroup` (with
-Java's brokers or controllers), `classic.ClassicGroup` (without controllers), and the two sides of
-the bench (`lab.bench.side`).
+Java's brokers or controllers), `classic.ClassicGroup` (without controllers). The bench uses three
+of them (`lab.bench.side`).
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from lab.cluster import frames, processes
 from lab.cluster.connection import ask, sync_state
@@ -23,6 +26,7 @@ Sections = Mapping[str, Mapping[str, object]]
 SMALL_STORE: Final[Sections] = {"store": {"mappedFileSizeCommitLog": 64 << 20}}
 LEADER_REPLY_S: Final = 1.0
 T = TypeVar("T")
+K = TypeVar("K", int, str)
 
 
 def merged(*overrides: Sections | None) -> dict[str, dict[str, object]]:
@@ -91,3 +95,31 @@ class Cluster(ABC):
             "designateElect": "true",
         }
         return ask(self.controller, frames.ELECT_MASTER, fields)
+
+
+class OwnProcesses(Cluster, Generic[K]):
+    """One whose brokers are started one by one, by a name or place of each. A context manager that
+    ends everything."""
+
+    def __init__(self) -> None:
+        self._processes: dict[K, subprocess.Popen[bytes]] = {}
+
+    def pid(self, name: K) -> int:
+        return self._processes[name].pid
+
+    def kill(self, name: K, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends it by that signal, and waits for the end."""
+        process = self._processes.pop(name)
+        os.kill(process.pid, number)
+        process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # Not by SIGTERM: a Java broker takes many seconds for that.
+        for name in list(self._processes):
+            self.kill(name)
+
+    def signal(self, name: K, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)

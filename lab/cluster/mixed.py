@@ -11,20 +11,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Self
 
-from batonmq.launcher.layout import BrokerNode, Layout, NameServerNode, plan
+from batonmq.launcher.layout import BrokerNode, NameServerNode, plan
 from batonmq.launcher.preparation import write_configs
 from lab.cluster import frames, java
-from lab.cluster.cluster import Cluster
+from lab.cluster.cluster import OwnProcesses
 from lab.cluster.connection import ask, ha_status
 from lab.cluster.network import Network, placed
-from lab.cluster.processes import (
-    ROOT,
-    STOP_GRACE_S,
-    free_base_port,
-    spawn,
-    stop_all,
-)
+from lab.cluster.processes import ROOT, STOP_GRACE_S, free_base_port, spawn, stop_all
 
+SMALL: Final[Mapping[str, object]] = {**java.SMALL_FILES, **java.NO_WARMING}
 OURS: Final = {
     "store": {"mappedFileSizeCommitLog": java.SEGMENT},
     "ha": {"haSendHeartbeatInterval": 200},
@@ -43,33 +38,34 @@ def spawn_ours(
         return spawn(node.argv, log, cwd=ROOT)
 
 
-def java_settings(layout: Layout, node: BrokerNode) -> dict[str, object]:
-    controllers = ";".join(one.controller_address for one in layout.name_servers)
-    names = layout.name_server_addresses
-    general = java.broker_settings(node.host, node.port, names, node.data_dir, controllers)
-    return {**general, **java.SMALL_FILES, **java.NO_WARMING}
-
-
 class MixedNameServers:
     """The name servers of a group with their controllers, of one kind."""
 
     def __init__(
-        self, nodes: Sequence[NameServerNode], network: Network | None, *, java: bool
+        self,
+        nodes: Sequence[NameServerNode],
+        network: Network | None,
+        java_heap: Sequence[str] | None,
     ) -> None:
+        """`java_heap`: that of RocketMQ's; None: of ours."""
         self._nodes = nodes
         self._network = network
-        self._java = java
+        self._java_heap = java_heap
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         self._processes = list(map(self._start, self._nodes))
 
     def _start(self, node: NameServerNode) -> subprocess.Popen[bytes]:
-        if not self._java:
+        if self._java_heap is None:
             return spawn_ours(self._network, node, node.data_dir / "process.log")
         home, ports = node.data_dir / "home", [one.port for one in self._nodes]
         settings = java.name_server_settings(ports, node.index, home)
-        return java.start_server(java.NAMESRV_MAIN, settings, home, java.SMALL_HEAP)
+        return java.start_server(java.NAMESRV_MAIN, settings, home, self._java_heap)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
 
     def kill(self, place: int) -> None:
         """By kill -9; waits for the end."""
@@ -77,14 +73,15 @@ class MixedNameServers:
         self._processes[place].wait()
 
     def stop(self) -> None:
-        stop_all(self._processes, 0.0 if self._java else STOP_GRACE_S)
+        stop_all(self._processes, STOP_GRACE_S if self._java_heap is None else 0.0)
 
 
-class MixedGroup(Cluster):
+class MixedGroup(OwnProcesses[int]):
     """Brokers by their place, from 0 on: a folder, a port and an id of its own, whichever kind of
     broker runs there. `java_controllers`: so many name servers of RocketMQ with its controllers,
-    0 for one of ours. `network`: with a host for each process, by its name. A context manager that
-    ends everything."""
+    0 for one of ours. `java_heap`, `java_keys`: of RocketMQ's processes, and of its brokers, beside
+    all-ack; small ones, for tests, unless others are given. `network`: with a host for each
+    process, by its name."""
 
     limit_s = java.LIMIT_S
     reply_s = 1.0
@@ -96,9 +93,13 @@ class MixedGroup(Cluster):
         namesrv: Mapping[str, object] | None = None,
         *,
         java_controllers: int = 0,
+        java_heap: Sequence[str] = java.SMALL_HEAP,
+        java_keys: Mapping[str, object] = SMALL,
         network: Network | None = None,
     ) -> None:
+        super().__init__()
         self.folder = folder
+        self._java_heap, self._java_keys = java_heap, java_keys
         self._network = network
         protocol = {"controllerProtocol": "remoting"} if java_controllers else {}
         self._layout = plan(
@@ -110,10 +111,10 @@ class MixedGroup(Cluster):
         )
         if network is not None:
             self._layout = placed(self._layout, network)
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         nodes = self._layout.name_servers
-        self._name_servers = MixedNameServers(nodes, network, java=java_controllers > 0)
-        self._is_java: dict[int, bool] = {}
+        self._name_servers = MixedNameServers(
+            nodes, network, java_heap if java_controllers else None
+        )
 
     def __enter__(self) -> Self:
         write_configs(self._layout)
@@ -121,14 +122,19 @@ class MixedGroup(Cluster):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """By kill -9: a Java broker takes its time with SIGTERM."""
-        for place in list(self._processes):
-            self.kill(place)
+        super().__exit__()
         self._name_servers.stop()
 
     @property
     def name_server(self) -> str:
         return self._layout.name_servers[0].address
+
+    @property
+    def name_servers(self) -> str:
+        return self._layout.name_server_addresses
+
+    def name_server_pids(self) -> list[int]:
+        return self._name_servers.pids
 
     @property
     def controllers(self) -> list[str]:
@@ -152,24 +158,21 @@ class MixedGroup(Cluster):
 
     def start_ours(self, place: int) -> None:
         node = self.node(place)
-        self._is_java[place] = False
-        self._processes[place] = spawn_ours(self._network, node, self._log(place))
+        self._processes[place] = spawn_ours(self._network, node, node.data_dir / "process.log")
 
     def start_java(self, place: int, **more: object) -> None:
-        """With Java's defaults but for small files, all-ack and `more`."""
-        self._is_java[place] = True
-        settings = {**java_settings(self._layout, self.node(place)), **more}
-        home = self.node(place).data_dir / "home"
-        with inside(self._network, self.node(place).name):
+        """With Java's defaults but for all-ack, `java_keys` and `more`."""
+        node = self.node(place)
+        settings = java.broker_settings(
+            node.host, node.port, self.name_servers, node.data_dir, ";".join(self.controllers)
+        )
+        with inside(self._network, node.name):
             self._processes[place] = java.start_server(
-                java.BROKER_MAIN, settings, home, java.SMALL_HEAP
+                java.BROKER_MAIN,
+                {**settings, **self._java_keys, **more},
+                node.data_dir / "home",
+                self._java_heap,
             )
-
-    def kill(self, place: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Ends it by that signal, and waits for the end."""
-        process = self._processes.pop(place)
-        os.kill(process.pid, number)
-        process.wait()
 
     def kill_controller(self) -> None:
         """kill -9 of the leading one."""
@@ -180,13 +183,6 @@ class MixedGroup(Cluster):
         for place in range(len(self.controllers)):
             self._name_servers.kill(place)
         self._name_servers.start()
-
-    def signal(self, place: int, number: signal.Signals) -> None:
-        self._processes[place].send_signal(number)
-
-    def _log(self, place: int) -> Path:
-        name = "home/process.log" if self._is_java.get(place) else "process.log"
-        return self.node(place).data_dir / name
 
     # What the group is.
 
@@ -235,7 +231,7 @@ class MixedGroup(Cluster):
         )
 
     def logs(self) -> list[Path]:
-        return [self._log(place) for place in sorted(self._is_java)]
+        return sorted(self.folder.rglob("process.log"))
 
     def diagnostics(self) -> str:
         return f"state: {json.dumps(self.group_state())}\n{super().diagnostics()}"
