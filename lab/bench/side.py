@@ -12,7 +12,7 @@ import signal
 from abc import abstractmethod
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
@@ -162,11 +162,8 @@ class OurCluster(ClusterProcess, ClusterSide):
         super().wait_whole()
         self.wait_level()
 
-    def _broker(self, address: str) -> dict[str, Any]:
-        return next(broker for broker in self.brokers if broker["address"] == address)
-
     def broker_pid(self, address: str) -> int:
-        return self.pid_of(self._broker(address))
+        return self.pid_of(self.node_at(address))
 
     def name_server_pids(self) -> list[int]:
         return [int(node["pid"]) for node in self.document["nameServers"]]
@@ -178,15 +175,15 @@ class OurCluster(ClusterProcess, ClusterSide):
 
     def kill_broker(self, address: str, number: signal.Signals = signal.SIGKILL) -> None:
         self._signalled[address] = self.broker_pid(address)
-        self.kill(self._broker(address), number)
+        self.kill(self.node_at(address), number)
 
     def start_broker(self, address: str) -> None:
         self._wait_end(address)
         if self._supervised:
             gone = (None, self._signalled[address])
-            self.wait_for(f"{address} to be back", lambda: self._broker(address)["pid"] not in gone)
+            self.wait_for(f"{address} to be back", lambda: self.node_at(address)["pid"] not in gone)
         else:
-            self.restart(self._broker(address))
+            self.restart(self.node_at(address))
 
     def _wait_end(self, address: str) -> None:
         pid = self._signalled[address]
@@ -194,7 +191,7 @@ class OurCluster(ClusterProcess, ClusterSide):
 
     def empty_store(self, address: str) -> None:
         self._wait_end(address)
-        wipe(Path(self._broker(address)["dataDir"]))
+        wipe(Path(self.node_at(address)["dataDir"]))
 
 
 class JavaPeer(MixedGroup, ClusterSide):

@@ -1,8 +1,11 @@
-"""`mqctl` run in this process, which saves the start of an interpreter each time."""
+"""`mqctl`: run in this process, which saves the start of an interpreter, or as a program."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +15,9 @@ from click.testing import CliRunner
 from batonmq.mqctl.main import cli
 
 HIDDEN = ("NAMESRV_ADDR", "CONTROLLER_ADDR", "BATONMQ_CONTEXT", "BATONMQ_DATA", "MQCTL_DEBUG")
+
+
+PROGRAM_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -33,3 +39,23 @@ def mqctl(*arguments: str, home: object, env: Mapping[str, str | None] | None = 
     result = CliRunner().invoke(cli, arguments, prog_name="mqctl", env=environ)
     assert result.exception is None or isinstance(result.exception, SystemExit), result
     return Ran(result.exit_code, result.stdout, result.stderr)
+
+
+def mqctl_program(*arguments: str, home: object, env: Mapping[str, str]) -> Ran:
+    """The same as a program of its own. Fails if it shows a traceback."""
+    done = begin_mqctl(*arguments, home=home, env=env)
+    out, err = done.communicate(timeout=PROGRAM_S)
+    assert "Traceback" not in err, err
+    return Ran(done.returncode, out, err)
+
+
+def begin_mqctl(*arguments: str, home: object, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """As `mqctl_program`, while it runs."""
+    kept = {key: value for key, value in os.environ.items() if key not in HIDDEN}
+    return subprocess.Popen(
+        [sys.executable, "-m", "batonmq.mqctl.main", *arguments],
+        env={**kept, "HOME": str(home), **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import yaml
 
 from lab.cluster.cluster import GROUP, SMALL_STORE, Cluster, Sections, merged
+from lab.cluster.mqctl import Ran, mqctl, mqctl_program
 from lab.cluster.processes import ROOT, NotInTime, free_base_port, spawn, tail
 
 STOP_S: Final = 30.0
@@ -113,6 +114,32 @@ class ClusterProcess(Cluster):
     def brokers(self) -> list[dict[str, Any]]:
         brokers: list[dict[str, Any]] = self.document["brokers"]
         return brokers
+
+    @property
+    def servers(self) -> list[dict[str, Any]]:
+        """An entry for each process: name servers, which have the controllers, then brokers."""
+        document = self.document
+        return [*document["nameServers"], *document["brokers"]]
+
+    def pids(self) -> dict[str, int | None]:
+        """By address, as cluster.json has them: None for a process that has ended."""
+        return {node["address"]: node["pid"] for node in self.servers}
+
+    def node_at(self, address: str) -> dict[str, Any]:
+        """The newest entry of a process. Raises StopIteration."""
+        return next(node for node in self.servers if node["address"] == address)
+
+    def mqctl(self, *arguments: str) -> Ran:
+        """A command that finds this cluster by its folder alone."""
+        return mqctl(*arguments, home=self.folder, env=self._where)
+
+    def mqctl_program(self, *arguments: str) -> Ran:
+        """The same as a program of its own."""
+        return mqctl_program(*arguments, home=self.folder, env=self._where)
+
+    @property
+    def _where(self) -> dict[str, str]:
+        return {"BATONMQ_DATA": str(self.data_dir)}
 
     @property
     def events(self) -> list[dict[str, Any]]:

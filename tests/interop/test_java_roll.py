@@ -12,7 +12,6 @@ import pytest
 
 from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout, interpreter
 from lab.cluster.java import JavaProgram
-from lab.cluster.mqctl import mqctl
 from lab.cluster.stock_load import StockLoad
 from lab.cluster.up import ClusterProcess, rounds
 
@@ -33,16 +32,17 @@ def test_no_send_of_a_stock_client_fails_in_rolls(tmp_path: Path, run_java: RunJ
         "namesrv": {"replicaRoutes": True},
         "metrics": {"metricsExporterType": "DISABLE"},
     }
-    with ClusterProcess(tmp_path / "c", overrides=settings, respawn=True) as cluster:
-        env = {"BATONMQ_DATA": str(cluster.data_dir)}
-        with ExitStack() as stack:
-            load = StockLoad(run_java, stack, cluster.name_servers, "JavaRolled")
-            load.go_on()
-            for number in range(rounds(1, 10)):
-                for way in ways:
-                    ran = mqctl("roll", "--within", "60", *way, home=tmp_path, env=env)
-                    assert ran.code == 0, f"{ran.out}\n{ran.err}\n{cluster.diagnostics()}"
-                    load.go_on()
-                    print(number, way, load.since(0))
-            print(load.finish(), load.since(0), len(load.acked("sync")))
-            assert load.failed() == []
+    with (
+        ClusterProcess(tmp_path / "c", overrides=settings, respawn=True) as cluster,
+        ExitStack() as stack,
+    ):
+        load = StockLoad(run_java, stack, cluster.name_servers, "JavaRolled")
+        load.go_on()
+        for number in range(rounds(1, 10)):
+            for way in ways:
+                ran = cluster.mqctl("roll", "--within", "60", *way)
+                assert ran.code == 0, f"{ran.out}\n{ran.err}\n{cluster.diagnostics()}"
+                load.go_on()
+                print(number, way, load.since(0))
+        print(load.finish(), load.since(0), len(load.acked("sync")))
+        assert load.failed() == []

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from lab.cluster.java import SMALL_JVM, WAIT_S, JavaProgram
-from lab.cluster.mqctl import mqctl
 from lab.cluster.queues import read_topic
 from lab.cluster.stock_load import StockLoad
 from lab.cluster.up import ClusterProcess
@@ -82,10 +81,9 @@ def test_no_send_of_a_stock_client_fails_while_tls_is_turned_on_and_off(
         return JavaProgram(java_classpath, folder, name, *arguments, jvm=flags)
 
     with ClusterProcess(tmp_path / "c", overrides=settings, respawn=True) as cluster:
-        env = {"BATONMQ_DATA": str(cluster.data_dir)}
 
         def change(action: str) -> tuple[int, list[str]]:
-            ran = mqctl("secure", action, "--json", "--within", "60", home=tmp_path, env=env)
+            ran = cluster.mqctl("secure", action, "--json", "--within", "60")
             assert ran.out, ran
             return ran.code, [stage["stage"] for stage in json.loads(ran.out)["stages"]]
 

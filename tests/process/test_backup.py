@@ -8,15 +8,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.cluster.cluster import GROUP
-from lab.cluster.mqctl import HIDDEN, Ran, mqctl
+from lab.cluster.mqctl import begin_mqctl
 from lab.cluster.queues import read_topic
 from lab.cluster.up import ClusterProcess
 from lab.cluster.writer import QueueAck, Writer, number_in, wait_acks
@@ -40,24 +38,17 @@ def log_bytes(store: Path, begin: int, end: int) -> bytes:
     return data[begin - first : end - first]
 
 
-def back_up(cluster: ClusterProcess, store: str, to: Path, home: Path) -> Any:
-    ran = mqctl("backup", store, str(to), "--json", home=home,
-                env={"BATONMQ_DATA": str(cluster.data_dir)})  # fmt: skip
+def back_up(cluster: ClusterProcess, store: str, to: Path) -> Any:
+    ran = cluster.mqctl("backup", store, str(to), "--json")
     assert ran.code == 0, ran
     return ran.json
 
 
-def restoring(
-    cluster: ClusterProcess, backup: Path, stores: list[Path], home: Path
-) -> subprocess.Popen[str]:
+def restoring(cluster: ClusterProcess, backup: Path, stores: list[Path]) -> subprocess.Popen[str]:
     """`mqctl restore --elect` as a program of its own; returns when the stores are there."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "batonmq.mqctl.main", "restore", str(backup), *map(str, stores),
-         "--elect", "--json"],
-        env={**dict.fromkeys(HIDDEN, ""), "PATH": "/usr/bin:/bin", "HOME": str(home),
-             "BATONMQ_DATA": str(cluster.data_dir)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = ("restore", str(backup), *map(str, stores), "--elect", "--json")
+    where = {"BATONMQ_DATA": str(cluster.data_dir)}
+    child = begin_mqctl(*words, home=cluster.folder, env=where)
     assert child.stderr is not None
     for line in child.stderr:
         if "start the controllers" in line:
@@ -73,12 +64,12 @@ def test_r17_all_disks_gone_and_what_was_acknowledged_before_the_cut_comes_back(
         with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 300)
             slave, master = cluster.slaves()[0], cluster.master()
-            first = back_up(cluster, slave["dataDir"], backup, tmp_path)
+            first = back_up(cluster, slave["dataDir"], backup)
             assert first["newBytes"] == first["endOffset"] > 0
             wait_acks(load, 300)
             before = len(load.acks)
             # The history continues, whichever replica is copied.
-            second = back_up(cluster, master["dataDir"], backup, tmp_path)
+            second = back_up(cluster, master["dataDir"], backup)
             assert second["newBytes"] == second["endOffset"] - first["endOffset"] > 0
             wait_acks(load, 50)
         acks = load.acks[:before]
@@ -87,7 +78,7 @@ def test_r17_all_disks_gone_and_what_was_acknowledged_before_the_cut_comes_back(
 
     # One command; the cluster starts whole, and no broker of it is empty.
     stores = [cluster.data_dir / f"broker-{number}" for number in range(3)]
-    child = restoring(cluster, backup, stores, tmp_path)
+    child = restoring(cluster, backup, stores)
     assert all(log_bytes(store, 0, second["endOffset"]) == original for store in stores)
     with cluster:
         out, err = child.communicate(timeout=60)
@@ -111,12 +102,12 @@ def test_r7_r31_all_stores_gone_and_the_restored_one_leads_by_an_unclean_electio
         with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 20)
             before = len(load.acks)
-            back_up(cluster, cluster.slaves()[0]["dataDir"], backup, tmp_path)
+            back_up(cluster, cluster.slaves()[0]["dataDir"], backup)
         acks = load.acks[:before]
         folders = cluster.data_folders
     for folder in folders:
         shutil.rmtree(folder)
-    child = restoring(cluster, backup, folders[:1], tmp_path)
+    child = restoring(cluster, backup, folders[:1])
     table = folders[0] / "config" / "topics.json"
     topics = json.loads(table.read_text()) if table.exists() else {"topicConfigTable": {}}
     topics["topicConfigTable"].pop(TOPIC, None)
@@ -130,10 +121,9 @@ def test_r7_r31_all_stores_gone_and_the_restored_one_leads_by_an_unclean_electio
         said = re.search(r"mqctl (electMaster .*) --unclean --cut-later-acks", err)
         assert said is not None, err
         argv = (*said[1].split(), "--yes")
-        env = {"BATONMQ_DATA": str(cluster.data_dir)}
 
         def elected(*flags: str) -> bool:
-            return mqctl(*argv, *flags, home=tmp_path, env=env).code == 0
+            return cluster.mqctl(*argv, *flags).code == 0
 
         assert not elected()
         cluster.wait_for("its election", lambda: elected("--unclean", "--cut-later-acks"))
@@ -151,12 +141,12 @@ def test_r17_a_restored_store_never_leads_a_group_that_has_more(tmp_path: Path) 
         with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 200)
             slave = cluster.slaves()[0]
-            back_up(cluster, slave["dataDir"], backup, tmp_path)
+            back_up(cluster, slave["dataDir"], backup)
             wait_acks(load, 200)
             cluster.kill(slave)
             cluster.wait_in_sync(2)
             shutil.rmtree(slave["dataDir"])
-            ran = mqctl("restore", str(backup), slave["dataDir"], home=tmp_path)
+            ran = cluster.mqctl("restore", str(backup), slave["dataDir"])
             assert ran.code == 0, ran
             state = cluster.group_state()
             assert state is not None
@@ -183,11 +173,7 @@ def test_r17_a_disk_is_replaced_and_a_replica_moved_by_the_commands_of_the_page(
     """docs/operating.md under load: "Replace a disk" of the master, so it hands over first; then
     that replica moves to another address with its folder, and leads there."""
     with ClusterProcess(tmp_path / "c") as cluster:
-        env = {"BATONMQ_DATA": str(cluster.data_dir)}
-
-        def done(*arguments: str) -> Ran:
-            return mqctl(*arguments, home=tmp_path, env=env)
-
+        done = cluster.mqctl
         elsewhere = [each.replace("127.0.0.1", "127.0.0.5") for each in cluster.addresses()]
         with Writer([*cluster.addresses(), *elsewhere], TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 200)
@@ -207,7 +193,7 @@ def test_r17_a_disk_is_replaced_and_a_replica_moved_by_the_commands_of_the_page(
             assert ran.code == 0, ran
             cluster.wait_for("a whole cluster", lambda: done("health").code == 0)
             wait_acks(load, 200)
-            moved, broker_id = move_folder(cluster, node, child, tmp_path / "elsewhere", done)
+            moved, broker_id = move_folder(cluster, node, child, tmp_path / "elsewhere")
             where = ("-bn", GROUP, "-b", str(broker_id), "-c", "DefaultCluster")
             assert done("electMaster", *where).code == 0
             wait_acks(load, 200)
@@ -223,11 +209,10 @@ def move_folder(
     node: dict[str, Any],
     child: subprocess.Popen[bytes],
     to: Path,
-    done: Callable[..., Ran],
 ) -> tuple[dict[str, Any], int]:
     """ "Move a replica to another machine", the way that moves its folder: to another address. The
     node, and its id."""
-    ran = done("drain", node["address"], "--json")
+    ran = cluster.mqctl("drain", node["address"], "--json")
     assert ran.code == 0, ran
     child.terminate()
     child.wait(30)

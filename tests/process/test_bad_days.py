@@ -7,23 +7,20 @@ The tests share one cluster with segments of 1 MiB. Each takes the slave it spoi
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from lab.cluster.cluster import SMALL_STORE
 from lab.cluster.connection import BlockingConnection
-from lab.cluster.processes import ROOT, free_base_port, wait_for
+from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.stores import read_log, record_ends
 from lab.cluster.up import ClusterProcess
+from tests.process.lone import SEGMENT, lone_broker
 
 pytestmark = pytest.mark.process
 
-SEGMENT = 1 << 20
 TOPIC = "BadDays"
 BODY = b"m" * 4_000
 
@@ -65,28 +62,6 @@ def equal_logs(cluster: ClusterProcess, slave: dict[str, Any], upto: int) -> Non
     assert ours == masters
 
 
-def run_broker(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
-    """A broker process with this configuration, to its own end."""
-    file = folder / "broker.yaml"
-    file.write_text(yaml.safe_dump(config, sort_keys=False))
-    argv = [sys.executable, "-m", "batonmq.broker.main", "-c", str(file)]
-    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
-
-
-def alone(folder: Path) -> dict[str, Any]:
-    """The configuration of a broker whose controllers nobody runs, so it stays without a role."""
-    port = free_base_port(1) + 1035
-    return {
-        "broker": {"brokerName": "broker-a", "listenPort": port},
-        "store": {
-            "storePathRootDir": str(folder / "store"),
-            "haListenPort": port + 1,
-            **SMALL_STORE["store"],
-        },
-        "replicas": {"controllerAddr": "127.0.0.1:1"},
-    }
-
-
 # --- configuration and identity ---
 
 
@@ -96,10 +71,10 @@ def test_a_second_broker_on_one_data_folder_is_refused(
     """Another process is started on a running broker's folder: exit 1, the pid of the owner in
     one line; the owner is not disturbed."""
     slave = any_slave(cluster)
-    config = alone(tmp_path)
-    config["store"]["storePathRootDir"] = slave["dataDir"]
-    config["store"]["mappedFileSizeCommitLog"] = SEGMENT
-    done = run_broker(config, tmp_path)
+    command = lone_broker(tmp_path, storePathRootDir=slave["dataDir"])
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
     assert done.returncode == 1
     line = done.stderr.splitlines()[-1]
     assert str(slave["pid"]) in line and slave["dataDir"] in line
@@ -169,7 +144,8 @@ def test_g8_a_reader_that_meets_a_bad_record_gets_it_from_another_replica(
     flip(folder, list(record_ends(read_log(folder).data))[9] + len(BODY) // 2)
     cluster.restart(spoiled)
     cluster.wait_in_sync(3)
-    elect(cluster, spoiled)
+    assert cluster.elect(spoiled["address"]).code == 0
+    wait_for("the switch", lambda: cluster.master()["address"] == spoiled["address"])
     with BlockingConnection(spoiled["address"]) as probe:
         replies = [probe.pull(TOPIC, offset, count=1) for offset in range(20)]
     refused = [reply for reply in replies if reply.code == 1]
@@ -178,14 +154,6 @@ def test_g8_a_reader_that_meets_a_bad_record_gets_it_from_another_replica(
     cluster.wait_in_sync(3)
     wait_for("the end of suspicion", lambda: not (folder / "suspect").exists())
     equal_logs(cluster, spoiled, end)
-
-
-def elect(cluster: ClusterProcess, broker: dict[str, Any]) -> None:
-    """An operator's planned switch."""
-    argv = [sys.executable, "-m", "batonmq.mqctl.main", "electMaster", "-bn", "broker-a"]
-    argv += ["-b", broker["id"], "-a", ";".join(cluster.controllers)]
-    subprocess.run(argv, check=True, capture_output=True, cwd=ROOT, timeout=60)
-    wait_for("the switch", lambda: cluster.master()["address"] == broker["address"])
 
 
 # --- helpers of the log ---

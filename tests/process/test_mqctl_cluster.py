@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.mqctl import HIDDEN, Ran
-from lab.cluster.mqctl import mqctl as run_mqctl
+from lab.cluster.mqctl import Ran, mqctl_program
 from lab.cluster.processes import wait_for
 from lab.cluster.up import ClusterProcess
 
@@ -28,27 +25,17 @@ TOPIC = "MqctlTopic"
 
 
 class Mqctl:
-    """Runs commands with nothing but what the local cluster leaves behind to find it.
+    """In this process, by the cluster's folder; `program` is the real thing, which has nothing but
+    what the local cluster leaves behind in the home to find it."""
 
-    In this process, which saves an interpreter's start each time; `program` is the real thing.
-    """
-
-    def __init__(self, home: Path, data: Path) -> None:
-        self._home = home
-        self._data = str(data)
+    def __init__(self, cluster: ClusterProcess) -> None:
+        self._cluster = cluster
 
     def __call__(self, *arguments: str) -> Ran:
-        return run_mqctl(*arguments, home=self._home, env={"BATONMQ_DATA": self._data})
+        return self._cluster.mqctl(*arguments)
 
     def program(self, *arguments: str) -> Ran:
-        environ = {k: v for k, v in os.environ.items() if k not in HIDDEN}
-        environ |= {"HOME": str(self._home)}
-        done = subprocess.run(
-            [sys.executable, "-c", "from batonmq.mqctl.main import main; main()", *arguments],
-            env=environ, cwd=self._home, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert "Traceback" not in done.stderr
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return mqctl_program(*arguments, home=self._cluster.folder, env={})
 
 
 @dataclass
@@ -65,7 +52,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
         patch.setenv("HOME", str(folder))
         patch.chdir(folder)
         with ClusterProcess(folder) as cluster:
-            yield Setting(cluster, Mqctl(folder, cluster.data_dir))
+            yield Setting(cluster, Mqctl(cluster))
 
 
 @pytest.fixture

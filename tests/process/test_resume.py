@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lab.cluster.mqctl import Ran, mqctl
 from lab.cluster.processes import is_running, wait_for
 from lab.cluster.queues import check_writers
 from lab.cluster.up import ClusterProcess
@@ -40,9 +37,7 @@ def write_some(cluster: ClusterProcess, topic: str, queues: int = 2) -> list[Wri
 
 def processes(cluster: ClusterProcess) -> list[int]:
     """The supervisor first, then every serving process."""
-    document = cluster.document
-    nodes: Sequence[dict[str, Any]] = [*document["nameServers"], *document["brokers"]]
-    return [document["supervisorPid"], *(node["pid"] for node in nodes)]
+    return [cluster.document["supervisorPid"], *(node["pid"] for node in cluster.servers)]
 
 
 def kill_all(cluster: ClusterProcess) -> None:
@@ -112,9 +107,7 @@ def test_r47_a_cluster_grows_shrinks_and_gets_a_group_with_everything_acknowledg
             cluster.argv[cluster.argv.index(option) + 1] = str(number)
         cluster.start()
 
-    def ask(*arguments: str) -> Ran:
-        where = {"BATONMQ_DATA": str(cluster.data_dir)}
-        return mqctl(*arguments, home=tmp_path, env=where)
+    ask = cluster.mqctl
 
     with ExitStack() as stack:
         stack.callback(cluster.stop)

@@ -7,9 +7,7 @@ figures.
 
 from __future__ import annotations
 
-import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ import pytest
 
 from lab.cluster.client_writer import ClientWriter
 from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout, interpreter
-from lab.cluster.mqctl import HIDDEN
+from lab.cluster.mqctl import Ran
 from lab.cluster.queues import check_writers
 from lab.cluster.stores import check_logs_equal
 from lab.cluster.up import ClusterProcess, rounds
@@ -29,32 +27,20 @@ from lab.cluster.writer import wait_acks
 pytestmark = pytest.mark.process
 
 
-def mqctl_roll(cluster: ClusterProcess, home: Path, *options: str) -> tuple[int, Any, str]:
-    """Exit code, document and standard error of one run, as a program of its own."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "batonmq.mqctl.main", "roll", "--json", "--within", "30", *options],
-        env={**dict.fromkeys(HIDDEN, ""), "PATH": "/usr/bin:/bin", "HOME": str(home),
-             "BATONMQ_DATA": str(cluster.data_dir)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return ran.returncode, json.loads(ran.stdout), ran.stderr
+def mqctl_roll(cluster: ClusterProcess, *options: str) -> Ran:
+    """As a program of its own, which waits and is not in the way of the load."""
+    return cluster.mqctl_program("roll", "--json", "--within", "30", *options)
 
 
-def check_rolled(cluster: ClusterProcess, ran: tuple[int, Any, str]) -> list[str]:
+def check_rolled(cluster: ClusterProcess, ran: Ran) -> list[str]:
     """The processes that a roll restarted: it stopped at no doubt."""
-    code, said, errors = ran
     # A text: pytest shortens anything else, and the doubt is what matters.
-    assert (code, said["doubt"]) == (0, ""), f"{said}\n{errors}\n{cluster.diagnostics()}"
-    rolled: list[str] = said["rolled"]
+    assert (ran.code, ran.json["doubt"]) == (0, ""), f"{ran}\n{cluster.diagnostics()}"
+    rolled: list[str] = ran.json["rolled"]
     return rolled
 
 
-def pids(cluster: ClusterProcess) -> dict[str, int]:
-    document = cluster.document
-    return {e["address"]: e["pid"] for e in (*document["nameServers"], *document["brokers"])}
-
-
-def runs(pid: int, text: str) -> bool:
+def runs(pid: int | None, text: str) -> bool:
     return text.encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
 
@@ -75,10 +61,10 @@ def rolled(folder: Path, **settings: Any) -> Iterator[tuple[ClusterProcess, Clie
 def test_a_roll_restarts_every_process_and_no_send_fails(tmp_path: Path) -> None:
     with rolled(tmp_path) as (cluster, load):
         for number in range(rounds(1, 20)):
-            before = pids(cluster)
-            restarted = check_rolled(cluster, mqctl_roll(cluster, tmp_path))
+            before = cluster.pids()
+            restarted = check_rolled(cluster, mqctl_roll(cluster))
             assert len(restarted) == len(before) == 6
-            assert not set(before.values()) & set(pids(cluster).values())
+            assert not set(before.values()) & set(cluster.pids().values())
             print(f"roll {number + 1}: longest gap so far {load.longest_gap_s:.3f} s")
 
 
@@ -93,9 +79,9 @@ def test_a_roll_goes_to_the_last_version_and_back(tmp_path: Path) -> None:
     with rolled(tmp_path, overrides=settings) as (cluster, load):
         for number in range(rounds(1, 10)):
             for python in (former, Path(sys.executable)):
-                ran = mqctl_roll(cluster, tmp_path, "--python", str(python))
+                ran = mqctl_roll(cluster, "--python", str(python))
                 assert len(check_rolled(cluster, ran)) == 6
-                are_former = {runs(pid, str(checkout)) for pid in pids(cluster).values()}
+                are_former = {runs(pid, str(checkout)) for pid in cluster.pids().values()}
                 assert are_former == {python is former}
                 print(f"{number + 1}: {python.name}, gap so far {load.longest_gap_s:.3f} s")
 
@@ -107,10 +93,11 @@ def test_a_version_that_does_not_start_stops_the_roll_and_the_former_comes_back(
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     with rolled(tmp_path) as (cluster, _):
-        code, said, _ = mqctl_roll(cluster, tmp_path, "--python", str(broken), "--within", "4")
-        assert (code, said["rolled"], len(said["left"])) == (3, [], 6)
+        stopped = mqctl_roll(cluster, "--python", str(broken), "--within", "4")
+        said = stopped.json
+        assert (stopped.code, said["rolled"], len(said["left"])) == (3, [], 6)
         assert said["doubt"]
         # The same roll continues with an interpreter that works.
         broken.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-        ran = mqctl_roll(cluster, tmp_path, "--python", str(broken))
-        assert len(check_rolled(cluster, ran)) + len(ran[1]["skipped"]) == 6
+        ran = mqctl_roll(cluster, "--python", str(broken))
+        assert len(check_rolled(cluster, ran)) + len(ran.json["skipped"]) == 6

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -42,20 +40,10 @@ class SecureCluster(ClusterProcess):
     def client(self) -> ClientOptions:
         return ClientOptions(tls=ClientTls(trust_cert_path=self.document["tls"]["trust"]))
 
-    def mqctl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "batonmq.mqctl.main", *words],
-            env=os.environ | {"BATONMQ_DATA": str(self.data_dir)},
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
-
     def ports(self, code: int = 0) -> list[dict[str, Any]]:
-        found = self.mqctl("secure", "status", "--json")
-        assert found.returncode == code, found
-        ports: list[dict[str, Any]] = json.loads(found.stdout)
+        found = self.mqctl_program("secure", "status", "--json")
+        assert found.code == code, found
+        ports: list[dict[str, Any]] = found.json
         return ports
 
     def texts(self) -> str:
@@ -83,9 +71,9 @@ def test_nothing_is_lost_by_a_kill_nor_refused_by_new_certificates(tmp_path: Pat
             master, epoch = cluster.master(), master_epoch(cluster)
             for step in ("trusted", "renewed", "dropped"):
                 words = ("secure", "rotate", "--authority", "--days", "100", "--json")
-                rotated = cluster.mqctl(*words)
-                assert rotated.returncode == 0, rotated
-                assert json.loads(rotated.stdout)["step"] == step
+                rotated = cluster.mqctl_program(*words)
+                assert rotated.code == 0, rotated
+                assert rotated.json["step"] == step
                 wait_acks(load, 20)
             assert not load.failures and cluster.master() == master
             assert master_epoch(cluster) == epoch
@@ -172,9 +160,9 @@ def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
         raft = cluster.data_dir / "conf" / "raft-password"
         for _ in range(2):
             before = node.read_text(), raft.read_text()
-            done = cluster.mqctl("secure", "rotate", "--secrets", "--json")
-            assert done.returncode == 0, done
-            steps = [each["step"] for each in json.loads(done.stdout)]
+            done = cluster.mqctl_program("secure", "rotate", "--secrets", "--json")
+            assert done.code == 0, done
+            steps = [each["step"] for each in done.json]
             assert steps == ["next", "former", "done"] * 2
             assert node.read_text() != before[0] and raft.read_text() != before[1]
             wait_acks(load, 50)
@@ -229,9 +217,9 @@ def ha_peers_prove_themselves(cluster: SecureCluster) -> None:
 
 
 def group_state(cluster: SecureCluster) -> dict[str, Any]:
-    found = cluster.mqctl("getSyncStateSet", "-b", "broker-a", "--json")
-    assert found.returncode == 0, found
-    state: dict[str, Any] = json.loads(found.stdout)["replicasInfoTable"]["broker-a"]
+    found = cluster.mqctl_program("getSyncStateSet", "-b", "broker-a", "--json")
+    assert found.code == 0, found
+    state: dict[str, Any] = found.json["replicasInfoTable"]["broker-a"]
     return state
 
 
@@ -245,9 +233,9 @@ def in_sync(cluster: SecureCluster) -> int:
 
 def change(cluster: SecureCluster, action: str) -> tuple[int, Any]:
     """Exit code and document of `mqctl secure enable` or `disable`."""
-    ran = cluster.mqctl("secure", action, "--json", "--within", "30")
-    assert ran.stdout, ran
-    return ran.returncode, json.loads(ran.stdout)
+    ran = cluster.mqctl_program("secure", action, "--json", "--within", "30")
+    assert ran.out, ran
+    return ran.code, ran.json
 
 
 def test_a_permissive_cluster_serves_plain_clients_and_keeps_its_mode(tmp_path: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.cluster.processes import ROOT, wait_for
+from batonmq.runtime.clock import wall_ms
+from lab.cluster.processes import wait_for
 from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
@@ -23,28 +20,16 @@ SLACK_MS = 50
 """One machine, one clock; what is left is the rounding of several processes."""
 
 
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class Timeline:
-    """mqctl against the cluster."""
+    """`mqctl timeline` of the cluster."""
 
     def __init__(self, cluster: ClusterProcess) -> None:
         self.cluster = cluster
 
-    def mqctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "batonmq.mqctl.main", *arguments],
-            capture_output=True, text=True, cwd=ROOT, timeout=60,
-        )  # fmt: skip
-
     def stories(self, *more: str) -> list[dict[str, Any]]:
-        addresses = ";".join(self.cluster.controllers)
-        ran = self.mqctl("timeline", "-a", addresses, "--json", *more)
-        assert ran.returncode == 0, ran.stderr
-        assert "disagree" not in ran.stderr
-        return json.loads(ran.stdout)
+        ran = self.cluster.mqctl("timeline", "--json", *more)
+        assert ran.code == 0 and "disagree" not in ran.err, ran.err
+        return ran.json
 
     def story(self, since_ms: int, *kinds: str) -> dict[str, Any]:
         """The first story of one of `kinds` that began after `since_ms` and is over."""
@@ -61,9 +46,8 @@ class Timeline:
         )
 
     def send(self) -> None:
-        names = self.cluster.name_servers
-        ran = self.mqctl("sendMessage", "-n", names, "-t", "Timeline", "-p", "x", "--timeout", "20")
-        assert ran.returncode == 0, ran.stderr
+        ran = self.cluster.mqctl("sendMessage", "-t", "Timeline", "-p", "x", "--timeout", "20")
+        assert ran.code == 0, ran.err
 
 
 def in_order(story: dict[str, Any], since_ms: int) -> None:
@@ -129,10 +113,8 @@ def test_what_was_done_to_a_cluster_is_told(tmp_path: Path) -> None:
         # a planned switch
         target, since_ms = broker_id[slave["address"]], wall_ms()
         elect = ("electMaster", "-bn", "broker-a", "-c", "DefaultCluster", "-b", str(target))
-        ran = timeline.mqctl(
-            *elect, "-a", ";".join(cluster.controllers), "-n", cluster.name_servers
-        )
-        assert ran.returncode == 0, ran.stderr
+        ran = cluster.mqctl(*elect)
+        assert ran.code == 0, ran.err
         timeline.send()
         switched = timeline.story(since_ms, "planned_switch")
         in_order(switched, since_ms)
@@ -163,14 +145,10 @@ def test_what_was_done_to_a_cluster_is_told(tmp_path: Path) -> None:
         # every source gives the same, and one controller is enough
         expected = timeline.stories("-bn", "broker-a")
         one = controllers[both["detectedBy"]]["address"]
-        assert (
-            json.loads(timeline.mqctl("timeline", "-a", one, "-bn", "broker-a", "--json").stdout)
-            == expected
-        )
+        assert timeline.stories("-a", one, "-bn", "broker-a") == expected
         folders = sorted(cluster.data_dir.glob("namesrv-*/controller"))
         files = [word for folder in folders for word in ("--file", str(folder))]
-        ran = timeline.mqctl("timeline", *files, "-bn", "broker-a", "--json")
-        assert (ran.returncode, json.loads(ran.stdout)) == (0, expected), ran.stderr
+        assert timeline.stories(*files, "-bn", "broker-a") == expected
         brokers = cluster.brokers
     for broker in brokers:
         assert "asynchronous generator" not in cluster.broker_log(broker)

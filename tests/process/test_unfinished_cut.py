@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.records.codec import NewMessage
@@ -16,11 +14,11 @@ from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedBySet
 from lab.cluster.fault_points import fault_environment
-from lab.cluster.processes import ROOT, free_base_port, spawn, stop_all, tail, wait_for
+from lab.cluster.processes import ROOT, spawn, stop_all, tail, wait_for
+from tests.process.lone import SEGMENT, lone_broker
 
 pytestmark = pytest.mark.process
 
-SEGMENT = 1 << 20
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 
 
@@ -55,23 +53,6 @@ def half_cut(root: Path, *, settled: bool) -> int:
     return ends[9]
 
 
-def command_in(folder: Path) -> list[str]:
-    """The command of a broker in that folder whose controllers nobody runs."""
-    port = free_base_port(1) + 1035
-    config = {
-        "broker": {"brokerName": "broker-a", "listenPort": port, "bindAddress": "127.0.0.1"},
-        "store": {
-            "storePathRootDir": str(folder / "store"),
-            "haListenPort": port + 1,
-            "mappedFileSizeCommitLog": SEGMENT,
-        },
-        "replicas": {"controllerAddr": "127.0.0.1:1"},
-    }
-    file = folder / "broker.yaml"
-    file.write_text(yaml.safe_dump(config))
-    return [sys.executable, "-m", "batonmq.broker.main", "-c", str(file)]
-
-
 FULL = "pwrite *epochFileCheckpoint* ENOSPC"
 
 
@@ -80,7 +61,7 @@ def test_r37_a_broker_that_cannot_finish_a_cut_ends_and_names_what_it_needs(tmp_
     that is needed, and never listens. 3. There is room: the start finishes the cut and serves."""
     root = tmp_path / "store"
     cut_at = half_cut(root, settled=True)
-    command = command_in(tmp_path)
+    command = lone_broker(tmp_path)
     needed = (
         f"the log could not be cut at {cut_at}: {root / 'epochFileCheckpoint'}: No space left on "
         f"device; free 1 MiB on the disk of {root}, then start this broker again: it finishes the "
@@ -105,7 +86,7 @@ def test_r37_r45_a_broker_that_cannot_read_its_files_before_a_cut_waits_for_room
     the start waits and says so, and the cut stays for the next one."""
     root, log = tmp_path / "store", tmp_path / "full.log"
     cut_at = half_cut(root, settled=False)
-    command = command_in(tmp_path)
+    command = lone_broker(tmp_path)
     broker = spawn(command, log, env=os.environ | fault_environment(disk=FULL))
     try:
         wait_for("the reason", lambda: "start_waits_for_disk_space" in log.read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.cluster.client_writer import ClientWriter
-from lab.cluster.mqctl import Ran, mqctl
+from lab.cluster.mqctl import Ran
 from lab.cluster.queues import check_writers
 from lab.cluster.up import ClusterProcess
 from lab.cluster.writer import wait_acks
@@ -31,8 +31,7 @@ def test_r47_replicas_and_groups_come_and_go_under_load(tmp_path: Path) -> None:
     overrides = {"store": {"minInSyncReplicas": 2}}
     cluster = ClusterProcess(tmp_path, replicas=2, respawn=True, overrides=overrides)
 
-    def ask(*arguments: str) -> Ran:
-        return mqctl(*arguments, home=tmp_path, env={"BATONMQ_DATA": str(cluster.data_dir)})
+    ask = cluster.mqctl
 
     def change(*arguments: str) -> Ran:
         ran = ask("up", *arguments, "--json")

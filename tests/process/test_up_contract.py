@@ -59,10 +59,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
         yield running
 
 
-def node(document: dict[str, Any], address: str) -> dict[str, Any]:
-    return next(broker for broker in document["brokers"] if broker["address"] == address)
-
-
 def accepts(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(5)
@@ -114,7 +110,7 @@ def test_cluster_json_has_exactly_the_fields_of_the_contract(whole: ClusterProce
         members = [broker for broker in document["brokers"] if broker["name"] == group]
         assert sorted(broker["role"] for broker in members) == ["MASTER", "SLAVE"]
         assert sorted(broker["id"] for broker in members) == ["1", "2"]
-    for record in (*document["nameServers"], *document["brokers"]):
+    for record in whole.servers:
         running = Path(f"/proc/{record['pid']}/cmdline").read_bytes().rstrip(b"\0").decode()
         assert shlex.split(running) == record["argv"]
         assert Path(record["config"]).is_file()
@@ -135,15 +131,15 @@ def test_a_dead_slave_is_reported_and_taken_back(whole: ClusterProcess) -> None:
     lives on. Started again by its `argv` it has its new pid there and is in the set."""
     slave = whole.slaves()[0]
     whole.kill(slave)
-    wait_for("pid null", lambda: node(whole.document, slave["address"])["pid"] is None)
+    wait_for("pid null", lambda: whole.node_at(slave["address"])["pid"] is None)
     ended = [event for event in whole.events if event["event"] == "process_ended"]
     assert ended[-1]["how"] == "SIGKILL" and ended[-1]["pid"] is None
     whole.wait_in_sync(1)
 
     child = whole.restart(slave)
-    wait_for("the new pid", lambda: node(whole.document, slave["address"])["pid"] == child.pid)
+    wait_for("the new pid", lambda: whole.node_at(slave["address"])["pid"] == child.pid)
     whole.wait_in_sync(2)
-    assert node(whole.document, slave["address"])["id"] == slave["id"], "it kept its identity"
+    assert whole.node_at(slave["address"])["id"] == slave["id"], "it kept its identity"
 
 
 def test_a_role_change_is_in_cluster_json(whole: ClusterProcess) -> None:
@@ -156,7 +152,7 @@ def test_a_role_change_is_in_cluster_json(whole: ClusterProcess) -> None:
     whole.wait_in_sync(2, "broker-b")
 
     def settled() -> bool:
-        return node(whole.document, before["address"])["role"] == "SLAVE"
+        return whole.node_at(before["address"])["role"] == "SLAVE"
 
     wait_for("the old master as a slave", settled)
     assert whole.master("broker-a")["address"] == other["address"]
@@ -171,18 +167,18 @@ def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
     killed with -9: every child ends too."""
     with ClusterProcess(tmp_path, controllers=1, replicas=2, respawn=True) as running:
         slave = running.slaves()[0]
-        before = servers(running)
+        before = set(running.pids().values())
         os.kill(fork_server_of(running.document["supervisorPid"]), signal.SIGKILL)
         running.kill(slave)
 
         def back() -> bool:
-            pid = node(running.document, slave["address"])["pid"]
+            pid = running.node_at(slave["address"])["pid"]
             return pid not in (None, slave["pid"])
 
         wait_for("the broker to come back", back)
         running.wait_in_sync(2)
-        assert servers(running) - before == {node(running.document, slave["address"])["pid"]}
-        assert before - servers(running) == {slave["pid"]}
+        assert set(running.pids().values()) - before == {running.node_at(slave["address"])["pid"]}
+        assert before - set(running.pids().values()) == {slave["pid"]}
         master = running.master()
         running.kill(master, signal.SIGSTOP)
         running.wait_new_master(master["address"])
@@ -197,16 +193,11 @@ def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
         running.kill(master)
         assert ask(master["address"], frames.RUNTIME_INFO, timeout_s=10).code == frames.OK
         running.wait_new_master(master["address"])
-        wait_for("its new pid", lambda: None not in servers(running))
-        pids = servers(running)
+        wait_for("its new pid", lambda: None not in set(running.pids().values()))
+        pids = set(running.pids().values())
         assert all(map(is_running, pids))
         os.kill(running.document["supervisorPid"], signal.SIGKILL)
         wait_for("the end of all children", lambda: not any(map(is_running, pids)))
-
-
-def servers(running: ClusterProcess) -> set[int]:
-    document = running.document
-    return {record["pid"] for record in (*document["nameServers"], *document["brokers"])}
 
 
 def fork_server_of(supervisor: int) -> int:
