@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import signal
 import statistics
@@ -32,7 +30,7 @@ from lab.bench import (
     part_start,
 )
 from lab.bench.report import ReportRow, table
-from lab.bench.run import SIDES, BenchPart, BenchRun, progress
+from lab.bench.run import SIDES, BenchPart, BenchRun, machine_facts, progress
 from lab.cluster.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
 from lab.cluster.processes import ROOT
 
@@ -91,7 +89,7 @@ def _run_all(run: BenchRun, parts: list[BenchPart], json_file: Path | None) -> i
     rows: list[ReportRow] = []
     failures: dict[str, str] = {}
     began = time.time()
-    machine = _machine()
+    machine = {**machine_facts(), "Java peer": PEER_VERSION}
     try:
         for part in parts:
             progress(f"== {part.what} ==")
@@ -132,27 +130,6 @@ def _print(
     print(table(rows))
     for name, text in failures.items():
         print(f"\n{name} FAILED:\n{text}")
-
-
-def _machine() -> dict[str, object]:
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
-    return {
-        "processor": cpu,
-        "cores": os.cpu_count(),
-        "memory GiB": memory,
-        "Linux": platform.release(),
-        "Python": platform.python_version(),
-        "Java peer": PEER_VERSION,
-        "load at start": round(os.getloadavg()[0], 2),
-    }
 
 
 def _check_disk(folder: Path, needed: int) -> None:

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.bench.process_tree import TreeSampler
+from lab.bench.cpu import TreeSampler
 from tests.spark.generated_histories import generate
 
 MIB = 1 << 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import sys
 import time
@@ -81,14 +83,29 @@ class BenchRun:
         notes = self.raw.setdefault(part, [])
         assert isinstance(notes, list)
         notes.append(
-            {"side": side, "load1": _load(), "noisePercent": noise_percent, "value": value}
+            {
+                "side": side,
+                "load1": os.getloadavg()[0],
+                "noisePercent": noise_percent,
+                "value": value,
+            }
         )
         if noise_percent is not None:
             self.noise.append(noise_percent)
 
 
-def _load() -> float:
-    return float(Path("/proc/loadavg").read_text().split()[0])
+def machine_facts() -> dict[str, object]:
+    """What figures depend on, by what it is."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "processor": next(names, platform.machine()),
+        "cores": os.cpu_count(),
+        "memory GiB": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30,
+        "Linux": platform.release(),
+        "Python": platform.python_version(),
+        "load at start": round(os.getloadavg()[0], 2),
+    }
 
 
 @dataclass(frozen=True, slots=True)

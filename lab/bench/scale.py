@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shutil
 import tempfile
 import time
@@ -25,7 +24,7 @@ from typing import Any, Final
 from lab.bench.cpu import CpuMeter, anon_mib
 from lab.bench.load_loop import IN_FLIGHT, Phase, SendTarget, write
 from lab.bench.pinger import pinging
-from lab.bench.run import progress
+from lab.bench.run import machine_facts, progress
 from lab.bench.scale_groups import members
 from lab.bench.scale_store import behind_memory
 from lab.cluster.connection import BlockingConnection
@@ -227,6 +226,7 @@ SWEEPS: Final[dict[str, tuple[str, Callable[[Bench, Any], Values]]]] = {
 
 def measured(sizes: Sizes, only: list[str], folder: Path) -> dict[str, Any]:
     bench, sweeps = Bench(folder, sizes), []
+    machine = ", ".join(f"{what} {value}" for what, value in machine_facts().items())
     for name in only:
         title, measure = SWEEPS[name]
         points: list[tuple[float, Values]] = []
@@ -236,14 +236,7 @@ def measured(sizes: Sizes, only: list[str], folder: Path) -> dict[str, Any]:
             points.append((size, values))
             progress("  " + ", ".join(f"{key} {value:,.1f}" for key, value in values.items()))
         sweeps.append({"name": name, "title": title, "points": points})
-    return {"machine": machine(), "sweeps": sweeps}
-
-
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    python = f"Python {platform.python_version()}, Linux {platform.release()}"
-    return f"{names[0] if names else platform.machine()}, {len(names)} processors, {python}"
+    return {"machine": machine, "sweeps": sweeps}
 
 
 def main() -> None:

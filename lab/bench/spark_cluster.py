@@ -6,16 +6,16 @@ median of several), on the clock and of processors: of all processes of that Spa
 
 from __future__ import annotations
 
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.cluster.processes import free_base_port, spawn, stop_all, tail, wait_for
 from lab.cluster.spark_submit import build_package, environment, spark_home, submit
 
+WORKERS_S = 120.0
 JOB = """
 import json, os, psutil, shutil, statistics, sys, time
 from pyspark.sql import functions as F
@@ -95,7 +95,7 @@ def run_job(
 def standalone(folder: Path, workers: int) -> Iterator[str]:
     """A master and workers of one core each on loopback; the master's address."""
     folder.mkdir()
-    port = _free_port()
+    port = free_base_port(1)
     address = f"spark://127.0.0.1:{port}"
     deploy, common = "org.apache.spark.deploy", ("--host", "127.0.0.1", "--webui-port", "0")
     commands: list[tuple[str, ...]] = [(f"{deploy}.master.Master", *common, "--port", str(port))]
@@ -105,23 +105,19 @@ def standalone(folder: Path, workers: int) -> Iterator[str]:
     log = folder / "log"
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        with log.open("ab") as sink:
-            for command in commands:
-                argv = [str(spark_home() / "bin" / "spark-class"), *command]
-                processes.append(
-                    subprocess.Popen(argv, cwd=folder, env=environment(), stdout=sink, stderr=sink)
-                )
-        deadline = time.monotonic() + 120
-        while log.read_text().count("Successfully registered with master") < workers:
-            if time.monotonic() > deadline or any(p.poll() is not None for p in processes):
-                raise RuntimeError(f"no standalone Spark: {log.read_text()[-3000:]}")
-            time.sleep(0.2)
+        for command in commands:
+            argv = [str(spark_home() / "bin" / "spark-class"), *command]
+            processes.append(spawn(argv, log, cwd=folder, env=environment()))
+        registered = "Successfully registered with master"
+        wait_for(
+            "a standalone Spark",
+            lambda: log.read_text().count(registered) == workers,
+            WORKERS_S,
+            lambda: tail(log, 3000),
+        )
         yield address
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
+        stop_all(processes)
 
 
 def compare(
@@ -164,9 +160,3 @@ def _printed(run: SparkRun, size_bytes: int, name: str = "") -> SparkRun:
         flush=True,
     )
     return run
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

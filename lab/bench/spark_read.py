@@ -40,7 +40,7 @@ from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.records.codec import NewMessage, decode_record, encode_blank, encode_record
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from lab.bench.process_tree import TreeSampler, cpu_of_tree
+from lab.bench.cpu import TreeSampler, cpu_of_tree
 
 FILE_BYTES = 1 << 30
 PART_BYTES = 128 << 20
