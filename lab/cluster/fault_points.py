@@ -195,12 +195,12 @@ class _Counted:
         self.rule = rule
         self._passed = 0
         self._since_ms: int | None = None
-        self._over = False
+        self.is_over = False
 
     def strikes(self, call: str, arguments: tuple[Any, ...]) -> bool:
         """Whether this call is one to be spoiled; counts it."""
         rule = self.rule
-        if self._over or not rule.fits(call, arguments):
+        if self.is_over or not rule.fits(call, arguments):
             return False
         self._passed += 1
         if self._passed <= rule.after:
@@ -209,9 +209,9 @@ class _Counted:
         if self._since_ms is None:
             self._since_ms = now
         if rule.for_ms is not None and now - self._since_ms > rule.for_ms:
-            self._over = True
+            self.is_over = True
             return False
-        self._over = rule.once
+        self.is_over = rule.once
         return True
 
 
@@ -224,6 +224,11 @@ class SpoiledDiskCalls:
         names = frozenset[str]().union(*(rule.calls for rule in rules))
         self._plain = {name: getattr(disk, name) for name in names}
         disk.replace_calls({name: self._spoiled(name) for name in names})
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a rule has spoiled all that it ever will."""
+        return any(counted.is_over for counted in self._rules)
 
     def remove(self) -> None:
         disk.replace_calls(self._plain)

@@ -82,23 +82,13 @@ async def _run(name_servers: str, prefix: str, folder: Path) -> None:
     print("{}", flush=True)
 
 
-class Consumers:
-    """The process, and what it was given so far, by group."""
+class GivenNumbers:
+    """What the groups whose files are in `folder` were given so far."""
 
-    def __init__(self, name_servers: str, prefix: str, folder: Path) -> None:
-        folder.mkdir()
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers: dict[str, set[int]] = {group: set() for group in GROUPS}
         self._read: dict[str, int] = dict.fromkeys(GROUPS, 0)
-        log = folder / "process.log"
-        self._helper = Helper("lab.faults.consumers", name_servers, prefix, str(folder), log=log)
-
-    def __enter__(self) -> Self:
-        self._helper.wait_ready()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._helper.kill()
 
     def check(self, acks: Iterable[Ack], limit_s: float = DELIVERY_S) -> list[BrokenPromise]:
         """Waits until each group was given each of these writes at least once; what is missing."""
@@ -128,6 +118,23 @@ class Consumers:
         whole = data.rfind(b"\n") + 1
         self._read[group] += whole
         self._numbers[group].update(map(int, data[:whole].split()))
+
+
+class Consumers(GivenNumbers):
+    """The process of both groups, with what they were given."""
+
+    def __init__(self, name_servers: str, prefix: str, folder: Path) -> None:
+        super().__init__(folder)
+        folder.mkdir()
+        log = folder / "process.log"
+        self._helper = Helper("lab.faults.consumers", name_servers, prefix, str(folder), log=log)
+
+    def __enter__(self) -> Self:
+        self._helper.wait_ready()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._helper.kill()
 
 
 def main() -> None:

@@ -121,12 +121,12 @@ class ClockJump(AtAnyProcess):
     endures = "a clock that jumped"
 
     def fail(self, process: NodeProcess, rng: random.Random) -> str:
-        jump = rng.choice((*JUMPS, _past_delete_when()))
+        jump = rng.choice((*JUMPS, past_delete_when()))
         process.jump_clock(jump)
         return jump
 
 
-def _past_delete_when() -> str:
+def past_delete_when() -> str:
     """To half past four in the morning, some weeks later: the hour in which stores expire."""
     now = time.localtime()
     seconds = (DELETE_HOUR - now.tm_hour) * 3600 + (30 - now.tm_min) * 60

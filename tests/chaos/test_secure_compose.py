@@ -71,8 +71,9 @@ def test_a_killed_master_new_certificates_and_a_new_secret_cost_no_send(
 
 def reloads(cluster: ComposeCluster, name: str) -> int:
     """How often that service has taken a new secret of the nodes, since it was made."""
-    logs: bytes = cluster._all(name)[0].logs()
-    return logs.count(b"files_reloaded name=innerClientAuthenticationCredentialsFile")
+    return cluster.log_of(name).count(
+        b"files_reloaded name=innerClientAuthenticationCredentialsFile"
+    )
 
 
 def send_once(name_servers: str, options: ClientOptions) -> None:

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from batonmq.runtime import sockets
 from lab.cluster.connection import BlockingConnection
 from lab.cluster.up import ClusterProcess
 
@@ -42,11 +42,10 @@ def few_descriptors(tmp_path: Path) -> Iterator[ClusterProcess]:
 def ports_of(cluster: ClusterProcess) -> list[int]:
     """All at which its processes listen."""
     nodes = (*cluster.brokers, *cluster.document["controllers"])
-    found: set[int] = set()
-    for pid in {str(cluster.pid_of(node)) for node in nodes}:
-        own = sockets._sockets(pid)
-        found |= {port for port, inode in sockets._listeners(pid) if inode in own}
-    return sorted(found)
+    opened = [psutil.Process(cluster.pid_of(node)).net_connections("tcp") for node in nodes]
+    return sorted(
+        {each.laddr.port for of in opened for each in of if each.status == psutil.CONN_LISTEN}
+    )
 
 
 def flooded(port: int) -> list[socket.socket]:

@@ -14,7 +14,7 @@ class Struck:
         self._faults = faults
 
     def __bool__(self) -> bool:
-        return any(counted._over for counted in self._faults._rules)
+        return self._faults.is_over
 
 
 @contextmanager

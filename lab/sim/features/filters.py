@@ -42,7 +42,7 @@ class Filters(Checker):
     def __init__(self, log: FeatureLog, rng: random.Random) -> None:
         super().__init__(log)
         self.expression, self._condition = rng.choice(_CONDITIONS)
-        self._passing: set[str] = set()
+        self.passing: set[str] = set()
 
     def mark(self, name: str, message: Message, rng: random.Random) -> None:
         """Gives a message that is to be sent its properties."""
@@ -52,15 +52,15 @@ class Filters(Checker):
         if colour is not None:
             message.properties["colour"] = colour
         if self._condition(size, colour):
-            self._passing.add(name)
+            self.passing.add(name)
 
     def got(self, name: str) -> None:
         self.log.got.add((GROUP, name))
-        if name not in self._passing:
+        if name not in self.passing:
             self.log.violate(f"filters: {GROUP} gets {name}, which is not {self.expression}")
 
     def pending(self) -> str:
-        missing = [name for name in self.log.missing(GROUP, TOPIC) if name in self._passing]
+        missing = [name for name in self.log.missing(GROUP, TOPIC) if name in self.passing]
         if missing:
             return f"{GROUP} has not got {some(missing)}, which are {self.expression}"
         return self.log.not_at_end(GROUP, lambda topic: topic == TOPIC)

@@ -10,7 +10,7 @@ import pytest
 from lab.cluster.acks import Ack
 from lab.cluster.fault_points import parse_disk_faults, parse_jump
 from lab.faults import consumers, failing, midway
-from lab.faults.consumers import COMING, GROUPS, STAYING, Consumers
+from lab.faults.consumers import COMING, STAYING, GivenNumbers
 
 
 def test_every_kill_inside_a_step_is_a_rule_of_the_servers() -> None:
@@ -24,23 +24,22 @@ def test_every_kill_inside_a_step_is_a_rule_of_the_servers() -> None:
 
 def test_every_jump_is_one_that_a_server_takes() -> None:
     assert all(parse_jump(jump) for jump in failing.JUMPS)
-    assert failing.EXPIRED_S <= parse_jump(failing._past_delete_when()) < failing.EXPIRED_S + 86_400
+    assert failing.EXPIRED_S <= parse_jump(failing.past_delete_when()) < failing.EXPIRED_S + 86_400
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Consumers:
-    """Consumers whose process wrote what the test writes."""
-    made = Consumers.__new__(Consumers)
-    made._folder, made._numbers = tmp_path, {group: set() for group in GROUPS}
-    made._read = dict.fromkeys(GROUPS, 0)
-    return made
+def given(tmp_path: Path) -> GivenNumbers:
+    """Of consumers that wrote what the test writes."""
+    return GivenNumbers(tmp_path)
 
 
 def acks(*numbers: int) -> list[Ack]:
     return [Ack(number, 1, 0, 1.0, 2.0) for number in numbers]
 
 
-def test_g1_a_write_that_one_group_was_not_given_is_found(given: Consumers, tmp_path: Path) -> None:
+def test_g1_a_write_that_one_group_was_not_given_is_found(
+    given: GivenNumbers, tmp_path: Path
+) -> None:
     (tmp_path / STAYING).write_text("1\n2\n2\n3\n")
     (tmp_path / COMING).write_text("1\n3")  # the last line is not out yet
     (found,) = given.check(acks(1, 2, 3), limit_s=0)
@@ -48,7 +47,7 @@ def test_g1_a_write_that_one_group_was_not_given_is_found(given: Consumers, tmp_
 
 
 def test_what_is_given_meanwhile_counts(
-    given: Consumers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: GivenNumbers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / STAYING).write_text("1\n20")
 

@@ -69,8 +69,12 @@ def test_r47_a_stray_in_the_set_or_in_the_lead_is_seen() -> None:
 
 def test_r47_an_epoch_that_is_given_twice_is_seen() -> None:
     violations: list[str] = []
-    decisions = Decisions(cast(Any, None), violations.append)
-    for incarnation, found in (("i1", 0), ("i1", 0), ("i2", 1)):
-        group = SimpleNamespace(master_epoch=4, master_incarnation=incarnation)
-        decisions._once(cast(BrokerGroup, group))
+    copies = SimpleNamespace(never_confirmed=lambda floor: "")
+    decisions = Decisions(cast(Any, copies), violations.append)
+    for index, (incarnation, found) in enumerate((("i1", 0), ("i1", 0), ("i2", 1)), 1):
+        group = SimpleNamespace(
+            master_broker_id=1, master_epoch=4, master_incarnation=incarnation, confirm_floor=0
+        )
+        state = SimpleNamespace(applied_index=index, group=lambda _, group=group: group)
+        decisions.applied(cast(Any, SimpleNamespace(state=state, command=None)))
         assert len(violations) == found
