@@ -200,6 +200,7 @@ class JavaPeer(MixedGroup, ClusterSide):
     name = "java"
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         super().__init__(
             folder,
             BROKERS,
@@ -240,7 +241,7 @@ class ClassicPair(ClassicGroup, ClusterSide):
     """Without controllers. The same files for both kinds, but for Java's own defaults."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.base_port = free_base_port(BROKERS)
         super().__init__(folder, self.base_port, segment=SEGMENT, heap=java.BENCH_HEAP)

@@ -8,7 +8,6 @@ of them (`lab.bench.side`).
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -110,7 +109,8 @@ class OwnProcesses(Cluster, Generic[K]):
     def kill(self, name: K, number: signal.Signals = signal.SIGKILL) -> None:
         """Ends it by that signal, and waits for the end."""
         process = self._processes.pop(name)
-        os.kill(process.pid, number)
+        # Not by its pid: if it has ended meanwhile, that may be another process's by now.
+        process.send_signal(number)
         process.wait()
 
     def __enter__(self) -> Self:

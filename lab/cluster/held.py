@@ -25,6 +25,7 @@ from lab.cluster.checks import Epoch
 from lab.cluster.cluster import GROUP, SMALL_STORE, Cluster, Sections, merged
 from lab.cluster.connection import HaStatus, ask, parse_ha_status, sync_state
 from lab.cluster.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, fault_environment
+from lab.cluster.mqctl import Ran, mqctl
 from lab.cluster.network import Network, placed
 from lab.cluster.node_process import NodeProcess
 from lab.cluster.processes import READY_S, NotInTime, free_base_port, spawn
@@ -176,6 +177,22 @@ class HeldCluster(Cluster):
 
     def data_dir(self, index: int) -> Path:
         return self.layout.brokers[index].data_dir
+
+    @property
+    def data_folders(self) -> list[Path]:
+        """The brokers' folders."""
+        return [node.data_dir for node in self.layout.brokers]
+
+    def master(self) -> NodeProcess:
+        """That of the whole cluster; waits until it is whole."""
+        index = self.wait_whole().master
+        assert index is not None
+        return self.brokers[index]
+
+    def mqctl(self, *arguments: str) -> Ran:
+        """A command that is given the addresses, and nothing else to find this cluster by."""
+        where = {"NAMESRV_ADDR": self.name_servers, "CONTROLLER_ADDR": ";".join(self.controllers)}
+        return mqctl(*arguments, home=self.folder, env=where)
 
     def wait_leader(self) -> int:
         """The leading controller."""

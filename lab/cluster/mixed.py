@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -69,7 +67,7 @@ class MixedNameServers:
 
     def kill(self, place: int) -> None:
         """By kill -9; waits for the end."""
-        os.kill(self._processes[place].pid, signal.SIGKILL)
+        self._processes[place].kill()
         self._processes[place].wait()
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ Reads go through the ordinary client, queue by queue from the first to the last 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from batonmq import ClientOptions
@@ -22,6 +23,12 @@ def read_topic(
         return {
             queue.queue_id: _read_queue(consumer, queue) for queue in consumer.fetch_queues(topic)
         }
+
+
+def stored_keys(name_servers: str, topic: str) -> Counter[str]:
+    """How often each key (KEYS) is in the topic."""
+    stored = read_topic(name_servers, topic)
+    return Counter(message.keys for queue in stored.values() for message in queue)
 
 
 def _read_queue(consumer: BlockingPullConsumer, queue: MessageQueue) -> list[MessageExt]:

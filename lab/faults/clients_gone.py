@@ -47,9 +47,7 @@ def run_host_gone(run: ClientRun) -> int:
 
 
 def _host_goes(cluster: HeldCluster, network: Namespaces) -> None:
-    group = cluster.wait_whole()
-    assert group.master is not None
-    master = cluster.brokers[group.master]
+    master = cluster.master()
     others = [network.address[host] for host in HOSTS if host != master.name]
     network.cut(between([network.address[master.name]], others))
     master.kill()

@@ -410,9 +410,8 @@ class Lab:
             *checks.check_order(self.load.acks, self.stored),
         ]
         self.cluster.stop()
-        folders = [self.cluster.data_dir(index) for index in range(len(self.cluster.brokers))]
         try:
-            check_logs_equal(folders)
+            check_logs_equal(self.cluster.data_folders)
         except LogsDiffer as exc:
             findings.append(BrokenPromise("logs differ", str(exc)))
         return findings

@@ -34,13 +34,8 @@ class LiveVerdict:
             self.stop()
             raise
 
-    def master(self) -> NodeProcess:
-        master = self.cluster.wait_whole().master
-        assert master is not None
-        return self.cluster.brokers[master]
-
     def slave(self, rng: random.Random) -> NodeProcess:
-        master = self.master()
+        master = self.cluster.master()
         return rng.choice([each for each in self.cluster.brokers if each is not master])
 
     def heal(self) -> None:
@@ -80,7 +75,7 @@ def _one(role: str, how: str) -> Callable[[LiveVerdict, random.Random], Expected
         if role == "name-server":
             process = rng.choice(live.cluster.controller_processes)
         else:
-            process = live.master() if role == "master" else live.slave(rng)
+            process = live.cluster.master() if role == "master" else live.slave(rng)
         _end(process, how)
         return f"{role}-{how}", _node(process)
 

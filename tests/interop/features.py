@@ -7,16 +7,15 @@ arrived. `failover` weakens only what at-least-once cannot promise then: message
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import TRANSACTION_CHECK_TIMES
 from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
 from lab.cluster.cluster import SMALL_STORE, Sections, merged
-from lab.cluster.queues import read_topic
+from lab.cluster.queues import read_topic, stored_keys
 
 Line = dict[str, Any]
 LEVELS_MS: Final = (2_000, 3_000, 1_000)
@@ -51,16 +50,12 @@ def check_commits(name_servers: str, topic: str) -> None:
     the transactions. A producer that lost the answer to a half sends it again by the same key."""
     sent = Counter(
         message.keys
-        for message in _all(read_topic(name_servers, TRANS_HALF_TOPIC))
+        for message in chain.from_iterable(read_topic(name_servers, TRANS_HALF_TOPIC).values())
         if TRANSACTION_CHECK_TIMES not in message.properties  # copies of those that are checked
     )
-    commits = Counter(message.keys for message in _all(read_topic(name_servers, topic)))
+    commits = stored_keys(name_servers, topic)
     assert commits and commits <= sent, commits - sent
     assert not [key for key in commits if "rollback" in key]
-
-
-def _all(stored: Mapping[int, Sequence[MessageExt]]) -> Iterator[MessageExt]:
-    return chain.from_iterable(stored.values())
 
 
 @dataclass(frozen=True)

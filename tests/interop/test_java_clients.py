@@ -6,25 +6,20 @@ Each program prints what it saw; the tests compare that with what the queues hol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from lab.cluster.java import JavaProgram
-from lab.cluster.queues import read_topic
+from lab.cluster.queues import read_topic, stored_keys
 from lab.cluster.up import ClusterProcess
+from tests.interop.conftest import RunJava
 
 pytestmark = pytest.mark.java
 
-RunJava = Callable[..., JavaProgram]
 COUNT = 24
-
-
-def keys_in(cluster: ClusterProcess, topic: str) -> Counter[str]:
-    stored = read_topic(cluster.name_servers, topic)
-    return Counter(m.properties["KEYS"] for queue in stored.values() for m in queue)
 
 
 def sent_keys(*modes: str) -> set[str]:
@@ -87,7 +82,7 @@ def test_every_way_to_send(
     assert [line for line in results if line.get("status") != "SEND_OK"] == []
     counts = {"sync": COUNT, "async": COUNT, "ordered": COUNT, "batch": 1}
     assert Counter(line["mode"] for line in results) == counts
-    assert keys_in(java_cluster, topic) == Counter(sent_keys(*modes))
+    assert stored_keys(java_cluster.name_servers, topic) == Counter(sent_keys(*modes))
 
     stored = read_topic(java_cluster.name_servers, topic)
     for line in results:

@@ -5,7 +5,7 @@ All of them run at the same time, once in peace and once through a kill -9 of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from batonmq.runtime.clock import wall_ms
 from lab.cluster.java import JavaProgram
 from lab.cluster.up import ClusterProcess
+from tests.interop.conftest import RunJava
 from tests.interop.features import (
     LEVELS_MS,
     MAX_RECONSUME,
@@ -25,8 +26,6 @@ from tests.interop.features import (
 from tests.interop.python_features import PythonFeatures
 
 pytestmark = pytest.mark.java
-
-RunJava = Callable[..., JavaProgram]
 
 
 @pytest.fixture(scope="module")

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from lab.cluster.held import HeldCluster
-from lab.cluster.java import JavaProgram
-from lab.cluster.mqctl import mqctl
-from lab.cluster.node_process import NodeProcess
-from lab.cluster.queues import read_topic
+from lab.cluster.queues import stored_keys
 from lab.cluster.stock_load import StockLoad
 from lab.cluster.stores import check_logs_equal
+from tests.interop.conftest import RunJava
 from tests.process.test_host_names import Pods, in_thread_of_its_own
 
 pytestmark = pytest.mark.java
 
 TOPIC = "JavaNames"
-RunJava = Callable[..., JavaProgram]
 
 
 @pytest.mark.skipif(os.environ.get("BATONMQ_SOAK") != "1", reason="a minute long: `make soak`")
@@ -54,22 +50,17 @@ def test_no_send_of_a_stock_client_fails_while_nodes_are_drained(
                 load.finish()
                 assert load.failed() == []
             acked = {line["acked"] for line in load.acked("sync")}
-            stored = read_topic(cluster.name_servers, TOPIC)
-            assert acked <= {m.keys for queue in stored.values() for m in queue}
+            assert acked <= stored_keys(cluster.name_servers, TOPIC).keys()
         finally:
             cluster.stop()
             pods.close()
-        check_logs_equal([cluster.data_dir(index) for index in range(len(cluster.brokers))])
+        check_logs_equal(cluster.data_folders)
 
     def drain_and_move(cluster: HeldCluster) -> None:
         """Of the master: its pod ends, and a new one with its name and volume has another
         address."""
-        group = cluster.wait_whole()
-        assert group.master is not None
-        node: NodeProcess = cluster.brokers[group.master]
-        controllers = ";".join(each.controller_address for each in cluster.layout.controllers)
-        env = {"NAMESRV_ADDR": cluster.name_servers, "CONTROLLER_ADDR": controllers}
-        ran = mqctl("drain", node.node.address, home=tmp_path, env=env)
+        node = cluster.master()
+        ran = cluster.mqctl("drain", node.node.address)
         assert ran.code == 0, ran
         assert node.child is not None
         node.child.terminate()

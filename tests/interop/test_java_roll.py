@@ -4,20 +4,17 @@ version before, and back. No send fails, and every acknowledged message is consu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout, interpreter
-from lab.cluster.java import JavaProgram
 from lab.cluster.stock_load import StockLoad
 from lab.cluster.up import ClusterProcess, rounds
+from tests.interop.conftest import RunJava
 
 pytestmark = pytest.mark.java
-
-RunJava = Callable[..., JavaProgram]
 
 
 def test_no_send_of_a_stock_client_fails_in_rolls(tmp_path: Path, run_java: RunJava) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from left_out import namespaces
 from lab.cluster import frames
 from lab.cluster.connection import ask
 from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
-from lab.cluster.java import JavaProgram
 from lab.cluster.network_commands import one_way
-from lab.cluster.queues import read_topic
+from lab.cluster.queues import stored_keys
 from lab.cluster.stock_load import StockLoad
+from tests.interop.conftest import RunJava
 
 pytestmark = pytest.mark.java
 
@@ -27,7 +26,6 @@ BEFORE, DURING = "JavaBeforeTheCut", "JavaDuringTheCut"
 CUT_S = 15.0
 """A registration that is not answered ends after 3 s, and the name server forgets one that is not
 repeated after 10 s at the latest."""
-RunJava = Callable[..., JavaProgram]
 
 
 @pytest.mark.skipif(os.environ.get("BATONMQ_SOAK") != "1", reason="a minute long: `make soak`")
@@ -58,10 +56,9 @@ def test_r32_stock_clients_of_a_name_server_whose_answers_do_not_reach_the_maste
             for load, topic in ((before, BEFORE), (during, DURING)):
                 load.finish()
                 assert load.failed() == []
-                stored = read_topic(cluster.name_servers, topic)
                 acked = {line["acked"] for line in load.acked("sync")}
                 print(f"{topic}: {len(acked)} acknowledged")
-                assert acked <= {m.keys for queue in stored.values() for m in queue}
+                assert acked <= stored_keys(cluster.name_servers, topic).keys()
 
 
 def _longest_without(cluster: HeldCluster, server: str, master: int) -> float:

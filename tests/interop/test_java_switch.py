@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from lab.cluster.java import JavaProgram
 from lab.cluster.stock_load import CONSUMERS, SENDERS, StockLoad
 from lab.cluster.up import ClusterProcess, rounds
+from tests.interop.conftest import RunJava
 
 pytestmark = pytest.mark.java
 
-RunJava = Callable[..., JavaProgram]
 NUMBERS = itertools.count()
 
 

@@ -21,7 +21,6 @@ from dnslib.server import DNSLogger, DNSServer
 
 from lab.cluster.client_writer import ClientWriter
 from lab.cluster.held import HOSTS, HeldCluster
-from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
 from lab.cluster.node_process import NodeProcess
 from lab.cluster.queues import check_writers
@@ -121,25 +120,20 @@ def test_nodes_with_names_get_other_addresses_under_load(tmp_path: Path) -> None
         finally:
             cluster.stop()
             pods.close()
-        check_logs_equal([cluster.data_dir(index) for index in range(len(cluster.brokers))])
+        check_logs_equal(cluster.data_folders)
 
     def scenario(cluster: HeldCluster) -> None:
         with ClientWriter(cluster.name_servers, TOPIC) as load:
             wait_acks(load, 1)
-            evict(cluster, master(cluster), cluster.controller_processes[0])
-            kill(cluster, master(cluster))
+            evict(cluster, cluster.master(), cluster.controller_processes[0])
+            kill(cluster, cluster.master())
         print(f"{len(load.acks)} acknowledged, longest gap {load.longest_gap_s:.3f} s")
         assert not load.failures, load.failures[:3]
         check_writers(cluster.name_servers, TOPIC, [load])
 
-    def master(cluster: HeldCluster) -> NodeProcess:
-        group = cluster.wait_whole()
-        assert group.master is not None
-        return cluster.brokers[group.master]
-
     def evict(cluster: HeldCluster, broker: NodeProcess, *others: NodeProcess) -> None:
         """The broker's preStop hook runs, then all get SIGTERM at once."""
-        ran = mqctl("drain", broker.node.address, home=tmp_path, env=addresses(cluster))
+        ran = cluster.mqctl("drain", broker.node.address)
         assert ran.code == 0, ran
         nodes = [broker, *others]
         for node in nodes:
@@ -163,9 +157,5 @@ def test_nodes_with_names_get_other_addresses_under_load(tmp_path: Path) -> None
         cluster.wait_whole()
         names = ", ".join(node.name for node in nodes)
         print(f"{names}: whole after {time.monotonic() - began:.1f} s")
-
-    def addresses(cluster: HeldCluster) -> dict[str, str]:
-        controllers = ";".join(n.controller_address for n in cluster.layout.controllers)
-        return {"NAMESRV_ADDR": cluster.name_servers, "CONTROLLER_ADDR": controllers}
 
     in_thread_of_its_own(work)

@@ -69,4 +69,4 @@ def test_from_the_last_version_and_back_nothing_acknowledged_is_lost(
         check_writers(cluster.name_servers, TOPIC, [load])
     finally:
         cluster.stop()
-    check_logs_equal(cluster.data_dir(index) for index in range(len(cluster.brokers)))
+    check_logs_equal(cluster.data_folders)
