@@ -22,7 +22,7 @@ from lab.cluster.java import is_fetched, prepared_classpath
 from lab.cluster.load import Load, longest_gap
 from lab.cluster.mixed import MixedGroup
 from lab.cluster.processes import ROOT
-from lab.cluster.readback import ReadBack
+from lab.cluster.readback import lost_at
 
 OURS, JAVA, OURS_TOO = PLACES = (0, 1, 2)
 KIND: Final = {OURS: "ours", JAVA: "Java", OURS_TOO: "ours"}
@@ -96,17 +96,6 @@ def start(group: MixedGroup, place: int) -> None:
         group.start_ours(place)
 
 
-def lost(group: MixedGroup, load: Load) -> tuple[int, int]:
-    """(acknowledged writes, those that the master does not serve)."""
-    master = group.master()
-    assert master is not None
-    read = ReadBack()
-    read.read_on(group.address(master))
-    stored = read.of(load.prefix)
-    acked = {ack.number for ack in load.acks}
-    return len(acked), len(acked - stored.keys())
-
-
 def play(controllers: str, rounds: int, folder: Path) -> list[str]:
     """The rows of the table for that kind of controllers."""
     outcomes = {(place, fault): MixOutcome() for place in (OURS, JAVA) for fault in FAULTS}
@@ -123,7 +112,9 @@ def play(controllers: str, rounds: int, folder: Path) -> list[str]:
                     mixes.lead(place)
                     mixes.suffer(fault, place, outcome)
                     print(_row(controllers, place, fault, outcome), file=sys.stderr, flush=True)
-        acked, missing = lost(group, load)
+        master = group.master()
+        assert master is not None
+        acked, missing = len(load.acks), len(lost_at(group.address(master), load))
     rows = [_row(controllers, *key, outcome) for key, outcome in outcomes.items()]
     return [*rows, f"{controllers}: {acked:,} acknowledged, {missing:,} lost"]
 

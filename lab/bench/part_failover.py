@@ -14,7 +14,7 @@ from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import ClusterSide, SideError
 from lab.cluster.load import Load
 from lab.cluster.processes import wait_for
-from lab.cluster.readback import ReadBack
+from lab.cluster.readback import lost_at
 
 FAILOVER_LIMIT_S = 60.0
 
@@ -48,10 +48,7 @@ def _trials(run: BenchRun, side: ClusterSide, trials: int, table: dict[str, Repo
             table["failover"].samples(side.name).append(took)
             table["set_full"].samples(side.name).append(full)
             progress(f"  {number + 1}: {took * 1000:.0f} ms, full set again after {full:.1f} s")
-    reader = ReadBack()
-    reader.read_on(side.master_address())
-    stored = reader.of(load.prefix)
-    lost = [ack.number for ack in load.acks if ack.number not in stored]
+    lost = lost_at(side.master_address(), load)
     table["lost"].samples(side.name).append(len(lost))
     run.note(
         "failover",
@@ -60,7 +57,6 @@ def _trials(run: BenchRun, side: ClusterSide, trials: int, table: dict[str, Repo
             "seconds": table["failover"].samples(side.name),
             "acked": len(load.acks),
             "lost": lost,
-            "readTwice": reader.repeats,
             "codes": load.codes,
         },
     )

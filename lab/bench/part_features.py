@@ -6,9 +6,8 @@ One warm JVM serves all windows of a side. The cost of a delayed message holds i
 
 from __future__ import annotations
 
-import socket
 import time
-from collections import Counter
+from contextlib import ExitStack
 
 import psutil
 
@@ -19,7 +18,6 @@ from lab.bench.side import ClusterSide, SideError
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.java import JavaError, JavaProgram
-from lab.cluster.processes import wait_for
 
 TOPICS = {
     "transactions": "BenchTransactions",
@@ -35,7 +33,6 @@ BACKLOG_QUICK = 3_000
 HELD_TOPIC = "BenchHeld"
 HELD = 20_000
 HELD_CONNECTIONS = 100
-READ_THROUGH = HELD + 1
 HELD_S = 30.0
 HELD_FLAGS = 6
 """A subscription in the request, and hold it."""
@@ -154,75 +151,36 @@ def _measure_held(run: BenchRun, side: ClusterSide, table: dict[str, ReportRow])
     hold = {"sysFlag": HELD_FLAGS, "suspendTimeoutMillis": int(HELD_S * 1000)}
     fields = {**frames.pull_ext(HELD_TOPIC, 0, end, 1), **hold}
     before = anon_mib([pid])
-    connections = [_Puller(master) for _ in range(HELD_CONNECTIONS)]
-    try:
+    queue = {"topic": HELD_TOPIC, "queueId": 0}
+    early = 0
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(BlockingConnection(master, timeout_s=HELD_S))
+            for _ in range(HELD_CONNECTIONS)
+        ]
         for number in range(held):
-            connections[number % HELD_CONNECTIONS].pull(number, fields)
-        # A request behind the pulls of a connection: its answer says that they were read.
+            connections[number % HELD_CONNECTIONS].post(frames.PULL, fields)
         for connection in connections:
-            connection.read_through()
-        if early := sum(connection.take().total() for connection in connections):
+            # Its answer says that the pulls in front of it were read.
+            behind = connection.post(frames.MAX_OFFSET, queue)
+            while connection.take().opaque != behind:
+                early += 1
+        if early:
             raise SideError(f"{side.name}: {early} of {held} pulls were not held")
         memory = anon_mib([pid])
         with BlockingConnection(master) as sender:
             began = time.monotonic()
             sender.send(HELD_TOPIC, b"x" * 100)
-
-        def woken() -> bool:
-            return sum(c.take()[frames.OK] for c in connections) >= held
-
-        wait_for("every held pull", woken, HELD_S)
+        for number in range(held):
+            reply = connections[number % HELD_CONNECTIONS].take()
+            if reply.code != frames.OK:
+                raise SideError(f"{side.name}: a held pull was answered {reply.code}")
         wake_ms = (time.monotonic() - began) * 1000
-    finally:
-        for connection in connections:
-            connection.close()
     table["held_memory"].samples(side.name).append(memory)
     table["held_wake"].samples(side.name).append(wake_ms)
     run.note("held", side.name, {"pulls": held, "mib": memory, "wakeMs": wake_ms}, 0.0)
     grown = memory - before
     progress(f"  held: {held}, {memory:.0f} MiB, {grown:.1f} more, woken in {wake_ms:.0f} ms")
-
-
-class _Puller:
-    """One connection that sends pulls without waiting for their answers."""
-
-    def __init__(self, address: str) -> None:
-        self._socket = socket.create_connection(frames.split_address(address), 10)
-        self._frames = frames.Frames()
-        self._answered: Counter[int] = Counter()
-        self._read = False
-
-    def pull(self, opaque: int, fields: dict[str, object]) -> None:
-        self._socket.sendall(frames.encode(frames.PULL, fields, opaque + 1))
-
-    def read_through(self) -> None:
-        """Waits for the answer to a request that came after all pulls."""
-        queue = {"topic": HELD_TOPIC, "queueId": 0}
-        self._socket.sendall(frames.encode(frames.MAX_OFFSET, queue, READ_THROUGH))
-        while not self._read:
-            self._receive()
-
-    def take(self) -> Counter[int]:
-        """How many pulls were answered so far, by the code of the answer."""
-        self._socket.setblocking(False)
-        try:
-            while True:
-                self._receive()
-        except BlockingIOError:
-            return self._answered
-
-    def _receive(self) -> None:
-        data = self._socket.recv(1 << 16)
-        if not data:
-            raise ConnectionError("the broker closed a connection with held pulls")
-        for reply in self._frames.feed(data):
-            if reply.opaque == READ_THROUGH:
-                self._read = True
-            else:
-                self._answered[reply.code] += 1
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 PART = BenchPart(

@@ -1,5 +1,5 @@
 """Asks a server every few milliseconds for next to nothing, until its standard input ends:
-`python -m lab.bench.pinger ADDRESS`. Then it prints how long the slowest answer took, in ms.
+`python -m lab.bench.pinger ADDRESS`. Then it prints how long the slowest answer took.
 
 A turn of the server's loop delays every answer by its length, so this is what a long turn costs
 others; the machine's own delays are in it, too.
@@ -8,9 +8,9 @@ others; the machine's own delays are in it, too.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from lab.cluster.connection import BlockingConnection
-from lab.cluster.processes import spawn_talking
+from lab.cluster.processes import Helper
 
 PAUSE_S: Final = 0.005
 NO_SUCH_REQUEST: Final = 99_999
@@ -34,22 +34,14 @@ class Pinged:
 @contextlib.contextmanager
 def pinging(address: str, log: Path) -> Iterator[Pinged]:
     """A process of its own asks that server while the block runs."""
-    process = spawn_talking([sys.executable, "-m", "lab.bench.pinger", address], log)
-    assert process.stdin is not None and process.stdout is not None
+    helper = Helper("lab.bench.pinger", address, log=log)
     seen = Pinged()
     try:
-        process.stdout.readline()  # it asks
+        helper.wait_ready()
         yield seen
-        process.stdin.close()
-        seen.longest_ms = float(process.stdout.readline() or "nan")
+        seen.longest_ms = float(helper.finish()["longestMs"])
     finally:
-        process.stdin.close()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        helper.kill()
 
 
 def main(address: str) -> None:
@@ -62,8 +54,8 @@ def main(address: str) -> None:
                 longest_s = max(longest_s, time.monotonic() - began)
             else:
                 is_connected = True
-                print("asking", flush=True)
-    print(f"{longest_s * 1000:.2f}", flush=True)
+                print("ready", flush=True)
+    print(json.dumps({"longestMs": longest_s * 1000}), flush=True)
 
 
 if __name__ == "__main__":

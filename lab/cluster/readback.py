@@ -5,9 +5,18 @@ from __future__ import annotations
 from lab.cluster import frames
 from lab.cluster.acks import padded, parts_of
 from lab.cluster.connection import BlockingConnection
+from lab.cluster.load import Load
 from lab.cluster.probe import QUEUES, TOPIC
 
 _AT_A_TIME = 512
+
+
+def lost_at(master: str, load: Load) -> list[int]:
+    """The numbers of acknowledged writes that this master does not serve. Raises as `read_on`."""
+    reader = ReadBack()
+    reader.read_on(master)
+    stored = reader.of(load.prefix)
+    return sorted({ack.number for ack in load.acks} - stored.keys())
 
 
 class MasterMoved(RuntimeError):
@@ -18,12 +27,10 @@ class ReadBack:
     """The writes of each probe: number of the write -> physical offset.
 
     Only confirmed messages are served, so reading continues at a later master where it ended at an
-    earlier one. A write that is in the log twice, by a client's retry, keeps its first place and is
-    counted in `repeats`.
+    earlier one. A write that is in the log twice, by a client's retry, keeps its first place.
     """
 
     def __init__(self) -> None:
-        self.repeats = 0
         self._stored: dict[str, dict[int, int]] = {}
         self._next = [0] * QUEUES
 
@@ -58,6 +65,5 @@ class ReadBack:
             for physical_offset, properties in frames.stored_records(reply.body):
                 prefix, number = parts_of(properties["UNIQ_KEY"])
                 stored = self._stored.setdefault(prefix, {})
-                self.repeats += number in stored
                 stored.setdefault(number, physical_offset)
             self._next[queue_id] = following
