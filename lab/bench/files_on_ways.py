@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lab.cluster import frames
-from lab.cluster.connection import BlockingConnection, ask
+from lab.cluster.connection import BlockingConnection, ask, takes_writes
 from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.up import ClusterProcess
 
@@ -132,24 +132,16 @@ def one_failover(cluster: RecordedCluster) -> dict[str, set[str]]:
     roles = {"controller": cluster.leader_pid(), **pids}
     cluster.arm(roles.values())
     cluster.kill(old)
-    new = wait_for("an acknowledged write", lambda: _first_to_acknowledge(list(pids)))
+    new = wait_for(
+        "an acknowledged write",
+        lambda: next((each for each in pids if takes_writes(each, TOPIC)), None),
+    )
     found = cluster.disarm(roles)
     (slave,) = set(pids) - {new}
     cluster.restart(old)
     cluster.wait_in_sync(3)
     cluster.wait_for("three processes", lambda: len(cluster.slaves()) == 2)
     return {"controller": found["controller"], "new master": found[new], "slave": found[slave]}
-
-
-def _first_to_acknowledge(addresses: list[str]) -> str | None:
-    for address in addresses:
-        try:
-            with BlockingConnection(address, timeout_s=1.0) as connection:
-                if connection.send(TOPIC, b"first").code == frames.OK:
-                    return address
-        except OSError:
-            continue
-    return None
 
 
 def files(runs: list[dict[str, set[str]]], idle: set[str]) -> dict[str, set[str]]:

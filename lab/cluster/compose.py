@@ -24,7 +24,7 @@ from docker.models.networks import Network
 
 from batonmq import ClientOptions, ClientTls, Credentials
 from lab.cluster.cluster import GROUP, Cluster
-from lab.cluster.connection import BlockingConnection, ask
+from lab.cluster.connection import ask, takes_writes
 from lab.cluster.frames import HA_STATUS
 from lab.cluster.mqctl import Ran, mqctl
 from lab.cluster.processes import ROOT, wait_for
@@ -359,15 +359,8 @@ class ComposeCluster(Cluster):
 def first_ack(addresses: list[str], topic: str, deadline_s: float = 60.0) -> float:
     """The moment (monotonic) at which a write to any of `addresses` was first acknowledged."""
 
-    def acknowledged() -> float | None:
-        for address in addresses:
-            try:
-                with BlockingConnection(address, timeout_s=1.0) as probe:
-                    if probe.send(topic, b"first").code == 0:
-                        return time.monotonic()
-            except OSError:
-                continue
-        return None
+    def is_acked() -> bool:
+        return any(takes_writes(address, topic) for address in addresses)
 
-    found: float = wait_for("an acknowledged write", acknowledged, deadline_s)
-    return found
+    wait_for("an acknowledged write", is_acked, deadline_s)
+    return time.monotonic()

@@ -100,6 +100,15 @@ def ask(
         return connection.request(code, ext, body)
 
 
+def takes_writes(address: str, topic: str) -> bool:
+    """Whether that broker acknowledges a message to the topic, which this sends."""
+    try:
+        with BlockingConnection(address, timeout_s=1.0) as connection:
+            return connection.send(topic, b"first").code == frames.OK
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class HaStatus:
     """A broker's reply to 907. `acked`: the slaves' acknowledged offsets, by connection."""

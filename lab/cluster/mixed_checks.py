@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from batonmq.protocol.records.codec import decode_records
-from lab.cluster import frames
-from lab.cluster.connection import BlockingConnection, ha_status
+from lab.cluster.connection import ha_status
 from lab.cluster.mixed import MixedGroup
+from lab.cluster.queues import first_messages
+from lab.cluster.stores import log_bytes
 from lab.cluster.writer import Writer, number_in, wait_acks
 
 
@@ -33,12 +32,8 @@ def nothing_lost(group: MixedGroup, load: Writer) -> None:
     """Each acknowledged message is at the master, where its ack said, and no two orders."""
     acks, master = list(load.acks), group.master()
     assert master is not None
-    numbers: list[int] = []
-    with BlockingConnection(group.address(master)) as connection:
-        while len(numbers) <= acks[-1].queue_offset:
-            reply = connection.pull(load.topic, len(numbers), count=32)
-            assert reply.code in (frames.OK, frames.PULL_RETRY), reply
-            numbers += [number_in(message.body)[1] for message in decode_records(reply.body)]
+    stored = first_messages(group.address(master), load.topic, acks[-1].queue_offset + 1)
+    numbers = [number_in(message.body)[1] for message in stored]
     lost = [ack for ack in acks if numbers[ack.queue_offset] != ack.number]
     assert not lost, f"{len(lost)} of {len(acks)} acknowledged messages lost, first {lost[0]}"
     assert numbers == sorted(numbers)
@@ -52,14 +47,9 @@ def logs_equal(group: MixedGroup, *places: int) -> int:
     end = status.max_offset
     first, *others = places
     for place in others:
-        assert log_of(group.store(first), end) == log_of(group.store(place), end), place
+        assert log_bytes(group.store(first), end) == log_bytes(group.store(place), end), place
         ours, theirs = group.epochs(first), group.epochs(place)
         starts = {start for _, start in ours} ^ {start for _, start in theirs}
         assert starts <= {end}, (ours, theirs)
         assert set(ours) >= set(theirs) or set(theirs) >= set(ours), (ours, theirs)
     return end
-
-
-def log_of(store: Path, size: int) -> bytes:
-    files = sorted((store / "commitlog").glob("0*"))
-    return b"".join(file.read_bytes() for file in files)[:size]

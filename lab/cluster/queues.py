@@ -12,6 +12,9 @@ from batonmq import ClientOptions
 from batonmq.blocking import BlockingPullConsumer
 from batonmq.client.consumer.pulling import PullStatus
 from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.protocol.records.codec import decode_records
+from lab.cluster import frames
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.writer import WriterThread, number_in
 
 
@@ -23,6 +26,18 @@ def read_topic(
         return {
             queue.queue_id: _read_queue(consumer, queue) for queue in consumer.fetch_queues(topic)
         }
+
+
+def first_messages(address: str, topic: str, count: int) -> list[MessageExt]:
+    """At least the first `count` messages of queue 0, read from that broker. Fails if it refuses, as
+    one that does not lead."""
+    found: list[MessageExt] = []
+    with BlockingConnection(address) as connection:
+        while len(found) < count:
+            reply = connection.pull(topic, len(found))
+            assert reply.code in (frames.OK, frames.PULL_RETRY), reply
+            found += decode_records(reply.body)
+    return found
 
 
 def stored_keys(name_servers: str, topic: str) -> Counter[str]:

@@ -50,6 +50,13 @@ def read_log(folder: Path) -> ReplicaLog:
     return ReplicaLog(folder, files, checkpoint.confirm_phy_offset)
 
 
+def log_bytes(store: Path, end: int) -> bytes:
+    """A log up to `end`, from its first byte that has not expired on."""
+    files = sorted(path for path in (store / "commitlog").iterdir() if path.is_file())
+    first = int(files[0].name)
+    return b"".join(path.read_bytes() for path in files)[: end - first]
+
+
 def record_ends(data: bytes) -> Iterator[int]:
     """Where each whole record, or blank at a segment's end, ends; stops where none follows."""
     position, view = 0, memoryview(data)

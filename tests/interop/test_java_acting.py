@@ -13,7 +13,7 @@ import pytest
 
 from lab.cluster import frames
 from lab.cluster.classic import ClassicGroup, in_sync
-from lab.cluster.connection import BlockingConnection, ask
+from lab.cluster.connection import BlockingConnection, ask, takes_writes
 from lab.cluster.java import JavaProgram
 from lab.cluster.processes import free_base_port
 from tests.interop.conftest import RunJava
@@ -51,14 +51,6 @@ def send(address: str, first: int) -> set[str]:
             reply = connection.send(TOPIC, b"x", properties=f"KEYS\x01{key}\x02")
             assert reply.code == frames.OK, reply
     return set(keys)
-
-
-def takes_writes(address: str) -> bool:
-    try:
-        with BlockingConnection(address) as connection:
-            return connection.send(TOPIC, b"first").code == frames.OK
-    except OSError:
-        return False
 
 
 def committed(address: str) -> int:
@@ -106,7 +98,7 @@ def play(group: ClassicGroup, run_java: RunJava, start_master: Callable[[], None
         group.wait_for("the slave", lambda: max_offset(slave) == end)
         group.kill("master")
         group.wait_for("an acting master", lambda: routed(group) == {"0": slave})
-        assert not takes_writes(slave)
+        assert not takes_writes(slave, TOPIC)
         read(program, "meanwhile", more)
         group.wait_for("the offset at the acting master", lambda: committed(slave) == end)
         leave(program, "meanwhile")
@@ -126,7 +118,7 @@ def test_our_slave_acts_for_a_java_master(
 ) -> None:
     master = {**group.settings(MASTER, "ASYNC_MASTER", tmp_path / "java"), **JAVA}
     group.start_java("master", master)
-    group.wait_for("the Java master", lambda: takes_writes(group.address(MASTER)))
+    group.wait_for("the Java master", lambda: takes_writes(group.address(MASTER), TOPIC))
     slave = {**group.settings(SLAVE, "SLAVE", tmp_path / "ours"), **ACTING}
     group.start_ours("slave", slave)
     group.wait_for("our slave", lambda: in_sync(group.address(MASTER)) == 1)
@@ -138,7 +130,7 @@ def test_a_java_slave_acts_for_our_master(
 ) -> None:
     master = {**group.settings(MASTER, "SYNC_MASTER", tmp_path / "ours"), **ACTING}
     group.start_ours("master", master)
-    group.wait_for("our master", lambda: takes_writes(group.address(MASTER)))
+    group.wait_for("our master", lambda: takes_writes(group.address(MASTER), TOPIC))
     # A Java slave has no topics in its first minute.
     theirs, ours = tmp_path / "java" / "config", tmp_path / "ours" / "config" / "topics.json"
     group.wait_for("the topic", lambda: ours.exists() and TOPIC in ours.read_text())

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.protocol.records.codec import decode_records
 from lab.cluster import frames
 from lab.cluster.classic import ClassicGroup, in_sync
-from lab.cluster.connection import BlockingConnection, ask, ha_status
+from lab.cluster.connection import BlockingConnection, ask, ha_status, takes_writes
 from lab.cluster.java import SEGMENT
-from lab.cluster.mixed_checks import log_of
 from lab.cluster.processes import free_base_port, wait_for
+from lab.cluster.queues import first_messages
+from lab.cluster.stores import log_bytes
 
 pytestmark = pytest.mark.java
 
@@ -58,14 +58,8 @@ def serves_pulls(address: str) -> bool:
 
 
 def bodies_at(address: str, count: int) -> list[bytes]:
-    """What queue 0 holds at that broker, read by offset."""
-    found: list[bytes] = []
-    with BlockingConnection(address) as connection:
-        while len(found) < count:
-            reply = connection.pull(TOPIC, len(found))
-            assert reply.code == frames.OK, reply
-            found += [message.body for message in decode_records(reply.body)]
-    return found
+    """What queue 0 holds at that broker."""
+    return [message.body for message in first_messages(address, TOPIC, count)]
 
 
 def test_a_java_slave_follows_our_master(group: ClassicGroup, tmp_path: Path) -> None:
@@ -84,7 +78,7 @@ def test_a_java_slave_follows_our_master(group: ClassicGroup, tmp_path: Path) ->
     wait_level(master)
     end = ha_status(master).max_offset
     assert end > SEGMENT
-    assert log_of(java, end) == log_of(ours, end)
+    assert log_bytes(java, end) == log_bytes(ours, end)
 
 
 def test_our_slave_follows_a_java_master(group: ClassicGroup, tmp_path: Path) -> None:
@@ -100,7 +94,7 @@ def test_our_slave_follows_a_java_master(group: ClassicGroup, tmp_path: Path) ->
     wait_level(master)
     end = ha_status(master).max_offset
     assert end > SEGMENT
-    assert log_of(ours, end) == log_of(java, end)
+    assert log_bytes(ours, end) == log_bytes(java, end)
     topics = ours / "config" / "topics.json"
     wait_for("the topic", lambda: topics.exists() and TOPIC in topics.read_text())
     group.kill("master")
@@ -119,20 +113,12 @@ def test_a_store_is_swapped_cold_both_ways(group: ClassicGroup, tmp_path: Path) 
     sent: list[bytes] = []
     for start in (group.start_ours, group.start_java, group.start_ours):
         start("swapped", settings)
-        wait_for("the broker", lambda: takes_sends(address))
+        wait_for("the broker", lambda: takes_writes(address, "Other"))
         assert bodies_at(address, len(sent)) == sent
         assert committed(address) == len(sent)
         sent += send(address, len(sent), 100)
         commit(address, len(sent))
         group.kill("swapped", signal.SIGTERM)
-
-
-def takes_sends(address: str) -> bool:
-    try:
-        with BlockingConnection(address) as connection:
-            return connection.send("Other", b"x").code == frames.OK
-    except OSError:
-        return False
 
 
 def commit(address: str, offset: int) -> None:

@@ -14,7 +14,7 @@ from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection
 from lab.cluster.java import SEGMENT
 from lab.cluster.mixed import MixedGroup
-from lab.cluster.mixed_checks import log_of
+from lab.cluster.stores import log_bytes
 
 pytestmark = pytest.mark.process
 
@@ -64,7 +64,7 @@ def test_a_classic_log_gets_its_first_epoch(tmp_path: Path) -> None:
         assert group.epochs(0)[0][1] == 0
         group.start_ours(1)
         group.wait_in_sync(0, 1)
-        assert log_of(group.store(0), end) == log_of(group.store(1), end)
+        assert log_bytes(group.store(0), end) == log_bytes(group.store(1), end)
         group.start_ours(2)
         group.kill(0)
         group.wait_for("a new master", lambda: group.master() == 1 and group.is_open(1))
