@@ -10,7 +10,6 @@ from pathlib import Path
 
 from lab.cluster import compose
 from lab.cluster.java import JavaError, is_fetched, missing_tools, prepared_classpath
-from lab.cluster.processes import ROOT
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def _prepare_java() -> None:
     if not is_fetched():
         print("    Maven fetches the stock Java client once, about a minute …", flush=True)
     try:
-        prepared_classpath(ROOT / "tests" / "interop" / "java")
+        prepared_classpath()
     except JavaError as exc:
         raise Unprepared(str(exc)) from exc
 

@@ -21,7 +21,6 @@ from typing import Final
 from lab.cluster.java import is_fetched, prepared_classpath
 from lab.cluster.load import Load, longest_gap
 from lab.cluster.mixed import MixedGroup
-from lab.cluster.processes import ROOT
 from lab.cluster.readback import lost_at
 
 OURS, JAVA, OURS_TOO = PLACES = (0, 1, 2)
@@ -30,7 +29,6 @@ FAULTS: Final = ("kill -9", "SIGSTOP", "switch")
 LIMIT_S: Final = 240.0
 """Java 5.3.3 waits up to 90 s for a thread of its own before it cuts its log."""
 SETTLE_S: Final = 2.0
-SOURCES: Final = ROOT / "tests" / "interop" / "java"
 
 
 @dataclass
@@ -135,7 +133,7 @@ def main() -> None:
     parser.add_argument("--controllers", choices=("ours", "java"), action="append")
     asked = parser.parse_args()
     if not is_fetched():
-        prepared_classpath(SOURCES)
+        prepared_classpath()
     rows: list[str] = []
     for controllers in asked.controllers or ("ours", "java"):
         with tempfile.TemporaryDirectory(prefix="baton-mixes-") as folder:

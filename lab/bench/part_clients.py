@@ -19,7 +19,7 @@ from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import ClusterSide
 from lab.cluster.java import JavaProgram, prepared_classpath
 from lab.cluster.processes import wait_for
-from lab.cluster.stock_load import POLL_S, SOURCES, StockLoad
+from lab.cluster.stock_load import POLL_S, StockLoad
 
 TOPIC: Final = "StockClients"
 FULL_S: Final = 120.0
@@ -49,7 +49,7 @@ FAULTS: Final[dict[str, Callable[[ClusterSide], None]]] = {
 
 
 def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
-    classpath = prepared_classpath(SOURCES)
+    classpath = prepared_classpath()
     for name in run.sides:
         trials = run.count(3, 1)
         with run.side(name, supervised=True) as side, ExitStack() as stack:

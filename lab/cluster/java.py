@@ -24,6 +24,8 @@ from lab.cluster.processes import HOST, ROOT, pause_s, spawn, spawn_talking, sto
 
 PEER_VERSION: Final = "5.3.3"
 POM: Final = ROOT / "lab" / "cluster" / "pom.xml"
+PROGRAMS: Final = ROOT / "tests" / "interop" / "java"
+"""Sources of the programs with stock clients, which tests and measurements share."""
 BUILD: Final = ROOT / "build" / "java"
 LIB: Final = BUILD / "lib"
 ARCHIVE: Final = BUILD / "client.jsa"
@@ -88,7 +90,7 @@ def is_fetched() -> bool:
     return _is_current(LIB, _digest([POM]))
 
 
-def prepared_classpath(sources: Path) -> str:
+def prepared_classpath(sources: Path = PROGRAMS) -> str:
     """Fetches the jars and compiles the programs in `sources`, unless that is done. Raises
     JavaError."""
     BUILD.mkdir(parents=True, exist_ok=True)

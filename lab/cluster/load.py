@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -97,6 +97,16 @@ class Load:
                 if left <= 0:
                     return None
                 self._received.wait(left)
+
+    def failover_s(self, kill: Callable[[], object], *, broker: int, limit_s: float) -> float:
+        """From just before `kill`, which ends the master, to the first ack by another one. Raises
+        RuntimeError if none comes."""
+        killed_s = time.monotonic()
+        kill()
+        ack = self.first_ack(sent_after=killed_s, limit_s=limit_s, not_from=broker)
+        if ack is None:
+            raise RuntimeError(f"no write acknowledged within {limit_s:.0f} s")
+        return ack.acked_s - killed_s
 
     def _position(self, moment: float) -> int:
         """The index of the first ack received after `moment`."""

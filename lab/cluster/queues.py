@@ -29,8 +29,8 @@ def read_topic(
 
 
 def first_messages(address: str, topic: str, count: int) -> list[MessageExt]:
-    """At least the first `count` messages of queue 0, read from that broker. Fails if it refuses, as
-    one that does not lead."""
+    """At least the first `count` messages of queue 0, as that broker serves them. Fails if it
+    refuses, as one that does not lead."""
     found: list[MessageExt] = []
     with BlockingConnection(address) as connection:
         while len(found) < count:

@@ -15,9 +15,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from lab.cluster.java import JavaError, JavaProgram
-from lab.cluster.processes import ROOT
 
-SOURCES: Final = ROOT / "tests" / "interop" / "java"
 PROGRAM: Final = "StockLoad"
 SENDERS: Final = ("sync", "async", "batch", "transaction", "ordered")
 CONSUMERS: Final = ("concurrent", "orderly", "lite")
@@ -29,7 +27,7 @@ WHOLE_S: Final = 150.0
 """A transaction whose end got lost is asked for after 6 s, then each 30 s."""
 
 Start = Callable[..., JavaProgram]
-"""Starts a Java program of SOURCES: its name, its arguments."""
+"""Starts a Java program: its name, its arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from batonmq.runtime.clock import wall_ms
 from lab.cluster.cluster import GROUP, Sections
 from lab.cluster.frames import OK
 from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
-from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, GivenTotals, Seen, StockLoad
+from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, GivenTotals, Seen, StockLoad
 from lab.cluster.up import ClusterProcess
 
 TOPIC: Final = "StockClients"
@@ -94,7 +94,7 @@ class ClientRun:
     def start(
         self, stack: ExitStack, name_servers: str, senders: dict[str, int] | None = None
     ) -> StockLoad:
-        classpath = prepared_classpath(SOURCES)
+        classpath = prepared_classpath()
 
         def java(name: str, *arguments: str) -> JavaProgram:
             return JavaProgram(classpath, self.folder / f"java-{arguments[2]}", name, *arguments)

@@ -14,7 +14,6 @@ from lab.cluster.up import ClusterProcess
 RunJava = Callable[..., JavaProgram]
 FAST_REBALANCE = ("rocketmq.client.rebalance.waitInterval=2000",)
 """Properties of clients that share out queues each 2 s, not each 20, where a test would wait."""
-SOURCES = Path(__file__).parent / "java"
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +22,7 @@ def java_classpath() -> str:
     lacks = missing_tools()
     if lacks:
         leave_out(f"this machine lacks {' and '.join(lacks)}")
-    return prepared_classpath(SOURCES)
+    return prepared_classpath()
 
 
 @pytest.fixture
