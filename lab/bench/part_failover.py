@@ -79,7 +79,7 @@ def _trial(run: BenchRun, side: ClusterSide, load: Load) -> tuple[float, float]:
     side.start_broker(master)
     wait_for("a full and level set", side.level, 120.0)
     full = time.monotonic() - started
-    time.sleep(run.seconds(2.0, 0.5))
+    time.sleep(run.seconds(2.0, 0.5))  # the next trial begins with a set that was full for a while
     return took_s, full
 
 

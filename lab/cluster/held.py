@@ -146,8 +146,9 @@ class HeldCluster(Cluster):
                 process.signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Ends everything cleanly: controllers first, as `batonmq up` does; SIGKILL after 20 s."""
+        """Ends everything cleanly; SIGKILL after 20 s."""
         self.resume_stopped()
+        # Controllers first, as `batonmq up` does: the end of a broker causes no election then.
         for group in (self.controller_processes, self.brokers):
             for process in group:
                 process.signal(signal.SIGTERM)

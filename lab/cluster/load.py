@@ -57,7 +57,7 @@ class Load:
                 self.acks.append(ack)
                 self._received.notify_all()
         with self._received:
-            self._received.notify_all()
+            self._received.notify_all()  # it has ended: who waits for an ack hears of that
 
     def wait_started(self) -> None:
         """Returns when the probe tries to connect."""

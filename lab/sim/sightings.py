@@ -93,7 +93,8 @@ class Sightings:
         if service is None:
             return
         gate, ha, manager = service.path.gate, host.ha, host.manager
-        view = manager._state.current.view if manager._state else None
+        state = manager._state if manager is not None else None
+        view = state.current.view if state is not None else None
         if self._seen.get(host.name) is not service:
             self._seen[host.name] = service
             self._paused_s.pop(host.name, None)  # of an earlier start
