@@ -205,7 +205,7 @@ def free_base_port(brokers: int) -> int:
     """A base port whose whole range is free. As long as this process lives no other one is given
     that base: the cluster's ports are also free while it starts, and while it is killed."""
     for base in (*_claimed, *PORTS):
-        if all(map(_is_free, ports_of(base, brokers))) and (base in _claimed or _claims(base)):
+        if all(map(is_free, ports_of(base, brokers))) and (base in _claimed or _claims(base)):
             return base
     raise RuntimeError(f"no free range of ports in {PORTS}")
 
@@ -222,8 +222,10 @@ def _claims(base: int) -> bool:
     return True
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a server could listen there."""
     with contextlib.closing(socket.socket()) as attempt:
+        # As servers do: else closed connections of earlier ones block a port for a minute.
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             attempt.bind((HOST, port))

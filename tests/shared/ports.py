@@ -4,6 +4,8 @@ import functools
 import random
 import socket
 
+from lab.cluster.processes import HOST, is_free
+
 BETWEEN = range(29_000, 32_600)
 """Above those of `lab.cluster.processes` and below the range from which the kernel takes the source
 ports of connections: a port that was free stays so while its server is started again."""
@@ -23,7 +25,7 @@ def free_ports(count: int) -> int:
         if first + count > own.stop:
             first = own.start
         _next_port[:] = [first + count]
-        if all(map(_is_free, range(first, first + count))):
+        if all(map(is_free, range(first, first + count))):
             return first
 
 
@@ -32,21 +34,10 @@ def _own_ports() -> range:
     for first in _choice.sample(BETWEEN[::SLICE], len(BETWEEN) // SLICE):
         claim = socket.socket()
         try:
-            claim.bind(("127.0.0.1", first))
+            claim.bind((HOST, first))
         except OSError:
             claim.close()
             continue
         claim.detach()  # open until this process ends
         return range(first + 1, first + SLICE)
     raise RuntimeError(f"every {SLICE} ports of {BETWEEN} have a process of tests")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As servers do: else closed connections of earlier tests block a port for a minute.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
