@@ -348,12 +348,9 @@ class ComposeCluster(Cluster):
         folder = self.folder / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*NAME_SERVERS, *BROKERS):
-            (folder / f"{name}.log").write_bytes(self.log_of(name))
+            text = b"".join(container.logs(timestamps=True) for container in self._all(name))
+            (folder / f"{name}.log").write_bytes(text)
         return sorted(folder.glob("*.log"))
-
-    def log_of(self, name: str) -> bytes:
-        """Empty for a service without a container."""
-        return b"".join(container.logs(timestamps=True) for container in self._all(name))
 
 
 def first_ack(addresses: list[str], topic: str, deadline_s: float = 60.0) -> float:

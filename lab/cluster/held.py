@@ -176,9 +176,6 @@ class HeldCluster(Cluster):
     def ips(self, processes: Iterable[NodeProcess]) -> list[str]:
         return [self.network.address[process.name] for process in processes]
 
-    def data_dir(self, index: int) -> Path:
-        return self.layout.brokers[index].data_dir
-
     @property
     def data_folders(self) -> list[Path]:
         """The brokers' folders."""

@@ -90,7 +90,7 @@ class WipedSlave(SpoiledSlave):
     title = "a replica's disk wiped under the same identity, then the master killed"
 
     def spoil(self, lab: Lab, index: int) -> None:
-        wipe(lab.cluster.data_dir(index))
+        wipe(lab.cluster.data_folders[index])
 
 
 class OldBackup(SpoiledSlave):
@@ -106,14 +106,14 @@ class OldBackup(SpoiledSlave):
             if index not in self._backups:
                 lab.cluster.brokers[index].kill()
                 backup = lab.folder / f"backup-{index}"
-                copy_sparsely(lab.cluster.data_dir(index), backup)
+                copy_sparsely(lab.cluster.data_folders[index], backup)
                 self._backups[index] = backup
                 lab.cluster.launch(lab.cluster.brokers[index])
                 lab.cluster.wait_whole()
                 lab.must_ack()
 
     def spoil(self, lab: Lab, index: int) -> None:
-        put_back(lab.cluster.data_dir(index), self._backups[index])
+        put_back(lab.cluster.data_folders[index], self._backups[index])
 
 
 class WipedSlaveAlone(Fault):
@@ -127,7 +127,7 @@ class WipedSlaveAlone(Fault):
         spoiled, complete = lab.slaves(rng)
         brokers = lab.cluster.brokers
         brokers[spoiled].kill()
-        wipe(lab.cluster.data_dir(spoiled))
+        wipe(lab.cluster.data_folders[spoiled])
         brokers[master].signal(signal.SIGKILL)
         brokers[complete].signal(signal.SIGKILL)
         brokers[master].kill()

@@ -133,7 +133,7 @@ class KillInFirstStart(Midway):
         armed = lab.cluster.brokers[slave]
         at = time.monotonic()
         armed.kill()
-        wipe(lab.cluster.data_dir(slave))
+        wipe(lab.cluster.data_folders[slave])
         rule = self.rule(rng, ("",), CALLS_OF_A_FIRST_START)
         armed.fail_disk(rule)
         lab.cluster.launch(armed)

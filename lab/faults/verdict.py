@@ -230,7 +230,7 @@ def _live_and_die(cluster: HeldCluster) -> None:
         _wait_acked(load, ACKS // 2)
         cluster.brokers[slave].kill()
         backup = cluster.folder / "backup"
-        copy_sparsely(cluster.data_dir(slave), backup)
+        copy_sparsely(cluster.data_folders[slave], backup)
         (backup / "index-of").write_text(str(slave))
         cluster.launch(cluster.brokers[slave])
         cluster.wait_whole()
@@ -281,7 +281,7 @@ def _wait_acked(load: Load, count: int) -> None:
 
 def _wait_recorded(cluster: HeldCluster) -> None:
     """Until the queues of every replica name what lies behind its first segment."""
-    stores = [cluster.data_dir(index) for index in range(3)]
+    stores = cluster.data_folders
 
     def is_recorded() -> bool:
         return all(recorded_end(store) > SEGMENT for store in stores)

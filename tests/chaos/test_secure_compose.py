@@ -71,9 +71,8 @@ def test_a_killed_master_new_certificates_and_a_new_secret_cost_no_send(
 
 def reloads(cluster: ComposeCluster, name: str) -> int:
     """How often that service has taken a new secret of the nodes, since it was made."""
-    return cluster.log_of(name).count(
-        b"files_reloaded name=innerClientAuthenticationCredentialsFile"
-    )
+    [log] = [each for each in cluster.logs() if each.stem == name]
+    return log.read_text().count("files_reloaded name=innerClientAuthenticationCredentialsFile")
 
 
 def send_once(name_servers: str, options: ClientOptions) -> None:
