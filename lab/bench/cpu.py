@@ -79,7 +79,7 @@ def cpu_of_tree() -> float:
     """Processor seconds of this process and all below it, with ended ones that their parent waited
     for."""
     total = 0.0
-    for process in (psutil.Process(), *_below()):
+    for process in _tree(psutil.Process()):
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
@@ -88,20 +88,24 @@ def cpu_of_tree() -> float:
     return total
 
 
-def _below() -> list[psutil.Process]:
-    found: list[psutil.Process] = psutil.Process().children(recursive=True)
-    return found
+def _tree(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 class TreeSampler:
-    """Samples the tree of this process while a `with` block runs.
+    """Samples a process tree while a `with` block runs.
 
-    `peak_java`: most resident bytes of its JVMs together, `peak_python`: of its other processes
-    but this one.
+    `peak`: most resident bytes of the tree, `peak_java` of its JVMs, `peak_python` of its other
+    processes but the root. `cpu_s`: processor seconds, also of what ended without being waited for.
     """
 
-    def __init__(self) -> None:
-        self.peak_java = self.peak_python = 0
+    def __init__(self, pid: int | None = None) -> None:
+        self.peak = self.peak_java = self.peak_python = 0
+        self._spent: dict[int, float] = {}
+        self._root = psutil.Process(pid)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tree-sampler")
 
@@ -113,14 +117,22 @@ class TreeSampler:
         self._ended.set()
         self._thread.join()
 
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._spent.values())
+
     def _watch(self) -> None:
         while not self._ended.wait(_SAMPLE_S):
-            held = {"java": 0, "python": 0}
-            for process in _below():
+            held = {"root": 0, "java": 0, "python": 0}
+            for process in _tree(self._root):
                 try:
                     kind = "java" if "java" in process.name() else "python"
+                    kind = "root" if process == self._root else kind
                     held[kind] += process.memory_info().rss
+                    times = process.cpu_times()
                 except psutil.NoSuchProcess:
                     continue
+                self._spent[process.pid] = times.user + times.system
+            self.peak = max(self.peak, sum(held.values()))
             self.peak_java = max(self.peak_java, held["java"])
             self.peak_python = max(self.peak_python, held["python"])
