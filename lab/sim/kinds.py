@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lab.sim.cluster import SimCluster
 from lab.sim.disk import DiskPlan
-from lab.sim.hosts import BrokerHost, Host
+from lab.sim.hosts import BrokerHost, ControllerHost, Host
 
 T = TypeVar("T")
 

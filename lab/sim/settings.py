@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 _EXPIRES = 0.2
 _UNCLEAN = 0.12
@@ -30,6 +32,14 @@ NOT_PLAIN = (
     "proves",
     "returns",
 )
+
+
+class Draw(Protocol):
+    """What is used of `random.Random`."""
+
+    def choice(self, options: tuple[T, ...]) -> T: ...
+
+    def random(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class Settings:
         return any(getattr(self, name) for name in FEATURES)
 
 
-def draw_settings(rng: random.Random) -> Settings:
+def draw_settings(rng: Draw) -> Settings:
     sync = rng.random() < 0.35
     return Settings(
         min_in_sync=rng.choice((1, 1, 2)),
@@ -94,7 +104,7 @@ def draw_settings(rng: random.Random) -> Settings:
     )
 
 
-def with_variants(settings: Settings, rng: random.Random) -> Settings:
+def with_variants(settings: Settings, rng: Draw) -> Settings:
     """What only some lives have. `rng` is one of its own: the others stay what they were."""
     if rng.random() < _EXPIRES:
         settings = replace(
@@ -110,7 +120,7 @@ def with_variants(settings: Settings, rng: random.Random) -> Settings:
     return settings
 
 
-def with_features(settings: Settings, rng: random.Random) -> Settings:
+def with_features(settings: Settings, rng: Draw) -> Settings:
     """Which features a life uses."""
     orderly, pops = rng.random() < _FEATURE, rng.random() < _FEATURE
     return replace(
@@ -127,7 +137,7 @@ def with_features(settings: Settings, rng: random.Random) -> Settings:
     )
 
 
-def with_strains(settings: Settings, rng: random.Random) -> Settings:
+def with_strains(settings: Settings, rng: Draw) -> Settings:
     """Which further faults a life has. Disks wear out where nothing else takes bytes from a log for
     good."""
     wears, strains = rng.random() < _WEARS, rng.random() < _STRAINS
