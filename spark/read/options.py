@@ -26,7 +26,7 @@ MIB: Final = 1 << 20
 # Arrow counts the bytes of a column of one window with 31 bits.
 _WINDOW_MAX: Final = 1 << 30
 _MS_PER: Final = {"ms": 1, **UNITS_MS}
-_SPAN: Final = re.compile(r"([1-9]\d{0,11})\s*(ms|s|m|h|d)")
+_SPAN: Final = re.compile(r"(0*[1-9]\d{0,11})\s*(ms|s|m|h|d)")
 _TRUTHS: Final = {"true": True, "false": False}
 
 

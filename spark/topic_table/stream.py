@@ -285,6 +285,7 @@ def _behind(plan: TablePlan, state: TableState) -> str:
             if name in ends.get(broker, ()):
                 ends[broker][name] = end
             else:
-                # Of a group that was taken away. If it comes back, its first batch is refused.
+                # Of a group that was taken away. If it comes back, a first batch that begins below
+                # `end` is refused; what expired meanwhile is not noticed.
                 log.warning("table_queue_gone broker_name=%s queue_id=%s end=%d", broker, name, end)
     return msgspec.json.encode({plan.topic: ends}).decode()

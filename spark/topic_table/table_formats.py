@@ -310,12 +310,15 @@ class IcebergTopicTable:
     def _remove_unnamed(self, before: datetime) -> int:
         """Removes our data files from before a moment that no snapshot has: pyiceberg leaves those
         of expired snapshots, and a driver that died those of its last batch."""
+        from pyiceberg.table.snapshots import ancestors_of
+
         metadata = self._open().metadata
-        if not metadata.snapshots:
+        line = [each.snapshot_id for each in ancestors_of(metadata.current_snapshot(), metadata)]
+        # A tag, a branch or a rollback keeps versions beside this line, with files of their own.
+        if not line or len(line) < len(metadata.snapshots):
             return 0
-        # What is in none of these is in none between them: a file that went does not come back.
-        oldest = min(metadata.snapshots, key=lambda each: each.timestamp_ms)
-        ends = {oldest.snapshot_id, *(ref.snapshot_id for ref in metadata.refs.values())}
+        # What is in neither end is in none between them: a file that went does not come back.
+        ends = {line[0], line[-1]}
         tasks = [task for end in ends for task in self._seen.scan(snapshot_id=end).plan_files()]
         named = {locate(task.file.file_path)[1] for task in tasks}
         storage, folder = locate(f"{self.location}{self.below}")

@@ -2,7 +2,7 @@
 
 import json
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
@@ -202,6 +202,26 @@ def test_files_that_no_version_has_are_removed(runs):
     left = {str(file) for file in others.parent.rglob("*.parquet")}
     assert left == {locate(file)[1] for file in runs.table().files()} | kept
     assert gone == len(held - left) >= 9 and len(runs.rows()) == 60
+    if runs.form == "iceberg":
+        assert len(runs.table()._open().metadata.snapshots) == 1
+
+
+def test_files_stay_while_a_tag_holds_an_old_version(tmp_path):
+    """The tag's is the oldest version then, and not where those that are kept begin: of their files
+    those that were put together since are neither in it nor in the newest."""
+    runs = Runs(tmp_path, "iceberg")
+    stream = runs.begun()
+    stream._take(Batch(messages(JSON_ROWS[:5])), 0)
+    lake = runs.table()._open()
+    lake.manage_snapshots().create_tag(lake.current_snapshot().snapshot_id, "old").commit()
+    for n in range(1, 9):
+        stream._take(Batch(messages(JSON_ROWS[:5], first=5 * n)), n)
+    runs.table().expire(0)
+    kept = runs.table()._open().current_snapshot().snapshot_id
+    stream._take(Batch(messages(JSON_ROWS[:5], first=45)), 9)
+    table = runs.table()
+    assert table.compact() and table._remove_unnamed(datetime.now(UTC) + timedelta(hours=1)) == 0
+    assert len(runs.table()._open().scan(snapshot_id=kept).to_arrow()) == 45
 
 
 @pytest.mark.parametrize(("partition", "parts"), [("day", 2), ("hour", 2), ("none", 1)])
