@@ -55,6 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     parts = [part for part in PARTS if not options.only or part.name in options.only]
     if options.classic:
         parts = [part for part in parts if part.in_classic]
+        if not parts:
+            print(
+                "bench: --classic: none of the parts of --only has a classic side", file=sys.stderr
+            )
+            return 2
     classpath = ""
     try:
         if "java" in options.sides or any(part.needs_programs for part in parts):

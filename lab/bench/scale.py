@@ -96,7 +96,8 @@ class Bench:
         addresses, master = cluster.addresses(), cluster.master()
         log = cluster.folder / "probe.log"
         with Load(addresses, prefix="scale", log=log) as load:
-            load.first_ack(sent_after=time.monotonic(), limit_s=FAILOVER_LIMIT_S)
+            if load.first_ack(sent_after=time.monotonic(), limit_s=FAILOVER_LIMIT_S) is None:
+                raise RuntimeError(f"no write was acknowledged in {FAILOVER_LIMIT_S:.0f} s")
             time.sleep(0.5)
             took_s = load.failover_s(
                 lambda: cluster.kill(master),

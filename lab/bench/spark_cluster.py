@@ -111,7 +111,10 @@ def standalone(folder: Path, workers: int) -> Iterator[str]:
         registered = "Successfully registered with master"
         wait_for(
             "a standalone Spark",
-            lambda: log.read_text().count(registered) == workers,
+            lambda: (
+                all(each.poll() is None for each in processes)
+                and log.read_text().count(registered) >= workers
+            ),
             WORKERS_S,
             lambda: tail(log, 3000),
         )

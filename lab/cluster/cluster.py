@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from lab.cluster import frames, processes
 from lab.cluster.connection import ask, sync_state
-from lab.cluster.processes import READY_S, tail
+from lab.cluster.processes import READY_S, STOP_GRACE_S, tail
 
 CLUSTER: Final = "DefaultCluster"
 GROUP: Final = frames.BROKER_NAME
@@ -107,11 +107,15 @@ class OwnProcesses(Cluster, Generic[K]):
         return self._processes[name].pid
 
     def kill(self, name: K, number: signal.Signals = signal.SIGKILL) -> None:
-        """Ends it by that signal, and waits for the end."""
+        """Ends it by that signal, and waits for the end; by SIGKILL if it does not come."""
         process = self._processes.pop(name)
         # Not by its pid: if it has ended meanwhile, that may be another process's by now.
         process.send_signal(number)
-        process.wait()
+        try:
+            process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -44,7 +44,12 @@ def mqctl(*arguments: str, home: object, env: Mapping[str, str | None] | None = 
 def mqctl_program(*arguments: str, home: object, env: Mapping[str, str]) -> Ran:
     """The same as a program of its own. Fails if it shows a traceback."""
     done = begin_mqctl(*arguments, home=home, env=env)
-    out, err = done.communicate(timeout=PROGRAM_S)
+    try:
+        out, err = done.communicate(timeout=PROGRAM_S)
+    except BaseException:
+        done.kill()
+        done.communicate()
+        raise
     assert "Traceback" not in err, err
     return Ran(done.returncode, out, err)
 
