@@ -189,7 +189,7 @@ class CommandContext:
             try:
                 await once()
             except (BatonError, CommandFailed) as error:
-                note(str(error))
+                note(str(error) or type(error).__name__)
             await asyncio.sleep(self.interval_s)
 
     def confirm(self, what: str, *, yes: bool, question: str = "Do it?") -> None:
@@ -238,7 +238,7 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
         with _ctrl_c_at_once():
             uvloop.run(work)
     except BatonError as error:
-        raise CommandFailed(" ".join(str(error).split())) from error
+        raise CommandFailed(" ".join(str(error).split()) or type(error).__name__) from error
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
         raise
     except KeyboardInterrupt:
@@ -263,8 +263,10 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
 def _ctrl_c_at_once() -> Iterator[None]:
     """Asyncio would only cancel the command at the first ctrl-C. One that reads a large log or
     waits for an answer on the terminal would not notice before its end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
+    # Only the main thread may set handlers. One that a shell let ignore ctrl-C goes on ignoring it.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
         return
     before = signal.signal(signal.SIGINT, _interrupt)
     try:

@@ -1,10 +1,11 @@
 """Small files that are replaced as a whole. Once `replace_file` returns, the new content survives a
 power loss; a crash before leaves the old or the new content, never a mixture. (Java's
-`MixAll.string2File` overwrites in place.) Only `show_file` does not sync."""
+`MixAll.string2File` overwrites in place.) Only `show_file` and `write_named` do not sync."""
 
 import contextlib
 import errno
 import os
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -200,6 +201,19 @@ def show_file(path: Path, content: str | bytes, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             disk.remove(temp)
         raise
+
+
+def write_named(path: Path, content: str | bytes) -> None:
+    """Writes a file that a user names: as `show_file`, with the mode that it has; where a link
+    points. A pipe or a device (`/dev/stdout`) stays what it is. Raises OSError."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG | 0o644
+    if stat.S_ISREG(mode):
+        show_file(path.resolve(), content, stat.S_IMODE(mode))
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def remove_file(path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import batonmq.client.consumer.pull_consumer
 import batonmq.client.producer.producer
-from batonmq.mqctl.context import CommandFailed, disk_failures
+from batonmq.mqctl.context import CommandFailed, _ctrl_c_at_once, disk_failures
 from batonmq.mqctl.output import Cell, shown
 from batonmq.mqctl.roll import Doubt
 from batonmq.mqctl.roll_backends import compose_backend
@@ -26,6 +26,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.secret_file import SecretFileError, read_passwords
 from tests.mqctl.conftest import (
+    MASTER,
     OFFSET_ID,
     SLAVE,
     FakeCluster,
@@ -68,6 +69,17 @@ def test_one_ctrl_c_is_enough(wait: str) -> None:
             assert process.stderr.read() == b""
         finally:
             process.kill()
+
+
+def test_who_ignores_ctrl_c_goes_on_doing_so() -> None:
+    """A script's `mqctl roll &`: the ctrl-C is for what runs in the foreground."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _ctrl_c_at_once():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("answer", [click.Abort, KeyboardInterrupt])
@@ -208,11 +220,13 @@ def test_a_backup_without_a_master_says_what_it_may_lack(
     lock = FolderLock(tmp_path / "store" / "lock")
     lock.acquire()
     try:
-        for addresses in ({2: SLAVE}, {}):
-            fake.info.broker_addr_table["broker-a"].broker_addrs = dict(addresses)
-            target = tmp_path / f"backup-{len(addresses)}"
-            ran = mqctl("backup", str(tmp_path / "store"), str(target), "-b", SLAVE)
-            assert ran.code == 1 and "has no master now: this copy may lack" in ran.err
+        fake.info.broker_addr_table["broker-a"].broker_addrs = {2: SLAVE}
+        ran = mqctl("backup", str(tmp_path / "store"), str(tmp_path / "one"), "-b", SLAVE)
+        assert ran.code == 1 and "has no master now: this copy may lack" in ran.err
+        # An address of its that is not the registered one: a healthy broker by loopback, say.
+        fake.info.broker_addr_table["broker-a"].broker_addrs = {0: MASTER}
+        ran = mqctl("backup", str(tmp_path / "store"), str(tmp_path / "two"), "-b", SLAVE)
+        assert (ran.code, f"no route has {SLAVE}" in ran.err) == (0, True), ran.err
     finally:
         lock.release()
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from batonmq.runtime import disk
-from batonmq.runtime.durable_file import replace_file, write_all
+from batonmq.runtime.durable_file import replace_file, write_all, write_named
 
 
 def test_a_write_goes_on_behind_what_a_short_one_wrote(
@@ -42,3 +42,24 @@ def test_the_backup_of_a_secret_file_is_as_private_as_the_file(
     backup = tmp_path / "users.json.bak"
     assert (path.read_bytes(), backup.read_bytes()) == (b"two", b"one")
     assert {each.stat().st_mode & 0o777 for each in (path, backup)} == {0o600}
+
+
+def test_what_a_user_names_stays_what_it_is(tmp_path: Path) -> None:
+    """As root a rename would make a regular file of `/dev/stdout`."""
+    pipe, target, link = tmp_path / "pipe", tmp_path / "target", tmp_path / "link"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_named(pipe, "text")
+    assert os.read(reader, 100) == b"text" and pipe.is_fifo()
+    os.close(reader)
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    write_named(link, b"new")
+    assert (link.is_symlink(), target.read_text(), target.stat().st_mode & 0o777) == (
+        True,
+        "new",
+        0o600,
+    )
+    write_named(tmp_path / "fresh", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "link", "pipe", "target"]

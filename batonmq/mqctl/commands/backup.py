@@ -120,8 +120,14 @@ async def _confirmed(context: CommandContext, store: Path, address: str | None) 
     address = address or _address_here(context, store)
     async with context.admin() as admin:
         wanted = 0
-        master = await _master_of(admin, address)
-        if master is None:
+        members = await _members_with(admin, address)
+        master = members.get(MASTER_ID)
+        if not members:
+            note(
+                f"no route has {address}: whether its master confirmed more than this copy has is"
+                " not known; give the registered address (mqctl clusterList)"
+            )
+        elif master is None:
             context.complain(
                 f"the group of {address} has no master now: this copy may lack what one confirmed"
             )
@@ -148,12 +154,13 @@ async def _confirmed(context: CommandContext, store: Path, address: str | None) 
     return end, behind
 
 
-async def _master_of(admin: Admin, address: str) -> str | None:
-    """The master of that broker's group, maybe itself; None if none is known."""
+async def _members_with(admin: Admin, address: str) -> dict[int, str]:
+    """The addresses of that broker's group, by id. None if no route has that address, as one that
+    is not the registered one."""
     for group in (await admin.cluster.info()).broker_addr_table.values():
         if address in group.broker_addrs.values():
-            return group.broker_addrs.get(MASTER_ID)
-    return None
+            return group.broker_addrs
+    return {}
 
 
 async def _confirm_offset(admin: Admin, address: str) -> int:

@@ -22,7 +22,7 @@ from batonmq.mqctl.context import CommandContext, disk_failures
 from batonmq.mqctl.params import command, option
 from batonmq.mqctl.verdict.evidence import Evidence
 from batonmq.mqctl.verdict.judge import judge
-from batonmq.runtime.durable_file import show_file
+from batonmq.runtime.durable_file import write_named
 from batonmq.runtime.section import SECRET
 from batonmq.runtime.words import counted
 
@@ -60,7 +60,7 @@ async def doctor(
     parts = dict(_parts(evidence, document(evidence, judge(evidence))))
     with disk_failures(bundle):
         # As a whole: on a full disk half an archive would look like a bundle.
-        show_file(bundle, _packed(parts))
+        write_named(bundle, _packed(parts))
     context.out.result(
         {"bundle": str(bundle), "files": sorted(parts)},
         f"{bundle}: {counted(len(parts), 'file')}; look through it before you send it",

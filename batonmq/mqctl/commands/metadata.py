@@ -20,7 +20,7 @@ from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.protocol.topic_name import SYSTEM_GROUPS, is_brokers_own
-from batonmq.runtime.durable_file import show_file
+from batonmq.runtime.durable_file import write_named
 from batonmq.runtime.words import counted
 
 FORM = 1
@@ -45,7 +45,7 @@ async def export_metadata(
         context.out.document(document)
         return
     with disk_failures(file):
-        show_file(Path(file), json.dumps(document, indent=2, sort_keys=True) + "\n")
+        write_named(Path(file), json.dumps(document, indent=2, sort_keys=True) + "\n")
     counts = {what: sum(len(each[what]) for each in brokers.values()) for what in _COUNTED}
     context.out.result({"file": file, **counts}, f"{file}: {_contents(brokers, _COUNTED)}")
 

@@ -227,8 +227,10 @@ class RollWork:
                 return str(doubt)
             return ""
 
-        if await still_lacking(lacks, self.within_s, "waiting"):
-            raise doubts[-1]
+        if lacking := await still_lacking(lacks, self.within_s, "waiting"):
+            # The last round may also have failed to look.
+            is_doubt = doubts and str(doubts[-1]) == lacking
+            raise doubts[-1] if is_doubt else CommandFailed(lacking)
         return found[-1]
 
     async def show_order(self, backend: Backend) -> None:

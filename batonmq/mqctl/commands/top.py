@@ -21,6 +21,7 @@ from batonmq.runtime.clock import wall_ms
 
 ASKED_MAX = 100
 """Topics and groups that one round looks at: each costs a request to every master."""
+REASONS_SHOWN = 3
 LINES_BESIDE = 8
 """Headings, blank lines and the first line."""
 
@@ -61,6 +62,8 @@ async def _round(context: CommandContext, admin: Admin) -> None:
         document = {"brokers": brokers, "topics": topics, "groups": groups, "notKnown": not_known}
         context.out.document(document)
         return
+    if len(not_known) > REASONS_SHOWN:
+        not_known[REASONS_SHOWN:] = [f"… and {len(not_known) - REASONS_SHOWN} more (--json)"]
     lines = shutil.get_terminal_size((80, 24)).lines - LINES_BESIDE - 2 * len(not_known)
     shown = max(3, lines - 2 * min(5, lines // 4)), max(2, min(5, lines // 4))
     context.out.line(f"{when(wall_ms())[:19]}  {context.target}"[: _width()], style="bold")

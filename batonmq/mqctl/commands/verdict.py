@@ -22,7 +22,7 @@ from batonmq.mqctl.verdict.incidents import Finding
 from batonmq.mqctl.verdict.judge import INCIDENTS, Judgement, judge
 from batonmq.mqctl.verdict.receipt import check, receipt
 from batonmq.runtime.clock import boot_s
-from batonmq.runtime.durable_file import show_file
+from batonmq.runtime.durable_file import write_named
 from batonmq.runtime.words import counted, named
 
 ANSWER_S: Final = 0.45
@@ -97,7 +97,7 @@ async def verdict(
 def _write_receipt(file: Path, evidence: Evidence, judgement: Judgement) -> None:
     text = json.dumps(receipt(evidence, judgement), indent=2) + "\n"
     with disk_failures(file):
-        show_file(file, text)
+        write_named(file, text)
 
 
 async def gather(
