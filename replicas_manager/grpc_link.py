@@ -314,7 +314,7 @@ class GrpcLink:
         self, target: str, request: pb.ElectMasterRequest, timeout_s: float
     ) -> ElectAnswer | None:
         call = self._channels.stub(target).ElectMaster(request, timeout=timeout_s)
-        reply = await answer_of(call, f"ElectMaster at {target}")
+        reply = await answer_of(call, f"ElectMaster at {target}", logging.INFO)
         if reply is None:
             return None
         if reply.HasField("view"):

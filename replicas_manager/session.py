@@ -68,17 +68,17 @@ def is_only_the_call_cancelled() -> bool:
     return task is None or not task.cancelling()
 
 
-async def answer_of(call: Awaitable[T], what: str) -> T | None:
-    """The reply to a gRPC call; None, and a log line, if there is none."""
+async def answer_of(call: Awaitable[T], what: str, level: int = logging.DEBUG) -> T | None:
+    """The reply to a gRPC call; None, and a log line of that level, if there is none."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
-        why = error.details()
+        why = f"{error.code().name}: {error.details()}"
     except asyncio.CancelledError:
         if not is_only_the_call_cancelled():
             raise
         why = "its connection was closed"
-    log.debug("call_unanswered call=%s reason=%s", what, why)
+    log.log(level, "call_unanswered call=%s reason=%s", what, why)
     return None
 
 

@@ -363,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
             frame = encode_frame(response)
         except RemoteProtocolError as error:
             log.error("reply_too_large code=%d peer=%s %s", request.code, self.peer, error)
-            refusal = RemotingCommand.response_to(
+            refusal = RemotingCommand.refusal_of(
                 request, ResponseCode.SYSTEM_ERROR, f"the reply cannot be sent: {error}"
             )
             frame = encode_frame(refusal)
@@ -373,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
         request = peek_head(serialize_type, header)
         why = f"the header has {len(header)} bytes, allowed are {HEADER_SIZE_MAX}"
         log.warning("request_refused code=%d peer=%s reason=%s", request.code, self.peer, why)
-        self.reply(request, RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, why))
+        self.reply(request, RemotingCommand.refusal_of(request, ResponseCode.SYSTEM_ERROR, why))
 
     async def invoke(self, cmd: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
         """Sends a request and waits for its response, whatever its code. Raises

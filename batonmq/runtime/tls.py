@@ -224,7 +224,9 @@ def tls_reason(error: BaseException) -> str:
         return f"the certificate of the peer is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return (error.reason or str(error)).replace("_", " ").lower()
-    return disk.reason(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        return disk.reason(error)
+    return str(error) or type(error).__name__
 
 
 NODE_URI: Final = "baton://node/"

@@ -398,8 +398,9 @@ class CommitLog:
         """Zeroes, durably, what a write left that a full disk cut short. Raises OSError; then it
         can be repeated."""
         segment = self.segment_at(self.max_offset)
-        if segment is not None and self._torn_end > self.max_offset:
-            self.zero_from(self.max_offset, min(self._torn_end, segment.end_offset))
+        # A torn end beyond this segment was in a later one, which a cut has removed.
+        if segment is not None and self.max_offset < self._torn_end <= segment.end_offset:
+            self.zero_from(self.max_offset, self._torn_end)
         self._torn_end = 0
 
     def ensure_segment(self, offset: int) -> Segment:

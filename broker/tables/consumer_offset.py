@@ -66,6 +66,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._keys = OffsetKeys()
         self.removals = 0
         """Grows when keys are taken out."""
+        self.lowered = 0
+        """How many offsets `clamped` has lowered."""
         self._commits = 0
         self._received = Received()
         self._deletion_due = False
@@ -223,6 +225,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             if not ends:
                 yield None
                 continue
+            self.lowered += len(ends)
             messages = sum(offsets[queue_id] - end for queue_id, end in ends.items())
             self._table[key] = offsets | ends
             # Slaves compare this count: they must fetch the lowered offsets.

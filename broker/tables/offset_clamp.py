@@ -44,8 +44,11 @@ class OffsetClamp:
         self._offsets = tables.offsets
         self._delays = tables.delays
         self._store = store
-        self.total = 0
+
+    @property
+    def total(self) -> int:
         """How many offsets were lowered since the start."""
+        return self._offsets.lowered
 
     async def for_view(self, view: RoleView) -> int:
         """Before a role is taken: how many offsets were lowered; 0 unless the table is older than
@@ -61,7 +64,8 @@ class OffsetClamp:
         # After a power failure, say: tables are synced by themselves, so they may have the effects
         # of messages that were not. New messages will get those offsets.
         self._read_transactions_again()
-        self.total += sum(self._lowered())
+        for _ in self._lowered():
+            pass
 
     def _read_transactions_again(self) -> None:
         # The op of an ended transaction may have been cut: its half message, which is below the
@@ -76,7 +80,6 @@ class OffsetClamp:
         count = 0
         async for queues in in_turns(self._lowered()):
             count += queues
-        self.total += count
         return count
 
     def _lowered(self) -> Iterator[int]:

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -405,7 +406,12 @@ class RoleNotices:
         # The older one would be ignored behind it, and it may still wait for the connection.
         if (older := self._newest.get(address)) is not None:
             older.cancel()
-        self._newest[address] = self._tasks.spawn(self._deliver(address, view))
+        task = self._newest[address] = self._tasks.spawn(self._deliver(address, view))
+        task.add_done_callback(partial(self._forget, address))
+
+    def _forget(self, address: str, task: asyncio.Task[None]) -> None:
+        if self._newest.get(address) is task:
+            del self._newest[address]
 
     async def _deliver(self, address: str, view: RoleView) -> None:
         try:

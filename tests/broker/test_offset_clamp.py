@@ -79,6 +79,7 @@ async def test_r44_offsets_above_a_log_that_a_power_failure_shortened_go_back_to
         assert tables.offsets.query("g", "T", 0) == (1_000 if is_clean else 5)
         assert tables.offsets.query("h", "T", 0) == 3
         assert tables.delays.table == {1: 9 if is_clean else 0}
+        assert tables.offsets.lowered == (0 if is_clean else 3)
 
 
 async def test_r44_a_large_table_does_not_hold_up_the_loop(rig):

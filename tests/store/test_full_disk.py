@@ -563,3 +563,21 @@ def test_r22_what_a_full_disk_cut_short_is_gone_before_other_bytes_come(rig, mon
     assert (slave.max_phy_offset, slave.trust.reason) == (end, "")
     slave.advance_confirm_offset(end)
     assert rig.read_bodies(slave) == [b"both", b"new 0"]
+
+
+def test_a_torn_end_that_a_cut_removed_zeroes_nothing(rig, monkeypatch):
+    """1. A write in the second segment is cut short by a full disk. 2. A cut goes back into the
+    first. 3. The next write zeroed the rest of the first, up to a segment of 1 GiB in one turn."""
+    store = rig.open_master()
+    while store.log.max_offset < store.log.segment_size:
+        rig.put_confirmed(store, b"x" * 1000)
+    full = FullDisk(monkeypatch)
+    full.full_after(0)
+    with pytest.raises(OSError, match="No space"):
+        store.log.append(b"torn")
+    full.space_again()
+    store.log.drop_last_segment(None)
+    store.log.zero_from(1000, store.log.segment_size)
+    monkeypatch.setattr(store.log, "zero_from", Mock())
+    store.log.append(b"new")
+    store.log.zero_from.assert_not_called()
