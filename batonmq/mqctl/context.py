@@ -33,12 +33,14 @@ from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.mqctl.output import Output, note, shown
 from batonmq.mqctl.target import RunningCluster, Target, TargetError, target_here
+from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 
 if TYPE_CHECKING:
     from batonmq.client.consumer.pull_consumer import PullConsumer
     from batonmq.client.producer.producer import Producer
+    from batonmq.protocol.bodies import ClusterInfo
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -312,9 +314,9 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
         ) as asked:
             if what == "topics":
                 return await asked.topics.names()
-            if what == "groups":
-                return await asked.consumer_groups.names()
             info = await asked.cluster.info()
+            if what == "groups":
+                return await _groups_there(asked, info)
     except (BatonError, TargetError, OSError):
         return []
     if what == "clusters":
@@ -322,6 +324,17 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
     if what == "brokers":
         return sorted(info.broker_addr_table)
     return sorted(a for data in info.broker_addr_table.values() for a in data.broker_addrs.values())
+
+
+async def _groups_there(admin: Admin, info: ClusterInfo) -> list[str]:
+    """The consumer groups that any master that answers knows, ascending."""
+    table = info.broker_addr_table
+    masters = {
+        n: d.broker_addrs[MASTER_ID] for n, d in table.items() if MASTER_ID in d.broker_addrs
+    }
+    found = await ask_all(masters, lambda name: admin.consumer_groups.names({name: masters[name]}))
+    known = [names for names in found.values() if not isinstance(names, BatonError)]
+    return sorted({group for names in known for group in names})
 
 
 def reason(address: str, error: object) -> str:

@@ -33,6 +33,18 @@ def broker_addresses(info: ClusterInfo) -> list[str]:
     return [address for *_, address in brokers_of(info)]
 
 
+def left_out(name: str) -> str:
+    """That a broker group has no master, for people."""
+    return f"{name} has no master and is left out: `mqctl health` says why"
+
+
+async def without_master(admin: Admin, topic: str) -> list[str]:
+    """The broker groups with the topic that have no master now, ascending: `topics.stats` leaves
+    them out."""
+    brokers = (await admin.topics.route(topic)).broker_datas
+    return sorted(data.broker_name for data in brokers if MASTER_ID not in data.broker_addrs)
+
+
 async def masters_to_read(
     context: CommandContext, admin: Admin, cluster_name: str | None = None
 ) -> dict[str, str]:
@@ -45,5 +57,5 @@ async def masters_to_read(
     if not found:
         raise CommandFailed("no broker group has a master: `mqctl health` says why")
     for name in masters.keys() - found.keys():
-        context.complain(f"{name} has no master and is left out: `mqctl health` says why")
+        context.complain(left_out(name))
     return found

@@ -422,7 +422,7 @@ class FakeAdmin:
         return [ClientConnection(client_addr="10.0.0.9:5", client_id="p@1")] if group == "P" else []
 
     async def progress_of_broker(self, name: str, address: str) -> dict[str, list[QueueProgress]]:
-        return {"G": list((await self.consumer_progress("G")).queues)}
+        return {"G": list((await self.consumer_progress("G", None, {name: address})).queues)}
 
     async def group_settings(self, address: str) -> SubscriptionGroupWrapper:
         return SubscriptionGroupWrapper(subscription_group_table=dict(self.fake.group_table))
@@ -434,10 +434,19 @@ class FakeAdmin:
     async def all_consumer_offsets(self, address: str) -> dict[str, dict[int, int]]:
         return self.fake.offsets
 
-    async def list_consumer_groups(self) -> list[str]:
+    async def _ask(self, masters: Mapping[str, str] | None) -> None:
+        """As a call that asks these masters, or all, and fails if one does."""
+        for address in (await self.masters() if masters is None else masters).values():
+            self._check(address)
+
+    async def list_consumer_groups(self, masters: Mapping[str, str] | None = None) -> list[str]:
+        await self._ask(masters)
         return self.fake.groups
 
-    async def consumer_progress(self, group: str, topic: str | None = None) -> GroupProgress:
+    async def consumer_progress(
+        self, group: str, topic: str | None = None, masters: Mapping[str, str] | None = None
+    ) -> GroupProgress:
+        await self._ask(masters)
         queues = (
             (QueueProgress(MessageQueue("T", "broker-a", 0), 9, 5, 1_700_000_000_000, 8),)
             if group == "G"

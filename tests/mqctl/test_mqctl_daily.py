@@ -16,7 +16,12 @@ import batonmq.client.admin.admin
 from batonmq.client.errors import NoMasterError
 from batonmq.mqctl.commands import bench, dlq
 from batonmq.mqctl.main import cli
-from batonmq.protocol.bodies import ReplicaIdentity, SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.bodies import (
+    BrokerData,
+    ReplicaIdentity,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from batonmq.protocol.errors import RequestTimeoutError
 from tests.mqctl.conftest import MASTER, SLAVE, Run, stored_message, write_cluster
 
@@ -232,6 +237,9 @@ def test_a_shell_completes_names_of_the_cluster(fake: Any) -> None:
     assert completed("deleteTopic", "-c", "") == ["C"]
     assert completed("tail", "") == ["T", "U"]
     assert completed("describe", "group", "") == ["G", "H"]
+    lost = BrokerData(broker_addrs={3: "10.0.0.3:10911"}, broker_name="broker-z", cluster="C")
+    fake.info.broker_addr_table["broker-z"] = lost
+    assert completed("describe", "group", "") == ["G", "H"], "as far as a master answers"
 
 
 def test_a_shell_completes_nothing_where_there_is_no_cluster(

@@ -180,6 +180,11 @@ def lose_master(fake: FakeCluster) -> None:
         "getConsumerConfig -g G",
         "brokerConsumeStats",
         "topicList -c",
+        "topicStatus -t T",
+        "dlq list",
+        "consumerProgress",
+        "consumerProgress -g G",
+        "describe group G",
     ],
 )
 def test_a_group_without_a_master_hides_no_other_group(
@@ -190,6 +195,29 @@ def test_a_group_without_a_master_hides_no_other_group(
     ran = mqctl(*words.split(), "--json")
     assert (ran.code, ran.json) == (1, whole.json)
     assert "broker-z has no master and is left out" in ran.err
+
+
+@pytest.mark.parametrize("words", ["consumerProgress", "consumerProgress -g G"])
+def test_a_master_that_does_not_answer_hides_no_other_group(
+    mqctl: Run, fake: FakeCluster, words: str
+) -> None:
+    whole = mqctl(*words.split(), "--json")
+    lose_master(fake)
+    fake.info.broker_addr_table["broker-z"].broker_addrs[0] = "10.0.0.4:10911"
+    fake.dead |= {"10.0.0.4:10911"}
+    ran = mqctl(*words.split(), "--json")
+    assert (ran.code, ran.json) == (1, whole.json)
+    assert ran.err.count("10.0.0.4:10911") == 1
+    fake.dead |= {MASTER}
+    ran = mqctl("consumerProgress", "-g", "Nope")
+    assert ran.code == 1 and "no consumer group" not in ran.err, "nobody can say that"
+
+
+def test_a_deletion_says_which_messages_it_does_not_know(mqctl: Run, fake: FakeCluster) -> None:
+    lose_master(fake)
+    ran = mqctl("deleteTopic", "-t", "T", "-c", "C")
+    assert "6 messages in 1 queue, read by G" in ran.err
+    assert "without those of broker-z, no master now" in ran.err
 
 
 def test_a_full_disk_is_said_also_by_a_broker_that_answers_no_second_question(

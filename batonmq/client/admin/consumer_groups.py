@@ -1,7 +1,11 @@
-"""Admin calls about consumer groups: settings, members, offsets, progress."""
+"""Admin calls about consumer groups: settings, members, offsets, progress.
+
+`masters`: broker name -> address of the masters to ask. Without it a call asks all, and raises
+NoMasterError if a broker group has none.
+"""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
@@ -116,19 +120,21 @@ class ConsumerGroupAdmin:
         )
         return ConsumerOffsetSerializeWrapper.decode(reply.body).offset_table
 
-    async def names(self) -> list[str]:
+    async def names(self, masters: Mapping[str, str] | None = None) -> list[str]:
         """Groups that have stored offsets or settings on any master, ascending."""
         groups: set[str] = set()
-        for address in (await self._cluster.masters()).values():
+        for address in (await self._to_ask(masters)).values():
             offsets, settings = await asyncio.gather(self.offsets(address), self.settings(address))
             groups.update(name.rpartition("@")[2] for name in offsets)
             groups.update(settings.subscription_group_table)
         return sorted(groups)
 
-    async def members(self, group: str) -> tuple[str, ...]:
+    async def members(
+        self, group: str, masters: Mapping[str, str] | None = None
+    ) -> tuple[str, ...]:
         """Client ids of the members that any master knows now, ascending."""
         members: set[str] = set()
-        for address in (await self._cluster.masters()).values():
+        for address in (await self._to_ask(masters)).values():
             # Not by `ask`: a broker that does not know the group refuses, and has no members of it.
             request = RemotingCommand.request(
                 RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
@@ -140,14 +146,19 @@ class ConsumerGroupAdmin:
                 members.update(body.consumer_id_list)
         return tuple(sorted(members))
 
-    async def progress(self, group: str, topic: str | None = None) -> GroupProgress:
+    async def progress(
+        self, group: str, topic: str | None = None, masters: Mapping[str, str] | None = None
+    ) -> GroupProgress:
         """The group's progress in every queue in which it has an offset."""
-        masters = await self._cluster.masters()
+        masters = await self._to_ask(masters)
         parts = await asyncio.gather(
             *(self._progress_at(name, a, group, topic) for name, a in masters.items())
         )
         queues = sorted((q for part in parts for q in part), key=lambda q: q.queue)
-        return GroupProgress(group, tuple(queues), await self.members(group))
+        return GroupProgress(group, tuple(queues), await self.members(group, masters))
+
+    async def _to_ask(self, masters: Mapping[str, str] | None) -> Mapping[str, str]:
+        return await self._cluster.masters() if masters is None else masters
 
     async def connections(self, group: str) -> ConsumerConnection | None:
         """The group's connected members on all masters, without repetition, and its subscriptions;

@@ -6,7 +6,7 @@ SkipAccumulationSubCommand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -16,6 +16,7 @@ from batonmq.mqctl.commands.groups import CONNECTION
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, Cell, plain, plain_queue, when
 from batonmq.mqctl.params import INDEX, Timestamp, command, dry_run_option, option, yes_option
+from batonmq.mqctl.routes import masters_to_read
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import SYSTEM_GROUPS
 from batonmq.runtime.words import counted
@@ -37,14 +38,29 @@ async def consumer_progress(
     consumerOffset, pullOffset, lastTimestamp, diff, inflight: what members have pulled and not
     consumed); without -g {"groupList": [...]} of those."""
     async with context.admin() as admin:
-        names = [group_name] if group_name else await admin.consumer_groups.names()
-        if not group_name and not system:
-            names = [name for name in names if name not in SYSTEM_GROUPS]
-        found = {name: await admin.consumer_groups.progress(name, topic_name) for name in names}
+        masters = await masters_to_read(context, admin)
+        groups = admin.consumer_groups
+        if group_name:
+            parts = await context.ask_each(
+                masters,
+                lambda name: groups.progress(group_name, topic_name, {name: masters[name]}),
+            )
+            found = {group_name: _joined(group_name, parts.values())}
+        else:
+            names = await context.ask_each(
+                masters, lambda name: groups.names({name: masters[name]})
+            )
+            answer = {name: masters[name] for name in names}
+            found = {
+                group: await groups.progress(group, topic_name, answer)
+                for group in sorted({group for part in names.values() for group in part})
+                if system or group not in SYSTEM_GROUPS
+            }
         # Of a mistyped group brokers say the same as of a new one: no offset, no member. Only the
-        # list of groups tells them apart.
-        if group_name and not (found[group_name].queues or found[group_name].members):
-            known = await admin.consumer_groups.names()
+        # list of groups tells them apart, if it is whole.
+        is_empty = group_name and not (found[group_name].queues or found[group_name].members)
+        if is_empty and not context.failed:
+            known = await groups.names()
             if group_name not in known:
                 raise CommandFailed(
                     f"no consumer group {group_name}: the brokers know {', '.join(known) or 'none'}"
@@ -60,6 +76,14 @@ async def consumer_progress(
             for name, progress in found.items()
         ]
         context.out.table(["Group", "Members", "Queues", "Diff Total"], rows)
+
+
+def _joined(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
+    """What several masters say of a group."""
+    parts = list(parts)
+    queues = sorted((each for part in parts for each in part.queues), key=lambda each: each.queue)
+    members = sorted({member for part in parts for member in part.members})
+    return GroupProgress(group, tuple(queues), tuple(members))
 
 
 @command("consumerConnection", interval=True)

@@ -61,9 +61,10 @@ async def _topic(context: CommandContext, admin: Admin, topic: str) -> dict[str,
 
 async def _group(context: CommandContext, admin: Admin, group: str) -> dict[str, Any]:
     """Raises CommandFailed for one that no master knows."""
-    configs = await group_configs(admin, group, await masters_to_read(context, admin))
+    masters = await masters_to_read(context, admin)
+    configs = await group_configs(admin, group, masters)
     brokers = {name: plain(config) for name, config in configs.items()}
-    progress = await admin.consumer_groups.progress(group)
+    progress = await admin.consumer_groups.progress(group, masters=masters)
     if not brokers and not progress.queues and not progress.members:
         raise CommandFailed(f"no consumer group {group}: `mqctl consumerProgress` shows the others")
     topics: dict[str, int] = {}

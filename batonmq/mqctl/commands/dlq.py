@@ -14,6 +14,7 @@ from batonmq.mqctl.commands.message import (
 )
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.params import COUNT, command, complete, dry_run_option, option, yes_option
+from batonmq.mqctl.routes import masters_to_read
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
@@ -64,6 +65,7 @@ async def dlq(
 async def _list(context: CommandContext) -> None:
     async with context.admin() as admin:
         topics = [name for name in await admin.topics.names() if name.startswith(DLQ_PREFIX)]
+        await masters_to_read(context, admin)  # `stats` leaves out groups without a master
         found = await context.ask_each(topics, admin.topics.stats)
     records = [
         {

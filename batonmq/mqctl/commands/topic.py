@@ -14,7 +14,7 @@ from batonmq.mqctl.commands.cluster import own_id
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import WaitLine, plain, plain_queue
 from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option, yes_option
-from batonmq.mqctl.routes import masters_to_read
+from batonmq.mqctl.routes import left_out, masters_to_read, without_master
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.topic_name import is_retry_or_dlq, is_system_topic
 from batonmq.runtime.words import counted
@@ -99,6 +99,8 @@ async def topic_status(context: CommandContext, topic: str) -> None:
     (topic, brokerName, queueId, minOffset, maxOffset, lastUpdateTimestamp)."""
     async with context.admin() as admin:
         stats = await admin.topics.stats(topic)
+        for name in await without_master(admin, topic):
+            context.complain(left_out(name))
     queues = [
         {
             **plain_queue(s.queue),
@@ -249,6 +251,7 @@ async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
     try:
         queues = await admin.topics.stats(topic)
         traffic = await admin.topics.traffic(topic)
+        unknown = ", ".join(await without_master(admin, topic))
     except BatonError:  # the deletion says what is wrong
         return f"delete topic {topic} from cluster {cluster}"
     held = sum(queue.max_offset - queue.min_offset for queue in queues)
@@ -256,6 +259,7 @@ async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
     return (
         f"delete topic {topic} from cluster {cluster}: {counted(held, 'message')} in"
         f" {counted(len(queues), 'queue')}, read by {groups}"
+        + (f"; without those of {unknown}, no master now" if unknown else "")
     )
 
 

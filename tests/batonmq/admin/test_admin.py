@@ -145,6 +145,21 @@ async def test_the_progress_of_a_group_is_that_of_all_its_queues() -> None:
             assert await admin.consumer_groups.names() == ["g", "other"]
 
 
+async def test_the_other_masters_can_be_asked_while_a_group_has_none() -> None:
+    async with (
+        cluster_with_topic(groups=2) as cluster,
+        Admin(cluster.name_server_addresses) as admin,
+    ):
+        cluster.master("broker-b").store(TOPIC, 0, b"x")
+        cluster.groups["broker-b"].offsets["g", TOPIC, 0] = 0
+        await cluster.kill_master("broker-a")
+        left = {"broker-b": cluster.master("broker-b").address}
+        with pytest.raises(NoMasterError):
+            await admin.consumer_groups.progress("g")
+        assert await admin.consumer_groups.names(left) == ["g"]
+        assert (await admin.consumer_groups.progress("g", masters=left)).lag == 1
+
+
 async def test_broker_facts() -> None:
     async with cluster_with_topic() as cluster:
         address = cluster.master().address
