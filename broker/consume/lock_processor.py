@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from batonmq.broker.tables.queue_locks import Queue, QueueLockManager
@@ -49,7 +50,9 @@ class LockProcessor:
         granted: list[MessageQueue] = []
         async for queues in in_turns(_parts(asked.mq_set), 1):
             self._require_open()
-            got, change = self._locks.grant(group, client_id, queues, now_ms)
+            got, change = self._locks.grant(
+                group, client_id, queues, now_ms, partial(self._is_known, group)
+            )
             granted += [queues[queue] for queue in got]
             if change is not None:
                 self._topics.put_locks(change)
@@ -59,6 +62,12 @@ class LockProcessor:
             await self._path.still_master(f"queue locks of group {group}")
         body = LockBatchResponseBody(lock_ok_mq_set=granted)
         return RemotingCommand.response_to(request, body=body.encode())
+
+    def _is_known(self, group: str, queue: Queue) -> bool:
+        topic, queue_id = queue
+        config = self._topics.get(topic)
+        is_queue = config is not None and 0 <= queue_id < config.read_queue_nums
+        return is_queue and group in self._topics.groups
 
     async def unlock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Releases queues (UNLOCK_BATCH_MQ, 42)."""

@@ -25,6 +25,11 @@ from batonmq.runtime.clock import wall_ms
 
 LEASE_MS: Final = 60_000
 CHECKED_MAX: Final = 1000
+LOCKS_MAX: Final = 500_000
+"""Locks of all groups (R58); one takes about a quarter of a kilobyte."""
+INVENTED_MAX: Final = 100_000
+"""From so many locks on, only known groups get new ones, of queues that exist: clients choose the
+names."""
 
 Queue = tuple[str, int]
 """Topic and queue id, of this broker."""
@@ -62,6 +67,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._groups: dict[str, dict[Queue, _Lock]] = {}
         self._renewed_all_ms = 0
         self._to_check: Iterator[tuple[str, Queue]] = iter(())
+        self._count = 0  # Locks of all groups
         self.change_count = 0
         """Grows with each change of an owner."""
 
@@ -90,6 +96,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
             }
             for group, clients in table.locks.items()
         }
+        self._count = sum(map(len, self._groups.values()))
 
     def renew_all(self, now_ms: int) -> None:
         """This replica is master from now on: every lock counts as renewed just now."""
@@ -98,19 +105,31 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._renewed_all_ms = now_ms
 
     def grant(
-        self, group: str, client_id: str, queues: Iterable[Queue], now_ms: int
+        self,
+        group: str,
+        client_id: str,
+        queues: Iterable[Queue],
+        now_ms: int,
+        is_known: Callable[[Queue], bool] = lambda queue: True,
     ) -> tuple[list[Queue], LockChange | None]:
         """Which of `queues` the client has now, their locks renewed, and the change to put into the
-        log, if there is one; it is applied here already."""
+        log, if there is one; it is applied here already. A queue that finds no place (LOCKS_MAX,
+        INVENTED_MAX) is not granted; `is_known` says whether the queue and the group exist."""
         locks = self._groups.get(group, {})
-        granted, new = [], []
+        granted, new, count = [], [], self._count
         for queue in queues:
             lock = locks.get(queue)
             # A renewal is no record: a new master counts every lock as renewed (`renew_all`).
             if lock is not None and lock.client_id == client_id:
                 lock.renewed_ms = now_ms
                 granted.append(queue)
-            elif lock is None or self._is_expired(lock, now_ms):
+            elif lock is not None:
+                if self._is_expired(lock, now_ms):
+                    new.append(queue)
+                    granted.append(queue)
+            # No error: the answer names the queues that the client may consume.
+            elif count < INVENTED_MAX or (count < LOCKS_MAX and is_known(queue)):
+                count += 1
                 new.append(queue)
                 granted.append(queue)
         if not new:
@@ -132,12 +151,14 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
     def apply(self, change: LockChange, now_ms: int = 0) -> None:
         """Applies a change of this master, or one that the log shows. Idempotent."""
         locks = self._groups.setdefault(change.group, {})
+        before = len(locks)
         for queue in change.queues:
             # A late release of the owner before must not take the lock from the present one.
             if not change.released:
                 locks[queue] = _Lock(change.client_id, now_ms)
             elif queue in locks and locks[queue].client_id == change.client_id:
                 del locks[queue]
+        self._count += len(locks) - before
         if not locks:
             del self._groups[change.group]
         self._changed()

@@ -9,7 +9,11 @@ from unittest.mock import Mock
 
 from lone_broker import lone_broker, until
 
-from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from batonmq.protocol.bodies import (
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    SubscriptionGroupConfig,
+)
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
@@ -149,3 +153,29 @@ async def test_r45_locks_that_have_expired_wait_for_disk_space(rig, caplog):
     for _ in range(4):
         rig.service.locks.tick(now + 3_600_000)
     assert locks.wrapper().locks == {}
+
+
+async def test_r58_invented_names_leave_places_for_real_queues(rig, monkeypatch):
+    """A stranger chooses the names of groups, topics and queues."""
+
+    async def lock(client: str, group: str, queues: list[MessageQueue]) -> list[MessageQueue]:
+        asked = LockBatchRequestBody(client_id=client, consumer_group=group, mq_set=queues)
+        return owned(await rig.ask(41, body=asked.encode()))
+
+    def invented(topic: str, first: int = 0) -> list[MessageQueue]:
+        return [MessageQueue(topic, "broker-a", number) for number in range(first, first + 6)]
+
+    monkeypatch.setattr("batonmq.broker.tables.queue_locks.INVENTED_MAX", 4)
+    monkeypatch.setattr("batonmq.broker.tables.queue_locks.LOCKS_MAX", 6)
+    await rig.send()
+    rig.service.topics.put_group(SubscriptionGroupConfig(group_name="g"))
+    assert len(await lock("stranger", "g", invented("X"))) == 4
+    assert await lock("stranger", "g", invented("T", first=1000)) == []
+    assert await lock("stranger", "invented", [QUEUE]) == []
+    assert await lock("a", "g", [QUEUE]) == [QUEUE]
+    assert len(await lock("stranger", "g", invented("X"))) == 4, "what it has is renewed"
+    # The whole table has a limit, too: what is given back makes a place.
+    real = [MessageQueue("T", "broker-a", number) for number in range(3)]
+    assert len(await lock("a", "g", real)) == 2
+    await rig.ask(42, body=lock_body("a"))
+    assert len(await lock("a", "g", real)) == 2

@@ -76,3 +76,19 @@ def test_what_ran_out_is_found_a_part_at_a_time(tmp_path):
         calls += 1
     assert {queue for _, _, queue in found} == set(queues) and calls > 2
     assert {group for group, _, _ in found} == {"g"}
+
+
+def test_r58_places_are_free_again_after_each_way_a_lock_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("batonmq.broker.tables.queue_locks.INVENTED_MAX", 0)
+    monkeypatch.setattr("batonmq.broker.tables.queue_locks.LOCKS_MAX", 2)
+    locks = manager(tmp_path)
+    assert locks.grant("g", "a", [Q0, Q1, ("T", 2)], 0)[0] == [Q0, Q1]
+    late = LEASE_MS + 1
+    assert locks.grant("g", "b", [Q0], late)[0] == [Q0], "another owner takes no place"
+    assert locks.grant("h", "b", [Q0], late)[0] == []
+    change = LockChange(group="g", client_id="b", queues=[Q0], released=True)
+    for _ in range(2):  # the log may show it twice
+        locks.apply(change)
+    assert locks.grant("h", "b", [Q0, Q1], late)[0] == [Q0]
+    locks.replace_all(type(locks.wrapper())())
+    assert locks.grant("h", "b", [Q0, Q1], late)[0] == [Q0, Q1]
