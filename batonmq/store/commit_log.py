@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
 from batonmq.store.disk_health import StoreHealth
@@ -47,7 +48,7 @@ def segment_name(start_offset: int) -> str:
 
 def _check_format(path: Path, segment_size: int) -> None:
     """Raises StoreFormatError."""
-    if not path.name.isdigit() or len(path.name) != NAME_DIGITS:
+    if natural_number(path.name) is None or len(path.name) != NAME_DIGITS:
         raise StoreFormatError(path, "is no log segment, and none of its neighbours can be")
     size = path.stat().st_size
     if size != segment_size:
@@ -264,7 +265,7 @@ class CommitLog:
         StoreFormatError for a file of another length or name."""
         disk.makedirs(self._private)
         for leftover in self._private.iterdir():
-            if leftover.name.isdigit():
+            if natural_number(leftover.name) is not None:
                 disk.unlink(leftover)  # an allocation that a crash interrupted
         paths = sorted(path for path in self.folder.iterdir() if path.is_file())
         if paths and paths[-1].stat().st_size == 0:

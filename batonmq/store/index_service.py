@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.numbers import natural_number
 from batonmq.protocol.tags import java_string_hash
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
@@ -337,7 +338,8 @@ class IndexService:
         assert not self._files and not self._noted
         if not self.root.is_dir():
             return
-        names = sorted(name for name in disk.listdir(self.root) if name.isdigit())
+        listed = disk.listdir(self.root)
+        names = sorted(name for name in listed if natural_number(name) is not None)
         for name in names:
             try:
                 file = IndexFile(self.root / name, self._slot_num, self._index_num, self._handles)

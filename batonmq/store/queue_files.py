@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import BLOCK_SIZE, is_zero, next_data, write_all, zero_range
 from batonmq.store.file_handles import FileHandles
@@ -50,9 +51,10 @@ class QueueFiles:
         for a file that is missing or of another length, and for a folder without files."""
         self.starts = ()
         try:
-            names = sorted(n for n in disk.listdir(self._directory) if n.isdigit())
+            listed = disk.listdir(self._directory)
         except FileNotFoundError:
             return False
+        names = sorted(name for name in listed if natural_number(name) is not None)
         if not names:
             raise CorruptLogError(self._directory, 0, "the files of this queue are missing")
         for name in names:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.numbers import INT_MAX, natural_number
 from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC, is_file_name
 from batonmq.runtime import disk
@@ -71,7 +72,7 @@ class DeletedFolders:
         disk.makedirs(self._place)
         if not self._number:  # earlier starts may have left some
             names = disk.listdir(self._place)
-            self._number = max((int(name) for name in names if name.isdigit()), default=0)
+            self._number = max((natural_number(name) or 0 for name in names), default=0)
         self._number += 1
         folder = self._place / str(self._number)
         disk.mkdir(folder)
@@ -151,8 +152,9 @@ class ConsumeQueueStore:
             folder = self.root / topic
             if folder.is_dir():
                 for name in sorted(disk.listdir(folder)):
-                    if name.isdigit():
-                        yield topic, int(name)
+                    queue_id = natural_number(name, INT_MAX)
+                    if queue_id is not None:
+                        yield topic, queue_id
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         return ConsumeQueue(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import remove_file, replace_file, show_file, write_all
 from batonmq.runtime.read_faults import ReadFault
@@ -226,7 +227,7 @@ def mend(config: StoreConfig, mark: SuspectMark) -> int | None:
     fault = ReadFault.read(note)
     path = Path(fault.file if fault is not None else "")
     is_in_log = path.parent.resolve() == config.commit_log_folder.resolve()
-    if fault is None or not (is_in_log and path.name.isdigit() and path.exists()):
+    if fault is None or not (is_in_log and natural_number(path.name) is not None and path.exists()):
         log.warning("read_fault_elsewhere fault=%s", fault)
         remove_file(note)
         return None

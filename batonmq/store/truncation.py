@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import remove_file, replace_file, sync_directory
 from batonmq.store.errors import CutUnfinishedError
@@ -191,5 +192,4 @@ class LogTruncation:
 
 
 def _number_of(folder: Path) -> int:
-    number = folder.name.partition("-")[0]
-    return int(number) if number.isdigit() else 0
+    return natural_number(folder.name.partition("-")[0]) or 0

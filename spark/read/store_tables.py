@@ -14,6 +14,7 @@ from pyarrow import fs
 from batonmq.epoch.entry import MAX_OFFSET
 from batonmq.protocol.fastjson import FastjsonError, loads
 from batonmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from batonmq.protocol.numbers import natural_number
 from batonmq.spark.read.columns import batch_of, timestamps
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.options import ReadOptions
@@ -78,7 +79,7 @@ def plan_index(facts: StoreFacts, options: ReadOptions) -> list[IndexPiece | Dam
     pieces: list[IndexPiece | Damage] = []
     step = max(1, options.split_bytes // _ENTRY.itemsize)
     for info in facts.storage.children(f"{facts.path}/index"):
-        if info.type != fs.FileType.File or not info.base_name.isdigit():
+        if info.type != fs.FileType.File or natural_number(info.base_name) is None:
             continue
         with facts.storage.open(info.path) as file:
             try:

@@ -168,6 +168,7 @@ def test_one_bad_unit_of_a_queue_is_no_missing_end_of_the_log(
 ) -> None:
     queue = folders[0] / "consumequeue" / "T" / "0"
     queue.mkdir(parents=True)
+    (queue.parent / "²").mkdir()  # Python's isdigit() is true for it
     end = group_of(mqctl, folders)["endOffset"]
     (queue / f"{0:020}").write_bytes(UNIT.struct.pack(end + 9_000, 100, 0))
     ran = mqctl("verdict", *map(str, folders), "--json")

@@ -89,3 +89,23 @@ def test_r46_only_a_direct_child_is_taken_away(rig, store, tmp_path):
     deleted.take_away(rig.root / "consumequeue", "../commitlog")
     assert (victim / "precious").exists() and (rig.root / "commitlog").is_dir()
     assert rig.read_bodies(store, "T") == [b"kept"]
+
+
+@pytest.mark.parametrize(
+    "place", ["consumequeue/T", "consumequeue/T/0", "index", "commitlog/.baton", "truncated"]
+)
+def test_a_name_of_other_digits_is_foreign(rig, place):
+    """Python's isdigit() takes "²" for a digit, int() does not."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"x", topic="T")
+    store.checkpoints.flush_derived()
+    store.close()
+    foreign = rig.root / place / "²"
+    disk.makedirs(foreign)
+    store = rig.open_master()
+    store.advance_confirm_offset(store.max_phy_offset)
+    end = store.max_phy_offset
+    rig.put(store, b"y", topic="T")
+    store.end_turn()
+    store.slave_log.truncate_to(end)  # numbers the folder that keeps what is cut
+    assert rig.read_bodies(store, "T") == [b"x"] and foreign.exists()

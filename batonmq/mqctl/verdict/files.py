@@ -45,6 +45,7 @@ from batonmq.protocol.layout import (
     UNIT,
     UNIT_SIZE,
 )
+from batonmq.protocol.numbers import INT_MAX, natural_number
 from batonmq.protocol.records.codec import MAGIC_V1, MAGIC_V2
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 
@@ -387,9 +388,10 @@ def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
     for queue in sorted((folder / "consumequeue").glob("*/*")):
         if not until():
             break
-        if queue.name.isdigit():
+        queue_id = natural_number(queue.name, INT_MAX)
+        if queue_id is not None:
             count, ahead, what = _read_queue(queue, facts.end)
-            counts.setdefault(queue.parent.name, {})[int(queue.name)] = count
+            counts.setdefault(queue.parent.name, {})[queue_id] = count
             if what:
                 faults.append(FaultEvidence("consume-queue", str(queue), what))
             else:
