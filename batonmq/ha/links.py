@@ -10,7 +10,12 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.runtime.eviction import Crowd
-from batonmq.runtime.sockets import address_of, limit_unacknowledged_of, listening_as
+from batonmq.runtime.sockets import (
+    address_of,
+    dialled_place,
+    limit_unacknowledged_of,
+    listening_as,
+)
 from batonmq.runtime.tls import PortTls, node_names, refused_names, tls_reason
 from batonmq.runtime.tls_listener import Listening, listen
 
@@ -303,19 +308,19 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
 
     async def dial(self, loop: asyncio.AbstractEventLoop, address: str) -> bool:
         """Connects to `host:port`; False if that failed."""
-        host, _, port = address.rpartition(":")
         tls = self._open_links.tls
         try:
+            host, port = dialled_place(address)
             await loop.create_connection(
                 lambda: self,
-                host.strip("[]"),
-                int(port),
+                host,
+                port,
                 ssl=tls.dials if tls is not None else None,
             )
         except asyncio.CancelledError:
             self._dial_cancelled()
             raise
-        except (OSError, ValueError, OverflowError) as error:  # the last: of a port above 65535
+        except (OSError, ValueError) as error:
             refused = isinstance(error, ssl.SSLError)
             level = logging.WARNING if refused else logging.DEBUG
             log.log(level, "ha_dial_failed address=%s reason=%s", address, tls_reason(error))

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 
 from batonmq.protocol.errors import ConnectError, ResponseError
-from batonmq.protocol.message_id import split_address
 from batonmq.remoting.budget import MemoryBudget
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import (
@@ -23,7 +22,7 @@ from batonmq.remoting.connection import (
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.followed_files import FollowedFiles
 from batonmq.runtime.service_manager import held_listener
-from batonmq.runtime.sockets import listening_as
+from batonmq.runtime.sockets import dialled_place, listening_as
 from batonmq.runtime.tls import Dialling, PortTls, Tls, TlsState, tls_reason
 from batonmq.runtime.tls_listener import Listening, listen
 from batonmq.runtime.turns import in_turns, run_in_turns
@@ -334,7 +333,7 @@ class RemotingClient(Endpoint):
         with contextlib.ExitStack() as failed:
             failed.callback(connection.dial_failed)
             try:
-                host, port = split_address(address)
+                host, port = dialled_place(address)
                 async with asyncio.timeout(self._connect_timeout_s):
                     await loop.create_connection(lambda: connection, host, port, ssl=context)
             except TimeoutError:
@@ -342,8 +341,7 @@ class RemotingClient(Endpoint):
                 raise ConnectError(address, f"no connection within {limit_ms} ms") from None
             except OSError as error:
                 raise ConnectError(address, tls_reason(error)) from error
-            # asyncio raises OverflowError for a port above 65535; a route may name one.
-            except (ValueError, OverflowError) as error:
+            except ValueError as error:  # a route may name any text
                 raise ConnectError(address, str(error)) from error
             failed.pop_all()
         connection.sign = self._sign

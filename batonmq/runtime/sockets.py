@@ -25,6 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
+from batonmq.protocol.message_id import split_address
+from batonmq.protocol.numbers import PORT_MAX
+
 BACKLOG: Final = 1024  # how many connections may wait until they are accepted
 
 _LISTEN: Final = "0A"
@@ -190,6 +193,15 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
 def without_delay(sock: socket.socket) -> None:
     """Sends small writes at once (TCP_NODELAY)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def dialled_place(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[ip]:port", for `create_connection`. Raises ValueError."""
+    host, port = split_address(address)
+    # uvloop would dial the lower 16 bits of it, where any other process may listen.
+    if not 0 < port <= PORT_MAX:
+        raise ValueError(f"port {port} of {address!r}: 1 to {PORT_MAX} are allowed")
+    return host, port
 
 
 def look_up(host: str) -> str:

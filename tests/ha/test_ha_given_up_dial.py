@@ -2,8 +2,12 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import Mock
 
-from batonmq.ha.links import OpenLinks
+import pytest
+import uvloop
+
+from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_effects import Hangup
 from batonmq.ha.slave_policy import SlavePolicy
@@ -62,3 +66,22 @@ async def test_a_dial_cancelled_after_its_connection_was_made_is_counted_as_clos
             await links.close()
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_a_master_at_a_port_that_no_host_has_is_not_dialled(new_loop):
+    """uvloop would dial the lower 16 bits, where another process listens."""
+
+    async def dial():
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        link = MasterLink(Mock(), memoryview(bytearray(1)), OpenLinks(), Mock())
+        try:
+            assert not await link.dial(loop, f"{host}:{65_536 + port}")
+        finally:
+            link.end()
+            server.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(dial())
