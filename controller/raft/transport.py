@@ -22,6 +22,7 @@ Uses names of pysyncobj 0.3.17, also private ones of `TcpConnection`;
 `tests/controller/test_raft_node.py` pins both.
 """
 
+import _socket
 import functools
 import io
 import ipaddress
@@ -56,6 +57,9 @@ from batonmq.runtime.tls import PortTls, tls_reason
 from batonmq.runtime.tls_listener import TlsBytes, is_hello
 
 log = logging.getLogger(__name__)
+
+# pysyncobj replaces it for the whole process, with one that works on Windows only.
+socket.inet_ntop = _socket.inet_ntop
 
 GREETING_BYTES_MAX: Final = 8 << 10
 FRAME_BYTES_MAX: Final = 192 << 20

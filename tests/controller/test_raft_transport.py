@@ -449,3 +449,8 @@ def test_r58_a_raft_port_that_cannot_accept_for_a_moment_listens_again():
     transport._maybeBind()
     socket.create_connection(("127.0.0.1", port)).close()
     server.unbind()
+
+
+def test_addresses_are_read_as_before_pysyncobj_was_imported():
+    """psutil shows connections by it; pysyncobj leaves one that raises."""
+    assert socket.inet_ntop(socket.AF_INET6, bytes(15) + b"\x01") == "::1"
