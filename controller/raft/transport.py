@@ -13,13 +13,11 @@
   open; a new one replaces the oldest.
 - *TLS*, if it is on: both sides show a certificate before the greeting.
 - *The side with the greater address dials*, as in pysyncobj.
-- *Names are looked up outside the Raft thread* (`BackgroundResolver`). pysyncobj asks at each
-  attempt to connect, in the thread that also sends heartbeats: a name server that does not answer
-  would cost a leader its lead. pysyncobj also keeps an address for ten minutes, so a container that
-  restarts with another one would not be found.
+- *Names are looked up outside the Raft thread* (`BackgroundResolver`). pysyncobj asks in the
+  thread that also sends heartbeats: a silent name server would cost a leader its lead. It also
+  keeps an address for ten minutes, and would not find a container that restarts with another.
 
-Uses names of pysyncobj 0.3.17, also private ones of `TcpConnection`;
-`tests/controller/test_raft_node.py` pins both.
+`tests/controller/test_raft_node.py` pins the names of pysyncobj 0.3.17 that this module uses.
 """
 
 import _socket
