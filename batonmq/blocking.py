@@ -105,8 +105,8 @@ class _LoopThread:
 
 
 _loop_thread = _LoopThread()
-# A forked process lacks its parent's threads, so a call there would wait for ever: it begins a loop
-# of its own instead.
+# A forked process lacks its parent's threads, so a call there would never return. The child starts
+# a loop of its own instead.
 os.register_at_fork(after_in_child=_loop_thread.forget)
 
 

@@ -186,7 +186,7 @@ class UserProcessor:
         )
         found = []
         for name, user in sorted(self._users.table.table.items()):
-            acl = user.acl()  # made anew for each call, so it may be changed
+            acl = user.acl()  # a new object for each call, so it may be changed
             for policy in acl.policies:
                 policy.entries = [entry for entry in policy.entries if resource in entry.resource]
             acl.policies = [policy for policy in acl.policies if policy.entries]

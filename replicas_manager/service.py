@@ -206,7 +206,7 @@ class ReplicasManager:
         """As master, switches (R33) to the member of the set that has most of the log. Returns
         whether it did."""
         view, leader = self.view, self.leader
-        # Without a leader nobody could elect the successor.
+        # Without a leading controller no successor can be elected.
         if self.role is not Role.MASTER or view is None or leader is None:
             return False
         others = view.sync_state_set - {self.broker_id}

@@ -379,8 +379,8 @@ class LocalCluster:
         try:
             self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
         except OSError:
-            # Nobody reads any more (`| head`), or the disk behind it is full. Processes are watched
-            # and started again all the same.
+            # The reader of the output has ended (`| head`), or its disk is full. That must not stop
+            # the watching and restarting of processes.
             pass
 
     def _report_changes(self, before: ClusterSnapshot, after: ClusterSnapshot) -> None:

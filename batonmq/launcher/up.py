@@ -38,6 +38,6 @@ async def run_up(
         if view is not None:
             await view.close()
         await cluster.stop()
-    with contextlib.suppress(OSError):  # as in `LocalCluster`: nobody may read any more
+    with contextlib.suppress(OSError):  # as in `LocalCluster`: the reader may have ended
         reporter.report(ClusterEvent("stopped", "all processes have ended"))
     return 0

@@ -265,7 +265,8 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
 def _ctrl_c_at_once() -> Iterator[None]:
     """Asyncio would only cancel the command at the first ctrl-C. One that reads a large log or
     waits for an answer on the terminal would not notice before its end."""
-    # Only the main thread may set handlers. One that a shell let ignore ctrl-C goes on ignoring it.
+    # Only the main thread may set handlers. A script's `mqctl … &` starts with ctrl-C ignored, and
+    # must not be ended by it.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

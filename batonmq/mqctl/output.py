@@ -152,7 +152,7 @@ async def still_lacking(
             try:
                 found = await lacks()
             except BatonError as error:  # a node just starts or stops, or an election runs
-                found = str(error)
+                found = str(error) or type(error).__name__
             if not found or boot_ms() >= deadline_ms:
                 return found
             progress.say(f"{doing}: {found}")

@@ -51,8 +51,8 @@ def steps(stages: Mapping[str, Stage], target: Stage) -> Iterator[Step]:
     """What is left to do. A command that was interrupted leaves processes at two stages: what is
     ahead of its step already is left as it is."""
     up = target != "disabled"
-    # Everybody takes TLS before the first one dials with it; on the way back nobody dials with it
-    # any more before the first one stops to take it.
+    # On the way up all nodes accept TLS before the first one dials with it. On the way down all
+    # have stopped dialling with it before the first one refuses it.
     way: tuple[Stage, ...] = ("accept", "dial", target) if up else ("dial", "accept", target)
     for stage in way:
         rank = RANK[stage]

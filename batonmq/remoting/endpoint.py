@@ -230,7 +230,7 @@ class RemotingServer(Endpoint):
     async def close(self) -> None:
         """Stops listening, closes all connections, cancels running handlers."""
         listeners, self._listeners = self._listeners, []
-        # First: nobody may connect while the others are closed.
+        # First, so that no client connects while the connections are closed.
         for listener in listeners:
             listener.close()
         await self._close_connections("the server is closing")

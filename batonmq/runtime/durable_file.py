@@ -197,7 +197,7 @@ def show_file(path: Path, content: str | bytes, mode: int = 0o644) -> None:
         disk.replace(temp, path)
     except OSError as error:
         error.filename, error.filename2 = str(path), None
-        # Its name has this process's id: nobody would overwrite or remove it.
+        # Its name has this process's id, so no later call would overwrite or remove it.
         with contextlib.suppress(OSError):
             disk.remove(temp)
         raise

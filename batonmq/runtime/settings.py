@@ -152,7 +152,7 @@ def _read_section(
             homes = [name for name, kind in sections.items() if key in _keys(kind)]
             what = f"it belongs in section {homes[0]}" if homes else ""
             what = what or unknown_key(section, key, {s: _keys(k) for s, k in sections.items()})
-            # By the key that was meant, too: a mistyped one has a secret all the same.
+            # A mistyped key may hold a secret, too, so the suggested key also decides.
             shown = _shown(f"{key} {what}", value_node.value)
             raise ConfigError(f"{section}.{key}", shown, where, what)
         value = _yaml_value(value_node, known[key], f"{section}.{key}", where)

@@ -329,7 +329,7 @@ class Background:
             return
         try:
             loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: nobody waits for this any more
+        except RuntimeError:  # the loop is closed: no caller waits for this
             log.info("loop_closed_before_flush_report")
 
 

@@ -444,8 +444,8 @@ class Expirer:
             self._background.run_job(lambda: self._background.free_space(lambda: self._free(rest)))
 
     def _free(self, segments: list[Segment]) -> None:
-        """In the thread that frees space. May be repeated: it takes each segment over once. After a
-        failed sync of the folder the next segments' makes up for it."""
+        """In the thread that frees space. May be repeated: it takes each segment over once. If the
+        sync of the folder fails, the sync after the next segments covers these too."""
         self._leaving += segments
         segments.clear()
         if gone_below := unlink_segments(self._leaving):

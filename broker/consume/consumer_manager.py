@@ -51,7 +51,7 @@ PIECE: Final = 500
 """Clients in one piece of an answer, and old sightings that one call drops."""
 SIGHTINGS_MAX: Final = 40_000
 SAME_MS: Final = 1000
-"""A sighting that is newer by less is the same heartbeat, told by another replica."""
+"""If two sightings are closer, they are one heartbeat that two replicas reported."""
 MOVING_MS: Final = 30_000
 """A stock client learns of another master within this time."""
 

@@ -261,7 +261,7 @@ class SlaveSynchronize:
             # the log has shown here.
             return False
         # No body: nothing has changed at the master. But meanwhile the offsets here did, by
-        # `fetch_offsets_again`: a log that begins anew has none.
+        # `fetch_offsets_again`: a new log has none.
         if not reply.body and held != self._offset_version:
             return False
         self.on_log_begin(_offset(reply, EXT_LOG_BEGIN))

@@ -370,7 +370,7 @@ class BrokerWatch:
             for effect in self._core.handle(event, boot_ms()):
                 self._perform(effect)
         except Exception as error:
-            # A call of gRPC in which this was called would only end, and nobody would know.
+            # If a gRPC call caused it, only that call would end, without a line in the log.
             report_failure("an event of a broker could not be handled", error)
             raise
 

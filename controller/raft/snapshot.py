@@ -153,7 +153,7 @@ class FileSnapshots:
             state = SERIALIZER_STATE.SERIALIZING if waits else SERIALIZER_STATE.NOT_SERIALIZING
             return state, None
         self._finished = False
-        # Followers begin again with the new one: the log goes on where that one ends.
+        # Followers start over with the new snapshot: the log begins where it ends.
         self._outgoing.clear()
         return SERIALIZER_STATE.SUCCESS, self._index
 

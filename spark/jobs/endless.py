@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def stream_options(
     *, trigger: str, checkpoint: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """What every stream is told; the function gets it as `StreamSettings` has it. `trigger` and,
+    """The options of every stream; the function gets it as `StreamSettings` has it. `trigger` and,
     in words, `checkpoint` are the defaults."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:

@@ -49,9 +49,9 @@ class StreamCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What every case is told. `checkpoint` "": the default. `trigger` None: what is there now, and
-    no more. `accept_loss`: what was dropped before it was read is left out. `patience`: so long a
-    batch waits for a cluster that does not answer."""
+    """Settings of both streams. `checkpoint` "": the default. `trigger` None: read what is there
+    now, then end. `accept_loss`: continue after messages that were dropped before they were read.
+    `patience`: how long a batch waits for a cluster that does not answer."""
 
     checkpoint: str = ""
     trigger: str | None = "5 seconds"
@@ -66,7 +66,7 @@ class TableStream(ABC):
     name: str
     """Of the query, in Spark's user interface."""
     continues: str
-    """How another checkpoint goes on with the table: the end of a sentence."""
+    """The end of an error text: how to continue the table with another checkpoint."""
 
     def __init__(self, table: Any, plan: StreamSettings, report: Callable[[str], None]) -> None:
         """`table`: it has `location`, `own` (the name of our folder there) and `state`."""

@@ -74,8 +74,7 @@ class Rebalances:
             await is_set_within(self._wanted, pause_ms / 1000)
             try:
                 settled = await rebalance()
-            # Whatever it is: without this loop the queues of a member that leaves would be read by
-            # nobody.
+            # Any error: if this loop ended, no member would take over the queues of one that left.
             except Exception:
                 log.exception("rebalance_failed")
                 settled = False

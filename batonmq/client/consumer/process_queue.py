@@ -82,7 +82,8 @@ class ProcessQueue:
         for message in messages:
             if self._taken.pop(message.queue_offset, None) is not None:
                 self.size_bytes -= len(message.body)
-        # A listener may have replaced bodies: what counts for ever would stop the queue one day.
+        # A listener may have replaced bodies, so the sum may be wrong. The error must not add up:
+        # at the size limit the queue would stop pulling.
         if not len(self):
             self.size_bytes = 0
         return self.commit_offset

@@ -333,8 +333,8 @@ class PushConsumer(Subscriber):
         return await to_the_end(self._begin(QueueReader(shared, queue, start), service))
 
     async def _begin(self, reader: QueueReader, service: ConsumeService) -> bool:
-        # To its end, also if this consumer is closed meanwhile: nobody would unlock a queue that is
-        # locked at its broker and not in `_readers`.
+        # Must finish even if this consumer is closed meanwhile: a queue that is locked at its
+        # broker but not in `_readers` would stay locked until the lock expires.
         if not await service.acquire(reader):
             return False
         self._readers[reader.queue] = reader

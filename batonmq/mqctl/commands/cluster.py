@@ -56,7 +56,7 @@ async def not_registered(
                 replica.broker_address: (name, replica.broker_id)
                 for name, group in known.replicas_info_table.items()
                 for replica in group.replicas
-                # A dead one that no plan has was removed; without a plan nobody knows.
+                # A dead replica that is in no plan was removed. Without a plan it may only be down.
                 if replica.alive
                 or replica.broker_address in found
                 or not planned

@@ -228,9 +228,9 @@ class RollWork:
             return ""
 
         if lacking := await still_lacking(lacks, self.within_s, "waiting"):
-            # The last round may also have failed to look.
-            is_doubt = doubts and str(doubts[-1]) == lacking
-            raise doubts[-1] if is_doubt else CommandFailed(lacking)
+            # In the last round the cluster may have given no answer to check.
+            is_checked = doubts and str(doubts[-1]) == lacking
+            raise doubts[-1] if is_checked else Doubt(lacking)
         return found[-1]
 
     async def show_order(self, backend: Backend) -> None:

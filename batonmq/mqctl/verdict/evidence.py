@@ -231,7 +231,7 @@ class GroupEvidence:
 
 def recorded(before: GroupEvidence, info: ReplicasInfo) -> GroupEvidence:
     """The group as the leading controller records it now."""
-    # Without an address nobody leads, whatever id is recorded.
+    # Without an address there is no master, even if an id is recorded.
     master = (info.master_broker_id or 0) if info.master_address else 0
     return replace(
         before,
