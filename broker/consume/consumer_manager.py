@@ -18,7 +18,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, takewhile
+from itertools import chain, filterfalse, islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -344,6 +344,9 @@ class _Sighting(NamedTuple):
     is_member: bool
 
 
+_NEVER: Final = _Sighting(0, is_member=False)
+
+
 class ConsumerSightings:
     """The consumers that other replicas have seen, and those that left this one, in addition to its
     `clients`."""
@@ -404,13 +407,16 @@ class ConsumerSightings:
                 members = here[start : start + PIECE]
                 seen = {one.client_id: now_ms - one.last_heartbeat_ms for one in members}
                 yield ConsumerSightingsBody(group=name, seen=seen)
-            # A copy, because the caller builds its answer over several turns.
-            learned = iter(list(self._groups.get(name, {}).items()))
-            ids = set(self._clients.client_ids(name))
-            while some := list(islice(learned, PIECE)):
+            learned = self._groups.get(name, {})
+            # A copy, because the caller builds its answer over several turns. Connected clients
+            # are left out in C: the caller pauses after so many clients of its answer.
+            connected = set(self._clients.client_ids(name))
+            elsewhere = filterfalse(connected.__contains__, list(learned))
+            while some := list(islice(elsewhere, PIECE)):
                 piece = ConsumerSightingsBody(group=name)
-                for client_id, (at_ms, is_member) in some:
-                    if client_id not in ids and now_ms - at_ms < SIGHTING_MS:
+                for client_id in some:
+                    at_ms, is_member = learned.get(client_id, _NEVER)
+                    if now_ms - at_ms < SIGHTING_MS:
                         (piece.seen if is_member else piece.left)[client_id] = now_ms - at_ms
                 yield piece
 

@@ -193,7 +193,8 @@ async def test_thousands_of_consumers_cost_one_question_at_a_time_and_no_long_tu
         if groups == 1:
             lists = await asyncio.gather(*(group.listed("a") for _ in range(50)))
             assert {len(ids) for ids in lists} == {CLIENTS}
-    assert asked == (2 if groups == 1 else 0), "the second answers all who came while one ran"
+    # The second answers all who came while the first ran, a third those whose request came later.
+    assert asked in ((2, 3) if groups == 1 else (0,))
     # The list itself is made in one go, once a question.
     assert turns.lines < (14 if groups == 1 else 8) * PIECE, turns.lines
 

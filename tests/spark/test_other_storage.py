@@ -61,7 +61,8 @@ def test_hadoops_file_system_gives_the_rows_of_the_disk(lake):
 
 def test_spark_reads_by_the_settings_of_its_session(lake, session, monkeypatch):
     place, settings = lake
-    monkeypatch.setattr(sessions, "_settings_of", lambda _: settings)
+    conf = session.sparkContext.getConf().setAll(list(settings.items()))  # a copy
+    monkeypatch.setattr(session.sparkContext, "getConf", lambda: conf)
     sessions.register(session)
     try:
         frame = session.read.format("batonmq").option("columns", COLUMNS).load(f"{place}/stores/b*")
