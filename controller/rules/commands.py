@@ -29,7 +29,7 @@ state: see "A rule of the controllers" in CONTRIBUTING.md."""
 COMMAND_SIZE_MAX: Final = 64 * 1024
 """Bytes of one encoded command."""
 _BRACKETS_MAX: Final = 512
-"""Of a report's JSON. At about a thousand in each other Python gives up."""
+"""Of a report's JSON. At about a thousand in each other earlier versions give up."""
 NO_BROKER: Final = 0
 """In place of a broker id: no broker. Ids start at 1; Java's -1 means the same."""
 ANY_EPOCH: Final = -1
@@ -280,8 +280,7 @@ def encode(command: AnyCommand, rules: int = 0) -> bytes:
     if isinstance(command, ReportEvent | NoteEvent):
         brackets = command.json.count("[") + command.json.count("{")
         if brackets > _BRACKETS_MAX:
-            # Each node parses it as it applies the entry, and stops at an error that depends on the
-            # stack: all would stop, and again at each start.
+            # A node of an earlier version stops when it applies such an entry, and at each start.
             raise ValueError(f"a report with {brackets} brackets; at most {_BRACKETS_MAX}")
     raw = _encoder.encode(_Envelope(VERSION, command, rules))
     if len(raw) > COMMAND_SIZE_MAX:

@@ -7,6 +7,7 @@ those that a shrink keeps; (d) a deposed master gets FENCED_MASTER_EPOCH (2000) 
 (2002), also if it names the recorded set.
 """
 
+import sys
 from typing import Final
 
 import msgspec
@@ -356,7 +357,13 @@ def _is_json_object(text: str) -> bool:
     # First: every node parses it when it applies the entry.
     if len(text) > REPORT_SIZE_MAX:
         return False
+    # How deep lists may be in each other must not depend on how deep this node's stack is. Commands
+    # that are proposed today have few, but logs of earlier versions may have such a report.
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + REPORT_SIZE_MAX)
     try:
         return isinstance(msgspec.json.decode(text), dict)
     except msgspec.DecodeError:
         return False
+    finally:
+        sys.setrecursionlimit(limit)

@@ -1,10 +1,12 @@
 """The bytes of commands: canonical, versioned, and unreadable ones refused loudly."""
 
 import json
+import sys
 
 import pytest
 
 from batonmq.controller.endpoints.grpc_endpoint import command_of
+from batonmq.controller.raft.log import Commit, Machine
 from batonmq.controller.rules.commands import (
     COMMAND_SIZE_MAX,
     AlterSyncStateSet,
@@ -59,13 +61,30 @@ def test_a_command_larger_than_the_log_takes_is_not_encoded():
         encode(report)
 
 
-def test_r58_a_report_that_no_node_could_apply_is_not_encoded():
-    """Python gives up at about a thousand lists in each other. In the log such a report would end
-    every controller, and each start of it."""
-    text = '{"x":' + "[" * 1000 + "]" * 1000 + "}"
-    assert len(text) <= REPORT_SIZE_MAX
+NESTED = '{"x":' + "[" * 1000 + "]" * 1000 + "}"
+
+
+def test_r58_a_report_at_which_earlier_versions_end_is_not_encoded():
+    assert len(NESTED) <= REPORT_SIZE_MAX
     with pytest.raises(ValueError, match="1001 brackets; at most 512"):
-        encode(ReportEvent(broker_name="broker-a", broker_id=1, kind="opened", json=text))
+        encode(ReportEvent(broker_name="broker-a", broker_id=1, kind="opened", json=NESTED))
+
+
+@pytest.mark.parametrize(("text", "ok"), [(NESTED, True), ("[" * REPORT_SIZE_MAX, False)])
+@pytest.mark.parametrize("depth", [0, 500])
+def test_r58_nodes_apply_a_nested_report_of_an_earlier_log_alike(text, ok, depth):
+    """Python gives up at about a thousand lists in each other, sooner on a deep stack."""
+    machine, kept = Machine(), sys.getrecursionlimit()
+    machine.commit(encode(RegisterBroker(broker_name="broker-a", broker_id=1, incarnation="x")), 1)
+    report = ReportEvent(broker_name="broker-a", broker_id=1, kind="opened", json="TEXT")
+    raw = encode(report).replace(b'"TEXT"', json.dumps(text).encode())
+
+    def commit(deeper: int) -> Commit:
+        return commit(deeper - 1) if deeper else machine.commit(raw, 2)
+
+    assert commit(depth).result.ok == ok
+    assert machine.state.history[-1].json == (text if ok else "")
+    assert sys.getrecursionlimit() == kept
 
 
 def test_stamping_keeps_everything_else():
