@@ -54,7 +54,7 @@ INSTANCE_ID: Final = "INSTANCE_ID"
 DUP_INFO: Final = "DUP_INFO"
 
 PROPERTIES_SIZE_MAX: Final = 32767
-PROPERTIES_ROOM: Final = 2048
+PROPERTIES_ROOM: Final = 1536
 """Bytes that must stay free in a client's message for properties that the broker adds later (delay,
 POP, transactions): three names of 255 bytes and a dozen numbers."""
 

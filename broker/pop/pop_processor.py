@@ -288,9 +288,13 @@ class PopProcessor:
 
     def tick(self, now_ms: int) -> bool:
         """Answers a slice of the expired requests; returns whether there may be more."""
-        late = self._hold.expired(now_ms, SLICE)
-        for one in late:
-            self._time_out(cast(PopRequest, one))
+        for one in self._hold.expired(now_ms, SLICE):
+            # As in Java they look once more: what blocks others may be of their own attempt. A
+            # client that is long past its deadline has given up, and would get messages in vain.
+            if one.deadline_ms < now_ms - LATE_MS:
+                self._time_out(cast(PopRequest, one))
+            else:
+                self._again(one)
         return self._hold.is_late(now_ms)
 
     def disconnected(self, connection: Connection) -> None:

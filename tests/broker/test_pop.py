@@ -275,6 +275,21 @@ async def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(rig, clo
     assert bodies(await pop(rig, **order)) == [b"2", b"3"], "in its own queue, in its place"
 
 
+async def test_a_notification_looks_again_at_its_deadline(rig, clock):
+    """A message wakes one of two. The same attempt has it then, so it blocks neither."""
+    await rig.send("T", b"0", queue=1)
+    await pop(rig)
+    fields = {"consumerGroup": "g", "topic": "T", "queueId": "-1", "pollTime": "10000"}
+    fields |= {"bornTime": str(clock.now_ms), "order": "true", "attemptId": "a"}
+    waits = [asyncio.ensure_future(rig.ask(200054, fields)) for _ in range(2)]
+    await until(lambda: rig.service.pop.held == 2)
+    await rig.send("T", b"x")
+    await until(lambda: rig.service.pop.held == 1)
+    assert bodies(await pop(rig, order="true", attemptId="a")) == [b"x"]
+    rig.service.pop.tick(rig.service.path.clock_ms() + 10_000)
+    assert [(await each).ext["hasMsg"] for each in waits] == ["true", "true"]
+
+
 async def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(rig, clock):
     await rig.send("T", b"0", TAGS="B")
     wait = {"pollTime": 10_000, "bornTime": clock.now_ms}

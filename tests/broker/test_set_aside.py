@@ -49,6 +49,12 @@ async def test_r54_properties_of_any_accepted_length_stop_no_timer(
         assert message.properties["pad"] == pad
 
 
+async def test_a_property_as_long_as_in_rocketmq_s_own_tests_is_accepted(rig):
+    """ChinaPropIT and MessageExceptionIT send 10,240 Chinese characters."""
+    sent = await rig.send("T", b"x", key="\u4e00" * 10_240, WAIT="true", UNIQ_KEY="K" * 32)
+    assert sent.code == 0, sent.remark
+
+
 async def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(rig, clock):
     waits = {"DELAY": "3"}
     half = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K2"}
