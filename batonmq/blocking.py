@@ -8,11 +8,12 @@ use the asyncio classes there.
 import asyncio
 import atexit
 import functools
+import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import uvloop
 
@@ -27,8 +28,11 @@ from batonmq.client.consumer.pop_consumer import PopConsumer
 from batonmq.client.consumer.pull_consumer import PullConsumer
 from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.client.errors import ClientError
+from batonmq.client.instance.client_instance import InstanceUser
 from batonmq.client.producer.producer import Producer
 from batonmq.protocol.message import MessageExt, MessageQueue
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,7 +92,7 @@ class _LoopThread:
             if self._loop is None:
                 self._loop = uvloop.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="batonmq-loop", daemon=True
+                    target=_serve, args=(self._loop,), name="batonmq-loop", daemon=True
                 )
                 self._thread.start()
                 atexit.register(self.stop)
@@ -102,6 +106,17 @@ class _LoopThread:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(timeout=5)
             loop.close()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs the loop until `stop`."""
+    while True:
+        try:
+            loop.run_forever()
+            return
+        # Of a selector or a hook, say: its call raises it, and all other calls continue.
+        except (KeyboardInterrupt, SystemExit):
+            log.exception("loop_continues")
 
 
 _loop_thread = _LoopThread()
@@ -199,13 +214,7 @@ def _parameters_of(
     return make
 
 
-class _Startable(Protocol):
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-R = TypeVar("R", bound=_Startable)
+R = TypeVar("R", bound=InstanceUser)
 
 
 class _BlockingStartable(_Blocking[R]):

@@ -5,6 +5,7 @@ Otherwise a wrong type or a typo would show much later, as an endless retry or a
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,18 @@ def check_number(name: str, value: object, least: int) -> None:
     # A bool is an int as well.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ArgumentError(name, value, f"a whole number of at least {least} is allowed")
+
+
+def check_fields(options: Any, *may_be_zero: str) -> None:
+    """Checks the fields of a dataclass: their types, and that numbers are at least 1."""
+    for field in dataclasses.fields(options):
+        name, value = field.name, getattr(options, field.name)
+        kind: Any = field.type
+        if not isinstance(value, kind):
+            allowed = getattr(kind, "__name__", kind)
+            raise ArgumentError(name, value, f"{allowed} is allowed")
+        if isinstance(value, int):
+            check_number(name, value, 0 if name in may_be_zero else 1)
 
 
 def check_timeout(value: object) -> None:
@@ -84,12 +97,12 @@ def check_address(name: str, value: object) -> None:
         raise ArgumentError(name, value, allowed)
 
 
-def check_queue(queue: object, topic: str | None = None) -> None:
+def check_queue(queue: object, topic: str | None = None, name: str = "queue") -> None:
     """Checks a queue, and that it is one of `topic`, if given."""
     if not isinstance(queue, MessageQueue):
-        raise ArgumentError("queue", queue, "a MessageQueue is allowed")
+        raise ArgumentError(name, queue, "a MessageQueue is allowed")
     if topic is not None and queue.topic != topic:
-        raise ArgumentError("queue", queue, f"one of topic {topic} is allowed")
+        raise ArgumentError(name, queue, f"one of topic {topic} is allowed")
 
 
 def checked_queues(queues: object) -> list[MessageQueue]:

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from batonmq.client.failures import Failures
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
@@ -47,6 +47,7 @@ class ConsumeCall:
     succeeded: bool = False
 
 
+@runtime_checkable
 class Hook(Protocol):
     """`received` is only notified. The others return context managers: entered before the step,
     left after it (for a send: after all tries), with its error if it failed. Hooks run on the loop,

@@ -12,13 +12,20 @@ from fake_cluster import FakeCluster
 from batonmq import (
     ArgumentError,
     ClientError,
+    ClientOptions,
+    ConsumeFromWhere,
+    ConsumeOptions,
     LitePullConsumer,
+    LitePullOptions,
     Message,
     MessageQueue,
     PopConsumer,
     Producer,
+    ProducerOptions,
     PullConsumer,
+    PullOptions,
     PushConsumer,
+    PushConsumerOptions,
     TransactionProducer,
 )
 
@@ -68,6 +75,17 @@ def message(**named: Any) -> Callable[[], Any]:
         (message(tags=["a"]), r"tags is \['a'\]"),
         (message(keys=5), "keys is 5"),
         (message(keys=["a b"]), "keys has 'a b'"),
+        (lambda: ConsumeOptions(batch=0), "batch is 0: a whole number of at least 1"),
+        (lambda: ConsumeOptions(close_wait_ms=-1), "close_wait_ms is -1"),
+        (lambda: PullOptions(batch=True), "batch is True"),
+        (lambda: PushConsumerOptions(model="BROADCASTING"), "MessageModel is allowed"),  # type: ignore[arg-type]
+        (lambda: PushConsumerOptions(offset_dir="x"), "offset_dir is .x.: Path"),  # type: ignore[arg-type]
+        (lambda: LitePullOptions(auto_commit_ms=0), "auto_commit_ms is 0"),
+        (lambda: ClientOptions(route_poll_ms="5"), "route_poll_ms is .5."),  # type: ignore[arg-type]
+        (lambda: ClientOptions(hook=5), "hook is 5"),  # type: ignore[arg-type]
+        (lambda: ProducerOptions(send_timeout_ms=0), "send_timeout_ms is 0"),
+        (new(PullConsumer, "g", from_where="x"), "from_where is .x."),
+        (new(PopConsumer, "g", from_where=ConsumeFromWhere.TIMESTAMP), "FIRST and LAST"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(call: Callable[[], Any], why: str) -> None:
@@ -97,6 +115,9 @@ async def test_wrong_calls_cost_no_request() -> None:
                 (producer.send(Message(TOPIC, b"1", 0, {"a": 5})), "property 'a' is 5"),  # type: ignore
                 (producer.send(one, queue=5), "queue is 5"),  # type: ignore[arg-type]
                 (producer.send(one, queue=MessageQueue("U", "broker-a", 0)), "of topic T"),
+                (producer.send(one, selector=lambda *_: 2), "result of the selector is 2"),
+                (producer.send(one, unique_key=5), "unique_key is 5"),  # type: ignore[arg-type]
+                (producer.send_batch([one], unique_keys=["a", "b"]), "each of the 1 messages"),
                 (producer.send(one, timeout_ms="3"), "timeout_ms is '3'"),  # type: ignore
                 (producer.send(one, timeout_ms=0), "timeout_ms is 0"),
                 (producer.send_batch(one), "messages is Message"),  # type: ignore[arg-type]
@@ -110,6 +131,7 @@ async def test_wrong_calls_cost_no_request() -> None:
         async with PullConsumer("g", name_servers=names) as consumer:
             await consumer.assign([Q0])
             for call, why in (
+                (consumer.max_offset("q"), "queue is .q."),  # type: ignore[arg-type]
                 (consumer.assign("abc"), "queues is 'abc'"),  # type: ignore[arg-type]
                 (consumer.seek(Q0, -5), "offset is -5"),
                 (consumer.seek(Q0, "5"), "offset is '5'"),  # type: ignore[arg-type]

@@ -203,3 +203,17 @@ def test_a_forked_process_begins_a_loop_of_its_own() -> None:
         signal.alarm(20)
         os._exit(_loop_thread.run(seven()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_call_that_exits_ends_no_other_call() -> None:
+    """A selector or a hook that calls `sys.exit`: the error is its caller's."""
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def seven() -> int:
+        return 7
+
+    with pytest.raises(SystemExit):
+        _loop_thread.run(leave())
+    assert _loop_thread.run(seven()) == 7

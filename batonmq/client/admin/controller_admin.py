@@ -216,15 +216,13 @@ class ControllerAdmin:
         """The failover history, oldest first, from the first controller that replies. `limit` 0:
         all that is kept. `address`: the remoting address of the controller to ask. Raises
         ConnectError if no gRPC endpoint replies."""
-        from batonmq.history.event import lenient_event
         from batonmq.proto.controller.v1 import controller_pb2 as pb
 
         request = pb.GetHistoryRequest(
             broker_name=broker_name, after_raft_index=after_raft_index, limit=limit
         )
-        addresses = None if address is None else (address,)
-        reply = await self._native("GetHistory", request, addresses)
-        return tuple(filter(None, (lenient_event(event.json) for event in reply.events)))
+        _, events = await self._get_history(request, address)
+        return tuple(events)
 
     async def histories(
         self, broker_name: str = "", *, limit: int = 0
@@ -239,35 +237,31 @@ class ControllerAdmin:
         `limit`, or fewer if the controller sends fewer at once; empty at the end. `address` as in
         `history`. Raises ConnectError, ResponseError, and ClientError if the controller does not
         support this request."""
-        from batonmq.history.event import lenient_event
         from batonmq.history.reader import Page
         from batonmq.proto.controller.v1 import controller_pb2 as pb
 
         log, raft_index, part = after or ("", 0, 0)
         place = pb.HistoryPlace(log=log, raft_index=raft_index, part=part)
-        addresses = None if address is None else (address,)
-        reply = await self._native(
-            "GetHistory", pb.GetHistoryRequest(after=place, limit=limit), addresses
-        )
+        request = pb.GetHistoryRequest(after=place, limit=limit)
+        reply, events = await self._get_history(request, address)
         if reply.continuation == pb.GetHistoryReply.UNSPECIFIED:
             raise ClientError(
                 f"controller {address or self.addresses[0]} cannot give the history in pages: it "
                 "runs an older version"
             )
-        events = [lenient_event(event.json) for event in reply.events]
-        follows = reply.continuation == pb.GetHistoryReply.FOLLOWS
-        return Page([event for event in events if event is not None], follows)
+        return Page(events, reply.continuation == pb.GetHistoryReply.FOLLOWS)
 
-    async def _native(
-        self, method: str, request: object, addresses: Sequence[str] | None = None
-    ) -> Any:
-        """The first success of a controller (a generated class, hence Any)."""
+    async def _get_history(
+        self, request: object, address: str | None
+    ) -> tuple[Any, list[HistoryEvent]]:
+        """The first success of a controller (a generated class, hence Any), and its events."""
         import grpc
 
+        from batonmq.history.event import lenient_event
         from batonmq.proto.controller.v1 import controller_pb2_grpc
 
         stub_class: Any = controller_pb2_grpc.ControllerServiceStub
-        endpoints = [grpc_address(address) for address in addresses or self.addresses]
+        endpoints = [grpc_address(one) for one in ((address,) if address else self.addresses)]
         options, why = self._requests.client.options, ""
         tls, user = options.tls, options.credentials
         signed = Signer(user).call_metadata(wall_ms()) if user is not None else None
@@ -278,9 +272,8 @@ class ControllerAdmin:
                 credentials = grpc.ssl_channel_credentials(*parts)
                 channel = grpc.aio.secure_channel(endpoint, credentials)
             async with channel:
-                call = getattr(stub_class(channel), method)
                 try:
-                    reply = await call(
+                    reply = await stub_class(channel).GetHistory(
                         request, timeout=self._requests.timeout_ms / 1000, metadata=signed
                     )
                 except grpc.aio.AioRpcError as error:
@@ -291,7 +284,8 @@ class ControllerAdmin:
                 continue
             if reply.status.code != ResponseCode.SUCCESS:
                 raise ResponseError(reply.status.code, reply.status.remark, endpoint)
-            return reply
+            events = (lenient_event(event.json) for event in reply.events)
+            return reply, [event for event in events if event is not None]
         raise ConnectError(endpoints[-1], why)
 
     async def _ask_leader(

@@ -52,13 +52,3 @@ class AdminRequests:
                 raise ClientError(f"{key!r} = {value!r}: a setting is one line")
         reply = await self.ask(address, code, {}, what, body=property_text(settings).encode())
         return reply.remark or ""
-
-    async def ask_name_server(self, code: RequestCode) -> RemotingCommand:
-        """The reply of the first name server that answers. Raises NoNameServerError,
-        ResponseError."""
-        name_servers = self.client.name_servers
-        request = RemotingCommand.request(code, {})
-        reply = await name_servers.invoke(request, deadline_ms=self.deadline_ms())
-        if reply.code != ResponseCode.SUCCESS:
-            raise ResponseError(reply.code, reply.remark, name_servers.addresses[0])
-        return reply

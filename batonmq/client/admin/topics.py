@@ -39,8 +39,9 @@ class TopicAdmin:
 
     async def names(self) -> list[str]:
         """All topics, ascending."""
-        reply = await self._requests.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        return sorted(TopicList.decode(reply.body).topic_list)
+        code, requests = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self._requests
+        body = await requests.client.name_servers.ask(code, deadline_ms=requests.deadline_ms())
+        return sorted(TopicList.decode(body).topic_list)
 
     async def route(self, topic: str) -> TopicRouteData:
         deadline_ms = self._requests.deadline_ms()

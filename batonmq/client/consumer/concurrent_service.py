@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from batonmq.client.consumer.consume_service import ConsumeService, Consuming
+from batonmq.client.consumer.consume_service import ConsumeService
 from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
 from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import ProcessQueue
@@ -34,8 +34,8 @@ class _Work:
 
 
 class ConcurrentService(ConsumeService):
-    def __init__(self, what: Consuming) -> None:
-        super().__init__(what)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._work: asyncio.Queue[_Work | None] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
         self._timers: set[asyncio.TimerHandle] = set()
@@ -44,8 +44,6 @@ class ConcurrentService(ConsumeService):
         self._workers = [self._client.spawn(self._run()) for _ in range(self._options.concurrency)]
 
     async def close(self) -> None:
-        """Waits for listener calls in progress. Messages not yet taken are left to the next
-        owner."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()

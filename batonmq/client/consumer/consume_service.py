@@ -11,27 +11,19 @@ from batonmq.client.consumer.queue_reader import QueueReader
 from batonmq.client.instance.client_instance import ClientInstance
 
 
-@dataclass(frozen=True, slots=True)
-class Consuming:
-    client: ClientInstance
-    group: str
-    listener: ListenerCall
-    offsets: OffsetStore
-    model: MessageModel
-    options: ConsumeOptions
-
-
+@dataclass(eq=False)
 class ConsumeService:
     """Calls the listener, from the consumer's `start` to its `close`."""
 
-    def __init__(self, what: Consuming) -> None:
-        self._client = what.client
-        self._calls = QueueCalls(what.client)
-        self._group = what.group
-        self._listener = what.listener
-        self._offsets = what.offsets
-        self._model = what.model
-        self._options = what.options
+    _client: ClientInstance
+    _group: str
+    _listener: ListenerCall
+    _offsets: OffsetStore
+    _model: MessageModel
+    _options: ConsumeOptions
+
+    def __post_init__(self) -> None:
+        self._calls = QueueCalls(self._client)
 
     def start(self) -> None:
         raise NotImplementedError

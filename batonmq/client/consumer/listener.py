@@ -2,15 +2,17 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import Any
 
 from batonmq.client.consumer.member_stats import MemberStats
-from batonmq.client.errors import ClientError
+from batonmq.client.errors import ArgumentError
 from batonmq.client.failures import Failures
 from batonmq.client.hooks import ConsumeCall, Hook, HookCalls
 from batonmq.protocol.message import MessageExt, MessageQueue
@@ -46,15 +48,6 @@ Listener = Callable[
 """`listener(messages, context)`: a coroutine function runs on the loop, a plain one in a thread."""
 
 
-class ListenerReplyError(ClientError):
-    """The listener returned, or set in its context, something that is not allowed."""
-
-    def __init__(self, what: str, value: object, allowed: str) -> None:
-        super().__init__(
-            f"the listener {what} {value!r}: {allowed} are allowed; its messages come again"
-        )
-
-
 class ListenerCall:
     """Runs a coroutine function on the loop, a plain function in a thread."""
 
@@ -71,6 +64,7 @@ class ListenerCall:
         self._watch = None if hook is None else HookCalls(hook)
         self._failures = Failures("listener_failed")
         self._listener = listener
+        self._callers: set[asyncio.Task[Any] | None] = set()
         call = getattr(listener, "__call__", None)  # noqa: B004 - the method, not callability
         self.on_loop = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
         self._threads = (
@@ -84,10 +78,20 @@ class ListenerCall:
     ) -> ConsumeStatus:
         # Before the call: the listener may set any field of its context.
         began_ms, topic = boot_ms(), context.queue.topic
-        status = await self._status(messages, context)
+        caller = asyncio.current_task()
+        self._callers.add(caller)
+        try:
+            status = await self._status(messages, context)
+        finally:
+            self._callers.discard(caller)
         now_ms, failed = boot_ms(), status is not ConsumeStatus.SUCCESS
         self._stats.consumed(topic, len(messages), now_ms - began_ms, now_ms, failed=failed)
         return status
+
+    @property
+    def is_called_by_this_task(self) -> bool:
+        """Whether a listener call of this task is under way: it is a listener that asks."""
+        return asyncio.current_task() in self._callers
 
     async def _status(
         self, messages: Sequence[MessageExt], context: ConsumeContext
@@ -100,13 +104,8 @@ class ListenerCall:
                 status = await self._called(messages, context)
                 call.succeeded = status is ConsumeStatus.SUCCESS
             return status
-        except (KeyboardInterrupt, SystemExit):
-            raise
         except BaseException as error:
-            # Whatever a user's listener raises, its messages count as not consumed. So does a
-            # CancelledError of its own: it awaited a task that was cancelled.
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if _ends_the_task(error):
                 raise
             at = messages[0].queue_offset
             self._failures.note(error, f"group={self._group} queue={context.queue} offset={at}")
@@ -121,18 +120,34 @@ class ListenerCall:
         if self._threads is None:
             reply = self._listener(given, context)
         else:
-            loop = asyncio.get_running_loop()
-            call = partial(copy_context().run, self._listener, given, context)
-            reply = await loop.run_in_executor(self._threads, call)
+            call = partial(copy_context().run, self._in_thread, given, context)
+            reply = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         status = await reply if inspect.isawaitable(reply) else reply
         if status is not None and not isinstance(status, ConsumeStatus):
             statuses = "None, ConsumeStatus.SUCCESS and ConsumeStatus.RECONSUME_LATER"
-            raise ListenerReplyError("returned", status, statuses)
+            raise ArgumentError("the listener's reply", status, f"{statuses} are allowed")
         if context.ack_index is not None and not isinstance(context.ack_index, int):
-            raise ListenerReplyError("set ack_index to", context.ack_index, "None and an index")
+            raise ArgumentError("ack_index", context.ack_index, "None and an index are allowed")
         return status or ConsumeStatus.SUCCESS
+
+    def _in_thread(self, messages: list[MessageExt], context: ConsumeContext) -> Any:
+        try:
+            return self._listener(messages, context)
+        except StopIteration as error:  # no future takes it: its waiter would wait without end
+            raise RuntimeError("the listener raised StopIteration") from error
 
     def close(self) -> None:
         """Stops the threads; calls in progress end by themselves."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _ends_the_task(error: BaseException) -> bool:
+    """Whether an error ends more than the listener call that raised it."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        # As in any thread of Python: beside the main one it ends no program. It would only end the
+        # loop of all blocking clients, and their calls would wait without end.
+        return threading.current_thread() is threading.main_thread()
+    # A CancelledError may be the listener's own: it awaited a task that was cancelled.
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

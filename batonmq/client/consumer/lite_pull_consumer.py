@@ -12,19 +12,19 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from batonmq.client.consumer.membership import GroupMembers, Rebalances, by_topic
+from batonmq.client.arguments import check_fields
+from batonmq.client.consumer.membership import Rebalances
 from batonmq.client.consumer.options import ConsumeFromWhere, MessageModel
 from batonmq.client.consumer.pull_consumer import PullConsumer
 from batonmq.client.consumer.pulling import ALL
-from batonmq.client.consumer.rebalance import plan_rebalance
+from batonmq.client.consumer.rebalance import RebalancePlan
 from batonmq.client.errors import ClientError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.bodies import TAG
-from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
-from batonmq.runtime.turns import gather_some, in_turns, is_set_within
+from batonmq.runtime.turns import gather_some, is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +40,14 @@ class LitePullOptions:
     auto_commit_ms: int | None = 5_000
     rebalance_ms: int = 20_000
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 class LitePullConsumer(PullConsumer):
     """Call `subscribe`, then `start` inside a running loop, then `poll` or `async for`. Or call
-    `assign` instead of `subscribe` to choose the queues."""
+    `assign` instead of `subscribe` to choose the queues. `close` commits the processed
+    messages, unless `auto_commit_ms` is None, and leaves the group."""
 
     def __init__(
         self,
@@ -68,9 +72,9 @@ class LitePullConsumer(PullConsumer):
         )
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
         self._shared: set[str] = set()
-        self._processed: dict[MessageQueue, int] = {}
-        self._committed: dict[MessageQueue, int] = {}
-        self._rebalances = Rebalances(self.options.rebalance_ms)
+        self._rebalances = Rebalances(
+            self._client, group, MessageModel.CLUSTERING, self.options.rebalance_ms
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -90,8 +94,9 @@ class LitePullConsumer(PullConsumer):
         """As `PullConsumer.assign`. Raises ClientError after `subscribe`."""
         if self._shared:
             raise ClientError(f"consumer {self.group} has subscribed: its queues are shared out")
+        if self.options.auto_commit_ms is not None:
+            await self._offsets.release(list(self._positions))
         await super().assign(queues, expression)
-        self._processed, self._committed = {}, {}
 
     async def start(self) -> None:
         """Returns after the first rebalance. Topics may be created later. Raises NoNameServerError,
@@ -100,9 +105,8 @@ class LitePullConsumer(PullConsumer):
             return
         await super().start()
         if self.options.auto_commit_ms is not None:
-            self._tasks.append(
-                self._client.spawn(self._commit_forever(self.options.auto_commit_ms))
-            )
+            persisting = self._offsets.persist_forever(self.options.auto_commit_ms)
+            self._tasks.append(self._client.spawn(persisting))
         if not self._shared:
             return
         try:
@@ -118,8 +122,7 @@ class LitePullConsumer(PullConsumer):
         loop = self._rebalances.repeat(self._rebalance, settled=settled)
         self._tasks.append(self._client.spawn(loop))
 
-    async def close(self) -> None:
-        """Commits the processed messages, unless `auto_commit_ms` is None, and leaves the group."""
+    async def _close(self) -> None:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -127,15 +130,19 @@ class LitePullConsumer(PullConsumer):
         if self._running and self._shared:
             await self._give_up(list(self._positions))
         elif self._running and self.options.auto_commit_ms is not None:
-            await self._store(self._processed)
-        await super().close()
+            await self._offsets.release(list(self._positions))
+        await super()._close()
 
     async def poll(self, timeout_ms: int = 1000, *, max_messages: int = 32) -> list[MessageExt]:
         """As `PullConsumer.poll`, but without queues it returns nothing after the timeout. Messages
         of earlier calls count as processed."""
         self._check_running()
         # The program asks for more: it has processed what it got.
-        self._processed |= self._moved
+        if self.options.auto_commit_ms is not None:
+            for queue, offset in self._moved.items():
+                # Not where it began: that could replace a newer offset, of a reset say.
+                if self._offsets.known(queue) != offset:
+                    self._offsets.reset(queue, offset)
         self._moved = {}
         if self._shared and not self._positions:
             self._changed.clear()
@@ -157,61 +164,21 @@ class LitePullConsumer(PullConsumer):
             self._rebalances.soon()
 
     def masters_moved(self, broker_names: Collection[str]) -> None:
-        # A new master may lack the last second of progress, so commit it again.
-        kept = self._committed.items()
-        self._committed = {at: end for at, end in kept if at.broker_name not in broker_names}
+        self._offsets.resend(broker_names)
 
     def route_changed(self, route: TopicRoute) -> None:
         if route.topic in self._shared:
-            self._rebalances.soon()
-
-    async def _commit_forever(self, interval_ms: int) -> None:
-        while True:
-            await asyncio.sleep(interval_ms / 1000)
-            await self._store(dict(self._processed))
-
-    async def _store(self, offsets: dict[MessageQueue, int]) -> None:
-        """Commits the offsets that are not committed yet; stops at a failure, to be repeated later.
-        Skips queues that were given up since."""
-        async for queue, offset in in_turns(offsets.items()):
-            if self._committed.get(queue) == offset or queue not in self._positions:
-                continue
-            try:
-                await self.commit({queue: offset})
-            except BatonError as error:
-                log.warning("offset_not_stored queue=%s reason=%s", queue, error)
-                return
-            self._committed[queue] = offset
+            self._rebalances.route_changed(route)
 
     async def _rebalance(self) -> bool:
         """Rebalances all topics; returns whether it is complete."""
         self._rebalances.begins()
-        held = by_topic(self._positions)
-        settled = True
-        members = GroupMembers(self._client, self.group)
-        for topic in sorted(self._shared):
-            try:
-                settled &= await self._rebalance_topic(topic, held.get(topic, ()), members)
-            except BatonError as error:
-                log.warning("rebalance_failed topic=%s reason=%s", topic, error)
-                settled = False
-        return settled
+        return await self._rebalances.of_topics(self._shared, self._positions, self._change)
 
-    async def _rebalance_topic(
-        self, topic: str, held: Collection[MessageQueue], members: GroupMembers
-    ) -> bool:
-        route = await self._client.routes.get(topic)
-        ids = await members.ids(route)
-        plan = plan_rebalance(
-            held=held,
-            queues=route.subscribe_queues,
-            client_ids=ids,
-            own_id=self._client.client_id,
-            model=MessageModel.CLUSTERING,
-        )
+    async def _change(self, topic: str, plan: RebalancePlan) -> bool:
         await self._give_up(plan.give_up)
         await self._take_up(plan.take_up)
-        return ids is not None
+        return True
 
     async def _take_up(self, queues: Collection[MessageQueue]) -> None:
         if not queues:
@@ -223,13 +190,12 @@ class LitePullConsumer(PullConsumer):
     async def _place(self, queue: MessageQueue) -> int:
         """The first position. A position at the end of the queue is always committed, or the next
         owner would begin at a later end."""
-        offset = await self.committed(queue)
-        if offset is not None:
-            return offset
-        if self.options.from_where is ConsumeFromWhere.FIRST:
-            return await self.min_offset(queue)
-        offset = await self.max_offset(queue)
-        await self.commit({queue: offset})
+        offset = await self._first_position(queue)
+        if (
+            self._offsets.known(queue) is None
+            and self.options.from_where is not ConsumeFromWhere.FIRST
+        ):
+            await self.commit({queue: offset})
         return offset
 
     async def _give_up(self, queues: Collection[MessageQueue]) -> None:
@@ -240,12 +206,13 @@ class LitePullConsumer(PullConsumer):
         # First, so that `poll` returns no more of them while the callback runs.
         await self._forget(gone)
         await _tell(self._on_revoked, queues)
-        if self.options.auto_commit_ms is not None:
-            await self._store({q: at for q, at in self._processed.items() if q in gone})
         for queue in gone:
-            for table in (self._positions, self._processed, self._moved, self._committed):
+            for table in (self._positions, self._moved):
                 table.pop(queue, None)
             self._paused.discard(queue)
+        # After them: a `poll` meanwhile notes no more progress, which would be stored too late.
+        if self.options.auto_commit_ms is not None:
+            await self._offsets.release(gone)
         await self._forget(gone)  # `seek` and `resume` may have begun to read it again
 
 

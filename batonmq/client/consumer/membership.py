@@ -4,10 +4,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.queue_calls import QueueCalls
+from batonmq.client.consumer.rebalance import RebalancePlan, plan_rebalance
+from batonmq.client.errors import NoRouteError, UnsupportedByBrokerError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.topic_name import RETRY_PREFIX
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.turns import is_set_within
 
@@ -53,12 +58,20 @@ class GroupMembers:
         return ids
 
 
+Change = Callable[[str, RebalancePlan], Awaitable[bool]]
+"""Gives up and takes up queues of a topic; returns whether it took up all."""
+
+
 class Rebalances:
     """When a member rebalances: every `period_ms`, after `soon`, and sooner if incomplete."""
 
-    def __init__(self, period_ms: int) -> None:
+    def __init__(
+        self, client: ClientInstance, group: str, model: MessageModel, period_ms: int
+    ) -> None:
+        self._client, self._group, self._model = client, group, model
         self._period_ms = period_ms
         self._wanted = asyncio.Event()
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}
 
     def soon(self) -> None:
         self._wanted.set()
@@ -66,6 +79,42 @@ class Rebalances:
     def begins(self) -> None:
         """A rebalance begins: it serves all calls of `soon` up to now."""
         self._wanted.clear()
+
+    def route_changed(self, route: TopicRoute) -> None:
+        # Another master of the same queues moves none of them.
+        if self._queues.get(route.topic) != route.subscribe_queues:
+            self.soon()
+
+    async def of_topics(
+        self, topics: Iterable[str], held: Iterable[MessageQueue], change: Change
+    ) -> bool:
+        """Rebalances these topics of a member that holds these queues; returns whether it is
+        complete. Raises UnsupportedByBrokerError."""
+        of_topic: dict[str, list[MessageQueue]] = {}
+        for queue in held:
+            of_topic.setdefault(queue.topic, []).append(queue)
+        # One for all topics: a broker is asked for the members once.
+        settled, members = True, GroupMembers(self._client, self._group)
+        for topic in sorted(topics):
+            try:
+                route = await self._client.routes.get(topic)
+                clustering = self._model is MessageModel.CLUSTERING
+                ids = await members.ids(route) if clustering else []
+                self._queues[topic] = queues = route.subscribe_queues
+                own_id, mine = self._client.client_id, of_topic.get(topic, ())
+                plan = plan_rebalance(mine, queues, ids, own_id, self._model)
+                if plan.changed:
+                    log.info("rebalanced group=%s topic=%s %s", self._group, topic, plan)
+                settled &= await change(topic, plan) and ids is not None
+            except UnsupportedByBrokerError:
+                raise
+            except NoRouteError:
+                # Without a retry topic there are no retries yet; any other topic is waited for.
+                settled &= topic.startswith(RETRY_PREFIX)
+            except BatonError as error:
+                log.warning("rebalance_failed topic=%s reason=%s", topic, error)
+                settled = False
+        return settled
 
     async def repeat(self, rebalance: Callable[[], Awaitable[bool]], *, settled: bool) -> None:
         """Rebalances until it is cancelled. `settled`: whether the last one was complete."""
@@ -78,10 +127,3 @@ class Rebalances:
             except Exception:
                 log.exception("rebalance_failed")
                 settled = False
-
-
-def by_topic(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
-    found: dict[str, list[MessageQueue]] = {}
-    for queue in queues:
-        found.setdefault(queue.topic, []).append(queue)
-    return found

@@ -8,6 +8,8 @@ consumed. Origin: RemoteBrokerOffsetStore, LocalFileOffsetStore.
 import asyncio
 import logging
 from collections.abc import Collection, Iterable
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -20,11 +22,12 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import replace_file
-from batonmq.runtime.turns import in_turns, to_the_end
+from batonmq.runtime.turns import gather_apart, in_turns, to_the_end
 
 log = logging.getLogger(__name__)
 
 _SENT_AT_ONCE = 64
+_BROKER_NAME = attrgetter("broker_name")
 
 
 class OffsetStore:
@@ -62,6 +65,14 @@ class OffsetStore:
     async def persist(self) -> None:
         raise NotImplementedError
 
+    async def persist_forever(self, period_ms: int) -> None:
+        while True:
+            await asyncio.sleep(period_ms / 1000)
+            try:
+                await self.persist()
+            except (BatonError, OSError) as error:
+                log.error("offsets_not_persisted reason=%s", error)
+
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Lets go of these queues: another member gets them."""
         raise NotImplementedError
@@ -92,6 +103,7 @@ class RemoteOffsetStore(OffsetStore):
         """Returns once the broker has stored it. Raises as QueueCalls."""
         await self._calls.commit_offset(self._group, queue, offset, deadline_ms=deadline_ms)
         self._offsets[queue] = offset
+        self._dirty.discard(queue)
 
     def resend(self, broker_names: Collection[str]) -> None:
         self._dirty |= {q for q in self._offsets if q.broker_name in broker_names}
@@ -127,18 +139,22 @@ class RemoteOffsetStore(OffsetStore):
         """Stores the offsets of these queues for the next owner, then forgets them."""
         # Short: closing waits for it, and what is not stored is read again by the next owner.
         deadline_ms = boot_ms() + 1000
-        async for queue in in_turns(sorted(queues)):
-            offset = self._offsets.get(queue)
-            # An offset without progress could replace a newer one, of a reset say.
-            if offset is not None and queue in self._dirty:
-                try:
-                    await self._calls.commit_offset(
-                        self._group, queue, offset, deadline_ms=deadline_ms
-                    )
-                except BatonError as error:
-                    log.warning("offset_not_handed_over queue=%s reason=%s", queue, error)
-            self._offsets.pop(queue, None)
-            self._dirty.discard(queue)
+        # Of each broker group on its own: one that hangs uses up only its own time.
+        await gather_apart(
+            (self._hand_over(queue, deadline_ms) for queue in list(some))
+            for _, some in groupby(sorted(queues, key=_BROKER_NAME), _BROKER_NAME)
+        )
+
+    async def _hand_over(self, queue: MessageQueue, deadline_ms: int) -> None:
+        offset = self._offsets.get(queue)
+        # An offset without progress could replace a newer one, of a reset say.
+        if offset is not None and queue in self._dirty:
+            try:
+                await self._calls.commit_offset(self._group, queue, offset, deadline_ms=deadline_ms)
+            except BatonError as error:
+                log.warning("offset_not_handed_over queue=%s reason=%s", queue, error)
+        self._offsets.pop(queue, None)
+        self._dirty.discard(queue)
 
 
 class _StoredOffset(msgspec.Struct, rename="camel"):
@@ -153,14 +169,6 @@ class _StoredOffsets(msgspec.Struct):
     v: int = 1
 
 
-def default_offset_dir() -> Path:
-    try:
-        home = Path.home()
-    except RuntimeError:  # a container's user may have neither HOME nor an entry in passwd
-        home = Path()
-    return home / ".batonmq" / "offsets"
-
-
 class LocalOffsetStore(OffsetStore):
     """Progress of one broadcasting member, in `<directory>/<instance>/<group>.json`.
 
@@ -172,10 +180,6 @@ class LocalOffsetStore(OffsetStore):
         super().__init__()
         self._path = directory / instance_name / f"{group}.json"
         self._writing = asyncio.Lock()
-
-    @property
-    def path(self) -> Path:
-        return self._path
 
     async def load(self) -> None:
         try:

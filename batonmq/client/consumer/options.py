@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from batonmq.client.consumer.offset_store import default_offset_dir
+from batonmq.client.arguments import check_fields
 from batonmq.client.consumer.process_queue import FlowLimits
 
 
@@ -49,6 +49,9 @@ class PullOptions:
     held_check_ms: int = HELD_CHECK_MS
     limits: FlowLimits = field(default_factory=FlowLimits)
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumeOptions:
@@ -61,6 +64,17 @@ class ConsumeOptions:
     max_reconsume_times: int = 16
     orderly_suspend_ms: int = 1_000
     close_wait_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        check_fields(self, "max_reconsume_times", "orderly_suspend_ms", "close_wait_ms")
+
+
+def default_offset_dir() -> Path:
+    try:
+        home = Path.home()
+    except RuntimeError:  # a container's user may have neither HOME nor an entry in passwd
+        home = Path()
+    return home / ".batonmq" / "offsets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +91,6 @@ class PushConsumerOptions:
     offset_dir: Path = field(default_factory=default_offset_dir)
     pull: PullOptions = field(default_factory=PullOptions)
     consume: ConsumeOptions = field(default_factory=ConsumeOptions)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "start_timestamp_ms")

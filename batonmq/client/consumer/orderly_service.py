@@ -8,10 +8,12 @@ ConsumeMessageOrderlyService, RebalancePushImpl.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 
-from batonmq.client.consumer.consume_service import ConsumeService, Consuming
+from batonmq.client.consumer.consume_service import ConsumeService
 from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
 from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import ProcessQueue
@@ -20,7 +22,7 @@ from batonmq.client.errors import UnsupportedByBrokerError
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.turns import is_set_within
+from batonmq.runtime.turns import gather_some, is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +34,10 @@ _NEVER_MS = 1 << 62
 
 
 class OrderlyService(ConsumeService):
-    def __init__(self, what: Consuming) -> None:
-        super().__init__(what)
-        self._locks = what.model is MessageModel.CLUSTERING
-        self._slots = asyncio.Semaphore(what.options.concurrency)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._locks = self._model is MessageModel.CLUSTERING
+        self._slots = asyncio.Semaphore(self._options.concurrency)
         self._readers: set[QueueReader] = set()
         self._consuming: dict[QueueReader, asyncio.Task[None]] = {}
         self._renewing: asyncio.Task[None] | None = None
@@ -71,9 +73,7 @@ class OrderlyService(ConsumeService):
             return False
         if not self._locks:
             reader.process_queue.locked_until_ms = _NEVER_MS
-            self._readers.add(reader)
-            return True
-        if not await self._lock([reader]):
+        elif not await self._lock([reader]):
             return False
         self._readers.add(reader)
         return True
@@ -105,17 +105,15 @@ class OrderlyService(ConsumeService):
         self._readers.difference_update(readers)
         if not self._locks:
             return
-        for (topic, name), some in _by_broker(readers).items():
-            try:
-                await self._calls.unlock_queues(
-                    topic,
-                    name,
-                    self._group,
-                    [r.queue for r in some],
-                    deadline_ms=boot_ms() + _LOCK_CALL_MS,
-                )
-            except BatonError as error:
-                log.info("unlock_failed broker_name=%s reason=%s", name, error)
+        deadline_ms = boot_ms() + _LOCK_CALL_MS
+        await gather_some(self._unlock_at(some, deadline_ms) for some in _by_broker(readers))
+
+    async def _unlock_at(self, readers: Sequence[QueueReader], deadline_ms: int) -> None:
+        queues = [reader.queue for reader in readers]
+        try:
+            await self._calls.unlock_queues(self._group, queues, deadline_ms=deadline_ms)
+        except BatonError as error:
+            log.info("unlock_failed broker_name=%s reason=%s", queues[0].broker_name, error)
 
     def arrived(self, reader: QueueReader) -> None:
         running = self._consuming.get(reader)
@@ -131,42 +129,38 @@ class OrderlyService(ConsumeService):
 
     async def _lock(self, readers: Sequence[QueueReader]) -> bool:
         """Locks queues; returns whether all were locked."""
-        complete = True
-        for (topic, name), some in _by_broker(readers).items():
-            # The lock counts from before the request: the broker counts from when it got it.
-            sent_ms = boot_ms()
-            try:
-                held = await self._calls.lock_queues(
-                    topic,
-                    name,
-                    self._group,
-                    [r.queue for r in some],
-                    deadline_ms=sent_ms + _LOCK_CALL_MS,
-                )
-            except UnsupportedByBrokerError:
-                raise
-            except BatonError as error:
-                log.info("lock_failed broker_name=%s reason=%s", name, error)
-                complete = False
+        return all(await gather_some(self._lock_at(some) for some in _by_broker(readers)))
+
+    async def _lock_at(self, readers: Sequence[QueueReader]) -> bool:
+        queues = [reader.queue for reader in readers]
+        # The lock counts from before the request: the broker counts from when it got it.
+        sent_ms = boot_ms()
+        try:
+            held = await self._calls.lock_queues(
+                self._group, queues, deadline_ms=sent_ms + _LOCK_CALL_MS
+            )
+        except UnsupportedByBrokerError:
+            raise
+        except BatonError as error:
+            log.info("lock_failed broker_name=%s reason=%s", queues[0].broker_name, error)
+            return False
+        # Not all of these need still be in `_readers`: one that was given up while this renewal was
+        # under way must not be renewed again, or no other member could ever lock its queue.
+        for reader in readers:
+            if reader.queue not in held:
+                reader.process_queue.locked_until_ms = 0
                 continue
-            # Not all of these need still be in `_readers`: one that was given up while this renewal
-            # was under way must not be renewed again, or no other member could ever lock its queue.
-            for reader in some:
-                if reader.queue in held:
-                    reader.process_queue.locked_until_ms = sent_ms + LOCK_LIVE_MS
-                    reader.consumed()
-                    if reader.process_queue.waiting:
-                        self.arrived(reader)
-                else:
-                    reader.process_queue.locked_until_ms = 0
-                    complete = False
-        return complete
+            reader.process_queue.locked_until_ms = sent_ms + LOCK_LIVE_MS
+            reader.consumed()
+            if reader.process_queue.waiting:
+                self.arrived(reader)
+        return held.issuperset(queues)
 
     async def _renew_locks(self) -> None:
         while True:
             await asyncio.sleep(LOCK_RENEW_MS / 1000)
             try:
-                await self._lock(sorted(self._readers, key=lambda reader: reader.queue))
+                await self._lock(list(self._readers))
             except UnsupportedByBrokerError as error:
                 log.error("locks_lost group=%s reason=%s", self._group, error)
 
@@ -182,12 +176,13 @@ class OrderlyService(ConsumeService):
             async with self._slots:
                 if not self._may_consume(process_queue):  # lost while waiting for the slot
                     process_queue.put_back(batch)
-                    return
+                    continue
                 context = ConsumeContext(reader.queue)
                 status = await self._listener(batch, context)
-            # Another member has the queue, or it was moved: its progress is not ours to commit.
+            # Another member has the queue, or it was moved: this progress counts no more. Where it
+            # was moved to, messages may wait already, and nothing else would begin with them.
             if process_queue.dropped:
-                return
+                continue
             if status is ConsumeStatus.SUCCESS:
                 self._offsets.update(reader.queue, process_queue.done(batch))
                 reader.consumed()
@@ -207,9 +202,8 @@ class OrderlyService(ConsumeService):
         await is_set_within(self._closing, self._options.orderly_suspend_ms / 1000)
 
 
-def _by_broker(readers: Sequence[QueueReader]) -> dict[tuple[str, str], list[QueueReader]]:
-    groups: dict[tuple[str, str], list[QueueReader]] = {}
-    for reader in readers:
-        key = (reader.queue.topic, reader.queue.broker_name)
-        groups.setdefault(key, []).append(reader)
-    return groups
+def _by_broker(readers: Iterable[QueueReader]) -> Iterator[list[QueueReader]]:
+    """Those of one topic and broker group in each list."""
+    in_order = sorted(readers, key=attrgetter("queue"))
+    for _, some in groupby(in_order, attrgetter("queue.topic", "queue.broker_name")):
+        yield list(some)

@@ -6,6 +6,7 @@ time is delivered again to any member, with a higher `reconsume_times`; after th
 a failover. Origin: SimpleConsumer of RocketMQ's 5.x clients, PullAPIWrapper.popAsync.
 """
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from batonmq.client.consumer.options import (
 from batonmq.client.consumer.pulling import ALL, for_reader, wanted_only
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.subscriber import Receiver
-from batonmq.client.errors import ClientError, NoMasterError
+from batonmq.client.errors import ClientError, NoNameServerError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.protocol.bodies import TAG, SubscriptionData
@@ -89,10 +90,7 @@ class PopConsumer(Receiver):
         began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         waits_ms = 0
         while True:
-            route = await self._client.routes.get(topic, deadline_ms=deadline_ms)
-            names = sorted(route.masters())
-            if not names:
-                raise NoMasterError(topic, "its route names none")
+            names = await self._groups_of(topic, deadline_ms)
             turn = next(self._turns) % len(names)
             for name in names[turn:] + names[:turn]:
                 messages = await self._pop(
@@ -109,6 +107,20 @@ class PopConsumer(Receiver):
             # The first round asks each broker without a wait: one of them may have messages. Then
             # only one is waited at, in turns, so that no broker is left out for long.
             waits_ms = timeout_ms if len(names) == 1 else _TURN_MS
+
+    async def _groups_of(self, topic: str, deadline_ms: int) -> list[str]:
+        """The broker groups to receive from, ascending. Raises NoRouteError if none may be read."""
+        route = await self._client.routes.get(topic, deadline_ms=deadline_ms)
+        if len(route.masters()) < len(route.brokers):
+            # Fetched during a failover. The next poll of routes may be 30 s away.
+            with contextlib.suppress(NoNameServerError):
+                route = await self._client.routes.refresh(topic, deadline_ms=deadline_ms)
+        readable = {queue.broker_name for queue in route.subscribe_queues}
+        if not readable:
+            addresses = self._client.name_server_addresses
+            raise NoRouteError(topic, addresses, "no broker lets it be read now")
+        # Without any master the election is waited for.
+        return sorted(readable & route.masters().keys() or readable)
 
     async def _pop(
         self,

@@ -112,14 +112,6 @@ class ProcessQueue:
             return f"offset span {self.span}, limit {limits.span}"
         return None
 
-    def check_invariants(self) -> None:
-        assert list(self._cached) == sorted(self._cached)
-        assert list(self._taken) == sorted(self._taken)
-        assert not self._cached.keys() & self._taken.keys()
-        held = [*self._cached.values(), *self._taken.values()]
-        assert self.size_bytes == sum(len(m.body) for m in held)
-        assert all(offset < self.next_offset for offset in (*self._cached, *self._taken))
-
     def _last_offset(self) -> int:
         lasts = [next(reversed(d)) for d in (self._cached, self._taken) if d]
         return max(lasts)

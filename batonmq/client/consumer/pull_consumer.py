@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 
 from batonmq.client.arguments import check_number, check_queue, checked_queues
+from batonmq.client.consumer.offset_store import RemoteOffsetStore
 from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType
 from batonmq.client.consumer.pulling import (
     ALL,
@@ -31,10 +32,14 @@ from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.runtime.clock import boot_ms, wall_ms
 from batonmq.runtime.turns import GATHERED_AT_ONCE, Pace, gather_some, in_turns, is_set_within
 
+_FETCHED_AT_ONCE = 32
+"""Per queue, also by a `poll` for less: one message each would cost a request each."""
+
 
 class PullConsumer(Receiver):
     """Methods raise NoMasterError, NoRouteError, NoNameServerError when a queue's broker cannot be
-    reached in time, ResponseError when it refuses."""
+    reached in time, ResponseError when it refuses. `close` does not commit: polled messages
+    that were not committed are delivered again."""
 
     consume_type = ConsumeType.ACTIVELY
 
@@ -51,6 +56,7 @@ class PullConsumer(Receiver):
         LAST)."""
         super().__init__(group, name_servers, client, client_options, from_where)
         self._calls = QueueCalls(self._client)
+        self._offsets = RemoteOffsetStore(self._client, group)
         self._positions: dict[MessageQueue, int] = {}
         self._moved: dict[MessageQueue, int] = {}
         """Positions that changed since a subclass last emptied this."""
@@ -65,10 +71,9 @@ class PullConsumer(Receiver):
         self._paused: set[MessageQueue] = set()
         self._changed = asyncio.Event()
 
-    async def close(self) -> None:
-        """Does not commit: polled messages that were not committed are delivered again."""
+    async def _close(self) -> None:
         await self._forget(list(self._fetches))
-        await super().close()
+        await super()._close()
 
     async def fetch_queues(self, topic: str, *, timeout_ms: int = 3000) -> tuple[MessageQueue, ...]:
         """The topic's readable queues, ascending."""
@@ -113,7 +118,7 @@ class PullConsumer(Receiver):
             check_number("offset", offset, 0)
         deadline_ms = boot_ms() + timeout_ms
         await gather_some(
-            self._calls.commit_offset(self.group, queue, offset, deadline_ms=deadline_ms)
+            self._offsets.place(queue, offset, deadline_ms=deadline_ms)
             for queue, offset in sorted((self._positions if offsets is None else offsets).items())
         )
 
@@ -250,7 +255,7 @@ class PullConsumer(Receiver):
             if ready:
                 self._note_received(ready, began_ms)
                 return ready
-            await self._start_fetches(max_messages)
+            await self._start_fetches(max(max_messages, _FETCHED_AT_ONCE))
             left_ms = deadline_ms - boot_ms()
             if left_ms <= 0:
                 return []
@@ -322,12 +327,11 @@ class PullConsumer(Receiver):
         return taken
 
     async def _first_position(self, queue: MessageQueue) -> int:
-        offset = await self.committed(queue)
+        deadline_ms = boot_ms() + 3000
+        offset = await self._offsets.read(queue, deadline_ms=deadline_ms)
         if offset is not None:
             return offset
-        if self._from_where is ConsumeFromWhere.LAST:
-            return await self.max_offset(queue)
-        return await self.min_offset(queue)
+        return await self._calls.first_offset(queue, self._from_where, 0, deadline_ms=deadline_ms)
 
     async def _forget(self, queues: Iterable[MessageQueue]) -> None:
         """Cancels the fetches of these queues and drops their messages."""

@@ -146,25 +146,30 @@ class PullRequest:
 def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) -> PullResult:
     """Decodes the reply of a pull. Raises ResponseError for a refusal, RemoteProtocolError for an
     unreadable reply or record: then no message of the reply is delivered."""
-    status = STATUS_BY_CODE.get(reply.code)
-    if status is None:
-        raise ResponseError(reply.code, reply.remark, address)
+    head = _head_of(reply, request, address)
     try:
-        records = decode_records(reply.body) if status is PullStatus.FOUND else []
-        offsets = _offsets_of(reply)
+        records = decode_records(reply.body) if head[0] is PullStatus.FOUND else []
         suggested = int(reply.ext.get("suggestWhichBrokerId", 0))
-    except (CorruptRecord, KeyError, ValueError) as error:
+    except (CorruptRecord, ValueError) as error:
         raise _unreadable(error, request, address) from error
     messages = wanted_only(records, request.subscription)
     for message in messages:
         for_reader(message, request.queue.broker_name)
-    return PullResult(status, *offsets, messages=tuple(messages), suggest_broker_id=suggested)
+    return PullResult(*head, messages=tuple(messages), suggest_broker_id=suggested)
 
 
-def _offsets_of(reply: RemotingCommand) -> tuple[int, int, int]:
-    """(next offset, min, max) of a reply. Raises KeyError, ValueError."""
+def _head_of(
+    reply: RemotingCommand, request: PullRequest, address: str
+) -> tuple[PullStatus, int, int, int]:
+    """(status, next offset, min, max) of a reply. Raises as `read_pull_reply`."""
+    status = STATUS_BY_CODE.get(reply.code)
+    if status is None:
+        raise ResponseError(reply.code, reply.remark, address)
     ext = reply.ext
-    return int(ext["nextBeginOffset"]), int(ext["minOffset"]), int(ext["maxOffset"])
+    try:
+        return status, int(ext["nextBeginOffset"]), int(ext["minOffset"]), int(ext["maxOffset"])
+    except (KeyError, ValueError) as error:
+        raise _unreadable(error, request, address) from error
 
 
 def _unreadable(error: Exception, request: PullRequest, address: str) -> RemoteProtocolError:
@@ -232,13 +237,6 @@ async def pull_records(
 ) -> PulledRecords:
     """As `pull_at_master`, with undecoded messages. Raises as `read_pull_reply`."""
     reply, address = await pull_at_master(client, request, deadline_ms=deadline_ms)
-    status = STATUS_BY_CODE.get(reply.code)
-    if status is None:
-        raise ResponseError(reply.code, reply.remark, address)
-    try:
-        offsets = _offsets_of(reply)
-    except (KeyError, ValueError) as error:
-        raise _unreadable(error, request, address) from error
-    return PulledRecords(
-        status, *offsets, records=bytes(reply.body) if status is PullStatus.FOUND else b""
-    )
+    head = _head_of(reply, request, address)
+    records = bytes(reply.body) if head[0] is PullStatus.FOUND else b""
+    return PulledRecords(*head, records=records)

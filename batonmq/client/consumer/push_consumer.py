@@ -9,14 +9,16 @@ is skipped. Origin: DefaultMQPushConsumerImpl, RebalanceImpl.
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from batonmq.client.arguments import check_call
 from batonmq.client.consumer.concurrent_service import ConcurrentService
-from batonmq.client.consumer.consume_service import ConsumeService, Consuming
+from batonmq.client.consumer.consume_service import ConsumeService
 from batonmq.client.consumer.listener import Listener, ListenerCall
 from batonmq.client.consumer.member_calls import MemberState, answer
 from batonmq.client.consumer.member_stats import MemberStats
-from batonmq.client.consumer.membership import GroupMembers, Rebalances, by_topic
+from batonmq.client.consumer.membership import Rebalances
 from batonmq.client.consumer.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from batonmq.client.consumer.options import (
     ConsumeFromWhere,
@@ -28,7 +30,7 @@ from batonmq.client.consumer.orderly_service import OrderlyService
 from batonmq.client.consumer.pulling import ALL
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.queue_reader import QueueReader, Reading
-from batonmq.client.consumer.rebalance import plan_rebalance
+from batonmq.client.consumer.rebalance import RebalancePlan
 from batonmq.client.consumer.subscriber import Subscriber
 from batonmq.client.errors import (
     ClientClosedError,
@@ -87,10 +89,9 @@ class PushConsumer(Subscriber):
         self._stats = MemberStats()
         self._service: ConsumeService | None = None
         self._listener_call: ListenerCall | None = None
-        self._rebalances = Rebalances(self.options.rebalance_ms)
+        self._rebalances = Rebalances(self._client, group, given.model, given.rebalance_ms)
         self._rebalancing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._rebalanced: dict[str, tuple[MessageQueue, ...]] = {}
         self._started_ms = 0
 
     @property
@@ -107,6 +108,8 @@ class PushConsumer(Subscriber):
         condition such as `a > 3 AND colour = 'blue'`, which brokers check at the start."""
         self._subscribe(topic, expression, expression_type)
         self._rebalances.soon()
+        if self._running:  # brokers filter by the subscriptions of the last heartbeat
+            self._client.spawn(self._client.heartbeats.send())
 
     def unsubscribe(self, topic: str) -> None:
         self._subscriptions.pop(topic, None)
@@ -139,7 +142,7 @@ class PushConsumer(Subscriber):
         self._listener_call = ListenerCall(self.group, self._listener, threads, self._stats, hook)
         kind = OrderlyService if self._orderly else ConcurrentService
         self._service = kind(
-            Consuming(self._client, self.group, self._listener_call, self._offsets, model, consume)
+            self._client, self.group, self._listener_call, self._offsets, model, consume
         )
         self._service.start()
         for topic in sorted(self._subscriptions):
@@ -156,12 +159,21 @@ class PushConsumer(Subscriber):
         settled = await self._rebalance()
         self._tasks = [
             self._client.spawn(self._rebalances.repeat(self._rebalance_again, settled=settled)),
-            self._client.spawn(self._persist_loop()),
+            self._client.spawn(self._offsets.persist_forever(self.options.persist_ms)),
         ]
 
     async def close(self) -> None:
         """Stops pulling, lets listener calls end, stores the offsets, leaves the group. If a
-        broadcasting consumer cannot store its offsets, OSError is raised after all of that."""
+        broadcasting consumer cannot store its offsets, OSError is raised after all of that. Raises
+        ClientError in a listener, as it would wait for that."""
+        if self._listener_call is not None and self._listener_call.is_called_by_this_task:
+            raise ClientError(
+                f"consumer {self.group}: close() waits for the listener that calls it: set an event"
+                " in the listener, and close where the consumer was started"
+            )
+        await super().close()
+
+    async def _close(self) -> None:
         service, self._service = self._service, None
         for task in self._tasks:
             task.cancel()
@@ -180,14 +192,11 @@ class PushConsumer(Subscriber):
             if self._listener_call is not None:
                 self._listener_call.close()
                 self._listener_call = None
-            await super().close()
+            await super()._close()
 
     def route_changed(self, route: TopicRoute) -> None:
-        if (
-            route.topic in self._subscriptions
-            and self._rebalanced.get(route.topic) != route.subscribe_queues
-        ):
-            self._rebalances.soon()
+        if route.topic in self._subscriptions:
+            self._rebalances.route_changed(route)
 
     def masters_moved(self, broker_names: Collection[str]) -> None:
         self._offsets.resend(broker_names)
@@ -229,82 +238,40 @@ class PushConsumer(Subscriber):
         """Rebalances all topics; returns whether it is complete. Raises
         UnsupportedByBrokerError."""
         async with self._rebalancing:
-            return await self._rebalance_all()
-
-    async def _rebalance_all(self) -> bool:
-        self._rebalances.begins()
-        gone = [q for q in self._readers if q.topic not in self._subscriptions]
-        now_ms = boot_ms()
-        expired = [q for q, reader in self._readers.items() if reader.is_expired(now_ms)]
-        for queue in expired:
-            log.error(
-                "queue_expired group=%s queue=%s: it is read again from its stored offset",
-                self.group,
-                queue,
+            self._rebalances.begins()
+            gone = [q for q in self._readers if q.topic not in self._subscriptions]
+            now_ms = boot_ms()
+            expired = [q for q, reader in self._readers.items() if reader.is_expired(now_ms)]
+            for queue in expired:
+                log.error(
+                    "queue_expired group=%s queue=%s: it is read again from its stored offset",
+                    self.group,
+                    queue,
+                )
+            if (gone or expired) and self._service is not None:
+                await self._give_up(sorted({*gone, *expired}), self._service)
+            return await self._rebalances.of_topics(
+                self._subscriptions, self._readers, self._change
             )
-        if (gone or expired) and self._service is not None:
-            await self._give_up(sorted({*gone, *expired}), self._service)
-        held = by_topic(self._readers)
-        settled = True
-        # One for all topics: a broker is asked for the members once.
-        members = GroupMembers(self._client, self.group)
-        for topic in sorted(self._subscriptions):
-            try:
-                settled &= await self._rebalance_topic(topic, held.get(topic, ()), members)
-            except UnsupportedByBrokerError:
-                raise
-            except NoRouteError:
-                # Without a retry topic there are no retries yet; any other topic is waited for.
-                settled &= topic.startswith(RETRY_PREFIX)
-            except BatonError as error:
-                log.warning("rebalance_failed topic=%s reason=%s", topic, error)
-                settled = False
-        return settled
 
-    async def _rebalance_topic(
-        self, topic: str, held: Collection[MessageQueue], members: GroupMembers
-    ) -> bool:
-        service = self._service
-        if service is None:
+    async def _change(self, topic: str, plan: RebalancePlan) -> bool:
+        if self._service is None:
             return True
-        route = await self._client.routes.get(topic)
-        client_ids = None
-        if self.options.model is MessageModel.CLUSTERING:
-            client_ids = await members.ids(route)
-        plan = plan_rebalance(
-            held=held,
-            queues=route.subscribe_queues,
-            client_ids=client_ids,
-            own_id=self.client_id,
-            model=self.options.model,
-        )
-        # Compared in `route_changed`: another master of the same queues moves none of them.
-        self._rebalanced[topic] = route.subscribe_queues
-        if plan.changed:
-            log.info("rebalanced group=%s topic=%s %s", self.group, topic, plan)
-        await self._give_up(plan.give_up, service)
-        taken = await self._take_up_all(plan.take_up, service)
-        known = client_ids is not None or self.options.model is MessageModel.BROADCASTING
-        return taken and known
+        await self._give_up(plan.give_up, self._service)
+        return await self._take_up_all(plan.take_up, self._service)
 
     async def _take_up_all(self, queues: Sequence[MessageQueue], service: ConsumeService) -> bool:
         """Takes up queues, of each broker group concurrently. Returns whether all were taken up."""
-        of_broker: dict[str, list[MessageQueue]] = {}
-        for queue in queues:
-            of_broker.setdefault(queue.broker_name, []).append(queue)
         silent: set[str] = set()
         return all(
             await gather_apart(
-                (self._take_up(queue, service, silent) for queue in some)
-                for some in of_broker.values()
+                (self._take_up(queue, service, silent) for queue in list(some))
+                for _, some in groupby(queues, attrgetter("broker_name"))
             )
         )
 
     async def _take_up(
-        self,
-        queue: MessageQueue,
-        service: ConsumeService,
-        silent: set[str],
+        self, queue: MessageQueue, service: ConsumeService, silent: set[str]
     ) -> bool:
         """`silent` collects broker groups without a master, which are not asked again in this
         rebalance."""
@@ -312,11 +279,9 @@ class PushConsumer(Subscriber):
             return False
         try:
             start = await self._start_offset(queue)
-        except NoMasterError as error:
-            silent.add(queue.broker_name)
-            log.warning("queue_not_taken_up queue=%s reason=%s", queue, error)
-            return False
         except BatonError as error:
+            if isinstance(error, NoMasterError):
+                silent.add(queue.broker_name)
             log.warning("queue_not_taken_up queue=%s reason=%s", queue, error)
             return False
         shared = Reading(
@@ -341,11 +306,7 @@ class PushConsumer(Subscriber):
         reader.start()
         return True
 
-    async def _give_up(
-        self,
-        queues: Sequence[MessageQueue],
-        service: ConsumeService,
-    ) -> None:
+    async def _give_up(self, queues: Sequence[MessageQueue], service: ConsumeService) -> None:
         """Gives up these queues: once this returns, this member commits nothing for them."""
         readers = [self._readers.pop(queue) for queue in queues]
         if readers:
@@ -367,27 +328,11 @@ class PushConsumer(Subscriber):
             return offset
         if queue.topic.startswith(RETRY_PREFIX):
             return 0  # whatever `from_where` says: they are retries of this group's messages
-        offset = await self._first_offset(queue, deadline_ms)
-        if self.options.from_where is not ConsumeFromWhere.FIRST:
+        where, start_ms = self.options.from_where, self.options.start_timestamp_ms
+        offset = await self._calls.first_offset(queue, where, start_ms, deadline_ms=deadline_ms)
+        if where is not ConsumeFromWhere.FIRST:
             await self._offsets.place(queue, offset, deadline_ms=deadline_ms)
         return offset
-
-    async def _first_offset(self, queue: MessageQueue, deadline_ms: int) -> int:
-        if self.options.from_where is ConsumeFromWhere.LAST:
-            return await self._calls.max_offset(queue, deadline_ms=deadline_ms)
-        if self.options.from_where is ConsumeFromWhere.FIRST:
-            return await self._calls.min_offset(queue, deadline_ms=deadline_ms)
-        return await self._calls.offset_by_time(
-            queue, self.options.start_timestamp_ms, deadline_ms=deadline_ms
-        )
-
-    async def _persist_loop(self) -> None:
-        while True:
-            await asyncio.sleep(self.options.persist_ms / 1000)
-            try:
-                await self._offsets.persist()
-            except (BatonError, OSError) as error:
-                log.error("offsets_not_persisted group=%s reason=%s", self.group, error)
 
     def _make_offset_store(self) -> OffsetStore:
         if self.options.model is MessageModel.BROADCASTING:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from batonmq.client.arguments import check_queue
+from batonmq.client.consumer.options import ConsumeFromWhere
 from batonmq.client.errors import UnsupportedByBrokerError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.protocol.bodies import (
@@ -67,6 +69,7 @@ class QueueCalls:
         *,
         also: frozenset[int] = frozenset(),
     ) -> RemotingCommand:
+        check_queue(queue)
         full = {
             "topic": queue.topic,
             "queueId": str(queue.queue_id),
@@ -118,6 +121,16 @@ class QueueCalls:
         reply = await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext, deadline_ms)
         return reply.require_int("offset")
 
+    async def first_offset(
+        self, queue: MessageQueue, where: ConsumeFromWhere, start_ms: int, *, deadline_ms: int
+    ) -> int:
+        """Where a group without an offset begins. `start_ms`: for TIMESTAMP."""
+        if where is ConsumeFromWhere.LAST:
+            return await self.max_offset(queue, deadline_ms=deadline_ms)
+        if where is ConsumeFromWhere.FIRST:
+            return await self.min_offset(queue, deadline_ms=deadline_ms)
+        return await self.offset_by_time(queue, start_ms, deadline_ms=deadline_ms)
+
     async def epochs(
         self, topic: str, broker_name: str, *, deadline_ms: int
     ) -> EpochEntryCache | None:
@@ -149,41 +162,20 @@ class QueueCalls:
         return list(GetConsumerListByGroupResponseBody.decode(reply.body).consumer_id_list) or None
 
     async def lock_queues(
-        self,
-        topic: str,
-        broker_name: str,
-        group: str,
-        queues: Sequence[MessageQueue],
-        *,
-        deadline_ms: int,
+        self, group: str, queues: Sequence[MessageQueue], *, deadline_ms: int
     ) -> frozenset[MessageQueue]:
-        """Locks queues of one broker for 60 s; returns those that this client holds now.
-
-        Raises UnsupportedByBrokerError if the broker does not serve locks."""
-        code = RequestCode.LOCK_BATCH_MQ
-        reply = await self._locking(code, topic, broker_name, group, queues, deadline_ms)
+        """Locks queues of one topic and broker group for 60 s; returns those that this client holds
+        now. Raises UnsupportedByBrokerError if the broker does not serve locks."""
+        reply = await self._locking(RequestCode.LOCK_BATCH_MQ, group, queues, deadline_ms)
         return frozenset(LockBatchResponseBody.decode(reply.body).lock_ok_mq_set)
 
     async def unlock_queues(
-        self,
-        topic: str,
-        broker_name: str,
-        group: str,
-        queues: Sequence[MessageQueue],
-        *,
-        deadline_ms: int,
+        self, group: str, queues: Sequence[MessageQueue], *, deadline_ms: int
     ) -> None:
-        code = RequestCode.UNLOCK_BATCH_MQ
-        await self._locking(code, topic, broker_name, group, queues, deadline_ms)
+        await self._locking(RequestCode.UNLOCK_BATCH_MQ, group, queues, deadline_ms)
 
     async def _locking(
-        self,
-        code: RequestCode,
-        topic: str,
-        broker_name: str,
-        group: str,
-        queues: Sequence[MessageQueue],
-        deadline_ms: int,
+        self, code: RequestCode, group: str, queues: Sequence[MessageQueue], deadline_ms: int
     ) -> RemotingCommand:
         body = LockBatchRequestBody(
             consumer_group=group, client_id=self._client.client_id, mq_set=list(queues)
@@ -192,8 +184,9 @@ class QueueCalls:
             f"orderly consumption by group {group} needs queue locks",
             "use a concurrent listener (orderly=False), or a broker that serves locks",
         )
+        topic, name = queues[0].topic, queues[0].broker_name
         return await self._invoke(
-            topic, broker_name, code, {}, deadline_ms, body=body.encode(), unsupported=unsupported
+            topic, name, code, {}, deadline_ms, body=body.encode(), unsupported=unsupported
         )
 
     async def check_subscription(self, group: str, subscription: SubscriptionData) -> None:

@@ -8,7 +8,8 @@ DefaultMQPushConsumerImpl.pullMessage.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.offset_store import OffsetStore
@@ -184,13 +185,14 @@ class QueueReader:
         self._suggested_id = result.suggest_broker_id
         return result
 
-    def _request(self, subscription: SubscriptionData) -> PullRequest:
+    def _request(self, subscription: SubscriptionData, **more: Any) -> PullRequest:
         return PullRequest(
             group=self._shared.group,
             queue=self.queue,
             offset=self.process_queue.next_offset,
             subscription=subscription,
             max_messages=self._options.batch,
+            **more,
         )
 
     async def _pull_at_slave(
@@ -201,7 +203,7 @@ class QueueReader:
         address = slave_address(route.brokers.get(self.queue.broker_name, {}), broker_id)
         if address is None:
             return None
-        request = replace(self._request(subscription), read_replica=True)
+        request = self._request(subscription, read_replica=True)
         try:
             reply = await self._client.remoting.invoke(
                 address, request.command(), self._options.timeout_ms
@@ -217,8 +219,8 @@ class QueueReader:
 
     async def _pull_at_master(self, address: str, subscription: SubscriptionData) -> PullResult:
         options = self._options
-        request = replace(
-            self._request(subscription),
+        request = self._request(
+            subscription,
             suspend_ms=options.suspend_ms,
             commit_offset=self._offsets.known(self.queue) if self._shared.commits else None,
         )

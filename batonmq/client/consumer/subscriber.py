@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType, MessageModel
 from batonmq.client.consumer.pulling import build_subscription
+from batonmq.client.errors import ArgumentError
 from batonmq.client.hooks import ConsumeCall, HookCalls
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
@@ -26,6 +27,8 @@ class Subscriber(GroupMember):
         from_where: ConsumeFromWhere,
         model: MessageModel = MessageModel.CLUSTERING,
     ) -> None:
+        if not isinstance(from_where, ConsumeFromWhere):
+            raise ArgumentError("from_where", from_where, "a ConsumeFromWhere is allowed")
         super().__init__(group, name_servers, client, client_options)
         self._from_where = from_where
         self._model = model
@@ -61,6 +64,8 @@ class Receiver(Subscriber):
         client_options: ClientOptions | None,
         from_where: ConsumeFromWhere,
     ) -> None:
+        if from_where is ConsumeFromWhere.TIMESTAMP:
+            raise ArgumentError("from_where", from_where, "FIRST and LAST are allowed")
         super().__init__(group, name_servers, client, client_options, from_where)
         hook = self._client.options.hook
         self._watch = None if hook is None else HookCalls(hook)

@@ -19,6 +19,7 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import group_problem
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.turns import to_the_end
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class ClientInstance(Connections, RouteListener):
     async def close(self) -> None:
         """Close its producers and consumers first."""
         self.masters.close()
-        await self.disconnect()
+        await to_the_end(self.disconnect())
 
     def _on_members_changed(self, request: RemotingCommand, connection: Connection) -> None:
         group = request.ext.get("consumerGroup", "")
@@ -135,6 +136,7 @@ class InstanceUser:
     ) -> None:
         self._own_client = client is None
         self._client = client or ClientInstance(name_servers, client_options)
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def client(self) -> ClientInstance:
@@ -145,6 +147,16 @@ class InstanceUser:
             await self._client.start()
 
     async def close(self) -> None:
+        """Closing continues if its caller is cancelled; a second call waits for the first."""
+        # One task for all callers: closed half-way, it would leave its tasks and connections open.
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+            self._closing.add_done_callback(lambda done: setattr(self, "_closing", None))
+        # A callback that closing calls may close as well: it must not wait for itself.
+        if self._closing is not asyncio.current_task():
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._own_client:
             await self._client.close()
 
@@ -187,12 +199,14 @@ class GroupMember(InstanceUser, ClientMember):
         self._client.heartbeats.add(self)
         self._running = True
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         if not self._running:
             return
         self._running = False
-        await self._client.heartbeats.remove(self)
-        await super().close()
+        try:
+            await self._client.heartbeats.remove(self)
+        finally:
+            await super()._close()
 
     def _check_running(self) -> None:
         if not self._running:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from batonmq.auth.signature import Credentials, Signer
-from batonmq.client.errors import ClientClosedError
+from batonmq.client.arguments import check_fields
+from batonmq.client.errors import ClientClosedError, ClientError
 from batonmq.client.hooks import Hook
 from batonmq.client.instance.name_servers import NameServers, name_servers_from
 from batonmq.remoting.connection import Processors
@@ -45,6 +46,9 @@ class ClientOptions:
     tls: ClientTls | None = None
     credentials: Credentials | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 class Connections:
     """Open from `connect` to `disconnect`."""
@@ -61,6 +65,7 @@ class Connections:
         self.name_server_addresses = name_servers_from(name_servers)
         self._remoting: RemotingClient | None = None
         self._name_servers: NameServers | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -72,6 +77,12 @@ class Connections:
         """Raises ClientClosedError."""
         if self._remoting is None:
             raise ClientClosedError("the client")
+        # Elsewhere a request would be written and its answer never seen.
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClientError(
+                "a client works in the event loop that started it: start one in each loop, thread"
+                " and forked process, or use batonmq.blocking"
+            )
         return self._remoting
 
     @property
@@ -84,6 +95,9 @@ class Connections:
     def connect(self, processors: Processors) -> None:
         """`processors` serve the requests that brokers send to this client. Raises TlsError."""
         tls, user = self.options.tls, self.options.credentials
+        self._loop = asyncio.get_running_loop()
+        # Again: processes that were forked since it was made must not have the same.
+        self.client_id = new_client_id(self.ip, self.options.instance_name)
         self._remoting = RemotingClient(
             processors,
             connect_timeout_ms=self.options.connect_timeout_ms,

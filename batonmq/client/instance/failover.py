@@ -45,15 +45,10 @@ class Silence:
     is_held: bool = False
 
 
-@dataclass(slots=True)
-class _Request:
-    silence: Silence
-    recheck_ms: int
-
-
 class SilenceWatch:
     def __init__(self) -> None:
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, tuple[Silence, int]] = {}
+        """Number -> the request, and after how many ms it is checked again."""
         self._times: list[tuple[int, int]] = []
         """A heap of (suspect_at_ms, number); entries of ended requests are skipped."""
         self._held_checks: dict[str, int] = {}
@@ -63,7 +58,7 @@ class SilenceWatch:
     def begin(self, silence: Silence, now_ms: int, patience_ms: int, recheck_ms: int) -> int:
         """A request was sent; pass the returned number to `end`."""
         self._serial += 1
-        self._requests[self._serial] = _Request(silence, recheck_ms)
+        self._requests[self._serial] = (silence, recheck_ms)
         heappush(self._times, (now_ms + patience_ms, self._serial))
         return self._serial
 
@@ -81,11 +76,10 @@ class SilenceWatch:
             if next_ms is None or next_ms > now_ms:
                 break
             serial = heappop(self._times)[1]
-            request = self._requests[serial]
-            silence = request.silence
+            silence, recheck_ms = self._requests[serial]
             address = silence.address
             # Pushed after the loop, so that one call sees each request once.
-            again.append((now_ms + request.recheck_ms, serial))
+            again.append((now_ms + recheck_ms, serial))
             if not silence.is_held:
                 found[address] = silence
                 continue

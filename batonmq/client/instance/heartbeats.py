@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterable
 
+from batonmq.client.errors import ClientError
 from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
@@ -66,6 +67,15 @@ class Heartbeats:
         return tuple(self._members)
 
     def add(self, member: ClientMember) -> None:
+        """Raises ClientError for a second consumer of a group: brokers know both by one client id,
+        so each would take all queues, and every message would be consumed twice."""
+        data = member.consumer_data()
+        groups = [known.group_name for known in self._data().consumer_data_set]
+        if data is not None and data.group_name in groups:
+            raise ClientError(
+                f"this client instance has a consumer of group {data.group_name} already:"
+                " give the second one an instance of its own"
+            )
         self._members.append(member)
 
     async def remove(self, member: ClientMember) -> None:
@@ -104,7 +114,11 @@ class Heartbeats:
     async def send_forever(self) -> None:
         while True:
             await asyncio.sleep(self._connections.options.heartbeat_ms / 1000)
-            await self.send()
+            try:
+                await self.send()
+            # Any error: without further heartbeats brokers would give this member's queues away.
+            except Exception:
+                log.exception("heartbeats_failed")
 
     async def _send_to(self, address: str, body: bytes) -> None:
         request = RemotingCommand.request(RequestCode.HEART_BEAT, {}, body)

@@ -95,6 +95,7 @@ class MasterCalls:
         is still master."""
         patience_ms = self._connections.options.suspicion_ms
         recheck_ms = _RECHECK_MS
+        remoting = self._connections.remoting  # before the timer: it raises in another loop
         if held_check_ms is not None:
             patience_ms = recheck_ms = held_check_ms
         now_ms = boot_ms()
@@ -104,7 +105,7 @@ class MasterCalls:
         if self._timer is None or now_ms + patience_ms < self._timer_ms:
             self._arm_timer(now_ms)
         try:
-            return await self._connections.remoting.invoke(address, request, timeout_ms)
+            return await remoting.invoke(address, request, timeout_ms)
         finally:
             self._watch.end(serial)
 
@@ -134,7 +135,7 @@ class MasterCalls:
     async def _find_new_master(self, silence: Silence) -> None:
         try:
             if silence.is_held:
-                route = await self._routes.look_again(silence.topic)
+                route = await self._routes.refresh(silence.topic, by_turns=True)
             else:
                 route = await self._routes.refresh(silence.topic, suspects=(silence.address,))
         except BatonError as error:

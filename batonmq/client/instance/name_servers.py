@@ -88,13 +88,17 @@ class NameServers:
             return reply
         raise NoNameServerError(failures)
 
-    async def cluster_info(self, *, deadline_ms: int) -> ClusterInfo:
-        """Raises NoNameServerError, and ResponseError if the request is refused."""
-        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
-        reply = await self.invoke(request, deadline_ms=deadline_ms)
+    async def ask(self, code: RequestCode, *, deadline_ms: int) -> bytes:
+        """The body of the first reply. Raises NoNameServerError, ResponseError for a refusal."""
+        reply = await self.invoke(RemotingCommand.request(code), deadline_ms=deadline_ms)
         if reply.code != ResponseCode.SUCCESS:
             raise ResponseError(reply.code, reply.remark, self.addresses[self._preferred])
-        return ClusterInfo.decode(reply.body)
+        return reply.body
+
+    async def cluster_info(self, *, deadline_ms: int) -> ClusterInfo:
+        """Raises as `ask`."""
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        return ClusterInfo.decode(await self.ask(code, deadline_ms=deadline_ms))
 
     async def route(
         self,
@@ -167,8 +171,7 @@ class NameServers:
             except RemoteProtocolError as error:  # another server may have a good one
                 answers.failures.append((address, str(error)))
                 return
-            is_first = not answers.has_route
-            if answers.take(data) or is_first:
+            if answers.take(data):
                 self._preferred = index
 
     async def invoke_each(
@@ -217,18 +220,15 @@ class _RouteAnswers:
         self.failures: list[tuple[str, str]] = []
 
     @property
-    def has_route(self) -> bool:
-        return self.best is not None or self._second_best is not None
-
-    @property
     def any(self) -> bool:
         return bool(self._second_best or self.unknown_at)
 
     def take(self, data: TopicRouteData) -> bool:
-        """Adds a reply. Returns True if no better one is needed."""
+        """Adds a reply. Returns whether it is the first, or no better one is needed."""
         if not self._takes_any and _doubtful(data, self._suspects):
+            is_first = self.best is None and self._second_best is None
             self._second_best = self._second_best or data
-            return False
+            return is_first
         self.best = self.best or data
         return True
 

@@ -12,14 +12,12 @@ from batonmq.client.errors import (
     ClientClosedError,
     NoMasterError,
     NoNameServerError,
-    NoRouteError,
 )
 from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.topic_route import (
     MasterHints,
     TopicRoute,
     moved_masters,
-    route_for_new_topic,
     topic_route,
 )
 from batonmq.protocol.errors import BatonError, ResponseError
@@ -78,28 +76,19 @@ class RouteTable:
         return route or await self.refresh(topic, deadline_ms=deadline_ms)
 
     async def refresh(
-        self, topic: str, *, deadline_ms: int | None = None, suspects: Collection[str] = ()
+        self,
+        topic: str,
+        *,
+        deadline_ms: int | None = None,
+        suspects: Collection[str] = (),
+        by_turns: bool = False,
     ) -> TopicRoute:
         """Fetches the route from the name servers; concurrent callers share one fetch.
 
         `suspects`: addresses that just failed as masters; a name server that names others wins.
+        `by_turns`: from another name server each time, so that one that lags does no lasting harm.
         Raises NoRouteError, NoNameServerError; ResponseError if this user may not see a topic
         whose route was never known."""
-        return await self._fetched(topic, deadline_ms, suspects=suspects)
-
-    async def look_again(self, topic: str) -> TopicRoute:
-        """Fetches the route, from another name server each time, so that one that lags does no
-        lasting harm. Raises NoRouteError, NoNameServerError."""
-        return await self._fetched(topic, None, by_turns=True)
-
-    async def _fetched(
-        self,
-        topic: str,
-        deadline_ms: int | None,
-        *,
-        suspects: Collection[str] = (),
-        by_turns: bool = False,
-    ) -> TopicRoute:
         fetch = self._fetches.get(topic)
         if fetch is None:
             work = self._fetch(topic, frozenset(suspects), by_turns)
@@ -118,20 +107,6 @@ class RouteTable:
         if fetch.cancelled():
             raise ClientClosedError("the client")
         return fetch.result()
-
-    async def get_or_template(
-        self, topic: str, template_topic: str, queue_nums: int, *, deadline_ms: int
-    ) -> TopicRoute:
-        """The route; for an unknown topic the route that it will have once a send creates it."""
-        try:
-            return await self.get(topic, deadline_ms=deadline_ms)
-        except NoRouteError as unknown:
-            name_servers = self._connections.name_servers
-            try:
-                data = await name_servers.route(template_topic, deadline_ms=deadline_ms)
-            except NoRouteError:
-                raise unknown from None
-            return route_for_new_topic(topic, data, queue_nums)
 
     async def master(
         self,

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from batonmq.client.arguments import check_received, check_send, check_text, check_timeout
+from batonmq.client.arguments import (
+    check_fields,
+    check_queue,
+    check_received,
+    check_send,
+    check_text,
+    check_timeout,
+)
 from batonmq.client.errors import (
     ArgumentError,
     MessageIllegalError,
@@ -75,6 +82,9 @@ class ProducerOptions:
     default_topic: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = 4
 
+    def __post_init__(self) -> None:
+        check_fields(self, "compress_over_bytes")
+
 
 class Producer(GroupMember):
     """`async with Producer("group", name_servers="host:9876") as producer: ...`
@@ -101,9 +111,13 @@ class Producer(GroupMember):
             self.options.default_topic, self.options.default_topic_queue_nums
         )
         self._routes = PublishRoutes(self._client, self._new_topic)
-        ip = host_bytes(self._client.ip, 0)[:-4]  # without the port
         self._questions = OpenRequests(self._client)
-        self._ids = UniqIdGenerator(ip, os.getpid(), wall_ms, instance_hash=random.getrandbits(31))
+        self._ids = _new_ids(self._client.ip)
+
+    async def start(self) -> None:
+        # Again: processes that were forked since would give different messages the same keys.
+        self._ids = _new_ids(self._client.ip)
+        await super().start()
 
     def producer_group(self) -> str | None:
         return self.group
@@ -144,6 +158,8 @@ class Producer(GroupMember):
         NoNameServerError, ResponseError if this user may not see the topic, and SendFailedError:
         the message may still be stored, unless a broker refused it."""
         check_send([message], queue, timeout_ms)
+        if unique_key is not None:
+            check_text("unique_key", unique_key)
         new_key = self._ids.next if unique_key is None else lambda: unique_key
 
         async def send(messages: Sequence[Message]) -> SendResult:
@@ -251,6 +267,9 @@ class Producer(GroupMember):
         if not messages:
             raise MessageIllegalError("the batch is empty")
         check_send(messages, queue, timeout_ms)
+        if unique_keys is not None and len(unique_keys) != len(messages):
+            allowed = f"one text for each of the {len(messages)} messages is allowed"
+            raise ArgumentError("unique_keys", unique_keys, allowed)
         # The batch itself takes one more key, after those of its messages.
         keys = None if unique_keys is None else iter((*unique_keys, self._ids.next()))
 
@@ -278,24 +297,23 @@ class Producer(GroupMember):
         check_send([message], queue, None)
 
         async def send(messages: Sequence[Message]) -> None:
-            await self._send_oneway(messages[0], self._chooser(message, queue, selector))
+            ready = self._outgoing(messages[0], self._ids.next)
+            deadline_ms = boot_ms() + self.options.send_timeout_ms
+            route = await self._routes.get(ready.topic, deadline_ms)
+            if not route.publish_queues:
+                raise NoRouteError(
+                    ready.topic,
+                    self._client.name_server_addresses,
+                    "no broker takes writes for it now",
+                )
+            chosen = self._chooser(message, queue, selector)(route.publish_queues, None)
+            address = route.master_address(chosen.broker_name)
+            if address is None:
+                raise ConnectError(chosen.broker_name, "the group has no master now")
+            request = ready.command(self.group, chosen, wall_ms(), self._new_topic)
+            await self._client.remoting.oneway(address, request)
 
         await self._observed([message], send)
-
-    async def _send_oneway(self, message: Message, choose: ChooseQueue) -> None:
-        ready = self._outgoing(message, self._ids.next)
-        deadline_ms = boot_ms() + self.options.send_timeout_ms
-        route = await self._routes.get(ready.topic, deadline_ms)
-        if not route.publish_queues:
-            raise NoRouteError(
-                ready.topic, self._client.name_server_addresses, "no broker takes writes for it now"
-            )
-        chosen = choose(route.publish_queues, None)
-        address = route.master_address(chosen.broker_name)
-        if address is None:
-            raise ConnectError(chosen.broker_name, "the group has no master now")
-        request = ready.command(self.group, chosen, wall_ms(), self._new_topic)
-        await self._client.remoting.oneway(address, request)
 
     async def _observed(
         self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Awaitable[R]]
@@ -326,7 +344,13 @@ class Producer(GroupMember):
             return lambda queues, last_broker: fixed
         if selector is not None:
             select = selector
-            return lambda queues, last_broker: select(queues, message)
+
+            def chosen(queues: Sequence[MessageQueue], last_broker: str | None) -> MessageQueue:
+                queue = select(queues, message)
+                check_queue(queue, message.topic, "the result of the selector")
+                return queue
+
+            return chosen
         picker = self._pickers.get(message.topic)
         if picker is None:
             # Begin at random, or all producers that start together would use the same queue.
@@ -430,3 +454,8 @@ class Producer(GroupMember):
         picker = self._pickers.get(sending.message.topic)
         if picker is not None:
             picker.broker_failed(queue.broker_name, now_ms)
+
+
+def _new_ids(ip: str) -> UniqIdGenerator:
+    host = host_bytes(ip, 0)[:-4]  # without the port
+    return UniqIdGenerator(host, os.getpid(), wall_ms, instance_hash=random.getrandbits(31))

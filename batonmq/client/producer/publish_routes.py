@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from batonmq.client.errors import NoNameServerError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
-from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.client.instance.topic_route import TopicRoute, route_for_new_topic
 from batonmq.client.producer.outgoing import NewTopic
 from batonmq.protocol.errors import ResponseError
 
@@ -27,12 +27,16 @@ class PublishRoutes:
         if template is not None:
             return template
         routes = self._client.routes
-        new = self._new_topic
-        route = await routes.get_or_template(
-            topic, new.template, new.queue_nums, deadline_ms=deadline_ms
-        )
-        if routes.cached(topic) is None:
-            self._templates[topic] = route
+        try:
+            route = await routes.get(topic, deadline_ms=deadline_ms)
+        except NoRouteError as unknown:
+            new = self._new_topic
+            name_servers = self._client.name_servers
+            try:
+                data = await name_servers.route(new.template, deadline_ms=deadline_ms)
+            except NoRouteError:
+                raise unknown from None
+            route = self._templates[topic] = route_for_new_topic(topic, data, new.queue_nums)
         # Brokers must know a producer to ask it about transactions, and to push replies to it.
         if self._announced.get(topic) is not route:
             self._announced[topic] = route

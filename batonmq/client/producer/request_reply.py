@@ -91,9 +91,6 @@ class OpenRequests:
         # Master -> the connection over which it got this client's heartbeat.
         self._announced: dict[str, Connection] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def wait_for(self, asked: Message) -> "asyncio.Future[MessageExt]":
         """Waits for the reply; call `forget` at the end."""
         future = asyncio.get_running_loop().create_future()

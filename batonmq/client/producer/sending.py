@@ -28,9 +28,7 @@ class SendStatus(StrEnum):
 
 STATUS_BY_CODE: dict[int, SendStatus] = {
     ResponseCode.SUCCESS: SendStatus.SEND_OK,
-    ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
-    ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
-    ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+    **{ResponseCode[each]: each for each in SendStatus if each is not SendStatus.SEND_OK},
 }
 
 
@@ -69,33 +67,22 @@ class RetryDecision(Enum):
     FINAL = auto()  # another try would fail the same way
 
 
-_RETRY = frozenset(
-    {
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.FLOW_CONTROL,
-        ResponseCode.GO_AWAY,
-    }
-)
-_ELSEWHERE = frozenset(
-    {
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-    }
-)
+_DECISIONS: dict[int, RetryDecision] = {
+    **dict.fromkeys(STATUS_BY_CODE, RetryDecision.STORED),
+    ResponseCode.SYSTEM_ERROR: RetryDecision.RETRY,
+    ResponseCode.SYSTEM_BUSY: RetryDecision.RETRY,
+    ResponseCode.SERVICE_NOT_AVAILABLE: RetryDecision.RETRY,
+    ResponseCode.FLOW_CONTROL: RetryDecision.RETRY,
+    ResponseCode.GO_AWAY: RetryDecision.RETRY,
+    ResponseCode.NO_PERMISSION: RetryDecision.ELSEWHERE,
+    ResponseCode.TOPIC_NOT_EXIST: RetryDecision.ELSEWHERE,
+    ResponseCode.NO_BUYER_ID: RetryDecision.ELSEWHERE,
+    ResponseCode.NOT_IN_CURRENT_UNIT: RetryDecision.ELSEWHERE,
+}
 
 
 def retry_decision(code: int) -> RetryDecision:
-    if code in STATUS_BY_CODE:
-        return RetryDecision.STORED
-    if code in _RETRY:
-        return RetryDecision.RETRY
-    if code in _ELSEWHERE:
-        return RetryDecision.ELSEWHERE
-    return RetryDecision.FINAL
+    return _DECISIONS.get(code, RetryDecision.FINAL)
 
 
 ADVICE_BY_CODE: dict[int, str] = {
@@ -240,10 +227,7 @@ class Sending:
         return pause
 
     def error(self, now_ms: int) -> SendFailedError:
-        code = self.attempts[-1].code if self.attempts else NO_REPLY
-        return SendFailedError(
-            self.message.topic,
-            self.attempts,
-            now_ms - self.started_ms,
-            advice=_advice(code, self.attempts[-1].remark if self.attempts else ""),
-        )
+        last = self.attempts[-1] if self.attempts else None
+        advice = _advice(last.code, last.remark) if last is not None else _advice(NO_REPLY, "")
+        elapsed_ms = now_ms - self.started_ms
+        return SendFailedError(self.message.topic, self.attempts, elapsed_ms, advice=advice)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from batonmq.client.arguments import check_call, check_send
-from batonmq.client.errors import MessageIllegalError, NoMasterError
+from batonmq.client.errors import MessageIllegalError
 from batonmq.client.failures import Failures
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
@@ -22,7 +22,7 @@ from batonmq.client.producer.producer import Producer, ProducerOptions, QueueSel
 from batonmq.client.producer.sending import SendResult
 from batonmq.protocol import properties as names
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError
+from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.records.codec import decode_record
@@ -135,24 +135,19 @@ class TransactionProducer(Producer):
         _, phy_offset = decode_offset_msg_id(sent.offset_msg_id)
         request = self._end_request(state, sent.queue_offset, phy_offset, sent.msg_id)
         try:
-            reply, _ = await self._client.masters.invoke(
+            reply, address = await self._client.masters.invoke(
                 sent.queue.topic,
                 sent.queue.broker_name,
                 lambda left_ms: request,
                 deadline_ms=boot_ms() + limit_ms,
             )
+            if reply.code != ResponseCode.SUCCESS:
+                raise ResponseError(reply.code, reply.remark, address)
         # No error of the caller: the half message is safe, and the broker will ask.
-        except NoMasterError as error:
+        except BatonError as error:
             log.warning("transaction_not_ended msg_id=%s reason=%s", sent.msg_id, error)
             return TransactionResult(sent, state, ended=False)
-        if reply.code != ResponseCode.SUCCESS:
-            log.warning(
-                "transaction_not_ended msg_id=%s code=%d remark=%s",
-                sent.msg_id,
-                reply.code,
-                reply.remark,
-            )
-        return TransactionResult(sent, state, ended=reply.code == ResponseCode.SUCCESS)
+        return TransactionResult(sent, state, ended=True)
 
     def _end_request(
         self,

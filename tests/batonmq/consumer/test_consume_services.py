@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from batonmq.blocking import _loop_thread
 from batonmq.client.consumer import concurrent_service, orderly_service
 from batonmq.client.consumer.concurrent_service import ConcurrentService
-from batonmq.client.consumer.consume_service import Consuming
 from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus, ListenerCall
 from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.options import ConsumeOptions, MessageModel
@@ -68,15 +68,14 @@ class Scene:
         self.refusal: BatonError | None = None
         spawn = asyncio.get_running_loop().create_task
         offsets = SimpleNamespace(update=lambda queue, offset: self.progress.append(offset))
-        what: Any = Consuming(
-            SimpleNamespace(spawn=spawn),  # type: ignore[arg-type]
+        self.service: Any = kind(
+            SimpleNamespace(spawn=spawn),
             "g",
-            listener,  # type: ignore[arg-type]
-            offsets,  # type: ignore[arg-type]
+            listener,
+            offsets,
             MessageModel.CLUSTERING,
             ConsumeOptions(orderly_suspend_ms=1, **options),
         )
-        self.service: Any = kind(what)
         self.service._calls = self
 
     async def send_back(self, *_: object, **__: object) -> None:
@@ -375,3 +374,60 @@ async def test_r57_a_queue_given_up_while_its_lock_is_renewed_is_not_locked_for_
     await renewing
     assert scene.calls == ["lock", "unlock"] and not scene.service._readers
     await scene.service.close()
+
+
+async def test_what_waits_where_an_orderly_queue_was_moved_to_is_consumed_after_the_call() -> None:
+    """1. The listener works. 2. The broker moves the offset, and messages come from there. 3. The
+    listener ends: nothing else would begin with them before the next message or renewal."""
+    listener, reader = Listener(), Reader(1)
+    scene = Scene(OrderlyService, listener)
+
+    async def move() -> None:
+        listener.during = None
+        old, reader.process_queue = reader.process_queue, ProcessQueue(50)
+        old.dropped = True
+        reader.process_queue.locked_until_ms = old.locked_until_ms
+        reader.process_queue.put([message(50)], 51)
+        scene.service.arrived(reader)
+
+    listener.during = move
+    assert await scene.service.acquire(reader)
+    await until(lambda: scene.progress == [51])
+    await scene.service.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, StopIteration])
+def test_r57_what_a_listener_raises_ends_no_loop_beside_the_main_thread(
+    error: type[BaseException],
+) -> None:
+    """All blocking clients share that loop: their calls would wait without end."""
+
+    def listener(messages: object, context: object) -> None:
+        raise error
+
+    async def called() -> ConsumeStatus:
+        call = _call_of(listener)
+        try:
+            return await call([message(0)], ConsumeContext(QUEUE))
+        finally:
+            call.close()
+
+    assert _loop_thread.run(called()) is LATER
+
+
+async def test_queues_are_unlocked_at_all_brokers_though_one_hangs() -> None:
+    scene = Scene(OrderlyService, Listener())
+    readers = [Reader(0), Reader(0)]
+    readers[1].queue = MessageQueue("T", "c", 0)
+    both = asyncio.Event()
+
+    async def unlock(group: str, queues: Sequence[MessageQueue], **_: object) -> None:
+        scene.calls.append(queues[0].broker_name)
+        if len(scene.calls) == 2:
+            both.set()
+        await both.wait()
+
+    scene.unlock_queues = unlock  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        await scene.service.release(readers)
+    assert scene.calls == ["b", "c"]

@@ -88,6 +88,15 @@ def test_commit_offset_stops_at_the_first_unconsumed_message() -> None:
     assert len(queue) == queue.size_bytes == 0
 
 
+def check_invariants(queue: ProcessQueue) -> None:
+    assert list(queue._cached) == sorted(queue._cached)
+    assert list(queue._taken) == sorted(queue._taken)
+    assert not queue._cached.keys() & queue._taken.keys()
+    held = [*queue._cached.values(), *queue._taken.values()]
+    assert queue.size_bytes == sum(len(m.body) for m in held)
+    assert all(m.queue_offset < queue.next_offset for m in held)
+
+
 @relaxed
 @given(
     st.lists(
@@ -127,7 +136,7 @@ def test_commit_offset_never_falls_and_never_skips(steps: list[tuple[str, object
             assert isinstance(argument, int)
             queue.put_back(taken[argument:])
             del taken[argument:]
-        queue.check_invariants()
+        check_invariants(queue)
         assert queue.commit_offset == min(unconsumed, default=queue.next_offset)
         assert queue.commit_offset >= last_commit
         last_commit = queue.commit_offset

@@ -172,3 +172,54 @@ async def test_r57_a_group_that_begins_at_the_end_has_its_place_stored(
         consumer.subscribe(TOPIC)
         async with consumer:
             assert stored(cluster) == dict.fromkeys(range(4), 1000)
+
+
+async def test_what_the_program_committed_is_not_lowered_at_the_end() -> None:
+    """It commits the message that it got last, too, and does not ask for another one."""
+    async with cluster_with_topic() as cluster:
+        fill(cluster)
+        async with member(cluster, "one", auto_commit_ms=60_000) as consumer:
+            await take(consumer, 12)
+            await consumer.commit()
+        assert stored(cluster) == {0: 3, 1: 3, 2: 3, 3: 3}
+
+
+async def test_a_commit_while_queues_are_given_up_is_not_lowered() -> None:
+    async with cluster_with_topic() as cluster:
+        fill(cluster)
+        consumer = member(cluster, "one", auto_commit_ms=60_000)
+
+        async def revoked(queues: Sequence[MessageQueue]) -> None:
+            await consumer.commit()
+
+        consumer._on_revoked = revoked
+        async with consumer:
+            await take(consumer, 12)
+        assert stored(cluster) == {0: 3, 1: 3, 2: 3, 3: 3}
+
+
+async def test_other_queues_are_assigned_with_the_progress_of_the_former_stored() -> None:
+    async with cluster_with_topic() as cluster:
+        fill(cluster)
+        options = LitePullOptions(ConsumeFromWhere.FIRST, auto_commit_ms=60_000)
+        consumer = LitePullConsumer(
+            "lite", name_servers=cluster.name_server_addresses, options=options
+        )
+        async with consumer:
+            await consumer.assign(QUEUES[:1])
+            assert len(await consumer.poll()) == 3 and await consumer.poll(0) == []
+            await consumer.assign(QUEUES[1:2])
+            assert stored(cluster) == {0: 3}
+
+
+async def test_a_close_within_the_callback_of_closing_does_not_wait_for_itself() -> None:
+    async with cluster_with_topic() as cluster:
+        consumer = member(cluster, "one")
+
+        async def revoked(queues: Sequence[MessageQueue]) -> None:
+            await consumer.close()
+
+        consumer._on_revoked = revoked
+        async with asyncio.timeout(10), consumer:
+            assert consumer.assigned_queues
+        assert not consumer.client.running

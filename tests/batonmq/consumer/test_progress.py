@@ -138,9 +138,10 @@ def test_progress_that_could_not_be_stored_is_stored_the_next_time(failure: Exce
             raise asyncio.CancelledError
         raise outcomes.pop()
 
-    consumer: Any = Mock(options=Mock(persist_ms=0), _offsets=Mock(persist=persist), group="g")
+    made = store()
+    made.persist = persist  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(PushConsumer._persist_loop(consumer))
+        asyncio.run(made.persist_forever(0))
     assert outcomes == []
 
 
@@ -234,3 +235,22 @@ async def test_two_resets_at_a_time_leave_one_reader() -> None:
     assert sum(not task.done() for task in spawned) == 1
     await reader.stop()
     assert all(task.done() for task in spawned)
+
+
+async def test_a_hung_broker_group_keeps_no_progress_of_another_from_being_handed_over() -> None:
+    made, stored = store(), list[str]()
+    other = MessageQueue("T", "broker-b", 0)
+    made.update(Q0, 7)
+    made.update(other, 9)
+    handed_over = asyncio.Event()
+
+    async def commit(group: str, queue: MessageQueue, offset: int, **_: object) -> None:
+        if queue == Q0:
+            await handed_over.wait()
+        stored.append(queue.broker_name)
+        handed_over.set()
+
+    made._calls = Mock(commit_offset=commit)
+    async with asyncio.timeout(10):
+        await made.release([Q0, other])
+    assert stored == ["broker-b", "broker-a"]

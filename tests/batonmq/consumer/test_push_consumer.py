@@ -22,6 +22,7 @@ from fake_cluster import (
 )
 
 from batonmq import (
+    ClientError,
     ClientOptions,
     ConsumeContext,
     ConsumeFromWhere,
@@ -988,7 +989,10 @@ async def test_a_rebalance_that_fails_in_whatever_way_is_repeated(
 ) -> None:
     """Without it a member would never take up the queues of another one that ends."""
     monkeypatch.setattr(membership, "_UNSETTLED_MS", 1)
-    rebalances, again = membership.Rebalances(60_000), asyncio.Event()
+    rebalances, again = (
+        membership.Rebalances(Mock(), GROUP, MessageModel.CLUSTERING, 60_000),
+        asyncio.Event(),
+    )
     calls: list[int] = []
 
     async def rebalance() -> bool:
@@ -1004,3 +1008,86 @@ async def test_a_rebalance_that_fails_in_whatever_way_is_repeated(
     await again.wait()
     loop.cancel()
     assert calls == [0, 1] and caplog.text.count("rebalance_failed") == 1
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5, 9])
+async def test_closing_continues_if_its_caller_is_cancelled(turns: int) -> None:
+    """At whatever await: else its tasks and connections would stay until the program ends."""
+    async with cluster_with_topic() as cluster:
+        fill(cluster, 4)
+        collector = Collector()
+        consumer = consumer_of(cluster, collector)
+        await consumer.start()
+        await collector.until(4)
+        closing = asyncio.ensure_future(consumer.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await until(lambda: not consumer.client.running)
+        assert not consumer.assigned_queues and not cluster.master().members[GROUP]
+
+
+async def test_a_second_close_waits_for_the_first() -> None:
+    """It would end the listener call that the first one waits for."""
+    async with cluster_with_topic() as cluster:
+        fill(cluster, 1)
+        began, finish = threading.Event(), threading.Event()
+
+        def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            began.set()
+            finish.wait(10)
+
+        consumer = consumer_of(cluster, listener)  # type: ignore[arg-type]
+        await consumer.start()
+        await asyncio.to_thread(began.wait)
+        closing = [asyncio.ensure_future(consumer.close()) for _ in range(2)]
+        await until(lambda: consumer._service is None)
+        assert not any(task.done() for task in closing)
+        finish.set()
+        await asyncio.gather(*closing)
+        assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 1
+
+
+async def test_a_listener_that_closes_its_consumer_is_told_how_to() -> None:
+    async with cluster_with_topic() as cluster:
+        fill(cluster, 1)
+        told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            try:
+                await consumer.close()
+            except ClientError as error:
+                told.set_result(error)
+
+        consumer = consumer_of(cluster, listener)  # type: ignore[arg-type]
+        async with consumer:
+            assert "set an event in the listener" in str(await told)
+        assert not consumer.client.running
+
+
+async def test_a_client_instance_has_one_consumer_of_a_group() -> None:
+    """Brokers take two for one member: both would read every queue."""
+    async with cluster_with_topic() as cluster:
+        client = ClientInstance(cluster.name_server_addresses)
+        await client.start()
+        first, second = (PushConsumer(GROUP, Collector(), client=client) for _ in range(2))
+        for consumer in (first, second):
+            consumer.subscribe(TOPIC)
+        async with first:
+            with pytest.raises(ClientError, match=f"a consumer of group {GROUP} already"):
+                await second.start()
+            await second.close()
+        async with second:
+            assert second.assigned_queues
+        await client.close()
+
+
+async def test_a_subscription_of_a_running_consumer_is_announced_at_once() -> None:
+    """Brokers filter by the last heartbeat, and the next one may be 30 s away."""
+    async with cluster_with_topic() as cluster:
+        cluster.add_topic("T2", 1)
+        async with consumer_of(cluster, Collector()) as consumer:
+            consumer.subscribe("T2", "a > 1", expression_type="SQL92")
+            sent = cluster.master().requests
+            await until(lambda: any(b'"T2"' in r.body for r in sent if r.code == 34))

@@ -11,6 +11,7 @@ import pytest
 from fake_cluster import TOPIC, FakeBroker, FakeCluster, answer, silence, until
 
 from batonmq import (
+    ClientError,
     ClientOptions,
     Message,
     MessageIllegalError,
@@ -321,3 +322,30 @@ def test_a_failed_send_says_each_reason_once() -> None:
         "send to topic T not acknowledged after 4 attempts in 9 ms (last: no name server answers; "
         "broker-a: the group has no master; broker-a at h:1: code 14 slave)"
     )
+
+
+async def test_keys_differ_after_each_start() -> None:
+    """A producer that is made before a fork is started in several processes."""
+    async with producing() as (_, producer):
+        ids = producer.client.client_id, producer._ids._head
+        await producer.close()
+        await producer.start()
+        assert producer.client.client_id != ids[0] and producer._ids._head != ids[1]
+
+
+async def test_a_client_is_refused_in_another_loop_before_anything_is_sent() -> None:
+    async with producing() as (cluster, producer):
+        await producer.send(Message(TOPIC, b"1"))
+        sent = cluster.master().codes().count(310)
+
+        def send() -> None:
+            asyncio.run(producer.send(Message(TOPIC, b"2")))
+
+        def send_oneway() -> None:
+            asyncio.run(producer.send_oneway(Message(TOPIC, b"2")))
+
+        for elsewhere in (send, send_oneway):
+            with pytest.raises(ClientError, match="in the event loop that started it"):
+                await asyncio.to_thread(elsewhere)
+        assert (await producer.send(Message(TOPIC, b"3"))).acknowledged
+        assert cluster.master().codes().count(310) == sent + 1

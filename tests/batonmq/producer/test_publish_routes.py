@@ -12,8 +12,8 @@ from batonmq.client.errors import NoRouteError
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.client.producer.outgoing import NewTopic
 from batonmq.client.producer.publish_routes import PublishRoutes
+from batonmq.protocol.bodies import BrokerData, TopicRouteData
 
-TEMPLATE = TopicRoute("New", (), (), {"b": {0: "h:1"}}, {})
 OWN = TopicRoute("New", (), (), {"b": {0: "h:2"}}, {})
 
 
@@ -26,8 +26,8 @@ class Routes:
     def cached(self, topic: str) -> TopicRoute | None:
         return OWN if self.created else None
 
-    async def get_or_template(self, *_: object, **__: object) -> TopicRoute:
-        return self.cached("New") or TEMPLATE
+    async def get(self, topic: str, **_: object) -> TopicRoute:
+        return await self.refresh(topic)
 
     async def refresh(self, topic: str, **_: object) -> TopicRoute:
         if not self.created:
@@ -46,14 +46,21 @@ async def test_a_send_that_was_stored_replaces_the_template_once_the_topic_has_a
 
     async def announced(addresses: object) -> None: ...
 
+    async def template(topic: str, **_: object) -> TopicRouteData:
+        assert topic == "TBW102"
+        return TopicRouteData(broker_datas=[BrokerData(broker_name="b", broker_addrs={0: "h:1"})])
+
     client: Any = SimpleNamespace(
-        routes=routes, spawn=spawn, heartbeats=SimpleNamespace(send=announced)
+        routes=routes,
+        spawn=spawn,
+        heartbeats=SimpleNamespace(send=announced),
+        name_servers=SimpleNamespace(route=template),
     )
     made = PublishRoutes(client, NewTopic("TBW102", 4))
-    assert await made.get("New", 0) is TEMPLATE
+    assert (await made.get("New", 0)).master_address("b") == "h:1"
     routes.created = created
     made.stored("New")
     await asyncio.gather(*tasks)
     assert made.is_template("New") is not created
-    assert await made.get("New", 0) is (OWN if created else TEMPLATE)
+    assert (await made.get("New", 0)).master_address("b") == ("h:2" if created else "h:1")
     await asyncio.gather(*tasks)

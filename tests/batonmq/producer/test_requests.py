@@ -114,7 +114,7 @@ async def test_nobody_answers_in_time_and_the_late_answer_is_refused() -> None:
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert len(producer._questions) == 0
+        assert producer._questions._waiting == {}
 
 
 async def test_an_answer_goes_to_the_broker_of_the_question() -> None:

@@ -178,3 +178,15 @@ async def test_a_producer_that_was_started_anew_is_known_to_brokers_before_it_se
             client_options=ClientOptions(route_poll_ms=5, heartbeat_ms=5),
         ):
             await until(lambda: RequestCode.HEART_BEAT in cluster.master().codes())
+
+
+async def test_an_end_that_cannot_be_sent_is_no_error_of_the_caller() -> None:
+    """The local transaction was committed: the broker asks for it."""
+    async with producing() as (_, producer):
+
+        async def local(message: Message) -> TransactionState:
+            await producer.close()
+            return TransactionState.COMMIT
+
+        result = await producer.send_in_transaction(Message.of("T", "x"), local)
+        assert result.state is TransactionState.COMMIT and not result.ended
