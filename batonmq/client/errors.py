@@ -12,6 +12,7 @@ later, and see `mqctl health`. `NoRouteError`: the topic does not exist yet; cre
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from batonmq.protocol.codes import request_name
 from batonmq.protocol.errors import BatonError
 
 SHOWN = 4
@@ -47,6 +48,8 @@ class NoNameServerError(ClientError):
         text = "no name server given: pass name_servers='host:9876' or set NAMESRV_ADDR"
         if asked:
             text = f"no name server answers ({_tried(asked)}): check that they run"
+            if any("connection ended" in why for _, why in asked):
+                text += ", and whether they take TLS only"
         super().__init__(text)
 
 
@@ -94,7 +97,10 @@ class UnsupportedByBrokerError(ClientError):
     def __init__(self, what: str, request_code: int, address: str, advice: str = "") -> None:
         self.request_code = request_code
         self.address = address
-        text = f"{what}: the server at {address} does not serve request code {request_code}"
+        text = (
+            f"{what}: {address} does not know {request_name(request_code)}: it is another kind of"
+            " server, or of an earlier version"
+        )
         super().__init__(f"{text}; {advice}" if advice else text)
 
 

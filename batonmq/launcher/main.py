@@ -24,6 +24,7 @@ from batonmq.runtime.extras import need_server
 
 if TYPE_CHECKING:
     from batonmq.launcher.forks import ForkServer
+    from batonmq.launcher.preparation import StartError
     from batonmq.runtime.tls import Mode
 
 SERVERS = {
@@ -45,6 +46,17 @@ def _begin_to_load() -> ForkServer:
     fork_server.load()
     click.get_current_context().call_on_close(fork_server.close)
     return fork_server
+
+
+def _failed(command: str, error: StartError, as_json: bool) -> int:
+    """Says why it ended, to a reader of events by the last one; gives the exit code."""
+    from batonmq.launcher.events import ClusterEvent, JsonReporter
+
+    click.echo(f"batonmq {command}: {error}", err=True)
+    if as_json:
+        fields = {"error": str(error), "exitCode": error.exit_code}
+        JsonReporter(sys.stdout).report(ClusterEvent("failed", str(error), fields))
+    return error.exit_code
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -141,8 +153,7 @@ def up(
         work = run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
         sys.exit(uvloop.run(work))
     except preparation.StartError as exc:
-        click.echo(f"batonmq up: {exc}", err=True)
-        sys.exit(exc.exit_code)
+        sys.exit(_failed("up", exc, as_json))
 
 
 @main.command()
@@ -181,8 +192,7 @@ def demo(
         try:
             code = uvloop.run(run_demo(options, fork_server))
         except StartError as exc:
-            click.echo(f"batonmq demo: {exc}", err=True)
-            code = exc.exit_code
+            code = _failed("demo", exc, as_json)
     sys.exit(code)
 
 

@@ -15,6 +15,7 @@ from batonmq.auth.plain_acl import PlainAcl, PlainAclError, entry_changes, read_
 from batonmq.auth.policy import AclInfo, User, UserInfo
 from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
+from batonmq.mqctl.routes import check_masters
 from batonmq.protocol.errors import ResponseError
 from batonmq.runtime.words import counted
 
@@ -32,6 +33,7 @@ async def import_plain_acl(
         raise click.UsageError("import: give FILE, as conf/plain_acl.yml")
     found = _read(files)
     async with context.admin() as admin:
+        await check_masters(context, admin)
         masters = await admin.cluster.masters()
         if not dry_run:
             context.confirm(

@@ -404,24 +404,16 @@ def _extend(
     return crc
 
 
-def check_log(paths: Sequence[Path], end: int) -> None:
-    """Raises BackupError unless these files hold whole records up to `end`."""
+def check_log(paths: Sequence[Path], end: int, *, is_open: bool = False) -> None:
+    """Raises BackupError unless these files hold whole records up to `end`. `is_open`: they are a
+    store's own, and a broker may write behind that."""
     verdict = Verdict()
-    for _ in verify(list(paths), verdict, is_open=False):
+    for _ in verify(list(paths), verdict, is_open=is_open):
         pass
+    if is_open:
+        verdict.damages = [damage for damage in verdict.damages if damage.offset < end]
     _raise_damage(verdict)
-    if verdict.end != end:
-        raise BackupError(f"{paths[-1]}: its last whole record ends at {verdict.end}, not {end}")
-
-
-def check_below(paths: Sequence[Path], end: int) -> None:
-    """Raises BackupError for damage below `end` in a store's own files."""
-    verdict = Verdict()
-    for _ in verify(list(paths), verdict, is_open=True):
-        pass
-    verdict.damages = [damage for damage in verdict.damages if damage.offset < end]
-    _raise_damage(verdict)
-    if verdict.end < end:
+    if verdict.end < end or (verdict.end > end and not is_open):
         raise BackupError(f"{paths[-1]}: its last whole record ends at {verdict.end}, not {end}")
 
 

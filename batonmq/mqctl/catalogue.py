@@ -95,51 +95,27 @@ FAMILIES: Final[dict[str, dict[str, str]]] = {
 }
 """Family -> command -> what it does; its help begins with that."""
 SUMMARIES: Final = {name: text for family in FAMILIES.values() for name, text in family.items()}
-_SHARED: Final[dict[str, tuple[str, ...]]] = {
-    "cluster": ("clusterList", "brokerStatus", "getBrokerConfig", "updateBrokerConfig"),
-    "metadata": ("exportMetadata", "importMetadata"),
-    "topic": (
-        "topicList",
-        "topicRoute",
-        "topicStatus",
-        "statsAll",
-        "getTopicConfig",
-        "updateTopic",
-        "deleteTopic",
-    ),
-    "message": (
-        "sendMessage",
-        "consumeMessage",
-        "tail",
-        "queryMsgById",
-        "queryMsgByKey",
-        "queryMsgByOffset",
-    ),
-    "consumer": ("consumerProgress", "consumerConnection", "resetOffset", "skip"),
-    "groups": (
-        "getConsumerConfig",
-        "updateSubGroup",
-        "deleteSubGroup",
-        "producerConnection",
-        "brokerConsumeStats",
-    ),
-    "ha": ("getSyncStateSet", "haStatus", "getBrokerEpoch", "repairReplica"),
-    "verify": ("verifyStore",),
-    "backup": ("restore",),
-    "election": ("drain", "undrain", "electMaster"),
-    "controller": (
-        "getControllerMetaData",
-        "getControllerConfig",
-        "updateControllerConfig",
-        "cleanBrokerMetadata",
-    ),
-    "analysis": ("epochHistory", "messageAudit", "topicStats", "streamHistory", "topicTable"),
-    "users": ("user", "acl", "whoami"),
+_SHARED: Final[dict[str, str]] = {
+    "cluster": "clusterList brokerStatus getBrokerConfig updateBrokerConfig",
+    "metadata": "exportMetadata importMetadata",
+    "topic": "topicList topicRoute topicStatus statsAll getTopicConfig updateTopic deleteTopic",
+    "message": "sendMessage consumeMessage tail queryMsgById queryMsgByKey queryMsgByOffset",
+    "consumer": "consumerProgress consumerConnection resetOffset skip",
+    "groups": "getConsumerConfig updateSubGroup deleteSubGroup "
+    "producerConnection brokerConsumeStats",
+    "ha": "getSyncStateSet haStatus getBrokerEpoch repairReplica",
+    "verify": "verifyStore",
+    "backup": "restore",
+    "election": "drain undrain electMaster",
+    "controller": "getControllerMetaData getControllerConfig "
+    "updateControllerConfig cleanBrokerMetadata",
+    "analysis": "epochHistory messageAudit topicStats streamHistory topicTable",
+    "users": "user acl whoami",
 }
-"""Module -> its commands, but for the one that has its name."""
+"""Module -> its commands with spaces between them, but for the one that has its name."""
 MODULES: Final = {
     **{name: name for name in SUMMARIES},
-    **{name: module for module, names in _SHARED.items() for name in names},
+    **{name: module for module, names in _SHARED.items() for name in names.split()},
 }
 """Command -> its module in `mqctl.commands`."""
 

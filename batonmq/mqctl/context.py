@@ -29,11 +29,11 @@ import click
 import uvloop
 
 from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.cluster import masters_of
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.mqctl.output import Output, note, shown
 from batonmq.mqctl.target import RunningCluster, Target, TargetError, target_here
-from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 
@@ -329,10 +329,7 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
 
 async def _groups_there(admin: Admin, info: ClusterInfo) -> list[str]:
     """The consumer groups that any master that answers knows, ascending."""
-    table = info.broker_addr_table
-    masters = {
-        n: d.broker_addrs[MASTER_ID] for n, d in table.items() if MASTER_ID in d.broker_addrs
-    }
+    masters, _ = masters_of(info)
     found = await ask_all(masters, lambda name: admin.consumer_groups.names({name: masters[name]}))
     known = [names for names in found.values() if not isinstance(names, BatonError)]
     return sorted({group for names in known for group in names})

@@ -188,15 +188,22 @@ class Findings:
         return {address: name for address, name in masters.items() if address}
 
     def removed(self, name: str) -> list[ReplicaIdentity]:
-        """Dead replicas of a group that are no part of it any more by cluster.json: the controllers
-        remember them until an operator says otherwise."""
+        """Dead replicas of a group that are no part of it any more: cluster.json lacks them, or
+        their address has a newer one. The controllers remember them until an operator says
+        otherwise."""
         info, planned = self.replicas.replicas_info_table.get(name), self.expected.get(name)
-        if info is None or not planned:
+        if info is None:
             return []
+        # A store that was replaced is a new replica: the former one cannot come back there.
+        newest = dict(sorted((r.broker_address, r.broker_id) for r in info.replicas))
         return [
             replica
             for replica in info.not_in_sync_replicas
-            if not replica.alive and replica.broker_address not in planned
+            if not replica.alive
+            and (
+                replica.broker_id < newest[replica.broker_address]
+                or (planned and replica.broker_address not in planned)
+            )
         ]
 
     @property
@@ -218,8 +225,9 @@ class Findings:
             if removed := self.removed(name):
                 ids = ";".join(str(replica.broker_id) for replica in removed)
                 found.append(
-                    f"{name}: the controllers still know replicas that were removed; forget them: "
-                    f"mqctl cleanBrokerMetadata -bn {name} -b '{ids}' -c {self._cluster_of(name)}"
+                    f"{name}: the controllers still know replicas that were removed or replaced;"
+                    f" forget them: mqctl cleanBrokerMetadata -bn {name} -b '{ids}'"
+                    f" -c {self._cluster_of(name)}"
                 )
         found += [
             f"{name}: the controllers still know this group, which was removed; forget it: "
@@ -257,6 +265,7 @@ class Findings:
                     f"the controllers have no leader, {count} answer: {why}; {what}"
                     " fails is replaced",
                     f"{advice}: mqctl getControllerMetaData",
+                    # A master that a route names may still take writes, with its whole set.
                     is_down=not any(self.masters),
                 )
             ]
@@ -342,7 +351,8 @@ class Findings:
         missing = ", ".join(sorted(every - inside))
         text = f"{name}: {len(inside)} of {counted(len(every), 'replica')} in sync, not {missing}"
         # A living one is on its way into the set: it needs time, and no command.
-        gone = [r.broker_id for r in info.not_in_sync_replicas if not r.alive]
+        away = [r for r in info.not_in_sync_replicas if r not in removed]
+        gone = [r.broker_id for r in away if not r.alive]
         if not gone:
             return [Problem.of(text, "mqctl haStatus")]
         ids = ";".join(map(str, gone))
@@ -381,6 +391,10 @@ _CERTIFICATE: Final = (
     "it runs: compare the dates of its certificate, and the clocks: mqctl secure status; new"
     " certificates: mqctl secure rotate"
 )
+_OTHERS: Final = (
+    "it runs, and its certificate is of an authority that is not trusted here: take the ca.pem of"
+    " its cluster (BATONMQ_TLS_TRUST, mqctl contexts --trust)"
+)
 _RIGHTS: Final = "a super user can allow it: mqctl acl create USER -r Cluster:* -a Get"
 
 
@@ -417,9 +431,16 @@ def distrusts(why: str) -> bool:
     return "certificate" in why
 
 
+def of_others(why: str) -> bool:
+    """Whether the authority of a certificate is not trusted here: a new certificate is no help."""
+    return distrusts(why) and "issuer" in why
+
+
 def _next_step(why: str) -> str:
     if may_not(why):
         return _RIGHTS
+    if of_others(why):
+        return _OTHERS
     return _CERTIFICATE if distrusts(why) else _CLOSES if closes(why) else _AWAY
 
 

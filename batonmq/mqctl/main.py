@@ -10,11 +10,19 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # as in batonmq.launcher.main
 
+import os
+import signal
+
+# A ctrl-C while the code is loaded would show where Python was. Who ignores it continues to.
+if (__name__ == "__main__" or os.path.basename(sys.argv[0]) == "mqctl") and signal.getsignal(
+    signal.SIGINT
+) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import contextlib
 import difflib
 import io
 import json
-import os
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -30,15 +38,18 @@ ALIASES = {kebab(name): name for name in MODULES}
 
 AS_JSON = "batonmq.as_json"
 """In the context's `meta`: whether `--json` was given."""
+STREAMS = "batonmq.streams"
+"""In it, too: whether standard output is the archive of `backup STORE -`."""
 
 
-def _show_as_json(error: click.ClickException) -> None:
-    """A script that asked for JSON gets a document on standard output, errors included."""
+def _show_as_json(error: click.ClickException, *, err: bool) -> None:
+    """A script that asked for JSON gets a document on standard output, errors included. `err`: on
+    standard error, where every document of a command that streams is."""
     document: dict[str, object] = {"error": error.format_message(), "exitCode": error.exit_code}
     code = getattr(error.__cause__, "code", None)  # of a ResponseError: RocketMQ's response code
     if isinstance(code, int):
         document["code"] = int(code)
-    click.echo(json.dumps(document))  # ASCII: a mistyped name may be no text at all
+    click.echo(json.dumps(document), err=err)  # ASCII: a mistyped name may be no text at all
 
 
 def _no_such_command(ctx: click.Context, name: str) -> NoReturn:
@@ -66,6 +77,8 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[AS_JSON] = "--json" in args
+        # By its words: a usage error ends a command before it could say so itself.
+        ctx.meta[STREAMS] = args[:1] == ["backup"] and "-" in args
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -74,7 +87,7 @@ class Commands(click.Group):
         except click.ClickException as error:
             if ctx.meta[AS_JSON]:
                 with contextlib.suppress(OSError):  # it is on standard error, too
-                    _show_as_json(error)
+                    _show_as_json(error, err=ctx.meta[STREAMS])
             raise
 
     def resolve_command(
@@ -117,9 +130,13 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller, as with `>&-`
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the end
+    # gRPC's C core has its own words on standard error, for what a command reports in one line.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What the terminal's encoding lacks is shown escaped, and ends no command.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         cli(prog_name="mqctl")
     finally:

@@ -40,6 +40,10 @@ class Cell(str):
         return cell
 
 
+def yes_or_no(is_so: bool) -> Cell:
+    return Cell.of("yes", GOOD) if is_so else Cell.of("no", BAD)
+
+
 class Output:
     """Where results go. `as_json`: `document` is what is wanted, else the tables."""
 
@@ -57,11 +61,15 @@ class Output:
             text = json.dumps(value, indent=indent)
         _write(text)
 
-    def result(self, document: object, text: str, style: str = "") -> None:
-        """The document, or for people a line."""
+    def wrote_json(self, document: object) -> bool:
+        """Writes it if JSON is wanted, and says whether that was so: then nothing else is shown."""
         if self.as_json:
             self.document(document)
-        else:
+        return self.as_json
+
+    def result(self, document: object, text: str, style: str = "") -> None:
+        """The document, or for people a line."""
+        if not self.wrote_json(document):
             self.line(text, style)
 
     def records(
@@ -73,10 +81,9 @@ class Output:
     ) -> None:
         """All of the records, in an object under `key` if that is given; for people a table of
         `columns`: member -> heading. A member whose name ends with Timestamp is a time."""
-        if self.as_json:
-            self.document({key: records} if key else records)
+        if self.wrote_json({key: records} if key else records):
             return
-        rows = [[_member(name, record.get(name)) for name in columns] for record in records]
+        rows = [[for_people(name, record.get(name)) for name in columns] for record in records]
         self.table([*columns.values()], rows)
 
     def table(
@@ -102,8 +109,7 @@ class Output:
 
     def settings(self, found: Mapping[str, Mapping[str, object]]) -> None:
         """The fields of each node, sorted, under its name; or the document of all."""
-        if self.as_json:
-            self.document(found)
+        if self.wrote_json(found):
             return
         for name, fields in found.items():
             self.line(name, style="bold")
@@ -213,7 +219,8 @@ def _cell(value: object) -> str:
     return Cell.of(text, value.style) if isinstance(value, Cell) else text
 
 
-def _member(name: str, value: object) -> object:
+def for_people(name: str, value: object) -> object:
+    """The value of a member of a document; that of one named …Timestamp is shown as a time."""
     return when(value) if name.endswith("Timestamp") and isinstance(value, int) else value
 
 

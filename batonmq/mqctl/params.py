@@ -12,7 +12,8 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -24,6 +25,7 @@ from batonmq.protocol.topic_name import text_problem
 from batonmq.runtime.clock import UNITS_MS, wall_ms
 
 CommandFunction = Callable[..., Coroutine[Any, Any, None]]
+T = TypeVar("T")
 
 
 _METAVARS = {
@@ -147,50 +149,47 @@ def read_time(text: str, now_ms: int) -> int:
         raise ValueError(f"{text!r} is no time; give {TIME_FORMS}") from None
 
 
-class Timestamp(click.ParamType[int]):
-    """Wall clock, as `read_time` takes it. Converts to ms since 1970."""
+def read_duration(text: str) -> int:
+    """`90s`, `10m`, `24h` or `7d` in ms. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if found is None:
+        raise ValueError(f"{text!r}: allowed are a number and s, m, h or d, as 24h")
+    return int(found[1]) * UNITS_MS[found[2]]
 
-    name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
+def read_ids(text: str) -> tuple[int, ...]:
+    """The numbers of `1;2;3`. Raises ValueError."""
+    parts = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{text!r} is no list of broker ids such as 1;2")
+    return tuple(int(part) for part in parts)
+
+
+class TextType(click.ParamType[T]):
+    """What `read` makes of a text. Its ValueError is the error of the option."""
+
+    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(
+        self, value: str | T, param: click.Parameter | None, ctx: click.Context | None
+    ) -> T:
+        if not isinstance(value, str):  # click converts defaults, too
             return value
         try:
-            return read_time(value, wall_ms())
+            return self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Duration(click.ParamType[int]):
-    """`90s`, `10m`, `24h` or `7d`. Converts to ms."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d{1,9})([smhd])", value)
-        if found is None:
-            self.fail(f"{value!r}: allowed are a number and s, m, h or d, as 24h", param, ctx)
-        return int(found[1]) * UNITS_MS[found[2]]
-
-
-class Ids(click.ParamType[tuple[int, ...]]):
-    """`1;2;3`. Converts to a tuple of numbers."""
-
-    name = "ids"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in value.replace(",", ";").split(";") if part.strip()]
-        if not parts or not all(part.isdecimal() for part in parts):
-            self.fail(f"{value!r} is no list of broker ids such as 1;2", param, ctx)
-        return tuple(int(part) for part in parts)
-
-
+TIME = TextType("time", lambda text: read_time(text, wall_ms()))
+DURATION = TextType("duration", read_duration)
+IDS = TextType("ids", read_ids)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+PLACE = click.Path(path_type=Path)
 TRUE_OR_FALSE = click.BOOL
 WATCH_S = 2.0
 COUNT = click.IntRange(min=1)
@@ -198,6 +197,7 @@ INDEX = click.IntRange(min=0)
 SECONDS = click.FloatRange(min=0, min_open=True)
 
 
+folders_argument = click.argument("folders", metavar="[DIR]...", nargs=-1, type=FOLDER)
 yes_option = option("-y", "--yes", "yes", is_flag=True, help="Do not ask.")
 dry_run_option = option(
     "--dry-run", "dry_run", is_flag=True, help="Show what it would do, do nothing."
@@ -206,12 +206,12 @@ dry_run_option = option(
 
 def stored_from(letter: str) -> Callable[[CommandFunction], CommandFunction]:
     text = "Stored at or after: '2026-11-24 15:40:00', 10m, @ms, or RFC 3339."
-    return option(letter, "--beginTimestamp", "begin_ms", type=Timestamp(), default=0, help=text)
+    return option(letter, "--beginTimestamp", "begin_ms", type=TIME, default=0, help=text)
 
 
 def stored_until(letter: str) -> Callable[[CommandFunction], CommandFunction]:
     text = "Stored at or before."
-    return option(letter, "--endTimestamp", "end_ms", type=Timestamp(), default=_no_end, help=text)
+    return option(letter, "--endTimestamp", "end_ms", type=TIME, default=_no_end, help=text)
 
 
 def _no_end() -> int:

@@ -22,7 +22,6 @@ POLL_S: Final = 0.05
 OUTPUT_SHOWN: Final = 400
 SYSTEMD: Final = "systemctl restart batonmq@{kind}"
 SYSTEMD_BY_SSH: Final = f"ssh {{host}} {SYSTEMD}"
-COMPOSE: Final = "docker compose"
 
 
 class Backend(Protocol):

@@ -1,26 +1,33 @@
-"""Brokers and masters as name servers know them, for commands that look."""
+"""Brokers and masters for commands: those that name servers know, and those that they do not.
+
+A broker that may not serve, such as a slave of a group without a master, is in no route: only the
+controllers and `cluster.json` know it then.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from batonmq.client.admin.admin import Admin
-from batonmq.client.admin.cluster import only_cluster, only_group
+from batonmq.client.admin.cluster import masters_of, only_cluster, only_group
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.protocol.bodies import ClusterInfo
-from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.errors import BatonError
+
+CONTROLLERS_S: Final = 1.0
+"""So long a table waits for what only controllers know: they may hang."""
+Brokers = list[tuple[str, str, int, str]]
+"""(cluster, broker name, id, address), ascending."""
 
 
-async def cluster_of(
-    admin: Admin, cluster_name: str | None = None, broker_name: str | None = None
-) -> ClusterInfo:
-    """Of one cluster, of one broker group, or of all. Raises ClientError for an unknown name."""
+async def cluster_of(admin: Admin, cluster_name: str | None = None) -> ClusterInfo:
+    """Of one cluster or of all, as name servers know it. Raises ClientError for an unknown name."""
     info = await admin.cluster.info()
-    if cluster_name is not None:
-        info = only_cluster(info, cluster_name)
-    return info if broker_name is None else only_group(info, broker_name)
+    return info if cluster_name is None else only_cluster(info, cluster_name)
 
 
-def brokers_of(info: ClusterInfo) -> list[tuple[str, str, int, str]]:
-    """(cluster, broker name, id, address), ascending."""
+def brokers_of(info: ClusterInfo) -> Brokers:
     return sorted(
         (data.cluster, name, broker_id, address)
         for name, data in info.broker_addr_table.items()
@@ -33,29 +40,109 @@ def broker_addresses(info: ClusterInfo) -> list[str]:
     return [address for *_, address in brokers_of(info)]
 
 
+async def not_registered(context: CommandContext, admin: Admin, info: ClusterInfo) -> Brokers:
+    """Replicas that the controllers or cluster.json know and no route has, but for those that were
+    removed. `info`: of all clusters. Id 0: not known."""
+    table = info.broker_addr_table
+    local = context.target.local
+    planned = {address: name for name, address in (local.brokers if local is not None else ())}
+    found = {address: (name, 0) for address, name in planned.items()}
+    try:
+        if context.target.controllers:
+            controller = admin.controller(context.target.controllers)
+            names = sorted({*table, *planned.values()})
+            async with asyncio.timeout(CONTROLLERS_S):
+                known = await controller.sync_state_data(names, every=True)
+            found |= {
+                replica.broker_address: (name, replica.broker_id)
+                for name, group in known.replicas_info_table.items()
+                for replica in group.replicas
+                # A dead replica that is in no plan was removed. Without a plan it may only be down.
+                if replica.alive
+                or replica.broker_address in found
+                or not planned
+                or (name in table and name not in planned.values())
+            }
+    except (BatonError, TimeoutError):
+        pass  # `mqctl health` says so
+    routed = set(broker_addresses(info))
+    # Controllers do not say which cluster a group is of: mostly there is one.
+    cluster = next(iter(info.cluster_addr_table), "") if len(info.cluster_addr_table) < 2 else ""
+    return sorted(
+        (table[name].cluster if name in table else cluster, name, broker_id, address)
+        for address, (name, broker_id) in found.items()
+        if address not in routed
+    )
+
+
+async def every_broker(
+    context: CommandContext,
+    admin: Admin,
+    cluster_name: str | None = None,
+    broker_name: str | None = None,
+) -> list[str]:
+    """Addresses of the brokers of one cluster, of one broker group, or of all, also of those that
+    no route has. Raises ClientError for an unknown name."""
+    info = await admin.cluster.info()
+    found = [
+        address
+        for cluster, name, _, address in (
+            *brokers_of(info),
+            *await not_registered(context, admin, info),
+        )
+        if cluster_name in (None, cluster) and broker_name in (None, name)
+    ]
+    if not found and cluster_name is not None:
+        only_cluster(info, cluster_name)
+    elif not found and broker_name is not None:
+        only_group(info, broker_name)
+    return found
+
+
 def left_out(name: str) -> str:
     """That a broker group has no master, for people."""
     return f"{name} has no master and is left out: `mqctl health` says why"
 
 
-async def without_master(admin: Admin, topic: str) -> list[str]:
-    """The broker groups with the topic that have no master now, ascending: `topics.stats` leaves
-    them out."""
-    brokers = (await admin.topics.route(topic)).broker_datas
-    return sorted(data.broker_name for data in brokers if MASTER_ID not in data.broker_addrs)
+def masters_and_others(
+    info: ClusterInfo, away: Brokers, cluster_name: str | None = None
+) -> tuple[dict[str, str], list[str]]:
+    """Broker name -> its master, and the broker groups without one, ascending. `info`: of all
+    clusters; `away`: what `not_registered` says. Raises ClientError for an unknown name."""
+    lost = {name for cluster, name, *_ in away if cluster_name in (None, cluster)}
+    found, without = masters_of(only_cluster(info, cluster_name) if cluster_name else info)
+    return found, sorted({*without, *lost} - found.keys())
+
+
+async def _masters(
+    context: CommandContext, admin: Admin, cluster_name: str | None
+) -> tuple[dict[str, str], list[str]]:
+    info = await admin.cluster.info()
+    return masters_and_others(info, await not_registered(context, admin, info), cluster_name)
 
 
 async def masters_to_read(
     context: CommandContext, admin: Admin, cluster_name: str | None = None
 ) -> dict[str, str]:
     """Broker name -> its master. A group without one is reported and left out: the others are
-    looked at when one has failed. What changes something takes `admin.cluster.masters`, which
-    refuses then. Raises CommandFailed if no group has a master, ClientError for an unknown name."""
-    table = (await cluster_of(admin, cluster_name)).broker_addr_table
-    masters = {name: data.broker_addrs.get(MASTER_ID) for name, data in sorted(table.items())}
-    found = {name: address for name, address in masters.items() if address is not None}
+    looked at when one has failed. Raises CommandFailed if no group has a master, ClientError for an
+    unknown name."""
+    found, without = await _masters(context, admin, cluster_name)
     if not found:
         raise CommandFailed("no broker group has a master: `mqctl health` says why")
-    for name in masters.keys() - found.keys():
+    for name in without:
         context.complain(left_out(name))
     return found
+
+
+async def check_masters(
+    context: CommandContext, admin: Admin, cluster_name: str | None = None
+) -> None:
+    """Before a change at all masters. Raises CommandFailed if a group has none: once it has one
+    again it would lack the change, and nothing would say so."""
+    _, without = await _masters(context, admin, cluster_name)
+    if without:
+        raise CommandFailed(
+            f"nothing was changed: {', '.join(without)} would lack it, without a master now;"
+            " `mqctl health` says why"
+        )

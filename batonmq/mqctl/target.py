@@ -270,7 +270,7 @@ def _places(environ: Mapping[str, str], folder: Path, hint: Path | None) -> list
     """Where a cluster.json may be, best first."""
     places = [folder / DEFAULT_DATA_DIR / "cluster.json", hint]
     chosen = environ.get(DATA_VARIABLE)
-    if chosen:
+    if chosen:  # a folder that is named is meant, and no other one
         places = [folder / chosen / "cluster.json"]
     return list(dict.fromkeys(place for place in places if place is not None))
 

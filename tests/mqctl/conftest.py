@@ -418,7 +418,10 @@ class FakeAdmin:
             raise ResponseError(1, "behind the end", address)
         self.fake.offsets.setdefault(f"{topic}@{group}", {})[queue] = offset
 
-    async def producers(self, group: str) -> list[ClientConnection]:
+    async def producers(
+        self, group: str, masters: Mapping[str, str] | None = None
+    ) -> list[ClientConnection]:
+        await self._ask(masters)
         return [ClientConnection(client_addr="10.0.0.9:5", client_id="p@1")] if group == "P" else []
 
     async def progress_of_broker(self, name: str, address: str) -> dict[str, list[QueueProgress]]:
@@ -454,7 +457,10 @@ class FakeAdmin:
         )
         return GroupProgress(group, queues, ("10.0.0.9@1",) if group == "G" else ())
 
-    async def consumer_connections(self, group: str) -> ConsumerConnection | None:
+    async def consumer_connections(
+        self, group: str, masters: Mapping[str, str] | None = None
+    ) -> ConsumerConnection | None:
+        await self._ask(masters)
         if group != "G":
             return None
         return ConsumerConnection(

@@ -776,6 +776,10 @@ def test_a_broker_has_one_id_everywhere_and_a_dead_one_is_listed(mqctl: Run, fak
     assert [row[2:5] for row in rows[1:]] == [["1", MASTER, "MASTER"], ["2", SLAVE, "SLAVE"]]
     assert [row[-1] for row in rows] == ["Writes", "yes", "50%"], "a slave takes no writes: no news"
     del fake.info.broker_addr_table["broker-a"].broker_addrs[2]
+    fake.figures[SLAVE]["brokerRole"] = "FENCED"
+    rows = [line.split() for line in mqctl("clusterList").out.splitlines()]
+    assert rows[2][:6] == ["C", "broker-a", "2", SLAVE, "FENCED", "V5_3_3"], "it lives"
+    fake.dead = {SLAVE}
     rows = [line.split() for line in mqctl("clusterList").out.splitlines()]
     assert rows[2] == ["C", "broker-a", "2", SLAVE, "away"]
 

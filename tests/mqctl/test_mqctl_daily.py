@@ -214,7 +214,7 @@ def test_a_remote_group_that_is_wholly_dead_is_shown_as_the_controllers_know_it(
     rows = [line.split() for line in done.out.splitlines()]
     assert done.code == 1 and ["broker-z", "1", "10.0.0.9:10911", "dead"] in rows
     rows = [line.split() for line in mqctl("clusterList").out.splitlines()]
-    assert ["broker-z", "1", "10.0.0.9:10911", "away"] in rows
+    assert ["C", "broker-z", "1", "10.0.0.9:10911", "away"] in rows
     found = mqctl("getSyncStateSet", "--json").json["replicasInfoTable"]
     assert found.keys() == {"broker-a", "broker-z"}
     health = mqctl("health", "--json")

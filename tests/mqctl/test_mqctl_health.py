@@ -43,6 +43,21 @@ def test_a_whole_cluster_has_no_problem(whole: Findings) -> None:
     assert whole.document()["healthy"] is True
 
 
+def test_a_replica_whose_store_was_replaced_is_named_to_be_forgotten(
+    mqctl: Run, whole: Findings
+) -> None:
+    """`2 of 3 in sync`, "healthy", and no line said which id to forget."""
+    info = whole.replicas.replicas_info_table["broker-a"]
+    info.in_sync_replicas[1].broker_id = 3
+    info.not_in_sync_replicas = [
+        ReplicaIdentity(alive=False, broker_address=SLAVE, broker_id=2, broker_name="broker-a")
+    ]
+    assert whole.problems() == []
+    ran = mqctl("health")
+    assert ran.code == 0 and "2 of 2 in sync" in ran.out
+    assert "forget them: mqctl cleanBrokerMetadata -bn broker-a -b '2' -c C" in ran.out
+
+
 def test_every_node_that_does_not_answer_is_named(whole: Findings) -> None:
     sick = replace(
         whole,
@@ -492,6 +507,7 @@ def test_groups_that_take_no_writes_are_named_and_no_others(mqctl: Run, fake: An
 
 
 EXPIRED = "the certificate of the peer is refused: certificate has expired"
+STRANGE = "the certificate of the peer is refused: unable to get local issuer certificate"
 
 
 @pytest.mark.parametrize(
@@ -501,6 +517,7 @@ EXPIRED = "the certificate of the peer is refused: certificate has expired"
         ("connection ended: lost: [Errno 104] Connection reset", ("LimitNOFILE", "ulimit -n")),
         (EXPIRED, ("mqctl secure status", "mqctl secure rotate", "clock")),
         ("sslv3 alert certificate expired", ("mqctl secure rotate",)),
+        (STRANGE, ("ca.pem", "BATONMQ_TLS_TRUST")),
     ],
 )
 def test_a_process_that_runs_and_refuses_connections_is_not_to_be_started(
@@ -516,4 +533,5 @@ def test_a_process_that_runs_and_refuses_connections_is_not_to_be_started(
     monkeypatch.setattr(batonmq.client.admin.admin.Admin, "_check", check)
     (step,) = mqctl("health", "--json").json["nextSteps"]
     assert all(word in step for word in words) and "start it again" not in step
+    assert ("rotate" in step) == ("expired" in why), "new certificates are no help otherwise"
     assert " silent" in mqctl("top", "--once").out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from batonmq.mqctl.context import CommandFailed, _ctrl_c_at_once, disk_failures
 from batonmq.mqctl.output import Cell, shown
 from batonmq.mqctl.roll import Doubt
 from batonmq.mqctl.roll_backends import compose_backend
-from batonmq.protocol.bodies import BrokerData
+from batonmq.protocol.bodies import BrokerData, ReplicaIdentity, ReplicasInfo
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime.lock_file import FolderLock
@@ -69,6 +70,13 @@ def test_one_ctrl_c_is_enough(wait: str) -> None:
             assert process.stderr.read() == b""
         finally:
             process.kill()
+
+
+def test_ctrl_c_within_the_start_shows_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
+    ran = subprocess.run(MQCTL, capture_output=True, env=environ, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (-signal.SIGINT, b"")
 
 
 def test_who_ignores_ctrl_c_goes_on_doing_so() -> None:
@@ -164,13 +172,23 @@ def test_a_file_name_that_is_no_text_is_shown_escaped(mqctl: Run, tmp_path: Path
 # Half answers.
 
 
-def lose_master(fake: FakeCluster) -> None:
-    """A second group, which has no master now."""
-    lost = BrokerData(broker_addrs={3: "10.0.0.3:10911"}, broker_name="broker-z", cluster="C")
-    fake.info.broker_addr_table["broker-z"] = lost
-    fake.info.cluster_addr_table["C"].append("broker-z")
+FENCED = "10.0.0.3:10911"
 
 
+def lose_master(fake: FakeCluster, *, is_routed: bool = True) -> None:
+    """A second group, which has no master now. With controllers its brokers are in no route then:
+    `is_routed` False."""
+    if is_routed:
+        lost = BrokerData(broker_addrs={3: FENCED}, broker_name="broker-z", cluster="C")
+        fake.info.broker_addr_table["broker-z"] = lost
+        fake.info.cluster_addr_table["C"].append("broker-z")
+        return
+    fake.replicas.replicas_info_table["broker-z"] = ReplicasInfo(
+        not_in_sync_replicas=[ReplicaIdentity(alive=True, broker_address=FENCED, broker_id=3)]
+    )
+
+
+@pytest.mark.parametrize("is_routed", [True, False])
 @pytest.mark.parametrize(
     "words",
     [
@@ -184,14 +202,19 @@ def lose_master(fake: FakeCluster) -> None:
         "dlq list",
         "consumerProgress",
         "consumerProgress -g G",
+        "consumerConnection -g G",
+        "producerConnection -g P",
         "describe group G",
+        "describe topic T",
+        "statsAll",
+        "exportMetadata",
     ],
 )
 def test_a_group_without_a_master_hides_no_other_group(
-    mqctl: Run, fake: FakeCluster, words: str
+    mqctl: Run, fake: FakeCluster, words: str, is_routed: bool
 ) -> None:
     whole = mqctl(*words.split(), "--json")
-    lose_master(fake)
+    lose_master(fake, is_routed=is_routed)
     ran = mqctl(*words.split(), "--json")
     assert (ran.code, ran.json) == (1, whole.json)
     assert "broker-z has no master and is left out" in ran.err
@@ -213,11 +236,68 @@ def test_a_master_that_does_not_answer_hides_no_other_group(
     assert ran.code == 1 and "no consumer group" not in ran.err, "nobody can say that"
 
 
-def test_a_deletion_says_which_messages_it_does_not_know(mqctl: Run, fake: FakeCluster) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "updateTopic -t T -c C",
+        "deleteTopic -t T -c C -y",
+        "updateSubGroup -g G -c C -r 3",
+        "deleteSubGroup -g G -c C -y",
+        "user delete shop",
+        "acl create shop -r Topic:T -a Pub",
+    ],
+)
+def test_no_change_passes_over_a_group_that_no_route_has(
+    mqctl: Run, fake: FakeCluster, words: str
+) -> None:
+    """It was done in the others and ended with 0; a deleted topic came back with the group."""
+    lose_master(fake, is_routed=False)
+    ran = mqctl(*words.split())
+    assert ran.code == 1 and "nothing was changed: broker-z would lack it" in ran.err
+    assert not [call for call in fake.calls if call[0] != "Admin"]
+
+
+def test_a_broker_that_no_route_has_is_asked_as_any_other(mqctl: Run, fake: FakeCluster) -> None:
+    """Its log end is what an operator needs to choose the replica of an unclean election."""
+    lose_master(fake, is_routed=False)
+    (epochs,) = mqctl("getBrokerEpoch", "-b", "broker-z", "--json").json
+    assert epochs["maxOffset"] == 300
+    assert mqctl("updateBrokerConfig", "-c", "C", "-k", "a", "-v", "b", "--json").json[
+        "addresses"
+    ] == [MASTER, SLAVE, FENCED]
+    for words in ("brokerStatus", "getBrokerConfig"):
+        assert mqctl(words, "--json").json.keys() == {MASTER, SLAVE, FENCED}
+    fake.dead = {FENCED}
+    assert mqctl("getBrokerConfig").code == 1
+
+
+def test_top_and_verdict_show_the_consumers_of_groups_that_have_a_master(
+    mqctl: Run, fake: FakeCluster
+) -> None:
     lose_master(fake)
-    ran = mqctl("deleteTopic", "-t", "T", "-c", "C")
-    assert "6 messages in 1 queue, read by G" in ran.err
-    assert "without those of broker-z, no master now" in ran.err
+    found = mqctl("top", "--once", "--json").json
+    assert [each["consumerGroup"] for each in found["groups"]] == ["G", "H"]
+    (why,) = found["notKnown"]
+    assert "broker-z has no master and is left out" in why
+    absent = mqctl("verdict", "--json").json["absent"]
+    lost = {"name": "consumer groups at broker-z", "why": "no master of it answers"}
+    assert [each for each in absent if "consumer groups" in each["name"]] == [lost]
+
+
+def test_a_group_is_deleted_from_one_broker_while_another_group_has_no_master(
+    mqctl: Run, fake: FakeCluster
+) -> None:
+    lose_master(fake)
+    assert mqctl("deleteSubGroup", "-g", "G", "-c", "C", "-y").code == 1
+    assert mqctl("deleteSubGroup", "-g", "G", "-b", MASTER, "-y").code == 0
+
+
+@pytest.mark.parametrize("words", ["backup none - --json", "backup . - --json"])
+def test_an_error_does_not_get_into_the_archive_of_a_stream(mqctl: Run, words: str) -> None:
+    ran = mqctl(*words.split())
+    assert ran.code and ran.out == ""
+    (document,) = [line for line in ran.err.splitlines() if line.startswith("{")]
+    assert json.loads(document)["exitCode"] == ran.code
 
 
 def test_a_full_disk_is_said_also_by_a_broker_that_answers_no_second_question(

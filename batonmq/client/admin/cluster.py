@@ -49,13 +49,10 @@ class ClusterAdmin:
             info = only_cluster(info, cluster)
         if broker is not None:
             info = only_group(info, broker)
-        found: dict[str, str] = {}
-        for name, data in sorted(info.broker_addr_table.items()):
-            address = data.broker_addrs.get(MASTER_ID)
-            # Not left out: a change would be missing in that group once it has a master again.
-            if address is None:
-                raise NoMasterError(name)
-            found[name] = address
+        found, without = masters_of(info)
+        # Not left out: a change would be missing in that group once it has a master again.
+        if without:
+            raise NoMasterError(without[0])
         if not found:
             raise ClientError("the name server knows no broker: start one and let it register")
         return found
@@ -132,6 +129,14 @@ def only_group(info: ClusterInfo, broker_name: str) -> ClusterInfo:
     return ClusterInfo(
         broker_addr_table={broker_name: data}, cluster_addr_table=info.cluster_addr_table
     )
+
+
+def masters_of(info: ClusterInfo) -> tuple[dict[str, str], list[str]]:
+    """Broker name -> its master, and the broker groups without one; both ascending."""
+    table = sorted(info.broker_addr_table.items())
+    masters = {name: data.broker_addrs.get(MASTER_ID) for name, data in table}
+    found = {name: address for name, address in masters.items() if address is not None}
+    return found, [name for name in masters if name not in found]
 
 
 def _known(names: Iterable[str]) -> str:

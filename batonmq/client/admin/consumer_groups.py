@@ -87,10 +87,12 @@ class ConsumerGroupAdmin:
         code = RequestCode.UPDATE_CONSUMER_OFFSET
         await self._requests.ask(address, code, ext, "storing an offset")
 
-    async def producers(self, group: str) -> list[ClientConnection]:
-        """The connected producers of the group on all masters, without repetition."""
+    async def producers(
+        self, group: str, masters: Mapping[str, str] | None = None
+    ) -> list[ClientConnection]:
+        """The connected producers of the group, without repetition."""
         found: dict[str, ClientConnection] = {}
-        for address in (await self._cluster.masters()).values():
+        for address in (await self._to_ask(masters)).values():
             reply = await self._requests.ask(
                 address,
                 RequestCode.GET_PRODUCER_CONNECTION_LIST,
@@ -160,11 +162,13 @@ class ConsumerGroupAdmin:
     async def _to_ask(self, masters: Mapping[str, str] | None) -> Mapping[str, str]:
         return await self._cluster.masters() if masters is None else masters
 
-    async def connections(self, group: str) -> ConsumerConnection | None:
-        """The group's connected members on all masters, without repetition, and its subscriptions;
-        None without members."""
+    async def connections(
+        self, group: str, masters: Mapping[str, str] | None = None
+    ) -> ConsumerConnection | None:
+        """The group's connected members, without repetition, and its subscriptions; None without
+        members."""
         found: ConsumerConnection | None = None
-        for address in (await self._cluster.masters()).values():
+        for address in (await self._to_ask(masters)).values():
             reply = await self._requests.ask(
                 address,
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,

@@ -277,7 +277,9 @@ class ControllerAdmin:
                         request, timeout=self._requests.timeout_ms / 1000, metadata=signed
                     )
                 except grpc.aio.AioRpcError as error:
-                    why = f"{error.code().name} {error.details() or ''}"
+                    # gRPC names the address twice before the reason.
+                    details = (error.details() or "").rpartition("remote host: ")[2]
+                    why = f"{error.code().name} {details}"
                     continue
             if reply.status.code == ResponseCode.CONTROLLER_NOT_LEADER:
                 why = reply.status.remark

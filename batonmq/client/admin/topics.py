@@ -49,18 +49,21 @@ class TopicAdmin:
 
     async def stats(self, topic: str) -> tuple[QueueStats, ...]:
         """Offsets of every queue, ascending."""
-        route = topic_route(topic, await self.route(topic))
-        parts = await asyncio.gather(
-            *(self._stats_at(address, topic) for address in route.masters().values())
-        )
-        if not parts:
-            raise NoMasterError(", ".join(sorted(route.brokers)) or topic)
+        masters = await self._masters(topic)
+        parts = await asyncio.gather(*(self._stats_at(address, topic) for address in masters))
         return tuple(sorted((s for part in parts for s in part), key=lambda s: s.queue))
+
+    async def _masters(self, topic: str) -> list[str]:
+        """Addresses. Raises NoMasterError if no broker group with the topic has a master."""
+        route = topic_route(topic, await self.route(topic))
+        if not (masters := route.masters()):
+            raise NoMasterError(", ".join(sorted(route.brokers)) or topic)
+        return list(masters.values())
 
     async def traffic(self, topic: str) -> tuple[Traffic, ...]:
         """Sums over all masters: first of the topic, then of each group that reads it,
         ascending."""
-        masters = (topic_route(topic, await self.route(topic))).masters().values()
+        masters = await self._masters(topic)
         asks = (self._groups_at(address, topic) for address in masters)
         groups = sorted({group for found in await asyncio.gather(*asks) for group in found})
         wanted: list[tuple[str, str, str | None]] = [("TOPIC_PUT_NUMS", topic, None)]

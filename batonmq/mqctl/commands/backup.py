@@ -15,11 +15,11 @@ import click
 
 from batonmq.client.admin.admin import Admin
 from batonmq.mqctl import backup as backups
-from batonmq.mqctl.backup import Manifest, StoreSource, back_up, back_up_to_stream, check_below
+from batonmq.mqctl.backup import Manifest, StoreSource, back_up, back_up_to_stream, check_log
 from batonmq.mqctl.commands.election import elect
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import GOOD, WaitLine, note, when
-from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.params import FOLDER, PLACE, SECONDS, command, option
 from batonmq.protocol.bodies import BrokerReplicasInfo
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
@@ -34,10 +34,8 @@ SURE_MS = 5000
 
 
 @command("backup")
-@click.argument(
-    "store", metavar="STORE", type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
-@click.argument("target", metavar="DIR|-", type=click.Path(path_type=Path))
+@click.argument("store", metavar="STORE", type=FOLDER)
+@click.argument("target", metavar="DIR|-", type=PLACE)
 @option("-b", "--brokerAddr", metavar="HOST:PORT", help="The broker that runs on this store.")
 async def backup(
     context: CommandContext, store: Path, target: Path, broker_addr: str | None
@@ -82,7 +80,7 @@ async def _copy(
             return manifest, {"newBytes": added, "behindBytes": behind}
         if sys.stdout.isatty():
             raise click.UsageError("a tar stream is nothing for a terminal: add | or >")
-        check_below(source.segments(end), end)  # a stream cannot be taken back
+        check_log(source.segments(end), end, is_open=True)  # a stream cannot be taken back
         manifest = back_up_to_stream(source, sys.stdout.buffer, end, wall_ms(), done)
         sys.stdout.buffer.flush()
         return manifest, {"newBytes": manifest.end - manifest.begin, "behindBytes": behind}
@@ -184,10 +182,8 @@ def _address_here(context: CommandContext, store: Path) -> str:
 
 
 @command("restore", controllers=True, writes=True)
-@click.argument("source", metavar="DIR|-", type=click.Path(path_type=Path))
-@click.argument(
-    "stores", metavar="STORE...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+@click.argument("source", metavar="DIR|-", type=PLACE)
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True, type=PLACE)
 @option(
     "--elect",
     is_flag=True,

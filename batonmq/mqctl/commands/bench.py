@@ -111,8 +111,7 @@ def _ms(waits: list[float], percentile: float) -> float | None:
 
 
 def _show(context: CommandContext, found: dict[str, Any]) -> None:
-    if context.out.as_json:
-        context.out.document(found)
+    if context.out.wrote_json(found):
         return
     rows = [
         ("Acknowledged", f"{found['acknowledged']} of {found['sends']} in {found['seconds']} s"),

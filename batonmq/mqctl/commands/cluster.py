@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 import click
 
 from batonmq.client.admin.admin import Admin
-from batonmq.mqctl.context import CommandContext
+from batonmq.client.admin.cluster import only_cluster
+from batonmq.mqctl.context import CommandContext, ask_all
 from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, plain
 from batonmq.mqctl.params import command, exclusive, option
-from batonmq.mqctl.routes import broker_addresses, brokers_of, cluster_of
+from batonmq.mqctl.routes import (
+    Brokers,
+    broker_addresses,
+    brokers_of,
+    every_broker,
+    not_registered,
+)
 from batonmq.protocol.bodies import ClusterInfo
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
@@ -23,7 +30,8 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
     """JSON: RocketMQ's ClusterInfo (brokerAddrTable, clusterAddrTable), with -m also runtimeInfo:
     address to figures."""
     async with context.admin() as admin:
-        info = await cluster_of(admin, cluster_name)
+        every = await admin.cluster.info()
+        info = every if cluster_name is None else only_cluster(every, cluster_name)
         if context.out.as_json and not more_stats:
             context.out.document(plain(info))
             return
@@ -33,59 +41,32 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
         elif more_stats:
             _show_totals(context, info, figures)
         else:
-            away = await not_registered(context, admin, info)
+            away = await not_registered(context, admin, every)
             away = [each for each in away if cluster_name in (None, each[0])]
+            # One that answers is no dead machine: it may not serve, as without a master.
+            answers = await ask_all([each[-1] for each in away], admin.brokers.runtime_info)
+            figures |= {a: told for a, told in answers.items() if not isinstance(told, BatonError)}
             _show_rates(context, info, figures, away)
-
-
-async def not_registered(
-    context: CommandContext, admin: Admin, info: ClusterInfo
-) -> list[tuple[str, str, int, str]]:
-    """As `brokers_of`: replicas that the controllers or cluster.json know and no route has, but for
-    those that were removed. Id 0: not known."""
-    table = info.broker_addr_table
-    local = context.target.local
-    planned = {address: name for name, address in (local.brokers if local is not None else ())}
-    found = {address: (name, 0) for address, name in planned.items()}
-    try:
-        if context.target.controllers:
-            controller = admin.controller(context.target.controllers)
-            names = sorted({*table, *planned.values()})
-            known = await controller.sync_state_data(names, every=True)
-            found |= {
-                replica.broker_address: (name, replica.broker_id)
-                for name, group in known.replicas_info_table.items()
-                for replica in group.replicas
-                # A dead replica that is in no plan was removed. Without a plan it may only be down.
-                if replica.alive
-                or replica.broker_address in found
-                or not planned
-                or (name in table and name not in planned.values())
-            }
-    except BatonError:
-        pass  # `mqctl health` says so
-    routed = set(broker_addresses(info))
-    return sorted(
-        (table[name].cluster if name in table else "", name, broker_id, address)
-        for address, (name, broker_id) in found.items()
-        if address not in routed
-    )
 
 
 def _show_rates(
     context: CommandContext,
     info: ClusterInfo,
     figures: Mapping[str, Mapping[str, str]],
-    away: Sequence[tuple[str, str, int, str]],
+    away: Brokers,
 ) -> None:
+    """`away`: brokers that no route has."""
     rows: list[Sequence[object]] = []
-    for cluster, name, broker_id, address in brokers_of(info):
-        found = figures.get(address)
-        is_master = broker_id == MASTER_ID
+    for each in (*brokers_of(info), *away):
+        cluster, name, broker_id, address = each
+        found, is_away = figures.get(address), each in away
+        is_master = broker_id == MASTER_ID and not is_away
         role = Cell.of("MASTER", GOOD) if is_master else Cell.of("SLAVE", DIM)
+        if is_away:
+            role = Cell.of(found.get("brokerRole", "").upper() if found else "away", BAD)
         row: list[object] = [cluster, name, own_id(broker_id, found), address, role]
         if found is None:
-            row += [Cell.of("no answer", BAD), "", "", "", ""]
+            row += ["" if is_away else Cell.of("no answer", BAD), "", "", "", ""]
         else:
             takes = {"true": "yes", "false": Cell.of("no", BAD)}
             row += [
@@ -96,8 +77,6 @@ def _show_rates(
                 takes.get(found.get("brokerActive", ""), "") if is_master else "",
             ]
         rows.append(row)
-    for *where, broker_id, address in away:
-        rows.append([*where, broker_id or "-", address, Cell.of("away", BAD), "", "", "", "", ""])
     headings = [
         "Cluster", "Broker", "ID", "Address", "Role", "Version", "In/s", "Out/s", "Disk", "Writes",
     ]  # fmt: skip
@@ -115,18 +94,9 @@ def _show_totals(
             low, high = found.get(f"{what}Total{start}"), found.get(f"{what}Total{end}")
             return str(int(high) - int(low)) if low and high else ""
 
-        rows.append(
-            [
-                cluster,
-                name,
-                own_id(broker_id, found),
-                address,
-                total("msgPut", "YesterdayMorning", "TodayMorning"),
-                total("msgGet", "YesterdayMorning", "TodayMorning"),
-                total("msgPut", "TodayMorning", "TodayNow"),
-                total("msgGet", "TodayMorning", "TodayNow"),
-            ]
-        )
+        days = ("YesterdayMorning", "TodayMorning"), ("TodayMorning", "TodayNow")
+        totals = [total(what, *day) for day in days for what in ("msgPut", "msgGet")]
+        rows.append([cluster, name, own_id(broker_id, found), address, *totals])
     headings = [
         "Cluster", "Broker", "ID", "Address", "In Yesterday", "Out Yesterday", "In Today",
         "Out Today",
@@ -150,8 +120,8 @@ async def broker_status(
             else:
                 context.out.fields(sorted(table.items()))
             return
-        info = await cluster_of(admin, cluster_name)
-        tables = await context.ask_each(broker_addresses(info), admin.brokers.runtime_info)
+        addresses = await every_broker(context, admin, cluster_name)
+        tables = await context.ask_each(addresses, admin.brokers.runtime_info)
     if context.out.as_json:
         context.out.document({address: {"table": table} for address, table in tables.items()})
     else:
@@ -167,7 +137,7 @@ async def get_broker_config(
     """JSON: address to settings."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
-        addresses = await _addresses(admin, broker_addr, cluster_name)
+        addresses = await _addresses(context, admin, broker_addr, cluster_name)
         found = await context.ask_each(addresses, admin.brokers.config)
     context.out.settings(found)
 
@@ -195,19 +165,20 @@ async def update_broker_config(
         async def change(address: str) -> str:
             return await admin.brokers.update_config(address, {key: value})
 
-        addresses = await _addresses(admin, broker_addr, cluster_name)
+        addresses = await _addresses(context, admin, broker_addr, cluster_name)
         done = await context.ask_each(addresses, change)
-    if context.out.as_json:
-        context.out.document({"key": key, "value": value, "addresses": list(done)})
+    if context.out.wrote_json({"key": key, "value": value, "addresses": list(done)}):
         return
     for address, warning in done.items():
         context.out.line(f"{address}: {key}={value}" + (f" ({warning})" if warning else ""))
 
 
-async def _addresses(admin: Admin, broker_addr: str | None, cluster_name: str | None) -> list[str]:
+async def _addresses(
+    context: CommandContext, admin: Admin, broker_addr: str | None, cluster_name: str | None
+) -> list[str]:
     if broker_addr is not None:
         return [broker_addr]
-    return broker_addresses(await cluster_of(admin, cluster_name))
+    return await every_broker(context, admin, cluster_name)
 
 
 def own_id(broker_id: int, found: Mapping[str, str] | None) -> object:

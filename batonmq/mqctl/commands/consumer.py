@@ -15,7 +15,7 @@ from batonmq.client.admin.types import GroupProgress, QueueProgress
 from batonmq.mqctl.commands.groups import CONNECTION
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, Cell, plain, plain_queue, when
-from batonmq.mqctl.params import INDEX, Timestamp, command, dry_run_option, option, yes_option
+from batonmq.mqctl.params import INDEX, TIME, command, dry_run_option, option, yes_option
 from batonmq.mqctl.routes import masters_to_read
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import SYSTEM_GROUPS
@@ -91,11 +91,11 @@ def _joined(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
 async def consumer_connection(context: CommandContext, consumer_group: str) -> None:
     """JSON: RocketMQ's ConsumerConnection. Exit code 1 if no member is connected."""
     async with context.admin() as admin:
-        found = await admin.consumer_groups.connections(consumer_group)
+        masters = await masters_to_read(context, admin)
+        found = await admin.consumer_groups.connections(consumer_group, masters)
     if found is None:
         raise CommandFailed(f"no member of group {consumer_group} is connected")
-    if context.out.as_json:
-        context.out.document(plain(found))
+    if context.out.wrote_json(plain(found)):
         return
     context.out.records([plain(each) for each in found.connection_set], CONNECTION)
     context.out.line()
@@ -117,7 +117,7 @@ async def consumer_connection(context: CommandContext, consumer_group: str) -> N
 @command("resetOffset", writes=True)
 @option("-g", "--group", required=True, metavar="GROUP", help="Consumer group.")
 @option("-t", "--topic", required=True, help="Topic name.")
-@option("-s", "--timestamp", "timestamp_ms", type=Timestamp(), help="Store time; 0: the beginning.")
+@option("-s", "--timestamp", "timestamp_ms", type=TIME, help="Store time; 0: the beginning.")
 @option("-b", "--brokerName", metavar="NAME", help="With -q and -o: one queue of this group.")
 @option("-q", "--queueId", type=INDEX, help="Queue number.")
 @option("-o", "--offset", type=INDEX, help="Offset of the next message.")
@@ -168,6 +168,8 @@ async def _reset(
     yes: bool,
 ) -> None:
     async with context.admin() as admin:
+        if queue is None:  # once it has a master, the same command does the rest
+            await masters_to_read(context, admin)
         found = await admin.consumer_groups.preview_reset(group, topic, timestamp_ms, queue)
         if dry_run:
             _show_preview(context, found)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
-from batonmq.mqctl.params import command
+from batonmq.mqctl.params import NEW_FILE, command, option
 from batonmq.mqctl.target import (
     CONTEXT_VARIABLE,
     TargetError,
@@ -22,25 +22,10 @@ from batonmq.runtime.durable_file import show_file
 
 @command("contexts", controllers=True)
 @click.argument("name", required=False)
-@click.option(
-    "--trust",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The authority of a cluster with TLS (PEM).",
-)
-@click.option(
-    "--cert",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Your certificate with its key, for such a cluster.",
-)
-@click.option(
-    "--credentials",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="YAML with accessKey and secretKey, for a cluster with users.",
-)
-@click.option("--remove", is_flag=True, help="Forget NAME.")
+@option("--trust", type=NEW_FILE, help="The authority of a cluster with TLS (PEM).")
+@option("--cert", type=NEW_FILE, help="Your certificate with its key, for such a cluster.")
+@option("--credentials", type=NEW_FILE, help="YAML with accessKey and secretKey, of a user.")
+@option("--remove", is_flag=True, help="Forget NAME.")
 async def contexts(
     context: CommandContext, name: str | None, *, remove: bool, **files: Path | None
 ) -> None:
@@ -71,8 +56,7 @@ async def contexts(
             known[name] = {"namesrv": namesrv, "controller": controller or ""}
             known[name] |= {key: str(at.absolute()) for key, at in files.items() if at}
         _keep(known)
-    if context.out.as_json:
-        context.out.document(known)
+    if context.out.wrote_json(known):
         return
     chosen = os.environ.get(CONTEXT_VARIABLE)
     rows = [

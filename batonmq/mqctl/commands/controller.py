@@ -10,7 +10,7 @@ from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.context import CommandContext, CommandFailed, reason
 from batonmq.mqctl.health import controller_document
 from batonmq.mqctl.output import BAD, GOOD, Cell
-from batonmq.mqctl.params import Ids, command, option, yes_option
+from batonmq.mqctl.params import IDS, command, option, yes_option
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import named
 
@@ -112,8 +112,7 @@ async def update_controller_config(context: CommandContext, key: str, value: str
             context.complain(f"{address} has no setting {key}: see `mqctl getControllerConfig`")
         elif now != value:
             context.complain(f"{address} keeps {key}={now}")
-    if context.out.as_json:
-        context.out.document({"key": key, "value": value, "addresses": done})
+    if context.out.wrote_json({"key": key, "value": value, "addresses": done}):
         return
     for address in done:
         context.out.line(f"{address}: {key}={value}")
@@ -124,7 +123,7 @@ async def update_controller_config(context: CommandContext, key: str, value: str
     "-b",
     "--brokerControllerIdsToClean",
     "broker_ids",
-    type=Ids(),
+    type=IDS,
     default=(),
     metavar="IDS",
     help="Replicas to forget, 1;2.",

@@ -10,7 +10,7 @@ from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.commands.groups import group_configs
 from batonmq.mqctl.commands.topic import topic_settings
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import plain, when
+from batonmq.mqctl.output import for_people, plain
 from batonmq.mqctl.params import command, complete
 from batonmq.mqctl.routes import masters_to_read
 
@@ -29,14 +29,12 @@ async def describe(context: CommandContext, kind: str, name: str) -> None:
     name to RocketMQ's SubscriptionGroupConfig), members, topics (name to diff)."""
     async with context.admin() as admin:
         found = await (_topic if kind == "topic" else _group)(context, admin, name)
-    if context.out.as_json:
-        context.out.document(found)
+    if context.out.wrote_json(found):
         return
     for broker, settings in found["brokers"].items():
         context.out.line(broker, style="bold")
-        context.out.fields(
-            [(key, _text(key, value)) for key, value in settings.items() if value not in ({}, None)]
-        )
+        known = {key: value for key, value in settings.items() if value not in ({}, None)}
+        context.out.fields([(key, for_people(key, value)) for key, value in known.items()])
         context.out.line()
     if kind == "group":
         context.out.fields([("Members", ", ".join(found["members"]) or "none")])
@@ -48,14 +46,16 @@ async def describe(context: CommandContext, kind: str, name: str) -> None:
 
 async def _topic(context: CommandContext, admin: Admin, topic: str) -> dict[str, Any]:
     """Raises CommandFailed for one that no master has."""
-    brokers = await topic_settings(context, admin, topic)
+    masters = await masters_to_read(context, admin)
+    brokers = await topic_settings(context, admin, topic, masters)
     for queue in await admin.topics.stats(topic):
         broker = brokers.setdefault(queue.queue.broker_name, {})
         broker["messages"] = broker.get("messages", 0) + queue.max_offset - queue.min_offset
         latest = max(broker.get("lastUpdateTimestamp", 0), queue.last_update_ms)
         broker["lastUpdateTimestamp"] = latest
     groups = [each.group for each in await admin.topics.traffic(topic) if each.group is not None]
-    lags = {group: (await admin.consumer_groups.progress(group, topic)).lag for group in groups}
+    progress = admin.consumer_groups.progress
+    lags = {group: (await progress(group, topic, masters)).lag for group in groups}
     return {"topic": topic, "brokers": brokers, "groups": lags}
 
 
@@ -76,7 +76,3 @@ async def _group(context: CommandContext, admin: Admin, group: str) -> dict[str,
         "members": list(progress.members),
         "topics": topics,
     }
-
-
-def _text(key: str, value: object) -> object:
-    return when(value) if key.endswith("Timestamp") and isinstance(value, int) else value

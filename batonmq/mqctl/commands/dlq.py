@@ -142,7 +142,7 @@ async def _resend(
         for letter, message in whole:
             if message is None:
                 context.complain(f"{letter.uniq_key}: it does not name the topic that it came from")
-                sent.append("")
+                sent.append("")  # each letter has its result, in their order
             elif dry_run:
                 sent.append("DRY_RUN")
             else:

@@ -14,12 +14,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final
 
-import click
-
 from batonmq.history.story_text import lines
 from batonmq.mqctl.commands.verdict import ANSWER_S, READ_S, document, gather
 from batonmq.mqctl.context import CommandContext, disk_failures
-from batonmq.mqctl.params import command, option
+from batonmq.mqctl.params import NEW_FILE, command, folders_argument, option
 from batonmq.mqctl.verdict.evidence import Evidence
 from batonmq.mqctl.verdict.judge import judge
 from batonmq.runtime.durable_file import write_named
@@ -34,19 +32,8 @@ SCRAPE_S: Final = 0.5
 
 
 @command("doctor", controllers=True, timeout_s=ANSWER_S)
-@option(
-    "--bundle",
-    required=True,
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write, FILE.tar.gz.",
-)
-@click.argument(
-    "folders",
-    metavar="[DIR]...",
-    nargs=-1,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-)
+@option("--bundle", required=True, type=NEW_FILE, help="The file to write, FILE.tar.gz.")
+@folders_argument
 @option("--classic", is_flag=True, help="The cluster has no controllers.")
 async def doctor(
     context: CommandContext, bundle: Path, folders: tuple[Path, ...], classic: bool

@@ -146,12 +146,19 @@ async def move_away(
         ends = [e for e in await candidates(admin, controller, name) if e.broker_id in others]
         # The longest log: the least is left to copy while sends are held.
         heir = max(ends, key=lambda each: each.log_end or 0).broker_id
-        routed = (await admin.cluster.info()).broker_addr_table.get(name)
-        elected = await controller.elect_master(routed.cluster if routed else "", name, heir)
-        check_elected(elected, heir)
-        master = elected.master_broker_id
-        await _await_service(context, admin, elected)
+        await _hand_over(context, admin, controller, name, heir)
+        master = heir
     return MovedAway(name, me, was_master, master, others)
+
+
+async def _hand_over(
+    context: CommandContext, admin: Admin, controller: ControllerAdmin, name: str, heir: int
+) -> None:
+    """Waits until the heir serves. Raises CommandFailed if another one became master."""
+    routed = (await admin.cluster.info()).broker_addr_table.get(name)
+    elected = await controller.elect_master(routed.cluster if routed else "", name, heir)
+    check_elected(elected, heir)
+    await _await_service(context, admin, elected)
 
 
 @command("undrain", controllers=True, writes=True, timeout_s=60.0)
@@ -175,12 +182,8 @@ async def undrain(context: CommandContext, broker_addr: str, wants_lead: bool) -
         name, me, group = await _replica(admin, controller, broker_addr)
         master = group.master_broker_id
         if wants_lead and master != me:
-            routed = (await admin.cluster.info()).broker_addr_table.get(name)
-            cluster = routed.cluster if routed is not None else ""
-            elected = await controller.elect_master(cluster, name, me)
-            check_elected(elected, me)
+            await _hand_over(context, admin, controller, name, me)
             master = me
-            await _await_service(context, admin, elected)
     role = "and master" if master == me else f"broker {master} is master"
     context.out.result(
         {"brokerName": name, "brokerId": me, "masterBrokerId": master},
@@ -301,6 +304,7 @@ async def _await_service(context: CommandContext, admin: Admin, elected: Elected
 
     doing = f"waiting for {address} to serve as master"
     if found := await still_lacking(lacks, within_s, doing, POLL_S):
+        # It is elected, whatever is late: the command still shows by whom the group is led.
         context.complain(f"elected, but after {within_s:g} s {found}")
 
 
@@ -425,6 +429,7 @@ def confirm_unclean(
     context: CommandContext, broker_name: str, broker_id: int, all_of: list[Candidate], *, yes: bool
 ) -> None:
     """Shows the candidates on standard error and asks. Raises CommandFailed if the answer is no."""
+    # On standard error: with --json standard output has one document.
     click.echo(f"unclean election of broker {broker_id} in {broker_name}:", err=True)
     for each in all_of:
         place = "in sync" if each.in_sync else "not in sync"

@@ -16,7 +16,7 @@ from batonmq.client.admin.types import QueueProgress
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import plain
 from batonmq.mqctl.params import COUNT, INDEX, TRUE_OR_FALSE, command, exclusive, option, yes_option
-from batonmq.mqctl.routes import masters_to_read
+from batonmq.mqctl.routes import check_masters, masters_to_read
 from batonmq.protocol.bodies import SubscriptionGroupConfig
 from batonmq.runtime.words import counted
 
@@ -81,6 +81,8 @@ async def update_sub_group(
     settings["notify_consumer_ids_changed_enable"] = notify_consumer_ids_changed
     changes = {name: value for name, value in settings.items() if value is not None}
     async with context.admin() as admin:
+        if cluster_name:
+            await check_masters(context, admin, cluster_name)
         masters = await admin.cluster.targets(cluster_name, broker_addr)
         known = await group_configs(admin, group_name, masters)
         made = {}
@@ -91,8 +93,7 @@ async def update_sub_group(
             made[name] = replace(before, **changes)
             await admin.consumer_groups.update(made[name], broker=address)
     found = {name: plain(config) for name, config in made.items()}
-    if context.out.as_json:
-        context.out.document(found)
+    if context.out.wrote_json(found):
         return
     for name, config in found.items():
         shown = ", ".join(
@@ -122,9 +123,13 @@ async def delete_sub_group(
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
     async with context.admin() as admin:
-        progress = await admin.consumer_groups.progress(group_name)
+        if cluster_name:
+            await check_masters(context, admin, cluster_name)
+        # Only those that are to delete it: another group without a master must not stop -b.
+        masters = await admin.cluster.targets(cluster_name, broker_addr)
+        progress = await admin.consumer_groups.progress(group_name, masters=masters)
         # A broker deletes a group that it does not know without a word.
-        if not progress.queues and group_name not in await admin.consumer_groups.names():
+        if not progress.queues and group_name not in await admin.consumer_groups.names(masters):
             raise CommandFailed(f"no consumer group {group_name}: nothing was deleted")
         offsets = "and its offsets" if remove_offset else "and keep its offsets"
         context.confirm(
@@ -149,7 +154,8 @@ async def producer_connection(context: CommandContext, producer_group: str) -> N
 
     JSON: RocketMQ's ProducerConnection ({"connectionSet": [...]})."""
     async with context.admin() as admin:
-        found = await admin.consumer_groups.producers(producer_group)
+        masters = await masters_to_read(context, admin)
+        found = await admin.consumer_groups.producers(producer_group, masters)
     if not found:
         raise CommandFailed(f"no producer of group {producer_group} is connected")
     context.out.records([plain(each) for each in found], CONNECTION, key="connectionSet")

@@ -8,15 +8,14 @@ import click
 
 from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import BAD, GOOD, Cell, plain, when
+from batonmq.mqctl.output import BAD, plain, when, yes_or_no
 from batonmq.mqctl.params import command, exclusive, option, yes_option
-from batonmq.mqctl.routes import broker_addresses, cluster_of, masters_to_read
+from batonmq.mqctl.routes import cluster_of, every_broker, masters_to_read
 from batonmq.protocol.bodies import (
     BrokerReplicasInfo,
     EpochEntryCache,
     HAConnectionRuntimeInfo,
     HARuntimeInfo,
-    ReplicaIdentity,
     ReplicasInfo,
 )
 from batonmq.protocol.codes import LONG_MAX
@@ -55,8 +54,7 @@ async def _groups(context: CommandContext, admin: Admin, cluster_name: str | Non
 
 def show_replicas(context: CommandContext, found: BrokerReplicasInfo) -> None:
     """The table, or the body as JSON."""
-    if context.out.as_json:
-        context.out.document(plain(found))
+    if context.out.wrote_json(plain(found)):
         return
     for n, (name, info) in enumerate(sorted(found.replicas_info_table.items())):
         if n:
@@ -72,16 +70,11 @@ def _show_group(context: CommandContext, name: str, info: ReplicasInfo) -> None:
         style="bold" if info.master_address else BAD,
     )
     rows: list[Sequence[object]] = []
-
-    def add(replicas: Sequence[ReplicaIdentity], in_sync: Cell) -> None:
+    for replicas, is_in in ((info.in_sync_replicas, True), (info.not_in_sync_replicas, False)):
         for replica in sorted(replicas, key=lambda r: r.broker_id):
-            is_master = replica.broker_id == info.master_broker_id
-            alive = Cell.of("yes", GOOD) if replica.alive else Cell.of("no", BAD)
-            role = "MASTER" if is_master else "SLAVE"
-            rows.append([replica.broker_id, replica.broker_address, role, in_sync, alive])
-
-    add(info.in_sync_replicas, Cell.of("yes", GOOD))
-    add(info.not_in_sync_replicas, Cell.of("no", BAD))
+            role = "MASTER" if replica.broker_id == info.master_broker_id else "SLAVE"
+            cells = yes_or_no(is_in), yes_or_no(replica.alive)
+            rows.append([replica.broker_id, replica.broker_address, role, *cells])
     context.out.table(["ID", "Address", "Role", "In Sync", "Alive"], rows)
 
 
@@ -103,8 +96,7 @@ async def ha_status(
             return
         masters = (await masters_to_read(context, admin, cluster_name)).values()
         found = await context.ask_each(masters, admin.brokers.ha_status)
-        if context.out.as_json:
-            context.out.document({address: plain(one) for address, one in found.items()})
+        if context.out.wrote_json({address: plain(one) for address, one in found.items()}):
             return
         for address, one in found.items():
             _show_ha(context, address, one)
@@ -135,9 +127,8 @@ def _show_ha(context: CommandContext, address: str, status: HARuntimeInfo) -> No
 
 
 def _slave(c: HAConnectionRuntimeInfo) -> list[object]:
-    in_sync = Cell.of("yes", GOOD) if c.in_sync else Cell.of("no", BAD)
     slave = f"{c.slave_name} ({c.addr})" if c.slave_name else c.addr
-    return [slave, c.slave_ack_offset, c.diff, in_sync, c.transferred_byte_in_second,
+    return [slave, c.slave_ack_offset, c.diff, yes_or_no(c.in_sync), c.transferred_byte_in_second,
             c.transfer_from_where]  # fmt: skip
 
 
@@ -148,13 +139,12 @@ async def get_broker_epoch(
     context: CommandContext, broker_name: str | None, cluster_name: str | None
 ) -> None:
     """JSON: a list of RocketMQ's EpochEntryCache (clusterName, brokerName, brokerId, epochList,
-    maxOffset), one for each replica that is registered."""
+    maxOffset), one for each replica that answers."""
     exclusive(("-b", broker_name), ("-c", cluster_name))
     async with context.admin() as admin:
-        info = await cluster_of(admin, cluster_name, broker_name)
-        found = await context.ask_each(broker_addresses(info), admin.brokers.epochs)
-        if context.out.as_json:
-            context.out.document([plain(cache) for cache in found.values()])
+        addresses = await every_broker(context, admin, cluster_name, broker_name)
+        found = await context.ask_each(addresses, admin.brokers.epochs)
+        if context.out.wrote_json([plain(cache) for cache in found.values()]):
             return
         rows = [row for address, cache in found.items() for row in _epochs(address, cache)]
         headings = ["Broker", "ID", "Address", "Epoch", "Start Offset", "End Offset"]

@@ -19,7 +19,7 @@ from batonmq.mqctl.output import BAD, GOOD, Cell, WaitLine, note, plain_queue, w
 from batonmq.mqctl.params import (
     COUNT,
     INDEX,
-    Timestamp,
+    TIME,
     command,
     complete,
     option,
@@ -243,6 +243,7 @@ class MessageReader:
         timeout_ms = self.timeout_ms
         if end is None:
             end = await self.consumer.max_offset(queue, timeout_ms=timeout_ms)
+        # What has expired is no error to a reader: it begins with what is left.
         offset = max(first or 0, await self.consumer.min_offset(queue, timeout_ms=timeout_ms))
         if self.begin_ms > 0:
             by_time = await self.consumer.offset_by_time(
@@ -268,9 +269,7 @@ class MessageReader:
 @click.argument("topic", shell_complete=complete("topics"))
 @click.option("-f", "--follow", is_flag=True, help="Continue as messages come, until ctrl-C.")
 @option("--last", type=COUNT, default=10, help="Begin with the last so many.")
-@option(
-    "--since", "since_ms", type=Timestamp(), metavar="TIME", help="Begin there: 10m, or a time."
-)
+@option("--since", "since_ms", type=TIME, help="Begin there: 10m, or a time.")
 async def tail(
     context: CommandContext, topic: str, follow: bool, last: int, since_ms: int | None
 ) -> None:
@@ -496,8 +495,7 @@ def _body(message: MessageExt) -> tuple[bytes, str | None]:
 
 def show_messages(context: CommandContext, messages: Sequence[MessageExt]) -> None:
     """One document of all, or each with its fields."""
-    if context.out.as_json:
-        context.out.document([message_document(message) for message in messages])
+    if context.out.wrote_json([message_document(message) for message in messages]):
         return
     for message in messages:
         show_message(context, message)

@@ -15,7 +15,8 @@ from batonmq.auth.policy import AclInfo, UserInfo
 from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import note, plain
-from batonmq.mqctl.params import command, dry_run_option, option, yes_option
+from batonmq.mqctl.params import FILE, command, dry_run_option, option, yes_option
+from batonmq.mqctl.routes import check_masters, masters_to_read
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import ResponseError
@@ -38,7 +39,7 @@ async def export_metadata(
     JSON: form, and brokers: name to topics, groups, offsets ("topic@group" to queue to offset),
     settings, users and acls."""
     async with context.admin() as admin:
-        masters = await admin.cluster.masters(cluster_name)
+        masters = await masters_to_read(context, admin, cluster_name)
         brokers = {name: await _of_broker(admin, name, a) for name, a in masters.items()}
     document = {"form": FORM, "brokers": brokers}
     if file is None:
@@ -101,7 +102,7 @@ async def _users_of(admin: Admin, name: str, address: str) -> dict[str, Any]:
 
 
 @command("importMetadata", writes=True, timeout_s=10.0)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=FILE)
 @option("--settings", "with_settings", is_flag=True, help="Settings that may change now, too.")
 @option("--users", "with_users", is_flag=True, help="Users and rights, too.")
 @dry_run_option
@@ -128,6 +129,7 @@ async def import_metadata(
     done = dict.fromkeys((*_HELD, "users"), 0)
     secrets: dict[str, str] = {}
     async with context.admin() as admin:
+        await check_masters(context, admin)
         masters = await admin.cluster.masters()
         places = _places(brokers, masters)
         what = _contents(brokers, _COUNTED if with_users else _PARTS)

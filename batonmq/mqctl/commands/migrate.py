@@ -30,7 +30,7 @@ from batonmq.mqctl.migration import (
     problems_of_switch,
     too_few_without,
 )
-from batonmq.mqctl.output import BAD, GOOD, Cell, still_lacking
+from batonmq.mqctl.output import BAD, GOOD, still_lacking, yes_or_no
 from batonmq.mqctl.params import COUNT, SECONDS, command, option
 from batonmq.protocol.bodies import PROBLEMS_KEY, ReplicaIdentity, ReplicasInfo
 from batonmq.protocol.errors import BatonError
@@ -311,17 +311,14 @@ def _document(group: MigratedGroup, found: list[str], steps: list[str]) -> dict[
 def _show(
     context: CommandContext, group: MigratedGroup, found: list[str], steps: list[str], to: str
 ) -> None:
-    def yes(is_so: bool) -> Cell:
-        return Cell.of("yes", GOOD) if is_so else Cell.of("no", BAD)
-
     rows = [
         [
             m.broker_id,
             m.address,
             KIND_NAMES[m.kind],
             "MASTER" if m.is_master else "SLAVE",
-            yes(m.in_sync),
-            yes(m.alive),
+            yes_or_no(m.in_sync),
+            yes_or_no(m.alive),
         ]
         for m in group.members
     ]

@@ -18,7 +18,7 @@ from batonmq.mqctl.commands.election import move_away
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.health import Findings, poll
 from batonmq.mqctl.output import BAD, GOOD, still_lacking
-from batonmq.mqctl.params import SECONDS, command, exclusive, option
+from batonmq.mqctl.params import FILE, NEW_FILE, SECONDS, command, exclusive, option
 from batonmq.mqctl.roll import (
     Doubt,
     Roll,
@@ -52,7 +52,7 @@ STOPPED: Final = 3
 @option(
     "--python",
     "python",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="PATH",
     help="With up: the interpreter of the installation to go to.",
 )
@@ -65,12 +65,7 @@ STOPPED: Final = 3
 @option("--compose", default="docker compose", metavar="COMMAND", help="Compose and its options.")
 @option("--controllersApart", is_flag=True, help="Controllers run outside of name servers.")
 @option("--within", "within_s", type=SECONDS, default=120.0, help="For one process to be well.")
-@option(
-    "--state",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Where the progress is kept.",
-)
+@option("--state", type=NEW_FILE, help="Where the progress is kept.")
 @option("--dry-run", is_flag=True, help="Show the order and the commands only.")
 async def roll(
     context: CommandContext,

@@ -18,7 +18,7 @@ from batonmq.mqctl.commands.roll import STOPPED, RollWork, alone, state_file, up
 from batonmq.mqctl.commands.up import ask_supervisor
 from batonmq.mqctl.context import CommandContext, CommandFailed, ask_all, disk_failures
 from batonmq.mqctl.output import BAD, GOOD, still_lacking, when
-from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.params import PLACE, SECONDS, command, option
 from batonmq.mqctl.roll import Doubt
 from batonmq.mqctl.routes import brokers_of, cluster_of
 from batonmq.mqctl.secret_rotation import SecretRotation
@@ -38,7 +38,7 @@ GONE_S: Final = 2.0
 
 @command("secure", controllers=True)
 @click.argument("action", type=click.Choice(ACTIONS))
-@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", required=False, type=PLACE)
 @option(
     "--node",
     "nodes",
@@ -475,14 +475,7 @@ def _show_states(context: CommandContext, states: list[PortState]) -> None:
         for each in states
     ]
     headings = [
-        "Node",
-        "Port",
-        "Address",
-        "Plain",
-        "TLS",
-        "Verified",
-        "Ends",
-        "Connected plain, TLS",
+        "Node", "Port", "Address", "Plain", "TLS", "Verified", "Ends", "Connected plain, TLS",
         "Refused",
-    ]
+    ]  # fmt: skip
     context.out.table(headings, rows)

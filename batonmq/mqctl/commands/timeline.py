@@ -19,9 +19,9 @@ from batonmq.history.merge import in_order, merged
 from batonmq.history.reader import read_histories
 from batonmq.history.story import Story
 from batonmq.history.story_text import document, lines
-from batonmq.mqctl.context import CommandContext, disk_failures
+from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import DIM, note, when
-from batonmq.mqctl.params import COUNT, Timestamp, command, option
+from batonmq.mqctl.params import COUNT, TIME, command, option
 from batonmq.mqctl.target import data_of
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import counted
@@ -42,8 +42,7 @@ FOLLOWED_EVENTS: Final = 500
 @option(
     "--since",
     "since_ms",
-    type=Timestamp(),
-    metavar="TIME",
+    type=TIME,
     help="Only from then: 10m (ago), '2026-11-24 15:40:00', @ms, or RFC 3339.",
 )
 @option("--follow", is_flag=True, help="Continue as it happens, until ctrl-C.")
@@ -129,7 +128,7 @@ def _folders_of_ended(context: CommandContext) -> list[Path]:
 
 
 async def _from_controllers(context: CommandContext, broker_name: str) -> Events:
-    """The events of the controllers. Raises BatonError if none of them replies."""
+    """The events of the controllers. Raises CommandFailed if none of them replies."""
     if folders := _folders_of_ended(context):
         return _from_files(folders)
     async with context.controller() as (_, controller):
@@ -142,7 +141,10 @@ async def _from_controllers(context: CommandContext, broker_name: str) -> Events
         else:
             found[address] = answer
     if not found:
-        raise silent[0]
+        raise CommandFailed(
+            f"no controller answers ({silent[0]}): start a majority of them, or read their files"
+            " with --file DIR"
+        )
     # Else an empty answer of the minority would look as if nothing had happened.
     if len(found) * 2 <= len(answers):
         heard = f"{len(found)} of {counted(len(answers), 'controller')} answer"

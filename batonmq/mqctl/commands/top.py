@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from batonmq.client.admin.admin import Admin
-from batonmq.mqctl.commands.cluster import first_rate, not_registered, percent
+from batonmq.mqctl.commands.cluster import first_rate, percent
 from batonmq.mqctl.context import CommandContext, ask_all, reason
 from batonmq.mqctl.health import closes, distrusts, may_not
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
-from batonmq.mqctl.routes import brokers_of, cluster_of
+from batonmq.mqctl.routes import brokers_of, left_out, masters_and_others, not_registered
 from batonmq.protocol.bodies import ClusterInfo
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.topic_name import is_brokers_own, is_system_group
@@ -22,6 +22,7 @@ from batonmq.runtime.clock import wall_ms
 ASKED_MAX = 100
 """Topics and groups that one round looks at: each costs a request to every master."""
 REASONS_SHOWN = 3
+FIGURES = ("inPerSecond", "outPerSecond", "diskRatio", "behindBytes", "pendingAcks")
 LINES_BESIDE = 8
 """Headings, blank lines and the first line."""
 
@@ -43,18 +44,18 @@ async def top(context: CommandContext, every_s: float, once: bool) -> None:
 
 
 async def _round(context: CommandContext, admin: Admin) -> None:
-    info = await cluster_of(admin)
-    members = [
-        each[1:] for each in (*brokers_of(info), *await not_registered(context, admin, info))
-    ]
+    info = await admin.cluster.info()
+    away = await not_registered(context, admin, info)
+    members = [each[1:] for each in (*brokers_of(info), *away)]
     # By address, not by id: rows must not jump when the master changes.
     members.sort(key=lambda member: (member[0], member[2]))
+    masters, without = masters_and_others(info, away)
     figures, (topics, no_topics), (groups, no_groups) = await asyncio.gather(
         ask_all([address for *_, address in members], admin.brokers.runtime_info),
         _topics(admin, info),
-        _groups(admin),
+        _groups(admin, masters),
     )
-    not_known = list(dict.fromkeys((*no_topics, *no_groups)))
+    not_known = list(dict.fromkeys((*map(left_out, without), *no_topics, *no_groups)))
     brokers = [_broker(*each, figures[each[-1]]) for each in members]
     # Its row says what one that does not answer is: a line of an error would push the screen up.
     context.failed |= not all(broker["answers"] for broker in brokers)
@@ -123,19 +124,10 @@ def _row(broker: Mapping[str, Any]) -> Sequence[object]:
         # A process that has ended refuses the connection; one that hangs lets it wait.
         runs = runs or "no answer" in broker["error"]
         state = Cell.of("silent" if runs else "dead", BAD)
-        return [name, broker["brokerId"], address, state, "", "", "", "", ""]
+        return [name, broker["brokerId"], address, state, *("" for _ in FIGURES)]
     role = broker["role"].upper()
-    return [
-        name,
-        broker["brokerId"],
-        address,
-        Cell.of(role, GOOD) if role == "MASTER" else role,
-        broker["inPerSecond"],
-        broker["outPerSecond"],
-        broker["diskRatio"],
-        broker["behindBytes"],
-        broker["pendingAcks"],
-    ]
+    state = Cell.of(role, GOOD) if role == "MASTER" else role
+    return [name, broker["brokerId"], address, state, *(broker[each] for each in FIGURES)]
 
 
 Rows = tuple[list[dict[str, Any]], list[str]]
@@ -154,14 +146,14 @@ async def _topics(admin: Admin, info: ClusterInfo) -> Rows:
     return sorted(found, key=lambda each: (-each["tps"], -each["day"], each["topic"])), whys
 
 
-async def _groups(admin: Admin) -> Rows:
+async def _groups(admin: Admin, masters: Mapping[str, str]) -> Rows:
     """Those that wait for most first."""
 
     async def one(name: str) -> dict[str, Any]:
-        progress = await admin.consumer_groups.progress(name)
+        progress = await admin.consumer_groups.progress(name, None, masters)
         return {"consumerGroup": name, "diff": progress.lag, "members": len(progress.members)}
 
-    found, whys = await _rows(admin.consumer_groups.names(), is_system_group, one)
+    found, whys = await _rows(admin.consumer_groups.names(masters), is_system_group, one)
     return sorted(found, key=lambda each: (-each["diff"], each["consumerGroup"])), whys
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from batonmq.mqctl.commands.cluster import own_id
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import WaitLine, plain, plain_queue
 from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option, yes_option
-from batonmq.mqctl.routes import left_out, masters_to_read, without_master
+from batonmq.mqctl.routes import check_masters, masters_to_read
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.topic_name import is_retry_or_dlq, is_system_topic
 from batonmq.runtime.words import counted
@@ -70,8 +70,7 @@ async def topic_route(context: CommandContext, topic: str, as_list: bool) -> Non
         # Routes name a master 0: its own id is only in its figures, which cost a request each.
         wants_ids = not (context.out.as_json or as_list)
         figures = await context.ask_each(addresses, admin.brokers.runtime_info) if wants_ids else {}
-    if context.out.as_json:
-        context.out.document(plain(route))
+    if context.out.wrote_json(plain(route)):
         return
     clusters = {data.broker_name: data.cluster for data in route.broker_datas}
     queues = [
@@ -98,9 +97,8 @@ async def topic_status(context: CommandContext, topic: str) -> None:
     """JSON: {"offsetTable": [...]}, the entries of RocketMQ's TopicStatsTable with their queue
     (topic, brokerName, queueId, minOffset, maxOffset, lastUpdateTimestamp)."""
     async with context.admin() as admin:
+        await masters_to_read(context, admin)  # `stats` leaves out groups without a master
         stats = await admin.topics.stats(topic)
-        for name in await without_master(admin, topic):
-            context.complain(left_out(name))
     queues = [
         {
             **plain_queue(s.queue),
@@ -130,6 +128,7 @@ async def stats_all(context: CommandContext, topic: str | None, active_topic: bo
     JSON: {"topics": [...]} of topic, group (null: what came in), tps, day, diff (null without a
     group)."""
     async with context.admin() as admin:
+        masters = await masters_to_read(context, admin)
         names = [topic] if topic else await admin.topics.names()
         if topic is None:
             # Retry and dead-letter topics belong to one group each: consumerProgress and dlq.
@@ -138,7 +137,7 @@ async def stats_all(context: CommandContext, topic: str | None, active_topic: bo
         async def lag_of(name: str, group: str | None) -> int | None:
             if group is None:
                 return None
-            return (await admin.consumer_groups.progress(group, name)).lag
+            return (await admin.consumer_groups.progress(group, name, masters)).lag
 
         found = (await context.ask_each(names, admin.topics.traffic)).values()
         all_of = {(each.topic, each.group): each for traffic in found for each in traffic}
@@ -197,6 +196,8 @@ async def update_topic(
         **settings,
     )
     async with context.admin() as admin:
+        if cluster_name:
+            await check_masters(context, admin, cluster_name)
         done = await admin.topics.change(
             topic, changes, cluster=cluster_name, broker=broker_addr, force=force
         )
@@ -238,6 +239,7 @@ async def delete_topic(context: CommandContext, topic: str, cluster_name: str, y
 
     JSON: topicName, clusterName, and brokerAddrs: broker name to the master where it was done."""
     async with context.admin() as admin:
+        await check_masters(context, admin, cluster_name)
         context.confirm(await _what_is_deleted(admin, topic, cluster_name), yes=yes)
         done = await admin.topics.delete(topic, cluster_name)
     where = ", ".join(f"{name} ({address})" for name, address in done.items())
@@ -251,7 +253,6 @@ async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
     try:
         queues = await admin.topics.stats(topic)
         traffic = await admin.topics.traffic(topic)
-        unknown = ", ".join(await without_master(admin, topic))
     except BatonError:  # the deletion says what is wrong
         return f"delete topic {topic} from cluster {cluster}"
     held = sum(queue.max_offset - queue.min_offset for queue in queues)
@@ -259,7 +260,6 @@ async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
     return (
         f"delete topic {topic} from cluster {cluster}: {counted(held, 'message')} in"
         f" {counted(len(queues), 'queue')}, read by {groups}"
-        + (f"; without those of {unknown}, no master now" if unknown else "")
     )
 
 
@@ -268,15 +268,15 @@ async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
 async def get_topic_config(context: CommandContext, topic: str) -> None:
     """JSON: broker name to RocketMQ's TopicConfig."""
     async with context.admin() as admin:
-        found = await topic_settings(context, admin, topic)
+        masters = await masters_to_read(context, admin)
+        found = await topic_settings(context, admin, topic, masters)
     context.out.settings(found)
 
 
 async def topic_settings(
-    context: CommandContext, admin: Admin, topic: str
+    context: CommandContext, admin: Admin, topic: str, masters: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Broker name -> RocketMQ's TopicConfig. Raises CommandFailed for one that no master has."""
-    masters = await masters_to_read(context, admin)
     known = await context.ask_each(masters, lambda name: admin.topics.config(masters[name], topic))
     found = {name: plain(config) for name, config in known.items() if config is not None}
     if not found:

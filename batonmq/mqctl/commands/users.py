@@ -23,10 +23,11 @@ from batonmq.auth.policy import (
 )
 from batonmq.auth.rights import publish_needs, topic_needs
 from batonmq.client.admin.admin import Admin
+from batonmq.client.errors import ClientError, UnsupportedByBrokerError
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import plain, when
-from batonmq.mqctl.params import Duration, command, option
-from batonmq.mqctl.routes import broker_addresses, cluster_of, masters_to_read
+from batonmq.mqctl.params import DURATION, command, option
+from batonmq.mqctl.routes import check_masters, every_broker, masters_to_read
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import is_retry_or_dlq
 from batonmq.runtime.clock import wall_ms
@@ -44,7 +45,7 @@ OLD_USED_MS = 60_000
 @option("-t", "--userType", type=click.Choice(("Normal", "Super")), help="What it may do.")
 @option("-s", "--userStatus", type=click.Choice(("enable", "disable")), help="With update.")
 @option("--passwordFile", metavar="FILE", help="A file with the password alone; - is stdin.")
-@option("--oldFor", type=Duration(), metavar="24h", help="rotate: how long the old secret counts.")
+@option("--oldFor", type=DURATION, metavar="24h", help="rotate: how long the old secret counts.")
 @option("--finish", is_flag=True, help="rotate: only the new secret is left.")
 @option("--cancel", is_flag=True, help="rotate: only the old secret is left.")
 @option("--force", is_flag=True, help="With --finish: also if the old secret is in use.")
@@ -75,6 +76,8 @@ async def user(
         raise click.UsageError("--oldFor, --finish, --cancel and --force belong to rotate")
     name = name or ""
     async with context.admin() as admin:
+        if action not in ("list", "show"):
+            await check_masters(context, admin)
         match action:
             case "list":
                 _show_users(context, await admin.users.users(await _one_master(context, admin)))
@@ -154,7 +157,7 @@ def _old_used(seen: tuple[str, UserInfo]) -> int:
 
 async def _seen(context: CommandContext, admin: Admin, name: str) -> dict[str, UserInfo]:
     """The user as each broker knows it. Raises CommandFailed if none does."""
-    addresses = broker_addresses(await cluster_of(admin))
+    addresses = await every_broker(context, admin)
     # Slaves, too: each broker notes only the signatures that it sees.
     answers = await context.ask_each(addresses, lambda at: admin.users.user(at, name))
     seen = {at: info for at, info in answers.items() if info is not None}
@@ -168,8 +171,7 @@ async def _show_user(context: CommandContext, admin: Admin, name: str) -> None:
     at, info = max(seen.items(), key=_old_used)
     acls = await admin.users.acls(await _one_master(context, admin))
     mine = [each for each in acls if each.subject == f"User:{name}"]
-    if context.out.as_json:
-        context.out.document(plain(info) | {"policies": [plain(each) for each in mine]})
+    if context.out.wrote_json(plain(info) | {"policies": [plain(each) for each in mine]}):
         return
     context.out.line(f"user {name}: {info.user_type}, {info.user_status}")
     if (two := info.rotation) is None:
@@ -253,6 +255,7 @@ async def acl(
             _show_acls(context, await admin.users.acls(await _one_master(context, admin)))
             return
         (name,) = names
+        await check_masters(context, admin)
         if action == "delete":
             await admin.users.delete_entries(name, policy_type, resource)
         elif not resource or not actions:
@@ -278,8 +281,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _show_acls(context: CommandContext, acls: list[AclInfo]) -> None:
-    if context.out.as_json:
-        context.out.document([plain(each) for each in acls])
+    if context.out.wrote_json([plain(each) for each in acls]):
         return
     rows = [
         [
@@ -350,10 +352,16 @@ async def whoami(context: CommandContext) -> None:
 
     JSON: name server to username, userType, userStatus, peer."""
     async with context.admin() as admin:
-        answers = await context.ask_each(context.name_servers, admin.users.who_am_i)
+
+        async def ask(address: str) -> tuple[UserInfo, str]:
+            try:
+                return await admin.users.who_am_i(address)
+            except UnsupportedByBrokerError:
+                raise ClientError(f"{address} checks no users: see docs/security.md") from None
+
+        answers = await context.ask_each(context.name_servers, ask)
     seen = {at: {**plain(user), "peer": peer} for at, (user, peer) in answers.items()}
-    if context.out.as_json:
-        context.out.document(seen)
+    if context.out.wrote_json(seen):
         return
     rows = [
         [name, one.get("username", ""), one.get("userType", ""), one["peer"]]

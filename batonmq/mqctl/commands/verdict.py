@@ -13,7 +13,7 @@ import click
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.health import EXIT_CODES
 from batonmq.mqctl.output import BAD, DIM, GOOD, Output, when
-from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.params import FILE, NEW_FILE, SECONDS, command, folders_argument, option
 from batonmq.mqctl.target import data_folder_here, data_of
 from batonmq.mqctl.verdict.ask import ask
 from batonmq.mqctl.verdict.evidence import Evidence
@@ -34,12 +34,7 @@ SYMPTOMS_SHOWN: Final = 5
 
 
 @command("verdict", controllers=True, timeout_s=ANSWER_S)
-@click.argument(
-    "folders",
-    metavar="[DIR]...",
-    nargs=-1,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-)
+@folders_argument
 @option("--full", is_flag=True, help="Read every log whole, however long that takes.")
 @option(
     "--seconds",
@@ -51,15 +46,14 @@ SYMPTOMS_SHOWN: Final = 5
 @option(
     "--receipt",
     "receipt_file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     help="Write what proves it: digests of logs, sets, epochs.",
 )
 @option(
     "--check",
     "checked_file",
     metavar="RECEIPT",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FILE,
     help="Compare a receipt with the stores in DIR..., offline.",
 )
 @option("--classic", is_flag=True, help="The cluster has no controllers.")
@@ -139,8 +133,7 @@ def _check(context: CommandContext, file: Path, folders: tuple[Path, ...]) -> No
     except (ValueError, KeyError, TypeError) as error:
         raise CommandFailed(f"{file}: no receipt: {error!r}") from error
     context.exit_code = 1 if problems else 0
-    if context.out.as_json:
-        context.out.document({"ok": not problems, "problems": problems})
+    if context.out.wrote_json({"ok": not problems, "problems": problems}):
         return
     for problem in problems:
         context.out.line(f"- {problem}", style=BAD)

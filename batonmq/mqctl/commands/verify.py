@@ -10,7 +10,7 @@ import click
 
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import BAD, GOOD, WaitLine
-from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.params import FOLDER, SECONDS, command, option
 from batonmq.mqctl.store_check import Verdict, segments_of, size_of, verify
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.words import counted
@@ -19,9 +19,7 @@ DAMAGES_SHOWN: Final = 20
 
 
 @command("verifyStore")
-@click.argument(
-    "store", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+@click.argument("store", metavar="DIR", type=FOLDER)
 @option("--rate", type=SECONDS, metavar="MIB", help="Read at most so many MiB a second.")
 async def verify_store(context: CommandContext, store: Path, rate: float | None) -> None:
     """DIR is a broker's data folder (with commitlog/ in it), of a BatonMQ or RocketMQ broker, also

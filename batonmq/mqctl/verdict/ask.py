@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.cluster import masters_of
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
@@ -54,7 +55,7 @@ async def ask(
     routes, events, consumers = await asyncio.gather(
         _routes(admin, found, timeout_ms),
         _history(controller, sources),
-        _within(CONSUMERS_S, "consumer groups", _consumers(admin, found), sources),
+        _within(CONSUMERS_S, "consumer groups", _consumers(admin, found, sources), sources),
     )
     nodes = _nodes(evidence, found)
     answers = {
@@ -143,11 +144,20 @@ async def _history(
     return merged(known).events
 
 
-async def _consumers(admin: Admin, found: Findings) -> list[ConsumersEvidence]:
+async def _consumers(
+    admin: Admin, found: Findings, sources: list[EvidenceSource]
+) -> list[ConsumersEvidence]:
     if not any(why is None for why in found.brokers.values()):
         return []
-    names = [n for n in await admin.consumer_groups.names() if not is_system_group(n)]
-    some = await asyncio.gather(*map(admin.consumer_groups.progress, names[:GROUPS_MAX]))
+    routed, without = masters_of(found.routes)
+    # One master that is away must not hide what the others know.
+    masters = {name: a for name, a in routed.items() if found.brokers.get(a, "?") is None}
+    for name in sorted({*routed, *without} - masters.keys()):
+        sources.append(EvidenceSource(f"consumer groups at {name}", "no master of it answers"))
+    groups = admin.consumer_groups
+    names = [n for n in await groups.names(masters) if not is_system_group(n)]
+    asked = (groups.progress(name, None, masters) for name in names[:GROUPS_MAX])
+    some = await asyncio.gather(*asked)
     consumers = []
     for progress in some:
         for topic in sorted({each.queue.topic for each in progress.queues}):

@@ -267,7 +267,6 @@ class Evidence:
     now_ms: int
     cluster: str = ""
     start: str = ""
-    local: bool = False
     classic: bool = False
     nodes: tuple[NodeEvidence, ...] = ()
     groups: tuple[GroupEvidence, ...] = ()
@@ -304,8 +303,9 @@ class Evidence:
 
     def id_of(self, node: NodeEvidence) -> int:
         """The broker id of a node; 0 unknown."""
-        # The record first: an emptied store has no id of its own.
-        for broker_id, address in self.group(node.group).replicas.items():
+        # The record first: an emptied store has no id of its own. The newest: what was here before
+        # it was emptied had another one.
+        for broker_id, address in sorted(self.group(node.group).replicas.items(), reverse=True):
             if address and address == node.address:
                 return broker_id
         return node.store.broker_id if node.store is not None else 0

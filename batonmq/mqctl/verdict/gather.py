@@ -45,7 +45,7 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
     """The evidence of data folders of `batonmq up`, of brokers, of controllers, in any mix."""
     nodes: list[NodeEvidence] = []
     sources: list[EvidenceSource] = []
-    cluster, start, local = "", "", False
+    cluster = start = ""
     for folder in (each.absolute() for each in folders):
         # The second one is there before the cluster is whole.
         documents = [folder / "cluster.json", folder / "conf" / "cluster.json"]
@@ -53,7 +53,7 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
         if document is not None:
             found, supervised = _nodes_of(folder, document)
             nodes += found
-            cluster, local = str(folder), True
+            cluster = str(folder)
             if not supervised and not any(n.has_process for n in found):
                 start = f"batonmq up --data {folder}"
         elif (folder / "commitlog").is_dir() or (folder / "brokerIdentity").exists():
@@ -75,7 +75,6 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
         wall_ms(),
         cluster,
         start,
-        local,
         nodes=tuple(nodes),
         groups=groups_of(events, _all_are_read(nodes, events)),
         stories=stories(events),

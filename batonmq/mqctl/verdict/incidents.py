@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from batonmq.mqctl.health import closes, distrusts
+from batonmq.mqctl.health import closes, distrusts, of_others
 from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
 from batonmq.runtime.words import counted
@@ -146,6 +146,8 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
         if distrusts(node.refused or ""):
             cause = f"{node.name}: {node.refused}"
             renew = Repair("renew it, if its dates are wrong and no clock is", ROTATE)
+            if of_others(node.refused or ""):
+                renew = Repair("take the ca.pem of its cluster: it is not what is trusted here")
             yield Finding("certificate-refused", node.name, cause, 0, groups, (renew,))
         elif node.is_hung:
             pid = process.pid if process is not None else 0

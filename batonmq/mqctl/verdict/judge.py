@@ -175,6 +175,7 @@ def _marked(finding: Finding, others: list[Finding]) -> Finding:
     for other in others:
         if other is finding or finding.incident not in INCIDENTS[other.incident].hides:
             continue
+        # What happened to a group explains what its brokers show.
         near = other.subject == finding.subject or other.subject in finding.groups
         if near or other.incident in EVERYWHERE:
             return replace(finding, symptom_of=other.incident)

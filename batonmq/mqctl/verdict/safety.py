@@ -112,6 +112,7 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     holders = [node for node in trusted.values() if _is_read_to_its_end(node)]
     if not holders:
         return _without_holder(group, wanted, nodes, doubts)
+    # The longest: what a shorter one lacks may be acknowledged, too.
     store, best = max(
         ((node.store, node) for node in holders if node.store is not None),
         key=lambda pair: (pair[0].end, pair[0].read_from <= pair[0].begin, not pair[0].damages),
