@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import CAUSAL, Story
-from batonmq.spark.history.overview import GAP_DAYS, Bounds, Facts
+from batonmq.spark.history.overview import GAP_DAYS, Bounds, Facts, Place
 from batonmq.spark.report.quantities import DAY_MS
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
 
@@ -131,13 +131,15 @@ class ControllerDifferences:
 
 def of_all(facts: Facts, damaged: Mapping[str, tuple[int, int, str]]) -> Iterator[HistoryFinding]:
     """What is of no group alone: where controllers' histories begin and end, damaged files."""
+    least, most = dict[str, Place](), dict[str, Place]()
+    for (log, rank), low in facts.lows.items():
+        least[log] = min(low, least.get(log, low))
+        most[log] = max(facts.highs[log, rank], most.get(log, low))
     for (log, rank), low in facts.lows.items():
         name = facts.controllers[rank]
-        least = min(place for (of, _), place in facts.lows.items() if of == log)
-        most = max(place for (of, _), place in facts.highs.items() if of == log)
         for kind, word, its, theirs in (
-            ("history_begins_late", "begins", low, least),
-            ("history_ends_early", "ends", facts.highs[log, rank], most),
+            ("history_begins_late", "begins", low, least[log]),
+            ("history_ends_early", "ends", facts.highs[log, rank], most[log]),
         ):
             if its != theirs:
                 yield finding(

@@ -62,7 +62,7 @@ class Tries:
         return True
 
 
-class ClusterError(Exception):
+class ClusterError(BatonError):
     """The cluster did not answer a request in time; the text names what, where and why."""
 
 
@@ -109,6 +109,8 @@ class LiveCluster:
         began_ms = boot_ms()
         try:
             return self._loop.run_until_complete(work)
+        except ClusterError:
+            raise
         except BatonError as error:
             at = f"cluster of name servers {', '.join(self.client.name_server_addresses)}"
             if boot_ms() - began_ms >= self.patience_ms:  # else a longer one would not help

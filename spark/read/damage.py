@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from batonmq.protocol.errors import BatonError
 from batonmq.spark.read.columns import CORRUPT, batch_of
 
 _ROWS: Final = 1024
@@ -42,7 +43,7 @@ class Damage:
         return f"{self.file}: {self.reason} at {where} {self.offset} ({self.size} bytes)"
 
 
-class DamagedFile(Exception):
+class DamagedFile(BatonError):
     """A file is damaged and the mode is FAILFAST; the text names file, offset and reason."""
 
 

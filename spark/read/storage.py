@@ -5,6 +5,7 @@ What Hadoop has a file system for, and pyarrow none, goes through Hadoop's. Free
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,6 +19,7 @@ from batonmq.spark.read import hadoop
 
 _WILDCARDS: Final = frozenset("*?[")
 _LOCAL: Final = "file:"
+_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _S3: Final = "s3"
 COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
 
@@ -177,6 +179,14 @@ def locate(path: str) -> tuple[Storage, str]:
         told = "" if hadoop.takes(scheme) else f"{path}: "
         raise UnknownPlace(f"{told}{error}") from error
     return storage, f"{prefix}/{inner}".rstrip("/") or "/"
+
+
+def spark_uri(place: str) -> str:
+    """As Spark's JVM takes it: its client of S3 has the scheme s3a, and a path alone would be of
+    the file system that `fs.defaultFS` names."""
+    if place.startswith("s3://"):
+        return f"s3a{place[2:]}"
+    return place if _URI.match(place) else f"file://{os.path.abspath(place)}"
 
 
 def found(patterns: Sequence[str]) -> Iterator[tuple[Storage, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from pyarrow import fs
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.epoch.file_cache import REDO_SUFFIX, every_entry
 from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.errors import BatonError
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
 from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.spark.read.columns import integers_or_null
@@ -31,11 +33,11 @@ _SIGNS: Final = (
 _read_confirm_offset = CHECKPOINT.only("confirm_phy_offset").unpack_from
 
 
-class StoreError(Exception):
+class StoreError(BatonError):
     """A store, or a file in it, cannot be read; the text names it and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreFacts:
     """One broker's store. Names are None where the store has no brokerIdentity.
 
@@ -89,13 +91,16 @@ class StoreFacts:
 
     def epoch_of(self, offsets: Int64s) -> tuple[Int64s, Bools]:
         """(epochs, missing): in which epoch the bytes at these log offsets were written."""
-        if not self.epochs:
-            return np.zeros(len(offsets), np.int64), np.ones(len(offsets), np.bool_)
-        starts = np.array([entry.start_offset for entry in self.epochs], np.int64)
-        epochs = np.array([entry.epoch for entry in self.epochs], np.int64)
+        starts, epochs = self._epoch_starts
         # Of epochs with one start only the last wrote bytes.
-        which = np.searchsorted(starts, offsets, side="right") - 1
-        return epochs[np.maximum(which, 0)], np.asarray(which < 0)
+        which = np.searchsorted(starts, offsets, side="right")
+        return epochs[which], np.asarray(which == 0)
+
+    @cached_property
+    def _epoch_starts(self) -> tuple[Int64s, Int64s]:
+        """(starts, 0 and the epochs): made once, since places are looked up one by one, too."""
+        starts = np.array([entry.start_offset for entry in self.epochs], np.int64)
+        return starts, np.array([0, *(entry.epoch for entry in self.epochs)], np.int64)
 
     def epoch_column(self, offsets: Int64s) -> pa.Array:
         """The same as a column, null where missing."""

@@ -199,26 +199,28 @@ class TopicStream(TableStream):
             report = self._write(batch)
             # A commit fails if another one came behind the state that was asked for last.
             state = self._state_before(stream, number)
-        queues = self._grown(state, stream, report)
+        queues = self._grown(state, report)
         rows = report.rows + (state.rows if state else 0)
         self._table.commit(report.files, TableState(stream, number, queues, rows))
         self._tell(number, report, rows)
 
-    def _grown(self, state: TableState | None, stream: str, report: TaskReport) -> Queues:
+    def _grown(self, state: TableState | None, report: TaskReport) -> Queues:
         """The queues of the table with a batch. Raises ValueError if it has some of the messages,
-        or if the first batch of another checkpoint leaves out some."""
-        joins = state is not None and state.stream != stream
+        or leaves out some: of a queue that came back they may have expired, and its place is in no
+        checkpoint."""
         grown = {broker: dict(each) for broker, each in state.queues.items()} if state else {}
         for broker, each in report.queues.items():
             mine = grown.setdefault(broker, {})
             for queue, (begin, end) in each.items():
                 first, last = mine.get(queue, (begin, begin))
-                if begin < last or (begin > last and joins and not self._plan.accept_loss):
+                if begin < last or (begin > last and not self._plan.accept_loss):
                     raise ValueError(
                         f"{self.checkpoint} goes on at offset {begin} of broker {broker}, queue "
                         f"{queue}, and {self._table.location} ends at {last}: the checkpoint is of "
                         "another table, or the topic was created again. Begin with a new "
                         "checkpoint and --from-table, or with a new table"
+                        + "; --accept-loss leaves out what has expired"
+                        * (begin > last)
                     )
                 mine[queue] = (first, end)
         return grown
@@ -285,7 +287,7 @@ def _behind(plan: TablePlan, state: TableState) -> str:
             if name in ends.get(broker, ()):
                 ends[broker][name] = end
             else:
-                # Of a group that was taken away. If it comes back, a first batch that begins below
-                # `end` is refused; what expired meanwhile is not noticed.
+                # Of a group that was taken away. If it comes back, it is read from its beginning,
+                # which `_grown` refuses unless that is `end`.
                 log.warning("table_queue_gone broker_name=%s queue_id=%s end=%d", broker, name, end)
     return msgspec.json.encode({plan.topic: ends}).decode()

@@ -22,7 +22,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from batonmq.spark.read.storage import locate
+from batonmq.protocol.errors import BatonError
+from batonmq.spark.read.storage import locate, spark_uri
 
 PAUSE_S: Final = 5.0
 """Until the next attempt after an outage that outlasted the patience of a batch."""
@@ -34,7 +35,7 @@ _BUSY: Final = "Python worker failed to connect back"
 _BUSY_STARTS: Final = 5
 
 
-class StreamLost(Exception):
+class StreamLost(BatonError):
     """Something was dropped before it was read; the text says what, and how to continue."""
 
 
@@ -199,8 +200,3 @@ class TableStream(ABC):
         storage, folder = locate(self.checkpoint)
         text = storage.read_small(f"{folder}/metadata")
         return None if text is None else str(msgspec.json.decode(text)["id"])
-
-
-def spark_uri(place: str) -> str:
-    """As Hadoop calls it: its client of S3 has the scheme s3a."""
-    return f"s3a{place[2:]}" if place.startswith("s3://") else place

@@ -1,12 +1,15 @@
 """Replicas against each other, range by range, without Spark: where they differ, and how."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.records.codec import encode_blank
-from batonmq.spark.differences.replica_groups import find_groups
+from batonmq.spark.differences.checkpoint_findings import checkpoint_findings
+from batonmq.spark.differences.replica_groups import find_groups, log_files
 from batonmq.spark.differences.table import plan_tasks
 from batonmq.spark.read.queues import gather
 from batonmq.spark.read.store_facts import StoreError
@@ -264,6 +267,25 @@ def test_lists_of_epochs_are_compared_where_both_have_bytes(replicas):
     grave = [f for f in findings(replicas.paths) if f["kind"] == "divergent"]
     assert grave[0]["epoch"] is None
     assert "its epoch is 3 by broker-a#1, 3 by broker-a#2, 5 by broker-a#3" in grave[0]["detail"]
+
+
+class CountedTuple(tuple):
+    """Counts how often its entries are gone through."""
+
+    times = 0
+
+    def __iter__(self):
+        CountedTuple.times += 1
+        return super().__iter__()
+
+
+def test_long_lists_of_epochs_are_not_gone_through_for_each_of_their_epochs(replicas):
+    (group,) = find_groups(replicas.paths, group=None, unconfirmed=False, with_tails=False)
+    entries = CountedTuple(EpochEntry(n, n, n + 1) for n in range(500))
+    many = [replace(each, facts=replace(each.facts, epochs=entries)) for each in group.replicas]
+    group = replace(group, replicas=tuple(many))
+    assert [*checkpoint_findings(group, log_files(group))] == []
+    assert CountedTuple.times < 50
 
 
 def test_java_replicas_are_clean_and_their_wounds_are_found(tmp_path):

@@ -25,8 +25,10 @@ from batonmq.epoch.file_cache import encode_entries
 from batonmq.history.event import lenient_event
 from batonmq.history.fold import failovers
 from batonmq.spark.history import history_job
+from batonmq.spark.history.history_findings import of_all
 from batonmq.spark.history.lines import STREAM
 from batonmq.spark.history.output_tables import TABLES
+from batonmq.spark.history.overview import Facts
 from batonmq.spark.jobs.epoch_history import main
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
@@ -878,6 +880,24 @@ def test_the_same_from_parquet(ran, tmp_path):
     bare = CliRunner().invoke(main, [*arguments, f"{tmp_path}/bare", "--output", f"{out}2"])
     summary = json.loads(bare.stdout)
     assert (summary["controllers"], summary["events"]) == ([STREAM], ran[1]["events"])
+
+
+class Counted(dict):
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def items(self):
+        Counted.times += 1
+        return super().items()
+
+
+def test_what_controllers_have_of_many_logs_is_not_gone_through_for_each_of_them():
+    places = [((f"log{n}", rank), (rank, 0)) for n in range(100) for rank in (0, 1)]
+    facts = Facts(("n0", "n1"), {}, {}, {}, Counted(places), Counted(places))
+    found = [each.kind for each in of_all(facts, {})]
+    assert (found.count("history_begins_late"), found.count("history_ends_early")) == (100, 100)
+    assert Counted.times < 10
 
 
 @pytest.mark.timeout(300)  # Spark starts, and runs four stages

@@ -15,14 +15,13 @@ import pytest
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.jobs import topic_table
 from batonmq.spark.read.columns import TOPIC
-from batonmq.spark.read.storage import locate
+from batonmq.spark.read.storage import locate, spark_uri
 from batonmq.spark.topic_table import files
 from batonmq.spark.topic_table import stream as stream_module
 from batonmq.spark.topic_table.bodies import Bodies
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream
 from batonmq.spark.topic_table.table_formats import TableState
-from batonmq.spark.topic_table.table_stream import spark_uri
 from tests.spark.topic_table.table_runs import Batch, Runs, begin, checkpoint_of, messages
 
 JSON_ROWS = [b'{"id": %d, "name": "n%d"}' % (n, n) for n in range(10)]
@@ -297,6 +296,15 @@ def test_the_first_batch_of_another_checkpoint_leaves_no_hole(runs, tmp_path, fi
     assert [row["_queue_offset"] for row in runs.rows()] == list(range(10))
 
 
+def test_a_queue_that_comes_back_leaves_no_hole(runs, tmp_path):
+    """Its messages expired while its broker group was away, and the source begins where it can."""
+    runs.begun()._take(Batch(messages(JSON_ROWS), messages(JSON_ROWS, queue=1)), 0)
+    new = runs.begun(checkpoint=str(tmp_path / "new"), from_table=True)
+    new._take(Batch(messages(JSON_ROWS, first=10)), 0)
+    with pytest.raises(ValueError, match=r"offset 50 of broker broker-a, queue 1, .* ends at 10: "):
+        new._take(Batch(messages(JSON_ROWS, first=50, queue=1)), 1)
+
+
 def test_what_was_lost_is_left_out_by_another_checkpoint_on_wish(runs, tmp_path):
     runs.begun()._take(Batch(messages(JSON_ROWS)), 0)
     stream = runs.begun(checkpoint=str(tmp_path / "new"), from_table=True, accept_loss=True)
@@ -410,9 +418,17 @@ def test_a_folder_of_other_things_is_refused(tmp_path):
         Runs(tmp_path).run()
 
 
-def test_a_checkpoint_in_s3_is_named_for_hadoop():
-    assert spark_uri("s3://lake/t/_batonmq/checkpoint") == "s3a://lake/t/_batonmq/checkpoint"
-    assert [spark_uri(each) for each in ("/lake/s3://x", "s3a://x")] == ["/lake/s3://x", "s3a://x"]
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        ("s3://lake/t/_batonmq/checkpoint", "s3a://lake/t/_batonmq/checkpoint"),
+        ("s3a://x", "s3a://x"),
+        ("file:/x", "file:/x"),
+        ("/lake/t", "file:///lake/t"),  # not of a Hadoop that is the cluster's default
+    ],
+)
+def test_a_checkpoint_is_named_for_hadoop(place, named):
+    assert spark_uri(place) == named
 
 
 def test_rows_of_one_hour_share_a_file_and_so_do_those_without_a_time(tmp_path):
