@@ -31,7 +31,7 @@ def digest():
     return tuple(frame.agg(F.count("*"), F.sum("size"), F.bit_xor(F.xxhash64(*columns))).first())
 
 def parquet():
-    return sum(file.rows for file in write_parquet(session, {"path": path}, out))
+    return write_parquet(session, {"path": path}, out)
 
 def cpu_s():
     jvm = psutil.Process(os.getppid())  # the driver's

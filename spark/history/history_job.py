@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from batonmq.spark.history import epoch_files, history_findings
 from batonmq.spark.history.group_tables import Files, fold_lines
+from batonmq.spark.history.history_findings import HistoryFinding
 from batonmq.spark.history.lines import (
     ORDER,
     RUNS,
@@ -31,26 +32,30 @@ from batonmq.spark.history.lines import (
     plan_parquet,
 )
 from batonmq.spark.history.output_tables import (
-    BY_GROUP,
     ELECTIONS,
     EVENTS,
     FOLDED,
+    FOLDERS,
     TABLES,
     FoldedRows,
     TimeSpan,
     folded_row,
+    table_of,
     unpacked,
     written_schema,
 )
 from batonmq.spark.history.overview import Facts, Overview
 from batonmq.spark.history.summary import summarise
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.report.epoch_tables import EpochTables
+from batonmq.spark.read.store_facts import StoreFacts
+from batonmq.spark.report.epoch_tables import ROWS_HELD, EpochTables
 from batonmq.spark.report.quantities import DAY_MS
 from batonmq.spark.steps.result_folder import Results
-from batonmq.spark.steps.sql import PARQUET, Engine, ResultTable, dicts, task_number, write_version
+from batonmq.spark.steps.sql import PARQUET, Engine, ResultTable, dicts, this_task, write_version
 
 SPLIT_BYTES: Final = 32 << 20
+_FEW: Final = 5_000
+"""So many rows of a table a task hands on beside writing them: the summary reads no small files."""
 
 Step = Callable[[str], AbstractContextManager[None]]
 
@@ -109,11 +114,16 @@ def _read_lines(plan: LinesPlan, source: Source) -> Iterator[pa.RecordBatch]:
 
 
 def _fold_groups(
-    facts: Facts, files: Files, span: TimeSpan, last_day: int, batches: Iterator[pa.RecordBatch]
+    facts: Facts,
+    files: Files,
+    rows: FoldedRows,
+    tables: Mapping[str, ResultTable],
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Folds sorted runs of some groups into rows of all tables."""
+    """Folds sorted runs of some groups into rows of all tables, and writes them."""
     with _without_cycle_collection():
-        yield from fold_lines(_named(facts, batches), facts, files, FoldedRows(span, last_day))
+        folded = fold_lines(_named(facts, batches), facts, files, rows)
+        yield from _write_rows(tables, this_task(), folded)
 
 
 def _named(facts: Facts, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
@@ -131,19 +141,23 @@ def _named(facts: Facts, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[st
 
 
 def _write_rows(
-    tables: Mapping[str, ResultTable], batches: Iterator[pa.RecordBatch]
+    tables: Mapping[str, ResultTable], writer: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Writes packed rows into files of their tables: the JVM's writer takes them value by value,
-    which costs more than all else together. A row for each table tells how many."""
-    held: dict[str, list[tuple[int, bytes]]] = {}
+    which costs more than all else together. Of many rows it gives their number; few ones, and
+    those that `tables` has no files for, themselves."""
+    held: dict[str, list[pa.RecordBatch]] = {}
     for batch in batches:
-        for row in batch.to_pylist():
-            held.setdefault(row["part"], []).append((row["many"], row["packed"]))
+        held.setdefault(batch["part"][0].as_py(), []).append(batch)
     for name, some in held.items():
-        rows = unpacked(packed for _, packed in some)
-        reader = pa.RecordBatchReader.from_batches(written_schema(name), rows)
-        tables[name].add(reader, task_number())
-        yield folded_row(name, sum(many for many, _ in some))
+        many = 0
+        if name in tables:
+            packed = [batch["packed"][0].as_py() for batch in some]
+            many = tables[name].add(unpacked(packed), written_schema(name), writer)
+        if many > _FEW:
+            yield folded_row(name, many)
+        else:
+            yield from some
 
 
 @contextmanager
@@ -180,56 +194,61 @@ def run(
     for name in facts.shared.keys() & files.keys():
         files[name].compares = False
     now_ms = datetime.now(UTC).timestamp() * 1000
-    last_day = int(facts.last_ms or now_ms) // DAY_MS
+    rows = FoldedRows(inputs.span, int(facts.last_ms or now_ms) // DAY_MS)
+    tables = {name: results.table(name, FOLDERS[name]) for name in TABLES}
+    written = tables if results.form == PARQUET else {}
+    for table in written.values():
+        table.begin()
     with step("folding the events"):
-        fold = partial(_fold_groups, facts, files, inputs.span, last_day)
+        fold = partial(_fold_groups, facts, files, rows, written)
         runs = "SELECT * FROM read WHERE run IS NOT NULL"
         engine.applied("folded", runs, fold, FOLDED, by=["grp", *ORDER])
-        counted: dict[str, dict[str, int]] = {EVENTS: {}, ELECTIONS: {}}
-        for row in dicts(engine, "SELECT part, grp, many FROM folded WHERE packed IS NULL"):
-            counted[row["part"]][row["grp"]] = row["many"]
+        folded = dicts(engine, "SELECT * FROM folded")
     with step("writing the tables"):
+        counted = {
+            part: {row["grp"]: row["many"] for row in folded if row["part"] == part}
+            for part in (EVENTS, ELECTIONS)
+        }
         elected = {name for name, many in counted[ELECTIONS].items() if many}
-        # A group without any event has epoch files, and no task that folds it.
-        unfolded = [each for name, each in files.items() if name not in facts.groups]
-        bare = epoch_files.of_bare_stores(stores, elected | files.keys())
-        of_all = history_findings.of_all(facts, seen.damaged)
-        rows = FoldedRows(inputs.span, last_day)
-        for found in [*of_all, *(one for each in unfolded for one in each.findings()), *bare]:
+        for found in _of_no_task(seen, facts, files, stores, elected):
             rows.add("findings", found.row, found.group, found.at_ms, found.at_ms)
-        engine.table("others", pa.Table.from_batches(rows.take(), FOLDED))
-        engine.define("every", "SELECT * FROM folded UNION ALL SELECT * FROM others")
-        counts = _write(engine, results)
-        tables = EpochTables(results.table, counts)
+        for batch in _write_rows(written, "all", rows.take()):
+            folded += batch.to_pylist()
+        counts, held = _finish(tables, folded)
+        epochs = EpochTables(results.table, counts, held)
         facts_of_all = {
             "inputs": inputs.document(), "controllers": list(plan.controllers),
             "events": sum(counted[EVENTS].values()), "lines": seen.lines, "rows": counts,
         }  # fmt: skip
-        return summarise(tables, facts.bounds, counted[EVENTS], facts_of_all), tables
+        return summarise(epochs, facts.bounds, counted[EVENTS], facts_of_all), epochs
 
 
-def _write(engine: Engine, results: Results) -> dict[str, int]:
-    """The view `every` as tables; their numbers of rows. Raises OSError."""
-    tables = {
-        name: results.table(name, ["group"] if name == BY_GROUP else ["group", "day"])
-        for name in TABLES
-    }
-    counts = dict.fromkeys(TABLES, 0)
-    # Files of tasks would be no version of such a table: one commit has all rows.
-    if results.form != PARQUET:
-        for name, table in tables.items():
-            packed = engine.rows(f"SELECT e.packed AS packed FROM every e WHERE e.part = '{name}'")
-            batches = unpacked(packed["packed"].to_pylist())
-            made = pa.Table.from_batches(batches, written_schema(name))
-            counts[name] = made.num_rows
-            write_version(made, table)
-        return counts
-    for table in tables.values():
-        table.begin()
-    rows = "SELECT * FROM every WHERE packed IS NOT NULL"
-    engine.applied("written", rows, partial(_write_rows, tables), FOLDED)
-    for row in dicts(engine, "SELECT w.part AS name, w.many AS many FROM written w"):
-        counts[row["name"]] += row["many"]
+def _of_no_task(
+    seen: Overview, facts: Facts, files: Files, stores: Sequence[StoreFacts], elected: set[str]
+) -> Iterator[HistoryFinding]:
+    """The findings that no fold of a group tells. `elected`: groups that had a master."""
+    yield from history_findings.of_all(facts, seen.damaged)
+    for name, each in files.items():
+        if name not in facts.groups:  # it has epoch files, and no event
+            yield from each.findings()
+    yield from epoch_files.of_bare_stores(stores, elected | files.keys())
+
+
+def _finish(
+    tables: Mapping[str, ResultTable], folded: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, int], dict[str, pa.Table]]:
+    """What tasks have written becomes the tables, or one commit for each that has versions. How
+    many rows each has, and the rows of those of which all are here. Raises OSError."""
+    counts: dict[str, int] = {}
+    held: dict[str, pa.Table] = {}
     for name, table in tables.items():
-        table.finish(None if counts[name] else written_schema(name))
-    return counts
+        mine = [row for row in folded if row["part"] == name]
+        counts[name] = sum(row["many"] for row in mine)
+        packed = [row["packed"] for row in mine if row["packed"] is not None]
+        if len(packed) == len(mine) and (counts[name] <= ROWS_HELD or table.form != PARQUET):
+            held[name] = table_of(name, packed)
+        if table.form == PARQUET:
+            table.finish(None if counts[name] else written_schema(name))
+        else:
+            write_version(held[name], table)
+    return counts, held

@@ -202,36 +202,30 @@ def _lines_of_rows(
     with storage.file_system.open_input_file(part.path) as opened:
         file = pq.ParquetFile(opened)
         here = set(file.schema_arrow.names)
-        columns = [column for column in HISTORY_COLUMNS if column.name in here]
-        wanted = [each.name for each in columns] + sorted(here & {"controller", "line_offset"})
+        fields = {column.name: column.field for column in HISTORY_COLUMNS if column.name in here}
+        wanted = [*fields, *(here & {"controller", "line_offset"})]
         row = part.first_row
         for batch in file.iter_batches(row_groups=[part.number], columns=wanted):
-            values = [_values(batch.column(each.name), each.is_time) for each in columns]
-            who = batch.column("controller").to_pylist() if "controller" in here else []
-            offsets = batch.column("line_offset").to_pylist() if "line_offset" in here else []
-            for at, fields in enumerate(zip(*values, strict=True)):
+            for told in _in_ms(batch).to_pylist():
+                rank = ranks[told.pop("controller", None) or STREAM]
+                at = told.pop("line_offset", None)
                 # The table has null for a time of 0, and a line without the field is no event.
-                told = {"time_ms": 0} | {
-                    column.field: value
-                    for column, value in zip(columns, fields, strict=True)
-                    if value is not None
-                }
-                text = encode(told)
-                offset = offsets[at] if offsets else None
-                rank = ranks[(who[at] if who else None) or STREAM]
+                known = {fields[name]: value for name, value in told.items() if value is not None}
+                text = encode({"time_ms": 0} | known)
                 try:
-                    yield Line(rank, row + at if offset is None else offset, event_of(text), text)
+                    yield Line(rank, row if at is None else at, event_of(text), text)
                 except ValueError as error:
-                    yield Damage(part.path, row + at, 1, f"no event: {error}", in_log=False)
-            row += batch.num_rows
+                    yield Damage(part.path, row, 1, f"no event: {error}", in_log=False)
+                row += 1
 
 
-def _values(column: pa.Array, is_time: bool) -> list[Any]:
-    if is_time and pa.types.is_timestamp(column.type):
-        column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC"))
-        column = column.cast(pa.int64())
-    values: list[Any] = column.to_pylist()
-    return values
+def _in_ms(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Times as ms since 1970."""
+    for at, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type):
+            ms = pc.floor_temporal(batch[at], unit="millisecond").cast(pa.timestamp("ms", "UTC"))
+            batch = batch.set_column(at, field.name, ms.cast(pa.int64()))
+    return batch
 
 
 # -- runs: many lines of one group and log, sorted, as one packed value ---------------------------

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batonmq.protocol.codes import LONG_MAX
-from batonmq.spark.read.columns import TIMESTAMP, columns_of
+from batonmq.spark.read.columns import KINDS, TIMESTAMP, columns_of
 from batonmq.spark.report.quantities import DAY_MS
 
 TABLES: Final = {
@@ -45,6 +45,7 @@ Row = Mapping[str, Any]
 """Values by columns; times are ms, days count from 1970."""
 BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
+FOLDERS: Final = {name: ("group",) if name == BY_GROUP else ("group", "day") for name in TABLES}
 EVENTS, ELECTIONS = "events", "elections"
 _ROWS_MAX: Final = 20_000
 FOLDED: Final = columns_of("string: part grp; long: many; binary: packed")
@@ -154,7 +155,12 @@ def unpacked(packed: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(each)
 
 
+def table_of(name: str, packed: Iterable[bytes]) -> pa.Table:
+    """All rows of one table."""
+    return pa.Table.from_batches(unpacked(packed), written_schema(name))
+
+
 def written_schema(name: str) -> pa.Schema:
     """The columns of a table with its folders."""
-    folders = columns_of("string: group" if name == BY_GROUP else "string: group; day: day")
-    return pa.schema([*TABLES[name], *folders])
+    kinds = {"group": KINDS["string"], "day": KINDS["day"]}
+    return pa.schema([*TABLES[name], *((each, kinds[each]) for each in FOLDERS[name])])

@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.records.columns import Records
 from batonmq.spark.live.cluster import LiveCluster, lose
 from batonmq.spark.live.offsets import ENDS_BELOW, Loss, Offsets, QueueRange, loss_of, share_out
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import TopicRangeReader
 from batonmq.spark.read.columns import TOPIC, wanted_columns
-from batonmq.spark.read.message_columns import message_batch, plain_bodies
+from batonmq.spark.read.message_columns import message_batch, with_plain_bodies
 from batonmq.spark.read.selection import EARLIEST, LATEST, Bound, Place, Selection
 from batonmq.spark.read.store_facts import StoreFacts
 
@@ -109,7 +108,8 @@ class TopicRead:
                         epochs, known_end = cluster.epochs(queue, end), end
                     at = task.clusters.get(queue.broker_name)
                     facts = StoreFacts("", at, queue.broker_name, None, epochs, False, None)
-                    yield _plain_batch(window.data, records, facts, schema)
+                    batch = message_batch(window.data, records, facts, schema)
+                    yield with_plain_bodies(batch, records.sys_flag)
 
 
 def resolve(
@@ -143,15 +143,3 @@ def check_loss(
         return wanted
     lose(loss, fails=options.fail_on_data_loss)
     return wanted.cut(low, high if loss.why == ENDS_BELOW else wanted.end)
-
-
-def _plain_batch(
-    window: bytes, records: Records, facts: StoreFacts, schema: pa.Schema
-) -> pa.RecordBatch:
-    """The wanted columns of these records of a window, with plain bodies."""
-    batch = message_batch(window, records, facts, schema)
-    if "body" not in schema.names:
-        return batch
-    which = schema.get_field_index("body")
-    bodies = plain_bodies(batch.column(which), records.sys_flag)
-    return batch.set_column(which, schema.field(which), bodies)

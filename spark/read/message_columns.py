@@ -65,19 +65,20 @@ def message_batch(
     return batch_of(schema, len(records), columns)
 
 
-def plain_bodies(bodies: pa.Array, sys_flags: Int64s) -> pa.Array:
-    """Bodies as their producers had them. What cannot be inflated stays as it is: another codec, or
-    garbage that a producer sent."""
+def with_plain_bodies(batch: pa.RecordBatch, sys_flags: Int64s) -> pa.RecordBatch:
+    """With bodies, if there are any, as their producers had them. What cannot be inflated stays as
+    it is: another codec, or garbage that a producer sent."""
+    at = batch.schema.get_field_index("body")
     compressed = np.flatnonzero(sys_flags & COMPRESSED).tolist()
-    if not compressed:
-        return bodies
-    values = bodies.to_pylist()
+    if at < 0 or not compressed:
+        return batch
+    values = batch.column(at).to_pylist()
     for row in compressed:
         try:
             values[row] = uncompress(values[row], int(sys_flags[row]))
         except (ValueError, zlib.error):
             continue
-    return pa.array(values, pa.binary())
+    return batch.set_column(at, batch.schema.field(at), pa.array(values, pa.binary()))
 
 
 def _hosts(hosts: pa.Array) -> pa.Array:

@@ -29,7 +29,7 @@ BINS_PER_DECADE: Final = 6
 _MARKS_TOTAL: Final = 3_000
 _MARKS_MOST: Final = 400
 _CELLS_DRAWN: Final = 12_000
-_ROWS_HELD: Final = 50_000
+ROWS_HELD: Final = 50_000
 _FOLDERS: Final = ds.partitioning(
     pa.schema([("group", pa.string()), ("day", pa.date32())]), flavor="hive"
 )
@@ -39,9 +39,8 @@ _TABLES: Final = (
 )  # fmt: skip
 # `took_ms` is all the time without writes, noticed or not. Of it `detect_part_ms` is a part: the
 # hold of a planned switch, the silence by which a master that hung was missed; what was silence
-# before a session closed is none. Kept, since nearly all queries need it.
+# before a session closed is none.
 _CHANGES: Final = """
-    CREATE TABLE changes AS
     SELECT "group", coalesce(kind, 'unknown') AS kind, cause, master_epoch, master_before, master,
         detected_at, elected_at, opened_at, first_ack_at, detect_ms, elect_ms, role_ms, open_ms,
         first_ack_ms, idle, unclean, truncated_bytes, without_writes_ms AS took_ms,
@@ -123,25 +122,34 @@ class Lane(NamedTuple):
 class EpochTables:
     """The tables by their names. Raises OSError."""
 
-    def __init__(self, table: Callable[[str], ResultTable], rows: Mapping[str, int]) -> None:
-        """`rows`: how many each table has; none of one that is not named."""
+    def __init__(
+        self,
+        table: Callable[[str], ResultTable],
+        rows: Mapping[str, int],
+        held: Mapping[str, pa.Table] | None = None,
+    ) -> None:
+        """`rows`: how many each table has; none of one that is not named. `held`: those of tables
+        that need not be read again."""
         import duckdb  # tasks on a cluster import this module, and need it not
 
         # More threads would only wait for one another: few files, and few rows of each.
         self._db = duckdb.connect(config={"threads": 1})
         self._db.execute("SET TimeZone = 'UTC'")
         for name in _TABLES:
-            dataset = table(name).dataset(_FOLDERS)
+            here = (held or {}).get(name)
+            dataset = table(name).dataset(_FOLDERS) if here is None else here
             times = [f for f in dataset.schema if pa.types.is_temporal(f.type)]
             in_ms = ", ".join(f'epoch_ms("{each.name}") AS "{each.name}"' for each in times)
             self._db.register(f"{name}_rows", dataset)
             # Small tables are read once, large ones by each query what it needs of them.
-            kind = "VIEW" if rows.get(name, 0) > _ROWS_HELD else "TABLE"
+            kind = "TABLE" if here is None and rows.get(name, 0) <= ROWS_HELD else "VIEW"
             self._db.execute(
                 f"CREATE {kind} {name} AS SELECT * {f'REPLACE ({in_ms})' if in_ms else ''} "
                 f"FROM {name}_rows"
             )
-        self._db.execute(_CHANGES)
+        # Nearly all queries need it; kept, a million of them would take some 300 MiB.
+        kind = "VIEW" if rows.get("failovers", 0) > ROWS_HELD else "TABLE"
+        self._db.execute(f"CREATE {kind} changes AS {_CHANGES}")
 
     def rows(self, query: str, *values: Any) -> list[Row]:
         found = self._db.execute(query, values)

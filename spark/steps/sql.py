@@ -12,8 +12,9 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from pyarrow.fs import FileType
 
 from batonmq.spark.arrow import open_arrow
 from batonmq.spark.read import hadoop
+from batonmq.spark.read.columns import TIMESTAMP, columns_of
 from batonmq.spark.read.storage import locate
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ Given = Mapping[str, str | int | bool]
 Batches = Iterator[pa.RecordBatch]
 OfTask = Callable[[Any], Batches]
 OfRows = Callable[[Batches], Batches]
+_GROUP_BYTES: Final = 32 << 20
+"""So much is a row group of a Parquet file, before it is packed."""
+_WRITTEN: Final = columns_of("long: many")
 _MACROS: Final = """
     CREATE MACRO unix_millis(t) AS epoch_ms(t);
     CREATE MACRO timestamp_millis(ms) AS
@@ -78,16 +83,34 @@ class ResultTable:
             storage.file_system.delete_dir(made)
         storage.file_system.create_dir(made)
 
-    def add(self, rows: pa.RecordBatchReader, task: int) -> None:
-        """Rows into files of `made`; those of a task that is repeated replace its first ones."""
+    def add(
+        self, rows: Batches, schema: pa.Schema, writer: str, *, repeating: Sequence[str] = ()
+    ) -> int:
+        """Rows into files of `made`, and how many they are; files of a writer that is repeated
+        replace its first ones. `repeating`: columns of which a dictionary is worth its cost; none:
+        all are tried."""
+        counts = [0]
+
+        def counted() -> Batches:
+            for group in in_groups(rows):
+                counts.append(group.num_rows)
+                yield group
+
+        groups = counted()
+        if (first := next(groups, None)) is None:
+            return 0  # there would be a file without rows
         storage, made = locate(self.made)
-        folders = pa.schema([rows.schema.field(name) for name in self.by])
+        folders = pa.schema([schema.field(name) for name in self.by])
+        options = {"use_dictionary": list(repeating)} if repeating else {}
         ds.write_dataset(
-            rows, made, filesystem=storage.file_system, format="parquet", use_threads=False,
-            basename_template=f"part-{task:05}-{{i}}.parquet", max_partitions=1 << 20,
+            chain((first,), groups), made, schema=schema, filesystem=storage.file_system,
+            format="parquet", use_threads=False,
+            file_options=ds.ParquetFileFormat().make_write_options(**options),
+            basename_template=f"part-{writer}-{{i}}.parquet", max_partitions=1 << 20,
             existing_data_behavior="overwrite_or_ignore",
             partitioning=ds.partitioning(folders, flavor="hive") if self.by else None,
         )  # fmt: skip
+        return sum(counts)
 
     def finish(self, empty: pa.Schema | None = None) -> None:
         """What grew becomes the table. `empty`: no row was added, so its columns are written."""
@@ -132,21 +155,49 @@ class _Writes:
     def write(self: Any, query: str, table: ResultTable) -> None:
         """The result of a query in place of what is there; without rows it has its columns all the
         same."""
-        if table.form == PARQUET:
-            self._write_parquet(query, table)
-        else:  # result tables are small, whatever they were made of
+        if table.form != PARQUET:  # result tables are small, whatever they were made of
             write_version(self.rows(query), table)
+            return
+        table.begin()
+        self.applied("_written", query, partial(_into_files, table), _WRITTEN)
+        if any(row["many"] for row in dicts(self, "SELECT w.many AS many FROM _written w")):
+            table.finish()
+        else:
+            table.finish(self.rows(f"SELECT * FROM ({query}) q LIMIT 0").schema)
 
     def read(self: Any, view: str, table: ResultTable) -> None:
         """A table that was written."""
         self.table(view, table.dataset().to_table())
 
 
-def task_number() -> int:
-    """Of Spark's task that runs here; 0 in a process without one."""
+def in_groups(batches: Batches) -> Batches:
+    """As many rows together as a row group of Parquet should have; none of no rows."""
+    held: list[pa.RecordBatch] = []
+    for batch in filter(len, batches):
+        held.append(batch)
+        if sum(each.nbytes for each in held) >= _GROUP_BYTES:
+            yield pa.concat_batches(held)
+            held.clear()
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _into_files(table: ResultTable, batches: Batches) -> Batches:
+    """A task: its rows go into files, and how many they are is a row."""
+    if (first := next(batches, None)) is not None:
+        # Spark names the zone of the machine, though times are UTC.
+        kinds = [TIMESTAMP if pa.types.is_timestamp(t) else t for t in first.schema.types]
+        schema = pa.schema(zip(first.schema.names, kinds, strict=True))
+        rows = (batch.cast(schema) for batch in chain((first,), batches))
+        many = table.add(rows, schema, this_task())
+        yield pa.record_batch([pa.array([many])], schema=_WRITTEN)
+
+
+def this_task() -> str:
+    """The number of Spark's task that runs here; that of the first one without Spark."""
     spark = sys.modules.get("pyspark")
     context = spark.TaskContext.get() if spark is not None else None
-    return 0 if context is None else int(context.partitionId())
+    return f"{0 if context is None else int(context.partitionId()):05}"
 
 
 def names_in(folder: str) -> list[str]:
@@ -268,7 +319,7 @@ class DuckEngine(_Writes):
         self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
     ) -> None:
         """The rows that a function makes of a query's. With `by` they come in that order, those
-        with one value of its first column in one task, and what is made of them is kept."""
+        with one value of its first column in one task."""
         with self._db.cursor() as reading:
             sorts = f" ORDER BY {', '.join(by)}" if by else ""
             text = f"SELECT * FROM ({query}) q{sorts}"
@@ -277,13 +328,6 @@ class DuckEngine(_Writes):
     def rows(self, query: str) -> pa.Table:
         """The result of a query, in this process."""
         return self._db.sql(query).to_arrow_table()
-
-    def _write_parquet(self, query: str, table: ResultTable) -> None:
-        rows = self.rows(query)
-        table.begin()
-        if rows.num_rows:
-            table.add(rows.to_reader(), 0)
-        table.finish(None if rows.num_rows else rows.schema)
 
 
 class SparkEngine(_Writes):
@@ -327,8 +371,12 @@ class SparkEngine(_Writes):
                 for number in batch.column(0).to_pylist():
                     yield from function(every[number])
 
+        from pyspark import StorageLevel
+
         numbers = self._session.range(0, len(every), 1, max(1, len(every)))
-        self._make(view, numbers, run, schema)
+        made = self._make(view, numbers, run, schema)
+        # On the disk: rows of tasks may be many, and are read in order.
+        self._kept.append(made.persist(StorageLevel.DISK_ONLY))
 
     def applied(
         self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
@@ -338,47 +386,20 @@ class SparkEngine(_Writes):
             # Sorted, a task holds a few rows at a time; groupBy().applyInArrow would hold a group.
             count = max(self._session.sparkContext.defaultParallelism, rows.rdd.getNumPartitions())
             rows = rows.repartition(count, by[0]).sortWithinPartitions(*by)
-        self._make(view, rows, function, schema, keep=bool(by))
+        self._make(view, rows, function, schema)
 
-    def _make(
-        self,
-        view: str,
-        rows: DataFrame,
-        function: Callable[[Batches], Batches],
-        schema: pa.Schema,
-        *,
-        keep: bool = True,
-    ) -> None:
+    def _make(self, view: str, rows: DataFrame, function: OfRows, schema: pa.Schema) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         made = rows.mapInArrow(function, from_arrow_schema(schema))
-        if keep:
-            self._kept.append(made.persist())
         made.createOrReplaceTempView(view)
+        return made
 
     def rows(self, query: str) -> pa.Table:
-        with self._named(query):
-            return self._session.sql(query).toArrow()
-
-    def _write_parquet(self, query: str, table: ResultTable) -> None:
-        from pyspark.sql import Observation
-        from pyspark.sql.functions import count, lit
-
-        frame = self._session.sql(query)
-        with self._named(f"writing {table.place}"):
-            seen = Observation()
-            counted = frame.observe(seen, count(lit(1)).alias("rows"))
-            counted.write.mode("overwrite").partitionBy(*table.by).parquet(table.part)
-            if table.by and not seen.get["rows"]:
-                frame.limit(0).coalesce(1).write.mode("overwrite").parquet(table.part)
-
-    @contextmanager
-    def _named(self, text: str) -> Iterator[None]:
-        """What Spark's pages say of the jobs meanwhile."""
         context = self._session.sparkContext
-        context.setJobDescription(" ".join(text.split())[:200])
+        context.setJobDescription(" ".join(query.split())[:200])  # for Spark's pages
         try:
-            yield
+            return self._session.sql(query).toArrow()
         finally:
             context.setJobDescription(None)
 

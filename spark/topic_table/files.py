@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from batonmq.spark.read.storage import locate
+from batonmq.spark.steps.sql import in_groups
 from batonmq.spark.topic_table.rows import Fresh, RowMaker, RowPlan
 
 DAY, HOUR, NONE = "day", "hour", "none"
@@ -28,7 +29,6 @@ REPORT: Final = pa.schema([("report", pa.binary())])
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 FILE_PREFIX: Final = "part-"
 """So the names of our files begin: others' files in the folder are left alone."""
-_GROUP_BYTES: Final = 32 << 20
 _STATS: Final = ("_queue_offset", "_store_at")
 """Columns whose least and greatest values Delta keeps of each file."""
 
@@ -84,7 +84,7 @@ def write(plan: FilePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     maker, report = RowMaker(plan.rows), TaskReport()
     storage, folder = locate(plan.folder)
     system = storage.file_system
-    groups = _groups(maker, report, plan.partition, batches)
+    groups = in_groups(_rows(maker, report, plan.partition, batches))
     by = pa.schema([(name, PART_TYPES[name]) for name in PARTS[plan.partition]])
     if (first := next(groups, None)) is not None:  # without rows there would be an empty file
         # Names are new, so nothing is overwritten; by default a folder with files is refused. More
@@ -101,26 +101,18 @@ def write(plan: FilePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     yield pa.record_batch([pa.array([msgspec.json.encode(report)], pa.binary())], schema=REPORT)
 
 
-def _groups(
+def _rows(
     maker: RowMaker, report: TaskReport, partition: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows with the columns of their partition, as many as a row group of Parquet should have."""
-    held: list[pa.RecordBatch] = []
-    for messages in batches:
-        if not messages.num_rows:
-            continue
+    """Rows with the columns of their partition."""
+    for messages in filter(len, batches):
         rows = maker.rows(messages)
         _note(report, rows)
         at = rows.column("_store_at")
         for name in PARTS[partition]:
             value = pc.hour(at) if name == "_hour" else at
             rows = rows.append_column(name, value.cast(PART_TYPES[name]))
-        held.append(rows)
-        if sum(each.nbytes for each in held) >= _GROUP_BYTES:
-            yield pa.concat_batches(held)
-            held.clear()
-    if held:
-        yield pa.concat_batches(held)
+        yield rows
 
 
 def _note(report: TaskReport, rows: pa.RecordBatch) -> None:

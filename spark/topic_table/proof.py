@@ -17,7 +17,7 @@ import pyarrow as pa
 from batonmq.spark.differences.log_findings import LogFinding
 from batonmq.spark.differences.replica_groups import ReplicaGroup, ReplicaStore, log_end
 from batonmq.spark.read.columns import columns_of
-from batonmq.spark.read.message_columns import plain_bodies
+from batonmq.spark.read.message_columns import with_plain_bodies
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
@@ -166,9 +166,8 @@ def _logged(read: Read, plan: RowPlan, work: Any) -> Iterator[pa.RecordBatch]:
     maker = RowMaker(plan)
     for batch in read.run(work):
         if batch.num_rows:
-            bodies = plain_bodies(batch.column("body"), batch.column("sys_flag").to_numpy())
-            batch = batch.set_column(batch.schema.get_field_index("body"), "body", bodies)
-            yield _text_rows(maker, maker.rows(batch))
+            plain = with_plain_bodies(batch, batch.column("sys_flag").to_numpy())
+            yield _text_rows(maker, maker.rows(plain))
 
 
 def _tabled(plan: RowPlan, uri: str) -> Iterator[pa.RecordBatch]:

@@ -117,21 +117,21 @@ def test_modes_on_spark(session, large):
 
 def test_parquet_files_written_by_tasks_hold_the_same_rows(session, large, tmp_path):
     options = {"path": str(large.root), **SPLIT}
-    files = write_parquet(session, options, str(tmp_path / "out"))
-    assert len(files) > 2 and sum(file.rows for file in files) == 2500
+    assert write_parquet(session, options, str(tmp_path / "out")) == 2500
     written = session.read.parquet(str(tmp_path / "out"))
     plain = frame(session, large.root)
     assert dict(written.dtypes) == dict(plain.dtypes)
     order = "physical_offset"
     assert written.orderBy(order).collect() == plain.orderBy(order).collect()
-    assert {path.name[:5] for path in (tmp_path / "out").iterdir()} == {"part-", "_SUCC"}
+    names = [path.name[:5] for path in (tmp_path / "out").iterdir()]
+    assert set(names) == {"part-", "_SUCC"} and len(names) > 3
     with pytest.raises(FileExistsError, match="not empty"):
         write_parquet(session, options, str(tmp_path / "out"))
 
 
 def test_parquet_files_of_an_empty_store_still_tell_the_columns(session, tmp_path):
     path = LogFiles(tmp_path / "empty").save(confirm=0)
-    assert write_parquet(session, {"path": path}, str(tmp_path / "out")) == []
+    assert write_parquet(session, {"path": path}, str(tmp_path / "out")) == 0
     written = session.read.parquet(str(tmp_path / "out"))
     assert written.count() == 0 and written.dtypes == frame(session, path).dtypes
 
@@ -144,7 +144,7 @@ def test_a_damaged_log_leaves_no_file_that_looks_whole(session, large, tmp_path)
     out = tmp_path / "out"
     with pytest.raises(Exception, match="CRC is wrong at log offset 0 "):
         write_parquet(session, {"path": str(large.root), **SPLIT}, str(out))
-    assert not (out / "_SUCCESS").exists() and not (out / "part-000000.parquet").exists()
+    assert not out.exists()
 
 
 def test_plain_parquet_of_messages_has_dictionaries_where_values_repeat(session, large, tmp_path):

@@ -25,7 +25,7 @@ from batonmq.spark.live.offsets import (
 from batonmq.spark.live.options import SinkOptions, TopicOptions, check_columns
 from batonmq.spark.live.sink_sender import SinkError, row_of
 from batonmq.spark.live.topic_read import TopicRead
-from batonmq.spark.read.message_columns import plain_bodies
+from batonmq.spark.read.message_columns import with_plain_bodies
 from batonmq.spark.read.selection import EARLIEST, LATEST, parse_bound
 from batonmq.spark.source import BatonmqSource
 
@@ -103,8 +103,10 @@ def test_bodies_are_plain_where_they_can_be():
     packed = zlib.compress(b"plain")
     flags = [0, COMPRESSED | COMPRESSION_ZLIB, COMPRESSED, COMPRESSED | COMPRESSION_LZ4, COMPRESSED]
     bodies = pa.array([packed, packed, packed, packed, b"garbage"], pa.binary())
-    found = plain_bodies(bodies, np.array(flags)).to_pylist()
+    batch = pa.record_batch({"n": pa.array(range(5)), "body": bodies})
+    found = with_plain_bodies(batch, np.array(flags))["body"].to_pylist()
     assert found == [packed, b"plain", b"plain", packed, b"garbage"]
+    assert with_plain_bodies(batch.select(["n"]), np.array(flags)).schema.names == ["n"]
 
 
 def test_checkpoints_keep_offsets_and_refuse_what_they_do_not_know():
