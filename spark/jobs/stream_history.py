@@ -1,7 +1,7 @@
 """`python -m batonmq.spark.jobs.stream_history`: the history into Parquet, as it comes.
 
 Reads the history from the controllers of a running cluster and writes the table `history`,
-partitioned by broker group and day; see `docs/spark-jobs.md`. Runs until it is stopped.
+a file for each batch; see `docs/spark-jobs.md`. Runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,7 +21,7 @@ from batonmq.spark.read.storage import locate
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine
 from batonmq.spark.topic_table.history_stream import HistoryPlan, HistoryStream
-from batonmq.spark.topic_table.parquet_table import ParquetTable, output_folder
+from batonmq.spark.topic_table.parquet_table import ParquetTable
 
 
 @click.command(cls=JobCommand)
@@ -38,7 +37,7 @@ from batonmq.spark.topic_table.parquet_table import ParquetTable, output_folder
     "--output",
     required=True,
     metavar="DIR",
-    help="folder of the Parquet table; an empty one, or one that this job wrote, to continue it",
+    help="folder (a path or URI) of the Parquet table; an empty one, or one that this job wrote",
 )
 @click.option(
     "--max-events", default=10_000, type=click.IntRange(1), help="events in one batch, at most"
@@ -55,40 +54,40 @@ def main(job: Job, *, output: str, max_events: int, failovers: str | None, **giv
     SIGTERM, and may continue later with the same OUTPUT.
     """
     plan = HistoryPlan(events_max=max_events, **given)
-    table = ParquetTable(output_folder(output))
+    table = ParquetTable(output)
     table.open()
     try:
         behind = []
         if failovers is not None:
             results = Results(failovers, TABLES, overwrite=True)  # refuses one of something else
-            if Path(locate(results.folder)[1]).is_relative_to(table.folder):
+            if f"{locate(results.folder)[1]}/".startswith(f"{table.folder}/"):
                 raise ValueError(
                     f"--failovers {failovers}: it lies in --output, whose readers would take its "
                     "rows for events; name a folder elsewhere"
                 )
-            behind = [partial(write_failovers, table.folder, failovers)]
+            behind = [partial(write_failovers, table.location, failovers)]
             if table.rows:  # a kill may have cut them off behind the commit
                 behind[0]()
         stream = HistoryStream(table, plan, job.progress.line, *behind)
         with streaming(job, "stream_history") as (session, asked):
-            job.progress.line(f"reading the history into {table.folder}")
+            job.progress.line(f"reading the history into {table.location}")
             stream.run(session, asked)
     finally:
         table.close()
     counts = stream.counts
     line = f"{counts.events} events and {counts.repeats} repeats in {counts.batches} batches; "
-    line += f"{table.folder} holds {table.rows} events"
-    job.result(asdict(counts) | {"output": str(table.folder), "total": table.rows}, [line])
+    line += f"{table.location} holds {table.rows} events"
+    job.result(asdict(counts) | {"output": table.location, "total": table.rows}, [line])
 
 
-def write_failovers(table: Path, output: str) -> None:
+def write_failovers(table: str, output: str) -> None:
     """The tables of epoch_history of all events of a table, in place of earlier ones.
 
     A change of master is told when it is over, so it may be of events that came days ago: all are
     folded again. The table is the only state, so this may be killed and repeated at any time.
     Raises OSError.
     """
-    inputs = Inputs(history_parquet=(str(table),))
+    inputs = Inputs(history_parquet=(table,))
     results = Results(output, TABLES, overwrite=True)
     with DuckEngine() as engine:
         summary, _ = run(engine, inputs, results, lambda _: nullcontext())

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
 
 from batonmq.spark.read.columns import TABLES
@@ -22,7 +21,6 @@ from batonmq.spark.topic_table.parquet_table import HistoryState, ParquetTable, 
 from batonmq.spark.topic_table.table_stream import StreamCounts, StreamSettings, TableStream
 
 _ORDER = [(name, "ascending") for name in ("log", "raft_index", "part")]
-_FOLDERS = pa.schema([("group", pa.string()), ("day", pa.date32())])
 
 
 @dataclass(slots=True)
@@ -72,9 +70,11 @@ class HistoryStream(TableStream):
     def _add(self, batch: DataFrame, stream: str, number: int, state: HistoryState | None) -> None:
         rows = batch.toArrow()
         fresh, read = take(rows, state.read if state else {})
-        write_events(fresh, self._table.begin())
+        total = self._table.rows + len(fresh)
+        now = HistoryState(batch=number, rows=total, read=read)
+        self._table.commit(with_day(fresh), now)
         counts, repeats = self.counts, len(rows) - len(fresh)
-        counts.files += self._table.commit(number, len(fresh), read)
+        counts.files += 1
         counts.batches += 1
         counts.events += len(fresh)
         counts.repeats += repeats
@@ -104,13 +104,8 @@ def take(rows: pa.Table, read: Mapping[str, tuple[int, int]]) -> tuple[pa.Table,
     return rows.filter(pa.array(new, pa.bool_())), now
 
 
-def write_events(rows: pa.Table, folder: Any) -> None:
-    """One file for each broker group (null for events of the controllers alone) and day (UTC), in
-    the order of the rows. Raises OSError."""
-    day = pc.cast(rows["time"], pa.date32())
-    rows = rows.append_column("group", rows["broker_name"]).append_column("day", day)
-    # More partitions than pyarrow's 1,024: a first batch may have years of days.
-    ds.write_dataset(
-        rows, folder, format="parquet", partitioning=ds.partitioning(_FOLDERS, flavor="hive"),
-        use_threads=False, existing_data_behavior="overwrite_or_ignore", max_partitions=1 << 20,
-    )  # fmt: skip
+def with_day(rows: pa.Table) -> pa.Table:
+    """With two more columns: the broker group (null for events of the controllers alone), and the
+    day (UTC)."""
+    rows = rows.append_column("group", rows["broker_name"])
+    return rows.append_column("day", pc.cast(rows["time"], pa.date32()))

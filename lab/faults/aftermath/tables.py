@@ -71,7 +71,7 @@ def read_streamed(output: Path) -> list[tuple[Name, int]]:
     Nothing yet is an empty list.
     """
     rows: list[tuple[Name, int]] = []
-    for file in sorted(output.glob("group=*/day=*/*.parquet")):
+    for file in sorted(output.glob("part-*.parquet")):
         for row in _rows(file, "log", "raft_index", "part", "kind", "master_epoch"):
             epoch = row["master_epoch"] if row["kind"] == "elected" else 0
             rows.append(((row["log"], row["raft_index"], row["part"] or 0), epoch))

@@ -1,4 +1,4 @@
-"""Reading on while `stream_history` writes: whole files below the table's folders, nothing else."""
+"""Reading on while `stream_history` writes: whole files of the table's folder, nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_streamed_events_are_read_with_their_names_and_elections(tmp_path: Path)
         {"log": "l", "raft_index": 3, "part": 1, "kind": "elected", "master_epoch": 2, "x": 0},
         {"log": "l", "raft_index": 4, "part": 0, "kind": "opened", "master_epoch": 2, "x": 0},
     ]
-    for folder in ("group=broker-a/day=2026-11-21", "_stream/staging/00000002"):
-        (tmp_path / folder).mkdir(parents=True)
-        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / folder / "part-1-0.parquet")
+    (tmp_path / "_stream").mkdir()
+    for name in ("part-00000001.parquet", "_stream/growing"):
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / name)
     assert read_streamed(tmp_path) == [(("l", 3, 1), 2), (("l", 4, 0), 0)]

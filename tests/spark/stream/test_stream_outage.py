@@ -26,7 +26,7 @@ def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(sessio
         nobody = f"127.0.0.1:{reserved.getsockname()[1]}"
     place = str(tmp_path / "checkpoint")
     plan = HistoryPlan(controllers=nobody, checkpoint=place, trigger="1 seconds", patience="100ms")
-    stream = HistoryStream(ParquetTable(tmp_path / "out"), plan, tell)
+    stream = HistoryStream(ParquetTable(str(tmp_path / "out")), plan, tell)
     with pytest.raises(StreamingQueryException, match="ClusterError"):
         stream.run(session, stopping)
     assert told == []
