@@ -25,6 +25,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,9 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from batonmq.protocol.errors import BatonError
-from batonmq.spark.jobs.progress import JobSteps
 from batonmq.spark.read import hadoop
-from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.spark.steps import sql
@@ -68,7 +67,7 @@ _OWN: Final = re.compile(r"^batonmq\.[a-z_.]+\.[A-Za-z]+: ")
 MOMENT: Final = click.DateTime(
     ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 )
-_QUIET_SPARK: Final = {"spark.ui.showConsoleProgress": "false", "spark.ui.enabled": "false"}
+_BAR: Final = "spark.ui.showConsoleProgress"
 # A query on few rows costs its planning, and the code that Spark makes and compiles for it.
 _NO_CODE: Final = {
     "spark_sql_codegen_wholeStage": "false", "spark_sql_codegen_factoryMode": "NO_CODEGEN"
@@ -81,9 +80,28 @@ _SMALL: Final = {
 _FEW_ROWS: Final = {
     **_NO_CODE, "spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 }  # fmt: skip
-_FEW_ROWS_BYTES: Final = 1 << 30
 # Days of all tables are UTC, whatever a user's defaults are.
 _UTC: Final = {"spark.sql.session.timeZone": "UTC"}
+
+
+class JobSteps:
+    """Progress, on standard error: a line when a step begins, and one when it ends. On a terminal
+    Spark's own bar shows the tasks in between. `quiet`: nothing is printed."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        """Also prints how long the block took, unless it raised."""
+        self.line(f"{text} ...")
+        began = time.monotonic()
+        yield
+        self.line(f"{text}: {time.monotonic() - began:.1f} s")
+
+    def line(self, text: str) -> None:
+        if not self._quiet:
+            click.echo(text, err=True)
 
 
 class Job:
@@ -106,7 +124,8 @@ class Job:
         self.progress = JobSteps(quiet=quiet)
         self._master = master
         self._wants_spark = master is not None or bool(settings)
-        self._settings = _QUIET_SPARK | (settings or {}) | _UTC
+        shown = str(sys.stderr.isatty() and not quiet).lower()
+        self._settings = {_BAR: shown, "spark.ui.enabled": "false", **(settings or {}), **_UTC}
         hadoop.share_settings(settings or {})  # inputs are looked at before Spark starts
 
     def is_local(self, size_bytes: int) -> bool:
@@ -128,7 +147,7 @@ class Job:
         settings = {"spark_sql_shuffle_partitions": str(parts)}
         if size_bytes <= SMALL_LOG_BYTES:
             settings |= _SMALL
-        if few_rows and size_bytes <= _FEW_ROWS_BYTES:
+        if few_rows:
             settings |= _FEW_ROWS
         with self.session(name, **settings) as session, sql.SparkEngine(session) as spark:
             yield spark
@@ -154,7 +173,6 @@ class Job:
                 # A failed query is one line of this job and no trace of the JVM before it.
                 session.sparkContext.setLogLevel(self._settings.get("spark.log.level", "FATAL"))
             logging.getLogger().addFilter(_is_news)
-            self.progress.watch(session.sparkContext)
             yield session
         except KeyboardInterrupt:
             _silence_counters(session)
@@ -200,19 +218,9 @@ class JobCommand(click.Command):
 
 def _sentence(error: Exception) -> str | None:
     """What an error says to people; None for a bug."""
-    if isinstance(error, ValueError | OSError | StoreError | BatonError | DamagedFile):
+    if isinstance(error, ValueError | OSError | BatonError):
         return str(error)
-    return _of_cluster(error) or _of_spark(error)
-
-
-def _of_cluster(error: Exception) -> str | None:
-    """The sentence of an error of a running cluster, or of a stream; None for any other."""
-    errors = {"live.cluster": "ClusterError", "topic_table.table_stream": "StreamLost"}
-    for module, name in errors.items():
-        live = sys.modules.get(f"batonmq.spark.{module}")
-        if live is not None and isinstance(error, getattr(live, name)):
-            return str(error)
-    return None
+    return _of_spark(error)
 
 
 def _of_spark(error: Exception) -> str | None:

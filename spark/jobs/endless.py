@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,8 +76,5 @@ def streaming(job: Job, name: str) -> Iterator[tuple[SparkSession, threading.Eve
 
 
 def _listen(asked: threading.Event) -> None:
-    def stop(number: int, frame: FrameType | None) -> None:
-        asked.set()
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: asked.set())
