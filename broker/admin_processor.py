@@ -20,6 +20,9 @@ from batonmq.broker.tables.topics import TopicService, refuse_too_many_groups
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.attributes import altered, parse_attributes
 from batonmq.protocol.bodies import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
     GroupForbidden,
     KVTable,
     SubscriptionGroupConfig,
@@ -45,6 +48,7 @@ from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.turns import in_turns
 from batonmq.store.errors import StoreStateError
 
+PERM_MAX: Final = PERM_READ | PERM_WRITE | PERM_INHERIT
 AT_ONCE: Final = 100
 """The most topics or groups that one record changes."""
 
@@ -139,11 +143,9 @@ class AdminProcessor:
             configs.append(config)
             check_topic(config.topic_name)
             _refuse_system_topic(config.topic_name)
-            for key, queues in (
-                ("readQueueNums", config.read_queue_nums),
-                ("writeQueueNums", config.write_queue_nums),
-            ):
-                _check_queues(f"{key} of topic {config.topic_name}", queues)
+            of = f"of topic {config.topic_name}"
+            _check_queues(f"readQueueNums {of}", config.read_queue_nums)
+            _check_queues(f"writeQueueNums {of}", config.write_queue_nums)
             self._check_topic(config, is_forced=False)
         # The role may have changed while the last part was confirmed, so check it again.
         for begin in range(0, len(configs), AT_ONCE):
@@ -154,11 +156,11 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     def _check_topic(self, config: TopicConfig, *, is_forced: bool) -> None:
-        if config.perm not in (2, 4, 6):
+        if not 0 <= config.perm <= PERM_MAX:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER,
-                f"perm of topic {config.topic_name} is {config.perm},"
-                " allowed are 2 (write), 4 (read) and 6 (both)",
+                f"perm of topic {config.topic_name} is {config.perm}, allowed are 0 (nothing) to"
+                f" {PERM_MAX}: the sum of 4 (read), 2 (write) and 1 (others are created from it)",
             )
         known = self._topics.get(config.topic_name)
         if known is not None and not is_forced:
@@ -270,12 +272,9 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     def group_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        group = text(request, "group")
-        config = self._topics.groups.get(group)
-        if config is None:
-            raise BrokerRefusal(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {group} does not exist"
-            )
+        """An unknown group has the settings that its first heartbeat would give it, if that may
+        create it. Java creates it already here."""
+        config = self._topics.group(text(request, "group"), writable=False)
         return RemotingCommand.response_to(request, body=config.encode())
 
     def system_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

@@ -334,9 +334,9 @@ class ConsumeQueue:
         self, timestamp_ms: int, boundary: Boundary, store_timestamp_of: Callable[[int, int], int]
     ) -> int:
         """The unit that a time selects, by the records' store timestamps. LOWER: the first unit at
-        or after it, or the end. UPPER: the last unit at or before it, or 0. An empty queue gives
-        min_offset. `store_timestamp_of(phy_offset, size)` returns ms, negative for a record that is
-        gone, which counts as older than any time."""
+        or after it, or the end. UPPER: the last unit at or before it, or the first one. An empty
+        queue gives min_offset. `store_timestamp_of(phy_offset, size)` returns ms, negative for a
+        record that is gone, which counts as older than any time."""
         minimum, low, high = self._minimum, self._minimum, self.max_offset
         if low == high:
             return minimum
@@ -351,9 +351,7 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
-        if not upper:
-            return low
-        return low - 1 if low > minimum else 0
+        return max(low - 1, minimum) if upper else low
 
     # Bounds against the log.
 

@@ -139,7 +139,7 @@ class StoreQueries:
         offset, since its end may lag; nor does a master between its visible end and `assigned`, the
         queue's unconfirmed end."""
         is_slave = not self._appender.is_masters
-        if maximum == 0 and offset <= assigned:
+        if maximum == 0 and 0 <= offset <= assigned:
             return GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset if is_slave else min(
                 offset, assigned
             )

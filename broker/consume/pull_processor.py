@@ -234,7 +234,7 @@ class PullProcessor:
         """Answers pulls or holds them again. An error of one does not stop the others."""
         for held in waited:
             try:
-                self._answer_or_hold(held.pull, held.offset, held.deadline_ms, may_hold)
+                self._answer_or_hold(held.pull, held.offset, held.deadline_ms, may_hold, True)
             except Exception as error:
                 log.exception("pull_failed topic=%s queue=%d", held.topic, held.queue_id)
                 remark = f"this pull could not be answered: {error!r}"
@@ -325,7 +325,9 @@ class PullProcessor:
             self.pulled.pop((reset.group, reset.topic, queue_id), None)
             self.arrived(reset.topic, queue_id, LONG_MAX)
 
-    def _answer_or_hold(self, pull: Pull, offset: int, deadline_ms: int, may_hold: bool) -> None:
+    def _answer_or_hold(
+        self, pull: Pull, offset: int, deadline_ms: int, may_hold: bool, waited: bool = False
+    ) -> None:
         if pull.channel.closed:
             return
         topic, queue_id = pull.topic, pull.queue_id
@@ -362,7 +364,7 @@ class PullProcessor:
             place = pull.group.group_name, topic, queue_id
             self.pulled[place] = result.next_begin_offset
             self._stats.got(topic, pull.group.group_name, result.message_count, result.size)
-        elif may_hold and self._waits(code, result):
+        elif may_hold and self._waits(code, result, waited=waited):
             # What was read and did not match is not read again for this pull.
             waits_from = (
                 result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
@@ -448,13 +450,16 @@ class PullProcessor:
             suggested = group.broker_id
         return PullFlags(suggested, group.group_sys_flag, pull.topic_sys_flag)
 
-    def _waits(self, code: int, result: GetMessageResult) -> bool:
-        """Whether a pull with this result may wait for the next message."""
+    def _waits(self, code: int, result: GetMessageResult, *, waited: bool) -> bool:
+        """Whether a pull with this result may wait for the next message. `waited`: it has been
+        woken."""
         if code == ResponseCode.PULL_NOT_FOUND:
             return True
-        # Nothing matched up to the visible end: wait there instead of answering without messages.
+        # Nothing matched up to the visible end. As in Java a new pull is answered at once: its
+        # client may want to know. A woken one keeps waiting there.
         return (
-            result.status is GetMessageStatus.NO_MATCHED_MESSAGE
+            waited
+            and result.status is GetMessageStatus.NO_MATCHED_MESSAGE
             and result.next_begin_offset >= result.max_offset
         )
 
@@ -462,14 +467,8 @@ class PullProcessor:
         if result.status in _NOTHING_THERE:
             reaches = self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
             # R28: the log has messages there, but none is confirmed yet.
-            if offset <= reaches:
-                return ResponseCode.PULL_NOT_FOUND
-            return ResponseCode.PULL_OFFSET_MOVED
-        if (
-            result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY
-            and offset <= self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
-        ):
-            return ResponseCode.PULL_NOT_FOUND  # R28: in the log, but not confirmed yet
+            is_there = 0 <= offset <= reaches
+            return ResponseCode.PULL_NOT_FOUND if is_there else ResponseCode.PULL_OFFSET_MOVED
         if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY and self._gate.is_acting:
             return ResponseCode.PULL_NOT_FOUND  # the absent master has this offset
         return _CODES[result.status]

@@ -19,7 +19,7 @@ from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseB
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.records.codec import without_crc
-from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX
+from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX, check_group
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.consume_queue import Boundary
@@ -47,15 +47,17 @@ class OffsetProcessor:
 
     def query_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Where a group begins to read a queue (QUERY_CONSUMER_OFFSET, 14). For a group without an
-        offset: 0 if the client allows it and the queue's first message is still in memory; else
-        QUERY_NOT_FOUND (22), and the client decides.
+        offset: 0 if the client allows it and the queue's first message is there and still in
+        memory; else QUERY_NOT_FOUND (22), and the client decides.
         """
         group = text(request, "consumerGroup")
         topic, queue_id = _queue(request)
         # Not `query`: from now on this consumer's positions are of the present topic (R39).
         offset = self._offsets.begins(group, topic, queue_id)
         if offset < 0:
-            in_memory = self._store.queries.begins_in_memory(topic, queue_id)
+            queries = self._store.queries
+            is_there = queries.max_offset_in_queue(topic, queue_id) > 0
+            in_memory = is_there and queries.begins_in_memory(topic, queue_id)
             if not in_memory or not flag(request, "setZeroIfNotFound", default=True):
                 raise BrokerRefusal(
                     ResponseCode.QUERY_NOT_FOUND,
@@ -66,23 +68,26 @@ class OffsetProcessor:
 
     def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Commits a group's offset (UPDATE_CONSUMER_OFFSET, 15), on the master or the slave that
-        acts for it; slaves copy offsets (R31). A group is created as by a pull. Refused if the
-        topic does not exist, because a consumer may keep running for a while after the deletion
+        acts for it; slaves copy offsets (R31). As in Java it creates no group. Refused if the topic
+        does not exist, because a consumer may keep running for a while after the deletion
         (R39)."""
         if not self._gate.is_acting:
             self._require_master()
         group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
         offset = number(request, "commitOffset")
+        if group not in self._topics.groups:
+            check_group(group)
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!"
+            )
         existing_topic(self._topics, topic)
-        # Only at the first commit of a group in a queue. R58: clients choose the names, and groups
-        # are limited in number.
-        if self._offsets.query(group, topic, queue_id) < 0:
-            if not 0 <= queue_id < TOPIC_QUEUES_MAX:
-                raise BrokerRefusal(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"queueId is {queue_id}, allowed are 0 to {TOPIC_QUEUES_MAX - 1}",
-                )
-            self._topics.group(group, writable=self._gate.refusal is None)
+        # Only at the first commit of a group in a queue (R58: clients choose the number).
+        is_first = self._offsets.query(group, topic, queue_id) < 0
+        if is_first and not 0 <= queue_id < TOPIC_QUEUES_MAX:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId is {queue_id}, allowed are 0 to {TOPIC_QUEUES_MAX - 1}",
+            )
         if self._offsets.resets.runs(group, topic, queue_id):  # progress from before the reset
             return RemotingCommand.response_to(request)
         progress = PositionReport(group, topic, queue_id, offset)

@@ -2,9 +2,9 @@
 invisible time (CHANGE_MESSAGE_INVISIBLETIME, 200053).
 
 The reply waits until the record of the ack is confirmed, so an acknowledged message does not come
-again. An ack for a message that is no longer in flight succeeds and changes nothing, as in Java; a
-change of its invisible time is refused. Origin: AckMessageProcessor, ChangeInvisibleTimeProcessor
-in Java.
+again. For a message that is no longer in flight both succeed and change nothing. Java succeeds,
+too, but with another invisible time it delivers a message again that was acknowledged. Origin:
+AckMessageProcessor, ChangeInvisibleTimeProcessor in Java.
 """
 
 from __future__ import annotations
@@ -115,12 +115,6 @@ class AckProcessor:
         self._service.require_master()
         named, time_ms = self._named(request), invisible_time(request, least_ms=0)
         self._check_offset(named, self._store.queries.max_offset_in_queue(*named.key[1:]))
-        if not self._service.table.open_offsets(named.acked):
-            raise BrokerRefusal(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"offset {named.offset} of {named.key[1]} queue {named.key[2]} is not in flight"
-                " with this handle: it was acknowledged, or its time was over",
-            )
         now_ms, pop_time = self._service.now_ms(), named.handle.pop_time
         order = self._service.table.order_of(named.key)
         if order is not None and order.pop_time == pop_time:
@@ -144,7 +138,11 @@ class AckProcessor:
             "invisibleTime": str(answer[1]),
             "reviveQid": str(named.handle.revive_qid),
         }
-        self._path.answer_when_confirmed(self._service.put(record), request, connection, fields)
+        # The ack that has ended it may be unconfirmed: this reply must wait for it, too.
+        end = self._store.appender.end
+        if self._service.table.open_offsets(named.acked):
+            end = self._service.put(record)
+        self._path.answer_when_confirmed(end, request, connection, fields)
 
     def _popped_again(self, named: _Named, now_ms: int, time_ms: int) -> Popped:
         unit = self._store.queries.units(*named.key[1:], named.offset, 1)

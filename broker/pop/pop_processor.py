@@ -17,7 +17,6 @@ from batonmq.broker.pop.pop_reader import PopReader, QueueSlice, Walk
 from batonmq.broker.pop.pop_request import LATE_MS, PopChecks, PopRequest
 from batonmq.broker.pop.pop_service import PopService, Taken
 from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
-from batonmq.broker.request_fields import number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -106,13 +105,12 @@ class PopProcessor:
             body=b"".join(part.body for part in walk.parts),
         )
 
-    def polling_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    def polling_info(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         """How many requests of the group wait for a queue, or for any queue (-1) (POLLING_INFO,
         200055)."""
         self._path.gate.require_open()
-        count = self._hold.count_of(
-            text(request, "topic"), text(request, "consumerGroup"), number(request, "queueId")
-        )
+        asked = self._checks.peek(request, connection)
+        count = self._hold.count_of(asked.topic, asked.group, asked.queue_id)
         return RemotingCommand.response_to(request, ext={"pollingNum": str(count)})
 
     # Reading and holding.

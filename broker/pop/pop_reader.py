@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 BUDGET: Final = 256
 """Queues read per turn of the loop; a read without a match counts as `_READ_COST` queues."""
 _READ_COST: Final = 64
+_LEFT_COST: Final = 8  # of a queue whose messages are only counted
 _RETRY_FIRST_PERCENT: Final = 20
 
 _PLACE: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
@@ -139,7 +140,8 @@ class PopReader:
     def read_more(self, pop: PopRequest, walk: Walk, *, peek: bool = False) -> None:
         """Reads more queues, until there are enough messages. Raises CorruptLogError."""
         budget = BUDGET
-        while budget > 0 and walk.count < pop.max_num and walk.size < MAX_REPLY_BYTES:
+        # Also when there are enough: what the other queues have counts as left.
+        while budget > 0:
             place = next(walk.places, None)
             if place is None:
                 walk.is_over = True
@@ -174,11 +176,12 @@ class PopReader:
         key = pop.group, real_topic(flag, pop.topic, pop.group), queue_id
         _, topic, _ = key
         begin, end = self._begin(pop, key), self._store.queries.max_offset_in_queue(*key[1:])
-        if begin >= end:
+        if begin >= end or self._is_blocked(pop, key):
             return 1
-        if self._is_blocked(pop, key) or topic in self._store.deleting_topics:
+        is_full = walk.count >= pop.max_num or walk.size >= MAX_REPLY_BYTES
+        if is_full or topic in self._store.deleting_topics:
             walk.rest += end - begin
-            return 1
+            return _LEFT_COST
         # Retried messages passed the filter when they were first popped.
         wanted, matches = (pop.wanted, pop.matches) if flag == NORMAL else (None, None)
         cost = 1

@@ -86,7 +86,10 @@ class SendBackProcessor:
             level = level or FIRST_RETRY_LEVEL + failed.reconsume_times
             topic, queue_id = retry_topic(group.group_name), self._random.randrange(queues)
         _once_more(failed, record, level)
-        came_from, failed.topic, failed.queue_id = failed.topic, topic, queue_id
+        failed.topic, failed.queue_id = topic, queue_id
+        # Each try counts for the topic that was sent to, not for the retry topic.
+        origin = find_property(failed.properties, RETRY_TOPIC.encode()) or b""
+        came_from = origin.decode("utf-8", "replace")
         result = self._path.put_stored(failed)
         self._path.stats.sent_back(came_from, group.group_name)
         self._path.schedule_flush()

@@ -100,6 +100,11 @@ class Rig:
         )
 
 
+async def make_group(rig: Rig, group: str = "g") -> None:
+    """For commits of offsets: as in Java they make no group."""
+    assert (await rig.ask(200, body=b'{"groupName":"%b"}' % group.encode())).code == 0
+
+
 def send_header(topic: str, queue: int, properties: dict[str, str]) -> dict[str, str]:
     return {
         "a": "pg",

@@ -12,6 +12,7 @@ from lone_broker import (
     Rig,
     lone_broker,
     long_send_header,
+    make_group,
     run_with_broker,
     send_header,
     topic_header,
@@ -132,6 +133,18 @@ async def test_an_empty_pull_is_answered_when_its_time_is_over(rig):
     assert (await rig.pull(queue=9)).code == 29
 
 
+async def test_the_first_read_of_a_pull_that_may_wait_is_answered_as_in_java(rig):
+    """DefaultMQPullConsumer.pullBlockIfNotFound shows the answer to its caller."""
+    below = await rig.pull("Empty", offset=-1, suspend_ms=60_000)
+    assert below.code == 17
+    assert (await rig.ask(17, topic_header("Empty"))).code == 0
+    below = await rig.pull("Empty", offset=-1, suspend_ms=60_000)
+    assert (below.code, below.ext["nextBeginOffset"]) == (21, "0")
+    await rig.send(TAGS="A")
+    unmatched = await rig.pull(tags="B", suspend_ms=60_000)
+    assert (unmatched.code, unmatched.ext["nextBeginOffset"]) == (20, "1")
+
+
 async def test_r28_offsets_for_clients_are_confirmed_ones(rig):
     """Max offset, search by time and the pull's own maxOffset all come from the consume queue,
     which ends at confirmOffset; the earliest and the group's offset likewise."""
@@ -150,8 +163,14 @@ async def test_r28_offsets_for_clients_are_confirmed_ones(rig):
 async def test_group_offsets(rig):
     where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
     rig.service.topics.put_topic(topic_config("T", 1))
+    assert (await rig.ask(14, where)).code == 22, "as in Java: the queue is empty"
+    await rig.send()
     assert (await rig.ask(14, where | {"setZeroIfNotFound": "false"})).code == 22
     assert (await rig.ask(14, where)).ext["offset"] == "0"
+    refused = await rig.ask(15, where | {"commitOffset": "5", "topic": "Nowhere"})
+    assert (refused.code, refused.remark) == (26, "Group g not exist!")
+    assert rig.service.tables.groups.get("g") is None
+    await make_group(rig)
     assert (await rig.ask(15, where | {"commitOffset": "5"})).code == 0
     assert (await rig.ask(14, where)).ext["offset"] == "5"
     assert (await rig.ask(15, where)).code == 29
@@ -233,6 +252,7 @@ async def test_status_and_codes_that_are_not_supported(rig):
 async def test_everything_survives_a_restart(tmp_path):
     async with lone_broker(tmp_path) as rig:
         await rig.send(body=b"kept", KEYS="k")
+        await make_group(rig)
         await rig.ask(15, {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"})
     async with lone_broker(tmp_path) as rig:
         (message,) = decode_records((await rig.pull()).body)

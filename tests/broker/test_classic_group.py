@@ -29,7 +29,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
-from tests.broker.lone_broker import Rig, free_port, lone_broker, sections_of, until
+from tests.broker.lone_broker import Rig, free_port, lone_broker, make_group, sections_of, until
 from tests.broker.test_classic_pair import level
 
 OWN, OTHER = "10.0.0.1:10911", "10.0.0.2:10911"
@@ -299,6 +299,7 @@ async def test_a_slave_acts_for_its_master_and_gives_the_offsets_back(tmp_path):
             await until(lambda: m.service.replication.in_sync_count() == 2)
             for n in range(5):
                 assert (await m.send(body=b"%d" % n)).code == 0
+            await make_group(m)
             assert await commit(m, 2) == 0
             await until(lambda: committed(s) == 2)
             assert await commit(s, 3) != 0, "the master keeps progress"

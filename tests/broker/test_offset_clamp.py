@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from lone_broker import Rig, free_port, lone_broker, until
+from lone_broker import Rig, free_port, lone_broker, make_group, until
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.replication.role_actions import RoleActions
@@ -192,6 +192,7 @@ async def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_
     """No slave fetches such a commit, and the offsets of its successor replace it."""
     await five_messages(rig)
     offsets, gate = rig.service.tables.offsets, rig.service.path.gate
+    await make_group(rig, "h")
     gate.standing(lease=False, required_set_whole=False)
     refused = await rig.ask(15, commit(4, "h"))
     assert refused.code == Code.SERVICE_NOT_AVAILABLE

@@ -13,7 +13,6 @@ from batonmq.broker.write import log_features
 from batonmq.client.errors import ClientError
 from batonmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
 from batonmq.protocol.codes import RequestCode
-from batonmq.protocol.errors import ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingServer
@@ -80,8 +79,7 @@ def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
             await consumer.change_invisible_time(got[b"3"], 1000)
             now_ms += 1_200
             assert [message.body for message in await consumer.receive("T")] == [b"3"]
-            with pytest.raises(ResponseError, match="not in flight"):
-                await consumer.change_invisible_time(got[b"3"], 1000)
+            await consumer.change_invisible_time(got[b"3"], 1000)  # no more in flight: no effect
             with pytest.raises(ClientError, match="subscribe"):
                 await consumer.receive("Other")
             assert await consumer.receive("T", timeout_ms=1) == []

@@ -361,11 +361,8 @@ async def test_a_batch_of_acks_counts_whatever_became_of_one_topic(rig, clock):
     assert len(rig.service.waiting.pop.table) == 0
 
 
-async def test_r58_a_commit_makes_only_a_group_that_a_pull_could_make(tmp_path):
-    commit = {"consumerGroup": "new", "topic": "T", "queueId": "0", "commitOffset": "1"}
-    for folder, creates in (("yes", True), ("no", False)):
-        settings = {"auto_create_subscription_group": creates}
-        async with lone_broker(tmp_path / folder, broker=settings) as rig:
-            await rig.send("T")
-            assert (await rig.ask(15, commit)).code == (0 if creates else 26)
-            assert (rig.service.tables.groups.get("new") is not None) is creates
+async def test_what_is_left_counts_all_queues_of_the_topic(rig, clock):
+    for queue in (0, 0, 1, 2):
+        await rig.send("T", queue=queue)
+    assert (await pops.pop(rig, maxMsgNums=1)).ext["restNum"] == "3"
+    assert (await rig.ask(200055, {"consumerGroup": "g", "topic": "No", "queueId": "0"})).code == 17

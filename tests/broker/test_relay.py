@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, lone_broker, send_header, until
+from lone_broker import Rig, lone_broker, make_group, send_header, until
 
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.relay import MASTER_GONE, NO_MASTER, WAIT_MS
@@ -288,6 +288,7 @@ async def test_a_client_that_left_is_forgotten(group):
 async def test_offsets_go_to_the_master_and_come_from_it(group):
     group.follow()
     await group.ask()
+    await make_group(group.master)
     ext = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
     commit = await group.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**ext, "commitOffset": "1"})
     assert commit.code == 0

@@ -175,7 +175,8 @@ async def test_the_settings_of_a_group_count(rig):
     assert (await rig.ask(225, body=body)).code == 0
     shown = await rig.ask(352, {"group": "g"})
     assert SubscriptionGroupConfig.decode(shown.body) == groups[0]
-    assert (await rig.ask(352, {"group": "nobody"})).code == 26
+    assert b'"retryMaxTimes":16' in (await rig.ask(352, {"group": "new"})).body
+    assert rig.service.tables.groups.get("new") is None, "to ask makes none"
     bad = SubscriptionGroupList(
         group_config_list=[SubscriptionGroupConfig(group_name="i"), SubscriptionGroupConfig()]
     )

@@ -337,7 +337,7 @@ async def test_several_topics_are_made_at_once_or_none(rig):
     code = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
     topics = rig.service.tables.topics
     for wrong, why in (
-        ({**two, "perm": 5}, "perm of topic B is 5"),
+        ({**two, "perm": 8}, "perm of topic B is 8"),
         ({**two, "readQueueNums": 0}, "readQueueNums of topic B is 0, allowed are 1 to 65536"),
         ({**two, "topicName": "a b"}, "a b"),
         ({**two, "topicName": "TBW102"}, "is a system topic"),

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 
 import pytest
-from lone_broker import Rig, lone_broker, run_with_broker, until
+from lone_broker import Rig, lone_broker, make_group, run_with_broker, until
 from test_answers_wait import unconfirmed
 
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
@@ -20,6 +20,7 @@ async def consumed_and_deleted(rig: Rig) -> None:
     assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
     for n in range(5):
         assert (await rig.send(body=b"old%d" % n)).code == ResponseCode.SUCCESS
+    await make_group(rig)
     assert (await rig.ask(15, WHERE | {"commitOffset": "5"})).code == ResponseCode.SUCCESS
     assert (await rig.ask(215, {"topic": "T"})).code == ResponseCode.SUCCESS
 
@@ -189,6 +190,7 @@ async def test_r39_an_emptied_replica_forgets_what_the_log_will_not_delete(rig, 
     service = rig.service
     assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
     assert (await rig.send()).code == ResponseCode.SUCCESS
+    await make_group(rig)
     assert (await rig.ask(15, WHERE | {"commitOffset": "1"})).code == ResponseCode.SUCCESS
     service.store.slave_log.reset_for_empty_start(1 << 20)
     assert not service.tables.offsets.table

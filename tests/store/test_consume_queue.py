@@ -203,7 +203,7 @@ def test_r38_a_queue_whose_messages_all_expired_goes_on_behind_any_gap(tmp_path)
     [(5, 0, 0), (10, 0, 0), (15, 1, 0), (20, 1, 3), (25, 4, 3), (30, 4, 4), (31, 5, 4)],
 )
 def test_offset_by_time(tmp_path, time, lower, upper):
-    """LOWER: first at or after. UPPER: last at or before; 0 if all are younger."""
+    """LOWER: first at or after. UPPER: last at or before; the first if all are younger."""
     times = [10, 20, 20, 20, 30]
     queue = filled(tmp_path, 5)
 
@@ -444,8 +444,8 @@ def test_r24_what_a_large_tail_wrote_by_itself_is_synced_with_the_next_flush(tmp
 
 
 def test_a_time_before_all_messages_selects_as_java_does(tmp_path):
-    """UPPER gives 0, whatever the queue's first offset is."""
+    """Also UPPER gives the queue's first offset: Java's ConsumeQueueStore answers nothing below."""
     queue = queue_at(tmp_path)
     queue.put_unit_at(5, 500, 100, 0)
-    assert queue.offset_by_time(1, Boundary.UPPER, lambda phy, size: 9) == 0
+    assert queue.offset_by_time(1, Boundary.UPPER, lambda phy, size: 9) == 5
     assert queue.offset_by_time(1, Boundary.LOWER, lambda phy, size: 9) == 5

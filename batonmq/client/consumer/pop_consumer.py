@@ -176,7 +176,7 @@ class PopConsumer(Receiver):
     async def change_invisible_time(
         self, message: MessageExt, invisible_ms: int, *, timeout_ms: int = 3000
     ) -> None:
-        """Makes the message visible again `invisible_ms` from now. Raises ResponseError if it was
+        """Makes the message visible again `invisible_ms` from now. Has no effect if it was
         acknowledged or its invisible time is over."""
         check_number("invisible_ms", invisible_ms, 1)
         handle = self._handle(message)
