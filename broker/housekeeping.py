@@ -21,6 +21,7 @@ from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import HARuntimeInfo
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import UNIT
 from batonmq.runtime.turns import Pace
 from batonmq.store.errors import PutRefused
@@ -109,7 +110,10 @@ class Housekeeping:
         for queue_id, offset in self._offsets.offsets_of(group, topic).items():
             await pace.step()
             first = queries.min_offset_in_queue(topic, queue_id)
-            unit = queries.raw_units(topic, queue_id, max(offset, first), 1)
+            try:
+                unit = queries.raw_units(topic, queue_id, max(offset, first), 1)
+            except CorruptLogError:  # the end of this task would end the process
+                continue
             if unit:
                 most = max(most, log_end - _PHYSICAL_OFFSET.unpack_from(unit)[0])
         return most

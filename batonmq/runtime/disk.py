@@ -105,9 +105,11 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def is_unreadable(error: BaseException) -> bool:
-    """Whether the disk could not read a place: what is derived from the log is then made again."""
-    return isinstance(error, OSError) and error.errno == errno.EIO
+def check_unreadable(error: Exception) -> None:
+    """Raises an OSError again, unless the disk could not read a place: what is derived from the log
+    is then made again."""
+    if isinstance(error, OSError) and error.errno != errno.EIO:
+        raise error
 
 
 CALLS = (

@@ -172,16 +172,14 @@ def replace_with_twin(path: Path, data: bytes) -> None:
     disk.makedirs(path.parent)
     targets = (path, backup_path(path))
     temps = [target.with_name(target.name + _TEMP_SUFFIX) for target in targets]
-    fds: list[int] = []
-    try:
+    with contextlib.ExitStack() as opened:  # closes each, whatever another's close raises
+        fds: list[int] = []
         for temp in temps:
             fds.append(disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+            opened.callback(disk.close, fds[-1])
             write_all(fds[-1], data, 0)
         for fd in fds:
             disk.fsync(fd)
-    finally:
-        for fd in fds:
-            disk.close(fd)
     for temp, target in zip(temps, targets, strict=True):
         disk.replace(temp, target)
     sync_directory(path.parent)

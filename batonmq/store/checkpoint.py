@@ -113,6 +113,10 @@ class StoreCheckpoint:
             data = disk.read_bytes(path)
         except FileNotFoundError:
             data = b""
+        except OSError as error:
+            disk.check_unreadable(error)
+            log.error("checkpoint_damaged file=%s reason=%s", path, error)
+            data = b""
         self._written = data if len(data) == CHECKPOINT_SIZE else b""
         if self._written:
             self._decode(self._written)

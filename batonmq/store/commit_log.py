@@ -19,6 +19,7 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -200,12 +201,11 @@ class Segment:
             if self._closed:
                 return
             self._closed = True
+            # First: an error of the file's close must not keep the map.
+            with suppress(BufferError):  # still being sent; the last reference closes the map
+                self._view.release()
+                self._map.close()
             disk.close(self._fd)
-        try:
-            self._view.release()
-            self._map.close()
-        except BufferError:
-            return  # still being sent; the last reference closes the map
 
 
 class HistoryName:

@@ -150,6 +150,3 @@ class FileHandles:
         while self._fds:
             _, fd = self._fds.popitem()
             disk.close(fd)
-
-    def __len__(self) -> int:
-        return len(self._fds)

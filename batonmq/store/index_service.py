@@ -125,10 +125,6 @@ class IndexService:
         except OSError as error:
             self._health.pause_or_raise(error)
 
-    @property
-    def noted(self) -> int:
-        return len(self._noted)
-
     def drain(self) -> None:
         """Makes entries of what was noted. After an OSError (disk full) the rest stays noted."""
         while self._noted:
@@ -347,8 +343,7 @@ class IndexService:
                 trusted = clean or (not is_last and file.end_timestamp <= safe_timestamp)
                 is_whole = trusted or file.verify()
             except (ValueError, OSError) as error:
-                if isinstance(error, OSError) and not disk.is_unreadable(error):
-                    raise
+                disk.check_unreadable(error)
                 log.error("index_file_damaged file=%s reason=%s", self.root / name, error)
                 self._handles.forget(str(self.root / name))
                 self.was_cut = True
@@ -385,22 +380,13 @@ class IndexService:
         self._dirty.clear()
         return paths
 
-    def flush(self) -> int:
-        """All that was noted is durable on return, slots too; the newest store timestamp, for the
-        checkpoint's indexMsgTimestamp."""
+    def flush(self) -> None:
+        """All that was noted is durable on return, slots too."""
         self.drain()
         if self._files:
             self._files[-1].write_slots()
         for path in self.write_back():
             sync_file(path)
-        return self.end_timestamp
-
-    def destroy(self) -> None:
-        """Removes all files (an empty log has no index)."""
-        self._noted.clear()
-        for file in tuple(self._files):
-            self._remove(file)
-        self._find_end()
 
     def close(self, *, write_back: bool = True) -> None:
         """Drains and writes the slots, or drops both, and closes; not synced."""

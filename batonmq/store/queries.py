@@ -187,9 +187,12 @@ class StoreQueries:
         return queue.consume_queue.offset_by_time(timestamp_ms, boundary, self._store_timestamp)
 
     def message_store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time in ms of one message; -1 if there is none."""
+        """Store time in ms of one message; -1 if there is none or it cannot be read."""
         queue = self._queues.get(topic, queue_id)
-        unit = queue.consume_queue.unit_at(offset) if queue is not None else None
+        try:
+            unit = queue.consume_queue.unit_at(offset) if queue is not None else None
+        except CorruptLogError:  # one bad page must not hide the lag of all groups
+            return -1
         if unit is None or unit[1] == FILLER_SIZE:
             return -1
         return self._store_timestamp(unit[0], unit[1])

@@ -3,6 +3,7 @@ first byte. Units are not parsed here. One thread; only `sync_file` on the paths
 may run elsewhere."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from batonmq.protocol.errors import CorruptLogError
@@ -12,26 +13,24 @@ from batonmq.runtime.durable_file import BLOCK_SIZE, is_zero, next_data, write_a
 from batonmq.store.file_handles import FileHandles
 
 _NAME_DIGITS = 20
+#: A folder in the queue's, which Java passes over: a reader could not read one of the files.
+_UNREADABLE = "unreadable"
 
 
 class QueueFiles:
     """`starts`: positions of the files' first bytes, ascending, without gaps."""
 
-    __slots__ = ("_directory", "_handles", "_unsynced", "file_size", "starts")
+    __slots__ = ("_handles", "_unsynced", "directory", "file_size", "starts")
 
     def __init__(self, directory: str | Path, file_size: int, handles: FileHandles) -> None:
         """Nothing is created on disk before the first `write`."""
-        self._directory = str(directory)
+        self.directory = str(directory)
         self._handles = handles
         self.file_size = file_size
         # Tuples of plain values: the garbage collector skips them, in every queue.
         self.starts: tuple[int, ...] = ()
         # Files and folders to sync; for a new file also its parent folders.
         self._unsynced: tuple[str, ...] = ()
-
-    @property
-    def directory(self) -> str:
-        return self._directory
 
     @property
     def end(self) -> int:
@@ -44,21 +43,23 @@ class QueueFiles:
         return self._path(position - within), within
 
     def _path(self, start: int) -> str:
-        return f"{self._directory}/{start:0{_NAME_DIGITS}d}"
+        return f"{self.directory}/{start:0{_NAME_DIGITS}d}"
 
     def load(self) -> bool:
         """Finds the files; an empty last one is removed, and True returned. Raises CorruptLogError
-        for a file that is missing or of another length, and for a folder without files."""
+        for a file that is missing, of another length or was unreadable, and for a folder without
+        files."""
         self.starts = ()
         try:
-            listed = disk.listdir(self._directory)
+            listed = disk.listdir(self.directory)
         except FileNotFoundError:
             return False
         names = sorted(name for name in listed if natural_number(name) is not None)
-        if not names:
-            raise CorruptLogError(self._directory, 0, "the files of this queue are missing")
+        if not names or _UNREADABLE in listed:
+            what = "could not be read" if names else "are missing"
+            raise CorruptLogError(self.directory, 0, f"the files of this queue {what}")
         for name in names:
-            path = f"{self._directory}/{name}"
+            path = f"{self.directory}/{name}"
             size = os.stat(path).st_size
             if size == 0 and name == names[-1]:
                 if self.starts:
@@ -77,9 +78,17 @@ class QueueFiles:
         return False
 
     def read(self, position: int, end: int) -> bytes:
-        """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter."""
+        """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter or the
+        disk cannot read them: then the next start rebuilds the queue."""
         path, within = self.place_of(position)
-        data = disk.pread(self._handles.fd(path), end - position, within)
+        try:
+            data = disk.pread(self._handles.fd(path), end - position, within)
+        except OSError as error:
+            disk.check_unreadable(error)
+            # A start reads the last files only, so it would not find this page by itself.
+            with suppress(OSError):
+                disk.mkdir(f"{self.directory}/{_UNREADABLE}")
+            raise CorruptLogError(path, within, f"{error}; a restart rebuilds it") from error
         if len(data) != end - position:
             raise CorruptLogError(path, within, f"{len(data)} bytes where {end - position} belong")
         return data
@@ -132,10 +141,10 @@ class QueueFiles:
             self._remove_untaken()
             self._make(start)
         if not self.starts:
-            topic, _, _ = self._directory.rpartition("/")
+            topic, _, _ = self.directory.rpartition("/")
             self._note_unsynced(topic)
             self._note_unsynced(topic.rpartition("/")[0])
-        self._note_unsynced(self._directory)
+        self._note_unsynced(self.directory)
         self.starts += (start,)
 
     def _make(self, start: int) -> None:
@@ -149,15 +158,15 @@ class QueueFiles:
 
     def _make_folder(self) -> None:
         try:
-            disk.mkdir(self._directory)  # the topic's folder usually exists
+            disk.mkdir(self.directory)  # the topic's folder usually exists
         except FileExistsError:
             pass
         except FileNotFoundError:
-            disk.makedirs(self._directory)
+            disk.makedirs(self.directory)
 
     def _remove_untaken(self) -> None:
         """Removes a file made ahead for another place: a hole between files is damage."""
-        for path in self._handles.new_files.forget(self._directory):
+        for path in self._handles.new_files.forget(self.directory):
             disk.unlink(path)
 
     def _note_unsynced(self, path: str) -> None:
@@ -178,7 +187,7 @@ class QueueFiles:
         while len(self.starts) > 1 and self.starts[-1] >= position:
             self._unlink(self.starts[-1])
             self.starts = self.starts[:-1]
-            self._note_unsynced(self._directory)
+            self._note_unsynced(self.directory)
         start = self.starts[-1]
         end = min(written_end, self.end)
         path = self._path(start)
@@ -204,6 +213,6 @@ class QueueFiles:
     def forget(self) -> None:
         """Continues as if there were no files."""
         self.close()
-        self._handles.new_files.forget(self._directory)
+        self._handles.new_files.forget(self.directory)
         self.starts = ()
         self._unsynced = ()

@@ -102,7 +102,8 @@ class QueuePositions:
         if path.exists():
             try:
                 self._state = _decode_file(disk.read_bytes(path))
-            except (ValueError, msgspec.DecodeError) as error:
+            except (ValueError, msgspec.DecodeError, OSError) as error:
+                disk.check_unreadable(error)
                 log.error("queue_positions_damaged file=%s offset=0 reason=%s", path, error)
                 self.was_damaged = True
 

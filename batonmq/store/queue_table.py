@@ -114,12 +114,12 @@ class ConsumeQueueStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._ids: dict[str, set[int]] = {}
 
-    def load(self, safe_offset: int = 0) -> list[CorruptLogError]:
+    def load(self, safe_offset: int = 0) -> list[Exception]:
         """Finds every queue on disk, each cut behind its last good unit. `safe_offset`: units of
         lower records were synced. A queue with damaged files is removed and its error returned:
         dispatch the log from its beginning to rebuild it. Raises OSError, before anything is
         removed if that cannot be noted."""
-        damaged: list[CorruptLogError] = []
+        damaged: list[Exception] = []
         cut: list[Path] = []
         self.deleted.remove_earlier()
         for topic, queue_id in self._queues_on_disk():
@@ -127,12 +127,7 @@ class ConsumeQueueStore:
             try:
                 cut += queue.load(safe_offset)
             except (CorruptLogError, OSError) as error:
-                # Only here: in a running store a bad sector ends the process, and the next start
-                # comes here.
-                if isinstance(error, OSError):
-                    if not disk.is_unreadable(error):
-                        raise
-                    error = CorruptLogError(str(queue.folder), 0, str(error))
+                disk.check_unreadable(error)
                 log.error(
                     "consume_queue_damaged topic=%s queue_id=%d reason=%s", topic, queue_id, error
                 )
@@ -242,6 +237,13 @@ class ConsumeQueueStore:
             self.note_rebuild()
         for queue in queues:
             self._destroy(self._remove(queue.topic, queue.queue_id))
+
+    def drop_unreadable(self, error: CorruptLogError) -> bool:
+        """Removes the queue whose file the error names, as `rebuild` does; whether there is one."""
+        folder = Path(error.file).parent
+        found = [queue for queue in self._queues.values() if queue.folder == folder]
+        self.rebuild(found)
+        return bool(found)
 
     def note_rebuild(self) -> None:
         """The log must be dispatched from its beginning: by the next start if this one is killed.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 from batonmq.protocol.errors import CorruptLogError
@@ -105,15 +105,6 @@ class Confirmed(NamedTuple):
     visible_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveredLog:
-    """Whole, verified records are in [start_offset, end_offset)."""
-
-    start_offset: int
-    end_offset: int
-    damage: Suspicion | None
-
-
 def recover_store(
     files: StoreFiles,
     truncation: LogTruncation,
@@ -126,10 +117,35 @@ def recover_store(
     finishes an interrupted truncation. Consume queues ahead of the log are cut. Damage, and an
     unclean stop under another boot, are noted in `suspect_mark`, not raised."""
     truncation.resume()
+    while True:
+        try:
+            confirmed = _find_end(files, dispatcher, confirm_rule, boot_id)
+            break
+        except CorruptLogError as error:
+            # Nothing is dispatched yet, so no table gets a record twice.
+            if not files.consume_queues.drop_unreadable(error):
+                raise
+            log.error("consume_queue_damaged reason=%s", error)
+    dispatcher.advance(confirmed)
+    log.info(
+        "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
+        files.was_clean, dispatcher.verified.start, files.log.max_offset, dispatcher.offset,
+    )  # fmt: skip
+
+
+def _find_end(
+    files: StoreFiles, dispatcher: LogDispatcher, confirm_rule: StartConfirmRule, boot_id: str
+) -> int:
+    """Finds the log's end, and makes queues and index ready for dispatch; what counts as confirmed.
+    May be repeated."""
     commit_log, consume_queues = files.log, files.consume_queues
-    stored_confirm = files.checkpoint.confirm_phy_offset
-    totals = files.checkpoint.queue_totals
-    start = _begin_below(files.checkpoint, _start_offset(files))
+    stored_confirm, totals = files.checkpoint.confirm_phy_offset, files.checkpoint.queue_totals
+    start, checkpoint = _start_offset(files), files.checkpoint
+    # Queues and index are cut to it, and what they get next is only in memory for a while: if this
+    # process is killed, the next start must read from there too.
+    if checkpoint.recovery_offset is not None and checkpoint.recovery_offset > start:
+        checkpoint.lower_recovery(start)
+        checkpoint.flush()
     damaged = _drop_bad_queues(files, dispatcher.queues, start, totals)
     # Only confirmed records have units, so queues may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
@@ -139,15 +155,14 @@ def recover_store(
         damaged = consume_queues.drop_damaged(start, expects_none=False) or damaged
         consume_queues.truncate_dirty(start)
     confirmed = Confirmed(stored_confirm, confirm_rule.proven(visible_end))
-    recovered = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
-    end = recovered.end_offset
+    end, damage = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
     _write_again(files, start := min(start, end))
-    _note_damage(files, recovered, boot_id)
+    _note_damage(files, end, damage, boot_id)
     if visible_end > end:
         log.warning("consume_queues_ahead_of_log visible_end=%d log_end=%d", visible_end, end)
     if end == commit_log.min_offset:
         consume_queues.destroy_all()
-    is_whole = files.was_clean and recovered.damage is None
+    is_whole = files.was_clean and damage is None
     damaged = consume_queues.drop_damaged(end, expects_none=is_whole) or damaged
     consume_queues.truncate_dirty(end)
     files.index.truncate_to(end)
@@ -156,21 +171,7 @@ def recover_store(
     dispatcher.verified.restart(start, end)
     # Removed queues are rebuilt from the beginning of the log.
     dispatcher.restart_at(commit_log.min_offset if damaged else start)
-    dispatcher.advance(confirm_rule.confirmed(stored_confirm, visible_end, end))
-    log.info(
-        "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
-        files.was_clean, start, end, dispatcher.offset,
-    )  # fmt: skip
-
-
-def _begin_below(checkpoint: StoreCheckpoint, offset: int) -> int:
-    """Returns `offset`. Queues and index are cut to it, and what they get next is only in memory
-    for a while: if this process is killed, the next start must read from there too. Raises OSError.
-    """
-    if checkpoint.recovery_offset is not None and checkpoint.recovery_offset > offset:
-        checkpoint.lower_recovery(offset)
-        checkpoint.flush()
-    return offset
+    return confirm_rule.confirmed(stored_confirm, visible_end, end)
 
 
 def _drop_bad_queues(
@@ -378,14 +379,13 @@ def _adopt_queues(
     queues.adopt_loaded()
 
 
-def _note_damage(files: StoreFiles, recovered: RecoveredLog, boot_id: str) -> None:
+def _note_damage(files: StoreFiles, end: int, damage: Suspicion | None, boot_id: str) -> None:
     """After a reboot, what was acked from the page cache may be missing (R17). Noted in either
     mode: controllers may judge it at a later start (R48)."""
-    end = recovered.end_offset
     rebooted = files.last_run is not None and not files.last_run.survived(boot_id)
-    if recovered.damage is not None:
-        files.suspect_mark.add(replace(recovered.damage, until_level=rebooted))
-    if recovered.damage is not None or not rebooted:
+    if damage is not None:
+        files.suspect_mark.add(replace(damage, until_level=rebooted))
+    if damage is not None or not rebooted:
         return
     if files.suspect_mark.report is not None:  # an earlier, more exact reason stays
         return
@@ -430,25 +430,22 @@ def _start_offset(files: StoreFiles) -> int:
 
 def recover_log(
     commit_log: CommitLog, start_offset: int, confirmed: Confirmed, *, was_clean: bool
-) -> RecoveredLog:
+) -> tuple[int, Suspicion | None]:
     """Finds the end of the log by reading it, CRCs checked, from the record boundary
-    `start_offset`. A torn tail is zeroed, durably; damage is left alone. Sets the log's end. After
-    an unclean stop bytes may be in the page cache only: they count as flushed once this process
-    flushed them."""
+    `start_offset`; the end, and what is damaged there. A torn tail is zeroed, durably; damage is
+    left alone. Sets the log's end. After an unclean stop bytes may be in the page cache only: they
+    count as flushed once this process flushed them."""
     end, problem = whole_records_end(commit_log, start_offset, commit_log.end_of_segments)
     damage = _find_damage(commit_log, end, problem, confirmed)
     # R24: a torn tail was never acknowledged; damage may have been.
     if damage is None:
         cut_torn_tail(commit_log, end)
     else:
-        log.error("commit_log_damaged file=%s offset=%d reason=%s", *_fields(damage))
+        place = damage.file, damage.offset
+        log.error("commit_log_damaged file=%s offset=%d reason=%s", *place, damage.what)
     # What was read after an unclean stop may be in the page cache only.
     commit_log.set_end(end, None if was_clean else start_offset)
-    return RecoveredLog(start_offset, end, damage)
-
-
-def _fields(damage: Suspicion) -> tuple[str, int, str]:
-    return damage.file, damage.offset, damage.what
+    return end, damage
 
 
 def _find_damage(

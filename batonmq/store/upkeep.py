@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import sync_below, sync_directory
@@ -198,12 +199,6 @@ class CheckpointWriter:
         self._queue_paths: list[Path] = []
         self._index_paths: list[Path] = []
         self._is_running = False
-
-    @property
-    def covered_offset(self) -> int:
-        """The end of what a start after a crash need not read; -1 if unknown."""
-        offset = self._checkpoint.recovery_offset
-        return -1 if offset is None else offset
 
     def flush_derived(self) -> None:
         """Brings consume queues, index and checkpoint to disk: in slices and a thread while the
@@ -489,9 +484,12 @@ class Expirer:
         self._files.index.delete_expired(min_offset)
         queues, expired = self._files.consume_queues, list[ConsumeQueue]()
         for number, queue in enumerate(queues.queues(), 1):
-            queue.correct_min_offset(min_offset)
-            if has_expired_file(queue, min_offset):
-                expired.append(queue)
+            try:
+                queue.correct_min_offset(min_offset)
+                if has_expired_file(queue, min_offset):
+                    expired.append(queue)
+            except CorruptLogError as error:  # the other queues do not wait for it
+                log.error("consume_queue_not_trimmed reason=%s", error)
             if number % _TRIMMED_AT_ONCE == 0:
                 yield
         if not expired:

@@ -11,6 +11,7 @@ a majority grants them; here every required member does, always. Origin: Java
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.json_body import Body
 from batonmq.runtime.clock import wall_ms
+
+log = logging.getLogger(__name__)
 
 LEASE_MS: Final = 60_000
 CHECKED_MAX: Final = 1000
@@ -68,6 +71,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._renewed_all_ms = 0
         self._to_check: Iterator[tuple[str, Queue]] = iter(())
         self._count = 0  # Locks of all groups
+        self._is_full = False  # Whether a queue found no place, logged for the operator
         self.change_count = 0
         """Grows with each change of an owner."""
 
@@ -132,6 +136,9 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
                 count += 1
                 new.append(queue)
                 granted.append(queue)
+            elif not self._is_full:  # once: strangers choose how often
+                self._is_full = True
+                log.warning("queue_locks_full count=%d group=%s queue=%s", count, group, queue)
         if not new:
             return granted, None
         change = LockChange(group=group, client_id=client_id, queues=new)
@@ -159,6 +166,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
             elif queue in locks and locks[queue].client_id == change.client_id:
                 del locks[queue]
         self._count += len(locks) - before
+        self._is_full = self._is_full and self._count >= INVENTED_MAX
         if not locks:
             del self._groups[change.group]
         self._changed()

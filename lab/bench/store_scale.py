@@ -78,7 +78,7 @@ async def _rounds(store: MessageStore, queues: int) -> None:
         each_us = (time.thread_time() - began) * 1e6 / queues
         begun, end = time.monotonic(), store.confirm_offset
         with _Turns() as turns:
-            while store.checkpoints.covered_offset != end:  # noqa: ASYNC110
+            while store._files.checkpoint.recovery_offset != end:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         print(
             f"  round {number}: put {each_us:.1f} us each; upkeep {turns.total * 1000:.0f} ms of"

@@ -155,7 +155,7 @@ async def test_r45_locks_that_have_expired_wait_for_disk_space(rig, caplog):
     assert locks.wrapper().locks == {}
 
 
-async def test_r58_invented_names_leave_places_for_real_queues(rig, monkeypatch):
+async def test_r58_invented_names_leave_places_for_real_queues(rig, monkeypatch, caplog):
     """A stranger chooses the names of groups, topics and queues."""
 
     async def lock(client: str, group: str, queues: list[MessageQueue]) -> list[MessageQueue]:
@@ -172,6 +172,7 @@ async def test_r58_invented_names_leave_places_for_real_queues(rig, monkeypatch)
     assert len(await lock("stranger", "g", invented("X"))) == 4
     assert await lock("stranger", "g", invented("T", first=1000)) == []
     assert await lock("stranger", "invented", [QUEUE]) == []
+    assert caplog.text.count("queue_locks_full") == 1, "named once, not at each request"
     assert await lock("a", "g", [QUEUE]) == [QUEUE]
     assert len(await lock("stranger", "g", invented("X"))) == 4, "what it has is renewed"
     # The whole table has a limit, too: what is given back makes a place.

@@ -82,4 +82,4 @@ async def check_features(rig: Rig) -> None:
     for feature in (waiting.schedule, waiting.timers, waiting.transactions, waiting.pop):
         assert feature._timer is not None, feature
     store = rig.service.store
-    await until(lambda: store.checkpoints.covered_offset == store.confirm_offset)
+    await until(lambda: store._files.checkpoint.recovery_offset == store.confirm_offset)

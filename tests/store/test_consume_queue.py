@@ -341,12 +341,12 @@ def test_descriptors_are_bounded(tmp_path):
         path.write_bytes(b"x")
     for path in paths:
         handles.fd(str(path))
-        assert len(handles) <= 3
+        assert len(handles._fds) <= 3
     handles.forget(str(paths[-1]))
     handles.forget(str(paths[0]))
-    assert len(handles) == 2
+    assert len(handles._fds) == 2
     handles.close()
-    assert len(handles) == 0
+    assert not handles._fds
 
 
 def test_store_of_queues_over_a_restart(tmp_path):

@@ -30,7 +30,7 @@ def put_everywhere(rig, store, queues=QUEUES):
 async def until_covered(store):
     end = store.confirm_offset
     for _ in range(2000):
-        if store.checkpoints.covered_offset == end:
+        if store._files.checkpoint.recovery_offset == end:
             return
         await asyncio.sleep(0.01)
     pytest.fail(f"no checkpoint covers {end}")
@@ -119,12 +119,12 @@ def test_r40_many_queues_are_synced_at_once_and_durably(rig, tmp_path):
         store = rig.open_master()
         put_everywhere(rig, store, queues)
         store.checkpoints.flush_derived()
-        assert store.checkpoints.covered_offset == store.confirm_offset
+        assert store._files.checkpoint.recovery_offset == store.confirm_offset
         left = cut.leave(tmp_path / "left")
     store.abandon()
     rig.root = left
     store = rig.open()
-    assert store.checkpoints.covered_offset == store.confirm_offset == store.max_phy_offset
+    assert store._files.checkpoint.recovery_offset == store.confirm_offset == store.max_phy_offset
     assert bodies_of(rig, store, queues) == [[b"%d" % number] for number in range(queues)]
 
 

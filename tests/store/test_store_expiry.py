@@ -319,12 +319,13 @@ def test_r24_a_segment_that_could_not_be_unlinked_leaves_no_hole_behind_it(
     assert (store.min_phy_offset == 0) is not recovers
 
 
-def test_r45_a_queue_that_cannot_be_read_keeps_no_expired_segment_on_the_disk(rig):
+def test_r45_a_queue_that_cannot_be_read_keeps_no_expired_segment_on_the_disk(rig, caplog):
     store = filled(rig)
     store.checkpoints.flush_derived()
     age(rig, 2)
-    with failing("pread /consumequeue EIO"), pytest.raises(OSError, match="Input/output error"):
-        store.expirer.clean_expired(manual=True)
+    with failing("pread /consumequeue EIO"):
+        assert store.expirer.clean_expired(manual=True) == 2
+    assert "consume_queue_not_trimmed" in caplog.text
     assert not rig.segment(0).exists() and not rig.segment(1).exists()
 
 

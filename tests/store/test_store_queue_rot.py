@@ -1,5 +1,6 @@
 """Bytes of a consume queue that went bad on the disk: noticed, named, rebuilt from the log."""
 
+import errno
 import os
 import re
 import shutil
@@ -10,8 +11,10 @@ from kill_walk import walk_kills
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.tags import tags_code
+from batonmq.runtime import disk
 from batonmq.store import reader, recovery
 from batonmq.store.checkpoint import StoreCheckpoint
+from batonmq.store.errors import CutUnfinishedError
 from batonmq.store.log_scan import check_record
 from tests.shared.failing_disk import failing
 
@@ -62,6 +65,81 @@ def test_g8_a_queue_that_the_disk_cannot_read_is_built_from_the_log(rig, stop, c
     assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
     assert "consume_queue_damaged" in caplog.text and "Input/output error" in caplog.text
     assert rig.put(store).queue_offset == COUNT
+
+
+HUNDRED = [b"m%02d" % number for number in range(100)]
+
+
+@pytest.fixture
+def bad_files(rig, monkeypatch):
+    """Call it: from then on all files of the queue but the last three cannot be read."""
+    bad = set()
+
+    def pread(fd, size, position):
+        if os.fstat(fd).st_ino in bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(fd, size, position)
+
+    def spoil():
+        files = sorted(path for path in place(rig, 0)[0].parent.iterdir() if path.is_file())
+        bad.update(path.stat().st_ino for path in files[:-3])
+        monkeypatch.setattr(disk, "pread", pread)
+
+    return spoil
+
+
+def test_g8_a_start_builds_a_queue_of_which_it_cannot_read_an_old_file(rig, store, bad_files):
+    """It reads the last files, and of old ones where units are cut. Tables get no record twice."""
+    rig.put_confirmed(store, b"1", topic="Table")
+    rig.put_confirmed(store, *HUNDRED[:30])
+    store.checkpoints.flush_derived()
+    rig.put_confirmed(store, *HUNDRED[30:])
+    rig.write_queues_back(store)
+    rig.kill(store)
+    bad_files()
+    taken = []
+    rig.before_open = lambda store: store.on_system_record.update(
+        Table=lambda head, body: taken.append(body)
+    )
+    store = rig.open_master()
+    store.advance_confirm_offset(store.max_phy_offset)
+    assert bodies(rig, store) == HUNDRED and taken == [b"1"]
+    assert not store.trust.reason and rig.put(store).queue_offset == 100
+
+
+@pytest.mark.parametrize("how", ["clean", "killed"])
+def test_g8_a_queue_that_a_reader_could_not_read_is_built_by_the_next_start(
+    rig, store, how, bad_files
+):
+    """Which would not read old files by itself, and serve some messages never again."""
+    rig.put_confirmed(store, *HUNDRED)
+    store.checkpoints.flush_derived()
+    rig.kill(store)
+    store = rig.open_master()
+    bad_files()
+    for _ in range(2):
+        with pytest.raises(CorruptLogError, match="Input/output error") as refused:
+            store.queries.get_message(TOPIC, 0, 0, 32)
+        assert refused.value.file == str(place(rig, 0)[0])
+    assert store.queries.get_message(TOPIC, 0, 90, 10).message_count == 10
+    assert store.queries.message_store_timestamp(TOPIC, 0, 0) == -1
+    stop(rig, store, how)
+    store = rig.open_master()
+    assert bodies(rig, store) == HUNDRED and not store.trust.reason
+
+
+def test_r37_a_cut_that_cannot_read_a_queue_says_nothing_of_the_log(rig, store, bad_files):
+    """The next start drops that queue first, then finishes the cut."""
+    rig.put_confirmed(store, *HUNDRED)
+    store.checkpoints.flush_derived()
+    at, store._on_fatal = offset_of(store, 30), lambda error: None
+    bad_files()
+    with pytest.raises(CutUnfinishedError, match="Input/output error"):
+        store.slave_log.truncate_to(at, unclean_epoch=True)
+    store.close()
+    store = rig.open_master()
+    store.advance_confirm_offset(store.max_phy_offset)
+    assert bodies(rig, store) == HUNDRED[:30] and not store.trust.reason
 
 
 @pytest.mark.parametrize("at", range(UNIT_SIZE))
