@@ -113,9 +113,7 @@ def _show(
     # A super user may do everything, in both versions.
     if any(row["userType"] != "Super" for row in rows):
         lost.append(TOOLS_NOTE)
-    if context.out.as_json:
-        context.out.document({"users": rows, "lost": lost, "dryRun": dry_run})
-    else:
+    if not context.out.wrote_json({"users": rows, "lost": lost, "dryRun": dry_run}):
         lines = []
         for row in rows:
             who = [row["brokerName"], row["username"], row["userType"], row["user"]]

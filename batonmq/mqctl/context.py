@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 K = TypeVar("K")
 COMPLETE_MS = 1_500
+SIGN = "give the user by BATONMQ_ACCESS_KEY and BATONMQ_SECRET_KEY, or BATONMQ_CREDENTIALS=FILE"
 AT_ONCE = 32
 """Requests of a command at a time: one that asks for thousands of topics must not crowd out the
 requests of producers."""
@@ -240,7 +241,8 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
         with _ctrl_c_at_once():
             uvloop.run(work)
     except BatonError as error:
-        raise CommandFailed(" ".join(str(error).split()) or type(error).__name__) from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise CommandFailed(f"{text}; {SIGN}" if is_unsigned(text) else text) from error
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
         raise
     except KeyboardInterrupt:
@@ -337,4 +339,9 @@ async def _groups_there(admin: Admin, info: ClusterInfo) -> list[str]:
 
 def reason(address: str, error: object) -> str:
     """The text of an error without the address in front, which is shown beside it."""
-    return str(error).removeprefix(f"{address}: ")
+    return str(error).removeprefix(address).removeprefix(":").lstrip()
+
+
+def is_unsigned(why: str) -> bool:
+    """Whether a node answered that it does not know who asks: rights are no help then."""
+    return "request is not signed" in why or "signature is not right" in why

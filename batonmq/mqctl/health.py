@@ -22,7 +22,7 @@ import msgspec
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.types import ControllerMetadata
-from batonmq.mqctl.context import reason
+from batonmq.mqctl.context import SIGN, is_unsigned, reason
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
     BrokerReplicasInfo,
@@ -36,8 +36,6 @@ from batonmq.runtime.words import counted
 
 BEHIND_ENTRIES = 1_000
 """How many entries a controller may be behind the leader; their replies differ in time anyway."""
-
-
 OK, DEGRADED, DOWN = "ok", "degraded", "down"
 # 2 is wrong usage, in every command.
 EXIT_CODES: Final = {OK: 0, DEGRADED: 3, DOWN: 1}
@@ -191,19 +189,16 @@ class Findings:
         """Dead replicas of a group that are no part of it any more: cluster.json lacks them, or
         their address has a newer one. The controllers remember them until an operator says
         otherwise."""
-        info, planned = self.replicas.replicas_info_table.get(name), self.expected.get(name)
-        if info is None:
+        if (info := self.replicas.replicas_info_table.get(name)) is None:
             return []
         # A store that was replaced is a new replica: the former one cannot come back there.
         newest = dict(sorted((r.broker_address, r.broker_id) for r in info.replicas))
+        planned = self.expected.get(name) or newest.keys()
         return [
-            replica
-            for replica in info.not_in_sync_replicas
-            if not replica.alive
-            and (
-                replica.broker_id < newest[replica.broker_address]
-                or (planned and replica.broker_address not in planned)
-            )
+            r
+            for r in info.not_in_sync_replicas
+            if not r.alive
+            and (r.broker_id < newest[r.broker_address] or r.broker_address not in planned)
         ]
 
     @property
@@ -249,6 +244,10 @@ class Findings:
             for answer in self.controllers.values()
             if not isinstance(answer, BatonError) and answer.leader_address
         }
+        if _refuse(self.controllers):
+            text = "the controllers tell this user nothing: whether groups take writes is not known"
+            step = _next_step(str(next(iter(self.controllers.values()))))
+            return [Problem.of(text, step, is_down=True)]
         if not self.leader:
             answering = sum(not isinstance(a, BatonError) for a in self.controllers.values())
             why, advice = "a majority of them must run", "start the controllers that are away"
@@ -295,10 +294,8 @@ class Findings:
             for address, log in logs.items():
                 behind = leading.applied_index - log.applied_index
                 if behind > BEHIND_ENTRIES:
-                    text = (
-                        f"controller {address}: {counted(behind, 'entry')} behind the leader's log"
-                    )
-                    found.append(Problem.of(text, look))
+                    what = f"{counted(behind, 'entry')} behind the leader's log"
+                    found.append(Problem.of(f"controller {address}: {what}", look))
         # By rules as well: versions in a rolling upgrade make different states of one log.
         digests: dict[tuple[int, str], dict[str, str]] = {}
         for address, log in logs.items():
@@ -335,10 +332,9 @@ class Findings:
         routed = self.routes.broker_addr_table.get(name)
         to = routed.broker_addrs.get(MASTER_ID) if routed is not None else None
         if info.master_address and to != info.master_address:
-            text = (
-                f"{name}: name servers route to {to or 'none'}, the master is {info.master_address}"
-            )
-            found.append(Problem.of(text, f"mqctl brokerStatus -b {info.master_address}"))
+            at = info.master_address
+            text = f"{name}: name servers route to {to or 'none'}, the master is {at}"
+            found.append(Problem.of(text, f"mqctl brokerStatus -b {at}"))
         return found + self._set_problems(name, info)
 
     def _set_problems(self, name: str, info: ReplicasInfo) -> list[Problem]:
@@ -438,7 +434,7 @@ def of_others(why: str) -> bool:
 
 def _next_step(why: str) -> str:
     if may_not(why):
-        return _RIGHTS
+        return SIGN if is_unsigned(why) else _RIGHTS
     if of_others(why):
         return _OTHERS
     return _CERTIFICATE if distrusts(why) else _CLOSES if closes(why) else _AWAY
@@ -518,11 +514,18 @@ async def _roles(
 ) -> tuple[BrokerReplicasInfo, str | None]:
     """What the leading controller records, and why that is not known."""
     if not any(map(_leads, answers.values())):
-        return BrokerReplicasInfo(), "no controller leads"
+        why = "this user may not ask" if _refuse(answers) else "no controller leads"
+        return BrokerReplicasInfo(), why
     try:
         return await controller.sync_state_data(groups, every=True), None
     except BatonError as error:
         return BrokerReplicasInfo(), str(error)
+
+
+def _refuse(answers: Mapping[str, ControllerMetadata | BatonError]) -> bool:
+    """Whether all controllers answer, and none of them answers this user."""
+    whys = [str(a) if isinstance(a, BatonError) else "" for a in answers.values()]
+    return bool(whys) and all(map(may_not, whys))
 
 
 def _leads(answer: ControllerMetadata | BatonError) -> bool:

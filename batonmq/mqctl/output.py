@@ -67,6 +67,11 @@ class Output:
             self.document(document)
         return self.as_json
 
+    def say(self, text: str, style: str = "") -> None:
+        """A line for people alone: with --json a document says it."""
+        if not self.as_json:
+            self.line(text, style)
+
     def result(self, document: object, text: str, style: str = "") -> None:
         """The document, or for people a line."""
         if not self.wrote_json(document):

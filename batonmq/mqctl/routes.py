@@ -21,12 +21,6 @@ Brokers = list[tuple[str, str, int, str]]
 """(cluster, broker name, id, address), ascending."""
 
 
-async def cluster_of(admin: Admin, cluster_name: str | None = None) -> ClusterInfo:
-    """Of one cluster or of all, as name servers know it. Raises ClientError for an unknown name."""
-    info = await admin.cluster.info()
-    return info if cluster_name is None else only_cluster(info, cluster_name)
-
-
 def brokers_of(info: ClusterInfo) -> Brokers:
     return sorted(
         (data.cluster, name, broker_id, address)

@@ -488,6 +488,26 @@ def test_a_verdict_by_a_user_that_may_not_ask_calls_no_node_hung(mqctl: Run, fak
     assert "mqctl acl create USER" in mqctl("health").out
 
 
+def test_a_wrong_secret_is_no_lost_majority_and_no_lack_of_rights(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise ResponseError(16, "user 'admin': unknown, or its signature is not right", NS)
+
+    for address in fake.metadata:
+        try:
+            refuse()
+        except ResponseError as error:
+            fake.metadata[address] = error
+    found = mqctl("health", "--json")
+    assert (found.code, found.json["state"]) == (1, "down")
+    assert not any("majority" in each for each in found.json["problems"])
+    assert all("BATONMQ_SECRET_KEY" in step for step in found.json["nextSteps"])
+    assert "no controller leads" not in mqctl("health").out
+    monkeypatch.setattr(batonmq.client.admin.admin.Admin, "topic_list", refuse)
+    assert "BATONMQ_SECRET_KEY" in mqctl("topicList").err
+
+
 def test_groups_that_take_no_writes_are_named_and_no_others(mqctl: Run, fake: Any) -> None:
     """By each way in which one is known: no master, a dead master, a master that refuses."""
     for n, name in enumerate(("broker-b", "broker-c", "broker-d"), 5):

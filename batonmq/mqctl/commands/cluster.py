@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.cluster import only_cluster
 from batonmq.mqctl.context import CommandContext, ask_all
 from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, plain
@@ -115,16 +114,12 @@ async def broker_status(
     async with context.admin() as admin:
         if broker_addr:
             table = await admin.brokers.runtime_info(broker_addr)
-            if context.out.as_json:
-                context.out.document({"table": table})
-            else:
+            if not context.out.wrote_json({"table": table}):
                 context.out.fields(sorted(table.items()))
             return
         addresses = await every_broker(context, admin, cluster_name)
         tables = await context.ask_each(addresses, admin.brokers.runtime_info)
-    if context.out.as_json:
-        context.out.document({address: {"table": table} for address, table in tables.items()})
-    else:
+    if not context.out.wrote_json({address: {"table": table} for address, table in tables.items()}):
         context.out.settings(tables)
 
 
@@ -137,7 +132,9 @@ async def get_broker_config(
     """JSON: address to settings."""
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
-        addresses = await _addresses(context, admin, broker_addr, cluster_name)
+        addresses = (
+            [broker_addr] if broker_addr else await every_broker(context, admin, cluster_name)
+        )
         found = await context.ask_each(addresses, admin.brokers.config)
     context.out.settings(found)
 
@@ -165,20 +162,14 @@ async def update_broker_config(
         async def change(address: str) -> str:
             return await admin.brokers.update_config(address, {key: value})
 
-        addresses = await _addresses(context, admin, broker_addr, cluster_name)
+        addresses = (
+            [broker_addr] if broker_addr else await every_broker(context, admin, cluster_name)
+        )
         done = await context.ask_each(addresses, change)
     if context.out.wrote_json({"key": key, "value": value, "addresses": list(done)}):
         return
     for address, warning in done.items():
         context.out.line(f"{address}: {key}={value}" + (f" ({warning})" if warning else ""))
-
-
-async def _addresses(
-    context: CommandContext, admin: Admin, broker_addr: str | None, cluster_name: str | None
-) -> list[str]:
-    if broker_addr is not None:
-        return [broker_addr]
-    return await every_broker(context, admin, cluster_name)
 
 
 def own_id(broker_id: int, found: Mapping[str, str] | None) -> object:

@@ -239,9 +239,9 @@ async def elect(
         if not elected.already_master:
             story = await _story(context, controller, elected)
     replicas = await controller.sync_state_data([broker_name])
-    if context.out.as_json:
-        context.out.document(_document(elected, story) | _unclean_document(elected, story, how))
-    else:
+    if not context.out.wrote_json(
+        _document(elected, story) | _unclean_document(elected, story, how)
+    ):
         if outcome := _outcome(elected, story):
             context.out.line(outcome)
         show_replicas(context, replicas)

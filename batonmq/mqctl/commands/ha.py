@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import click
 
 from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.cluster import only_cluster
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, plain, when, yes_or_no
 from batonmq.mqctl.params import command, exclusive, option, yes_option
-from batonmq.mqctl.routes import cluster_of, every_broker, masters_to_read
+from batonmq.mqctl.routes import every_broker, masters_to_read
 from batonmq.protocol.bodies import (
     BrokerReplicasInfo,
     EpochEntryCache,
@@ -46,7 +47,9 @@ async def _groups(context: CommandContext, admin: Admin, cluster_name: str | Non
     """Names of the broker groups; without a name server the user has to say."""
     if not context.target.name_servers:
         raise click.UsageError("which group? give -b NAME, or -n with the name servers")
-    info = await cluster_of(admin, cluster_name)
+    info = await admin.cluster.info()
+    if cluster_name is not None:
+        info = only_cluster(info, cluster_name)
     if not info.broker_addr_table:
         raise CommandFailed("the name server knows no broker group: give -b NAME")
     return sorted(info.broker_addr_table)
@@ -89,9 +92,7 @@ async def ha_status(
     async with context.admin() as admin:
         if broker_addr:
             status = await admin.brokers.ha_status(broker_addr)
-            if context.out.as_json:
-                context.out.document(plain(status))
-            else:
+            if not context.out.wrote_json(plain(status)):
                 _show_ha(context, broker_addr, status)
             return
         masters = (await masters_to_read(context, admin, cluster_name)).values()

@@ -106,12 +106,6 @@ def _nowhere(target: Target, *, waits: bool) -> str | None:
     return "no cluster runs here yet" if waits else None
 
 
-def _why_unknown(findings: Findings) -> str:
-    if findings.replicas_error is None:
-        return "unknown to the controllers"
-    return f"not known: {findings.replicas_error if findings.leader else 'no controller leads'}"
-
-
 def _show(context: CommandContext, findings: Findings) -> None:
     problems = findings.problems()
     if findings.nowhere:
@@ -146,7 +140,8 @@ def _show(context: CommandContext, findings: Findings) -> None:
             add("group", name, None if master else note, note)
             continue
         if info is None:
-            add("group", name, _why_unknown(findings))
+            why = findings.replicas_error
+            add("group", name, f"not known: {why}" if why else "unknown to the controllers")
             continue
         whole = len(info.in_sync_replicas) + len(info.not_in_sync_replicas)
         whole -= len(findings.removed(name))

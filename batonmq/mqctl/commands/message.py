@@ -26,7 +26,7 @@ from batonmq.mqctl.params import (
     stored_from,
     stored_until,
 )
-from batonmq.mqctl.routes import broker_addresses, cluster_of
+from batonmq.mqctl.routes import broker_addresses
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
@@ -74,9 +74,7 @@ async def send_message(
     async with context.producer(PRODUCER_GROUP) as sender:
         selector = _on_broker(broker, queue_id) if broker is not None else None
         result = await sender.send(message, selector=selector)
-    if context.out.as_json:
-        context.out.document(_send_document(result))
-    else:
+    if not context.out.wrote_json(_send_document(result)):
         headings = ["Broker", "QID", "Queue Offset", "Send Result", "MsgId", "OffsetMsgId"]
         context.out.table(headings, [_send_row(result)])
     if not result.acknowledged:
@@ -375,7 +373,7 @@ async def _by_offset_id(admin: Admin, msg_id: str, topic: str) -> MessageExt | N
         return await admin.messages.by_id(msg_id, topic)
     except (ConnectError, RequestTimeoutError):
         _, offset = decode_offset_msg_id(msg_id)
-        for address in broker_addresses(await cluster_of(admin)):
+        for address in broker_addresses(await admin.cluster.info()):
             there = encode_offset_msg_id(host_bytes(*split_address(address)), offset)
             try:
                 message = await admin.messages.by_id(there, topic)
@@ -405,9 +403,7 @@ async def query_msg_by_offset(
         found = [message async for message in reader.read(queue, offset, offset + 1)]
     if not found or found[0].queue_offset != offset:
         raise CommandFailed(f"no message at offset {offset} of {topic} {broker_name}:{queue_id}")
-    if context.out.as_json:
-        context.out.document(message_document(found[0]))
-    else:
+    if not context.out.wrote_json(message_document(found[0])):
         show_message(context, found[0])
 
 

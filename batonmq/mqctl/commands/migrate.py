@@ -101,9 +101,7 @@ class Migration:
         """The group and what is left; `checked`: problems end with exit code 1."""
         group = await self._group()
         found, steps = problems(group), next_steps(group, to, replicas)
-        if self.context.out.as_json:
-            self.context.out.document(_document(group, found, steps))
-        else:
+        if not self.context.out.wrote_json(_document(group, found, steps)):
             _show(self.context, group, found, steps, KIND_NAMES[to])
         self.context.failed = checked and bool(found)
 
@@ -149,8 +147,8 @@ class Migration:
             _refuse(problems_of_switch(group, self._known(group, broker)))
         before = group.master
         await elect(self.context, self.admin, self.controller, ("", self.group, member.broker_id))
-        if before and before.broker_id != member.broker_id and not self.context.out.as_json:
-            self.context.out.line(
+        if before and before.broker_id != member.broker_id:
+            self.context.out.say(
                 f"the way back: mqctl migrate switch -bn {self.group} -b {before.broker_id}"
             )
 
@@ -183,11 +181,10 @@ class Migration:
         await self._wait(f"{member.name} to end", lacks)
         # Only now: the controllers keep a living replica.
         await self.controller.clean_broker_data("", self.group, (member.broker_id,))
-        if not self.context.out.as_json:
-            self.context.out.line(
-                f"{member.name} has left. Before it is started again, delete brokerIdentity in its "
-                "store: its id is forgotten"
-            )
+        self.context.out.say(
+            f"{member.name} has left. Before it is started again, delete brokerIdentity in its "
+            "store: its id is forgotten"
+        )
         await self.show(to, replicas, checked=False)
 
     # What is asked.

@@ -298,13 +298,13 @@ class RollWork:
     async def _restart(self, node: RollNode, backend: Backend) -> Findings:
         findings = await self.wait(lambda found: check_may_restart(found, self.nodes, node))
         if is_master(findings, node):
-            self.say(f"{node.name}: its master moves away")
+            self.context.out.say(f"{node.name}: its master moves away")
             await move_away(self.context, self.admin, self.controller, node.address)
             findings = await self.wait(lambda found: check_may_restart(found, self.nodes, node))
         # A controller that is back must have applied at least what was committed before.
         floor = committed_index(findings)
         began_ms = boot_ms()
-        self.say(f"{node.name}: {backend.describe(node)}")
+        self.context.out.say(f"{node.name}: {backend.describe(node)}")
         try:
             await backend.restart(node)
             findings = await self.wait(lambda found: check_whole(found, floor))
@@ -312,12 +312,10 @@ class RollWork:
             # Its next start, by anybody, is of the version that worked.
             backend.undo(node)
             raise
-        self.say(f"{node.name}: all is well after {(boot_ms() - began_ms) / 1000:.1f} s")
+        self.context.out.say(
+            f"{node.name}: all is well after {(boot_ms() - began_ms) / 1000:.1f} s"
+        )
         return findings
-
-    def say(self, text: str) -> None:
-        if not self.context.out.as_json:
-            self.context.out.line(text)
 
     def show(self) -> None:
         done = {*self.rolled, *self._skipped}

@@ -20,7 +20,7 @@ from batonmq.mqctl.context import CommandContext, CommandFailed, ask_all, disk_f
 from batonmq.mqctl.output import BAD, GOOD, still_lacking, when
 from batonmq.mqctl.params import PLACE, SECONDS, command, option
 from batonmq.mqctl.roll import Doubt
-from batonmq.mqctl.routes import brokers_of, cluster_of
+from batonmq.mqctl.routes import brokers_of
 from batonmq.mqctl.secret_rotation import SecretRotation
 from batonmq.mqctl.target import Target, data_of
 from batonmq.mqctl.tls_probe import Port, PortState, probe
@@ -167,16 +167,13 @@ class _Rotation:
                 step, next_step = "trusted", "give ca.pem to all clients, then the same command"
             elif state == "renewed":
                 authority.drop_former()
-                step, next_step = (
-                    "dropped",
-                    "give ca.pem to all clients; they trust both until then",
-                )
+                step = "dropped"
+                next_step = "give ca.pem to all clients; they trust both until then"
             else:
                 authority.issue_by_next(self._days)
                 step, next_step = "renewed", "the same command drops the old authority"
         await self._wait_taken()
-        if self._context.out.as_json:
-            self._context.out.document({"step": step, "nextStep": next_step})
+        if self._context.out.wrote_json({"step": step, "nextStep": next_step}):
             return
         done = {
             "trusted": "servers trust a second authority; it issues nothing yet",
@@ -325,7 +322,7 @@ class _Change:
         async with self.context.controller() as (admin, controller):
             work = RollWork(self.context, admin, controller, self.within_s)
             await work.load_nodes(embedded=True)
-            work.say(f"{step.stage}: {WHAT[step.stage]}")
+            self.context.out.say(f"{step.stage}: {WHAT[step.stage]}")
             self.done.append((step.stage, work.rolled))
             await work.restart_these(
                 [node for node in work.nodes if node.name in step.names],
@@ -418,7 +415,7 @@ async def _ports(context: CommandContext, admin: Admin) -> list[Port]:
         host, _, port = address.rpartition(":")
         for offset, kind in enumerate(("remoting", "grpc", "raft")):
             found.append(Port("controller", kind, f"{host}:{int(port) + offset}"))
-    brokers = [(name, address) for _, name, _, address in brokers_of(await cluster_of(admin))]
+    brokers = [(name, address) for _, name, _, address in brokers_of(await admin.cluster.info())]
     configs = await context.ask_each([address for _, address in brokers], admin.brokers.config)
     for name, address in brokers:
         host, _, port = address.rpartition(":")

@@ -28,9 +28,7 @@ async def topic_list(context: CommandContext, cluster_model: bool) -> None:
     async with context.admin() as admin:
         topics = await admin.topics.names()
         if not cluster_model:
-            if context.out.as_json:
-                context.out.document({"topicList": topics})
-            else:
+            if not context.out.wrote_json({"topicList": topics}):
                 context.out.table(["Topic"], [[topic] for topic in topics])
             return
         rows = await _with_groups(context, admin, topics)

@@ -98,7 +98,7 @@ class _Change:
             added = await ask_supervisor(self.context, do="add", group=group)
             group = added["group"]
             self.done.append(added)
-            self._say(f"{added['name']} at {added['address']} is started")
+            self.context.out.say(f"{added['name']} at {added['address']} is started")
         addresses = {added["address"] for added in self.done}
 
         async def missing() -> str:
@@ -108,7 +108,7 @@ class _Change:
             return f"{', '.join(late)} of {group} not in sync" if late else ""
 
         await self._until(missing, "it continues; see `mqctl health --watch`")
-        self._say(f"{group}: {', '.join(sorted(addresses))} in the SyncStateSet")
+        self.context.out.say(f"{group}: {', '.join(sorted(addresses))} in the SyncStateSet")
 
     async def remove(self, address: str, *, yes: bool) -> None:
         """Raises CommandFailed."""
@@ -133,7 +133,7 @@ class _Change:
         await move_away(self.context, self.admin, self.controller, address)
         await self._remove(address)
         await self._forget(group, [broker_id])
-        self._say(f"{self.done[-1]['name']} at {address} is removed and forgotten")
+        self.context.out.say(f"{self.done[-1]['name']} at {address} is removed and forgotten")
 
     async def remove_group(self, group: str, *, yes: bool) -> None:
         """Raises CommandFailed."""
@@ -153,7 +153,7 @@ class _Change:
         for address in addresses:
             await self._remove(address)
         await self._forget(group, [])
-        self._say(f"{group} is removed: {counted(len(addresses), 'replica')}")
+        self.context.out.say(f"{group} is removed: {counted(len(addresses), 'replica')}")
 
     @property
     def _groups(self) -> list[str]:
@@ -183,7 +183,3 @@ class _Change:
         """Raises CommandFailed if something is still missing at the end of `--within`."""
         if lacks := await still_lacking(missing, self.within_s, "waiting"):
             raise CommandFailed(f"after {self.within_s:g} s: {lacks}; {advice}")
-
-    def _say(self, text: str) -> None:
-        if not self.context.out.as_json:
-            self.context.out.line(text)

@@ -82,9 +82,7 @@ async def verdict(
     context.exit_code = EXIT_CODES[judgement.state]
     if receipt_file is not None:
         _write_receipt(receipt_file, evidence, judgement)
-    if context.out.as_json:
-        context.out.document(document(evidence, judgement))
-    else:
+    if not context.out.wrote_json(document(evidence, judgement)):
         _show(context.out, evidence, judgement)
 
 

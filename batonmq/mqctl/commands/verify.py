@@ -46,9 +46,7 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
     kept = [file for file in (log.parent / "truncated").rglob("*") if file.is_file()]
     verdict.kept = sorted((str(file), size_of(file)) for file in kept)
     context.exit_code = 1 if verdict.damages else 0
-    if context.out.as_json:
-        context.out.document(_document(store, verdict))
-    else:
+    if not context.out.wrote_json(_document(store, verdict)):
         _show(context, verdict)
 
 
