@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from batonmq.client.errors import ArgumentError, MessageIllegalError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
@@ -33,16 +33,21 @@ def check_number(name: str, value: object, least: int) -> None:
         raise ArgumentError(name, value, f"a whole number of at least {least} is allowed")
 
 
-def check_fields(options: Any, *may_be_zero: str) -> None:
-    """Checks the fields of a dataclass: their types, and that numbers are at least 1."""
-    for field in dataclasses.fields(options):
-        name, value = field.name, getattr(options, field.name)
-        kind: Any = field.type
-        if not isinstance(value, kind):
-            allowed = getattr(kind, "__name__", kind)
-            raise ArgumentError(name, value, f"{allowed} is allowed")
-        if isinstance(value, int):
-            check_number(name, value, 0 if name in may_be_zero else 1)
+class CheckedOptions:
+    """A base of dataclasses that refuses values of other types, and numbers below 1, or below 0
+    for the names in `MAY_BE_ZERO`."""
+
+    __slots__ = ()
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            name, value = field.name, getattr(self, field.name)
+            kind: Any = field.type
+            if not isinstance(value, kind):
+                raise ArgumentError(name, value, f"{getattr(kind, '__name__', kind)} is allowed")
+            if isinstance(value, int):
+                check_number(name, value, 0 if name in self.MAY_BE_ZERO else 1)
 
 
 def check_timeout(value: object) -> None:
@@ -132,6 +137,9 @@ def check_shape(message: object) -> None:
     ):
         if not isinstance(value, kinds):
             raise MessageIllegalError(f"{name} is {_short(value)}, allowed: {allowed}")
+    # Brokers refuse more as they do what passes, so that it would be tried again.
+    if not -(1 << 31) <= message.flag < 1 << 31:
+        raise MessageIllegalError(f"flag is {message.flag}, allowed are 32 bits")
     for key, value in message.properties.items():
         for part in (key, value):
             if not isinstance(part, str):

@@ -115,6 +115,11 @@ async def test_wrong_calls_cost_no_request() -> None:
                 (producer.send(Message(TOPIC, b"1", 0, {"a": 5})), "property 'a' is 5"),  # type: ignore
                 (producer.send(one, queue=5), "queue is 5"),  # type: ignore[arg-type]
                 (producer.send(one, queue=MessageQueue("U", "broker-a", 0)), "of topic T"),
+                (producer.send(Message(TOPIC, b"1", 1 << 31)), "flag is 2147483648"),
+                (producer.send(one, delay=1e308), "delay is 1e\\+308"),
+                (producer.send(one, deliver_at=10**400), "deliver_at is 1000"),
+                (producer.send(Message("a b", b"1")), "illegal characters"),
+                (producer.publish_queues("a b"), "topic is 'a b'"),
                 (producer.send(one, selector=lambda *_: 2), "result of the selector is 2"),
                 (producer.send(one, unique_key=5), "unique_key is 5"),  # type: ignore[arg-type]
                 (producer.send_batch([one], unique_keys=["a", "b"]), "each of the 1 messages"),
@@ -128,6 +133,7 @@ async def test_wrong_calls_cost_no_request() -> None:
             ):
                 with pytest.raises(ClientError, match=why):
                     await call
+            assert list(producer.topics()) == [], "their routes would be polled"
         async with PullConsumer("g", name_servers=names) as consumer:
             await consumer.assign([Q0])
             for call, why in (

@@ -12,6 +12,7 @@ import msgspec
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.admin.types import ChangedTopic, QueueStats, TopicChanges, Traffic
+from batonmq.client.arguments import check_topic_name
 from batonmq.client.errors import ClientError, NoMasterError, UnsupportedByBrokerError
 from batonmq.client.instance.topic_route import topic_route
 from batonmq.protocol.bodies import (
@@ -25,7 +26,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
-from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, topic_problem
+from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
 from batonmq.remoting.command import RemotingCommand
 
 _NEW_QUEUES = 8  # the default of a new topic, as in mqadmin
@@ -128,7 +129,7 @@ class TopicAdmin:
         `create_or_update`. Returns broker name or address -> the new settings. Unless `force`, our
         brokers refuse fewer queues than hold messages, and ClientError is raised if messages
         would go to queues that are not read."""
-        _check_name(topic)
+        check_topic_name(topic)
         targets = await self._cluster.targets(cluster, broker)
         after = {
             name: _changed(await self.config(address, topic), topic, changes)
@@ -158,7 +159,7 @@ class TopicAdmin:
     ) -> dict[str, str]:
         """Sets every setting on all masters of a cluster, or on one broker (name or address);
         returns these. To change only some settings, and for `force`, see `change`."""
-        _check_name(config.topic_name)
+        check_topic_name(config.topic_name)
         targets = await self._cluster.targets(cluster, broker)
         for address in targets.values():
             await self._put(address, config, config.attributes or {}, force=force)
@@ -220,12 +221,6 @@ class TopicAdmin:
             QueueStats(queue, o.min_offset, o.max_offset, o.last_update_timestamp)
             for queue, o in table.items()
         ]
-
-
-def _check_name(topic: str) -> None:
-    problem = topic_problem(topic)
-    if problem is not None:
-        raise ClientError(problem)
 
 
 def _changed(known: TopicConfig | None, topic: str, changes: TopicChanges) -> TopicConfig:

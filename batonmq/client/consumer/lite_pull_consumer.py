@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from batonmq.client.arguments import check_fields
+from batonmq.client.arguments import CheckedOptions
 from batonmq.client.consumer.membership import Rebalances
 from batonmq.client.consumer.options import ConsumeFromWhere, MessageModel
 from batonmq.client.consumer.pull_consumer import PullConsumer
@@ -33,15 +33,12 @@ QueuesChanged = Callable[[Sequence[MessageQueue]], Awaitable[None] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class LitePullOptions:
+class LitePullOptions(CheckedOptions):
     """`auto_commit_ms`: how often progress is committed; None: only by `commit()`."""
 
     from_where: ConsumeFromWhere = ConsumeFromWhere.LAST
     auto_commit_ms: int | None = 5_000
     rebalance_ms: int = 20_000
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class LitePullConsumer(PullConsumer):

@@ -23,41 +23,6 @@ _UNSETTLED_MS = 1_000
 """Pause before an incomplete rebalance is repeated."""
 
 
-class GroupMembers:
-    """The members of a group during one rebalance: each broker is asked once, for all topics."""
-
-    def __init__(self, client: ClientInstance, group: str) -> None:
-        self._client = client
-        self._group = group
-        self._calls = QueueCalls(client)
-        self._known: dict[str, list[str] | None] = {}
-
-    async def ids(self, route: TopicRoute) -> list[str] | None:
-        """The client ids of the members; None if no broker of the topic knows any. Raises as
-        QueueCalls."""
-        for broker_name, address in sorted(route.masters().items()):
-            if broker_name not in self._known:
-                self._known[broker_name] = await self._ask(route.topic, broker_name, address)
-            ids = self._known[broker_name]
-            if ids is not None:
-                return ids
-        return None
-
-    async def _ask(self, topic: str, broker_name: str, address: str) -> list[str] | None:
-        """Asks one broker. If it does not list this member (a new master, say), sends a heartbeat
-        and asks again."""
-        ids: list[str] | None = None
-        for attempt in range(2):
-            ids = await self._calls.consumer_ids(
-                topic, broker_name, self._group, deadline_ms=boot_ms() + _CALL_MS
-            )
-            if ids is not None and self._client.client_id in ids:
-                break
-            if attempt == 0:
-                await self._client.heartbeats.send([address])
-        return ids
-
-
 Change = Callable[[str, RebalancePlan], Awaitable[bool]]
 """Gives up and takes up queues of a topic; returns whether it took up all."""
 
@@ -69,6 +34,7 @@ class Rebalances:
         self, client: ClientInstance, group: str, model: MessageModel, period_ms: int
     ) -> None:
         self._client, self._group, self._model = client, group, model
+        self._calls = QueueCalls(client)
         self._period_ms = period_ms
         self._wanted = asyncio.Event()
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
@@ -93,13 +59,13 @@ class Rebalances:
         of_topic: dict[str, list[MessageQueue]] = {}
         for queue in held:
             of_topic.setdefault(queue.topic, []).append(queue)
-        # One for all topics: a broker is asked for the members once.
-        settled, members = True, GroupMembers(self._client, self._group)
+        # One table for all topics: a broker is asked for the members once.
+        settled, known = True, dict[str, list[str] | None]()
         for topic in sorted(topics):
             try:
                 route = await self._client.routes.get(topic)
                 clustering = self._model is MessageModel.CLUSTERING
-                ids = await members.ids(route) if clustering else []
+                ids = await self._ids(route, known) if clustering else []
                 self._queues[topic] = queues = route.subscribe_queues
                 own_id, mine = self._client.client_id, of_topic.get(topic, ())
                 plan = plan_rebalance(mine, queues, ids, own_id, self._model)
@@ -115,6 +81,30 @@ class Rebalances:
                 log.warning("rebalance_failed topic=%s reason=%s", topic, error)
                 settled = False
         return settled
+
+    async def _ids(self, route: TopicRoute, known: dict[str, list[str] | None]) -> list[str] | None:
+        """The client ids of the group's members; None if no broker of the topic knows any. `known`:
+        those of the brokers asked before in this rebalance."""
+        for broker_name, address in sorted(route.masters().items()):
+            if broker_name not in known:
+                known[broker_name] = await self._ask(route.topic, broker_name, address)
+            if (ids := known[broker_name]) is not None:
+                return ids
+        return None
+
+    async def _ask(self, topic: str, broker_name: str, address: str) -> list[str] | None:
+        """Asks one broker. If it does not list this member (a new master, say), sends a heartbeat
+        and asks again."""
+        ids: list[str] | None = None
+        for attempt in range(2):
+            ids = await self._calls.consumer_ids(
+                topic, broker_name, self._group, deadline_ms=boot_ms() + _CALL_MS
+            )
+            if ids is not None and self._client.client_id in ids:
+                break
+            if attempt == 0:
+                await self._client.heartbeats.send([address])
+        return ids
 
     async def repeat(self, rebalance: Callable[[], Awaitable[bool]], *, settled: bool) -> None:
         """Rebalances until it is cancelled. `settled`: whether the last one was complete."""

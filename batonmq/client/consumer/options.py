@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
-from batonmq.client.arguments import check_fields
+from batonmq.client.arguments import CheckedOptions
 from batonmq.client.consumer.process_queue import FlowLimits
 
 
@@ -38,7 +39,7 @@ HELD_CHECK_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class PullOptions:
+class PullOptions(CheckedOptions):
     """`suspend_ms`: how long a broker may hold an empty pull; `timeout_ms`: when it must answer.
     `held_check_ms`: how often a name server is asked whether the broker that holds a pull is still
     the master, since a hung master looks the same."""
@@ -49,12 +50,9 @@ class PullOptions:
     held_check_ms: int = HELD_CHECK_MS
     limits: FlowLimits = field(default_factory=FlowLimits)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class ConsumeOptions:
+class ConsumeOptions(CheckedOptions):
     """`concurrency`: listener calls at a time; `batch`: the most messages per call.
     `max_reconsume_times`: after so many retries a message becomes a dead letter. `close_wait_ms`:
     how long `close()` waits for listener calls in progress."""
@@ -64,9 +62,11 @@ class ConsumeOptions:
     max_reconsume_times: int = 16
     orderly_suspend_ms: int = 1_000
     close_wait_ms: int = 5_000
-
-    def __post_init__(self) -> None:
-        check_fields(self, "max_reconsume_times", "orderly_suspend_ms", "close_wait_ms")
+    MAY_BE_ZERO: ClassVar = (
+        "max_reconsume_times",
+        "orderly_suspend_ms",
+        "close_wait_ms",
+    )
 
 
 def default_offset_dir() -> Path:
@@ -78,7 +78,7 @@ def default_offset_dir() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class PushConsumerOptions:
+class PushConsumerOptions(CheckedOptions):
     """`start_timestamp_ms`: wall clock, for `ConsumeFromWhere.TIMESTAMP`.
 
     `offset_dir`: where a broadcasting consumer keeps its offsets."""
@@ -91,6 +91,4 @@ class PushConsumerOptions:
     offset_dir: Path = field(default_factory=default_offset_dir)
     pull: PullOptions = field(default_factory=PullOptions)
     consume: ConsumeOptions = field(default_factory=ConsumeOptions)
-
-    def __post_init__(self) -> None:
-        check_fields(self, "start_timestamp_ms")
+    MAY_BE_ZERO: ClassVar = ("start_timestamp_ms",)

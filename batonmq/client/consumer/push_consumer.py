@@ -85,7 +85,10 @@ class PushConsumer(Subscriber):
         self._listener = listener
         self._calls = QueueCalls(self._client)
         self._readers: dict[MessageQueue, QueueReader] = {}
-        self._offsets = self._make_offset_store()
+        self._offsets: OffsetStore = RemoteOffsetStore(self._client, group)
+        if given.model is MessageModel.BROADCASTING:
+            instance = self._client.options.instance_name or "DEFAULT"
+            self._offsets = LocalOffsetStore(given.offset_dir, instance, group)
         self._stats = MemberStats()
         self._service: ConsumeService | None = None
         self._listener_call: ListenerCall | None = None
@@ -333,9 +336,3 @@ class PushConsumer(Subscriber):
         if where is not ConsumeFromWhere.FIRST:
             await self._offsets.place(queue, offset, deadline_ms=deadline_ms)
         return offset
-
-    def _make_offset_store(self) -> OffsetStore:
-        if self.options.model is MessageModel.BROADCASTING:
-            instance = self._client.options.instance_name or "DEFAULT"
-            return LocalOffsetStore(self.options.offset_dir, instance, self.group)
-        return RemoteOffsetStore(self._client, self.group)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import Self
 
+from batonmq.client.arguments import check_text
 from batonmq.client.errors import ClientClosedError, MessageIllegalError
 from batonmq.client.instance.connections import ClientOptions, Connections
 from batonmq.client.instance.heartbeats import ClientMember, Heartbeats
@@ -181,12 +182,8 @@ class GroupMember(InstanceUser, ClientMember):
         """`client`: an instance to share, started and closed by its owner.
 
         Raises MessageIllegalError for a bad group name, NoNameServerError without addresses."""
-        problem = (
-            group_problem(group)
-            if isinstance(group, str)
-            else f"group is {repr(group)[:80]}, allowed is a text"
-        )
-        if problem is not None:
+        check_text("group", group)
+        if (problem := group_problem(group)) is not None:
             raise MessageIllegalError(problem)
         super().__init__(name_servers, client, client_options)
         self.group = group

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from batonmq.auth.signature import Credentials, Signer
-from batonmq.client.arguments import check_fields
+from batonmq.client.arguments import CheckedOptions
 from batonmq.client.errors import ClientClosedError, ClientError
 from batonmq.client.hooks import Hook
 from batonmq.client.instance.name_servers import NameServers, name_servers_from
@@ -28,7 +28,7 @@ _serial = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class ClientOptions:
+class ClientOptions(CheckedOptions):
     """Times in ms. The defaults are Java's, except `suspicion_ms`, which Java does not have.
     `route_poll_ms`: how often routes are polled. `suspicion_ms`: if a master leaves a request
     unanswered for so long, the name servers are asked for a new master. `instance_name`: gives the
@@ -45,9 +45,6 @@ class ClientOptions:
     hook: Hook | None = None
     tls: ClientTls | None = None
     credentials: Credentials | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Connections:

@@ -23,6 +23,7 @@ from batonmq.remoting.command import RemotingCommand
 COMPRESS_OVER_BYTES = 4096
 COMPRESS_LEVEL = 5
 MESSAGE_SIZE_MAX = 4 * 1024 * 1024
+_SECONDS_MAX = 1e12
 
 NewKey = Callable[[], str]
 
@@ -123,8 +124,8 @@ def _seconds(what: str, value: object) -> float:
         if value.tzinfo is None:
             raise MessageIllegalError(f"{what} is {value!r}, which has no time zone")
         return value.timestamp()
-    # A bool is an int as well.
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    # A bool is an int as well. The limit also refuses NaN, and what no float has in ms.
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _SECONDS_MAX:
         return float(value)
     kinds = "seconds or a timedelta" if what == "delay" else "seconds since 1970 or a datetime"
     raise MessageIllegalError(f"{what} is {value!r}, allowed are {kinds}")

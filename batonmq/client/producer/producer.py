@@ -13,15 +13,16 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from batonmq.client.arguments import (
-    check_fields,
+    CheckedOptions,
     check_queue,
     check_received,
     check_send,
     check_text,
     check_timeout,
+    check_topic_name,
 )
 from batonmq.client.errors import (
     ArgumentError,
@@ -73,7 +74,7 @@ QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerOptions:
+class ProducerOptions(CheckedOptions):
     """`default_topic_queue_nums`: queues per broker of a topic that a send creates."""
 
     send_timeout_ms: int = 3_000
@@ -81,9 +82,7 @@ class ProducerOptions:
     message_size_max: int = MESSAGE_SIZE_MAX
     default_topic: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = 4
-
-    def __post_init__(self) -> None:
-        check_fields(self, "compress_over_bytes")
+    MAY_BE_ZERO: ClassVar = ("compress_over_bytes",)
 
 
 class Producer(GroupMember):
@@ -133,6 +132,8 @@ class Producer(GroupMember):
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The topic's queues that are writable now, ascending. Raises NoRouteError."""
+        self._check_running()
+        check_topic_name(topic)
         deadline_ms = boot_ms() + self.options.send_timeout_ms
         return (await self._routes.get(topic, deadline_ms)).publish_queues
 
@@ -163,8 +164,9 @@ class Producer(GroupMember):
         new_key = self._ids.next if unique_key is None else lambda: unique_key
 
         async def send(messages: Sequence[Message]) -> SendResult:
-            choose = self._chooser(message, queue, selector)
-            return await self._send(self._outgoing(messages[0], new_key), choose, timeout_ms)
+            # First: a topic that is refused here must not be among those whose routes are polled.
+            ready = self._outgoing(messages[0], new_key)
+            return await self._send(ready, self._chooser(message, queue, selector), timeout_ms)
 
         return await self._observed([timed(message, delay, deliver_at)], send)
 

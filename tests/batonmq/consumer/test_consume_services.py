@@ -431,3 +431,55 @@ async def test_queues_are_unlocked_at_all_brokers_though_one_hangs() -> None:
     async with asyncio.timeout(10):
         await scene.service.release(readers)
     assert scene.calls == ["b", "c"]
+
+
+async def test_a_broadcasting_member_gives_a_failed_message_up() -> None:
+    """A retry would go to one member of the group, whichever that is."""
+    listener, reader = Listener(LATER), Reader(1)
+    scene = Scene(ConcurrentService, listener, concurrency=1)
+    scene.service._model = MessageModel.BROADCASTING
+    scene.service.start()
+    scene.service.arrived(reader)
+    await until(lambda: scene.progress == [1])
+    await scene.service.close()
+    assert scene.calls == []
+
+
+@pytest.mark.parametrize(
+    ("index", "consumed"), [(None, 3), (-5, 0), (-1, 0), (0, 1), (2, 3), (9, 3)]
+)
+def test_an_ack_index_beyond_the_batch_is_its_end(index: int | None, consumed: int) -> None:
+    messages = [message(offset) for offset in range(3)]
+    context = ConsumeContext(QUEUE, ack_index=index)
+    done, failed = concurrent_service._split(messages, SUCCESS, context)
+    assert (list(done), list(failed)) == (messages[:consumed], messages[consumed:])
+
+
+async def test_what_waited_without_a_lock_is_consumed_once_it_is_locked_again() -> None:
+    listener, reader = Listener(), Reader(2)
+    scene = Scene(OrderlyService, listener)
+    scene.held = []
+    assert not await scene.service.acquire(reader)
+    assert listener.seen == []
+    scene.held = [QUEUE]
+    scene.service._readers.add(reader)
+    await scene.service._lock([reader])
+    await until(lambda: scene.progress[-1:] == [2])
+    await scene.service.close()
+
+
+async def test_what_no_worker_has_begun_is_left_to_the_next_owner_at_the_end() -> None:
+    listener, reader = Listener(), Reader(3)
+    scene = Scene(ConcurrentService, listener, concurrency=1)
+    closing: list[asyncio.Task[None]] = []
+
+    async def close() -> None:
+        closing.append(asyncio.create_task(scene.service.close()))
+        await asyncio.sleep(0)
+
+    listener.during = close
+    scene.service.start()
+    scene.service.arrived(reader)
+    await until(lambda: bool(closing))
+    await closing[0]
+    assert listener.seen == [(0, 0)] and scene.progress == [1]

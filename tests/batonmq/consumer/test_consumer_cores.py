@@ -227,3 +227,11 @@ def test_a_listener_that_empties_bodies_does_not_use_up_the_limit_of_its_queue()
             taken.body = b""
             queue.done([taken])
     assert queue.size_bytes == 0
+
+
+def test_a_member_that_two_brokers_report_has_one_share() -> None:
+    plans = [
+        plan_rebalance((), QUEUES, ids, "a", MessageModel.CLUSTERING)
+        for ids in (["a", "b"], ["a", "b", "a"])
+    ]
+    assert plans[0] == plans[1] and len(plans[0].take_up) == 4

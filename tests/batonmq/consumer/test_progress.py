@@ -9,13 +9,15 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from batonmq.client.consumer.lite_pull_consumer import LitePullConsumer
 from batonmq.client.consumer.offset_store import RemoteOffsetStore
 from batonmq.client.consumer.pulling import PullResult, PullStatus
 from batonmq.client.consumer.push_consumer import PushConsumer
-from batonmq.client.consumer.queue_reader import QueueReader
+from batonmq.client.consumer.queue_reader import QueueReader, slave_address
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.protocol.errors import BatonError, ConnectError
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.message import MessageQueue
 from tests.records import message
 
@@ -254,3 +256,72 @@ async def test_a_hung_broker_group_keeps_no_progress_of_another_from_being_hande
     async with asyncio.timeout(10):
         await made.release([Q0, other])
     assert stored == ["broker-b", "broker-a"]
+
+
+async def test_a_pull_without_a_match_counts_nothing_that_waits_before_it_as_consumed() -> None:
+    offsets = Mock()
+    reader = QueueReader(Mock(offsets=offsets), Q0, 5)
+    reader.process_queue.put([message(5)], 6)
+    await reader._apply(PullResult(PullStatus.NO_MATCHED_MSG, 9, 0, 9))
+    assert not offsets.update.called
+    reader.process_queue.done(reader.process_queue.take(1))
+    await reader._apply(PullResult(PullStatus.NO_MATCHED_MSG, 12, 0, 12))
+    offsets.update.assert_called_once_with(Q0, 12)
+
+
+def test_a_queue_that_is_moved_stays_locked() -> None:
+    reader = QueueReader(Mock(), Q0, 5)
+    reader.process_queue.locked_until_ms = 77
+    reader._replace(9)
+    assert (reader.process_queue.locked_until_ms, reader.process_queue.next_offset) == (77, 9)
+
+
+@pytest.mark.parametrize(
+    ("code", "pause_ms"),
+    [
+        (ResponseCode.FLOW_CONTROL, 20),
+        (ResponseCode.SYSTEM_BUSY, 5),
+        (ResponseCode.SERVICE_NOT_AVAILABLE, 5),
+        (ResponseCode.GO_AWAY, 5),
+        (ResponseCode.SUBSCRIPTION_NOT_EXIST, 5),
+        (ResponseCode.SUBSCRIPTION_NOT_LATEST, 5),
+        (ResponseCode.NO_PERMISSION, 3_000),
+    ],
+)
+def test_a_refused_pull_is_repeated_soon_where_it_may_be_served_soon(
+    code: ResponseCode, pause_ms: int
+) -> None:
+    reader = QueueReader(Mock(), Q0, 0)
+    assert reader._refused_pause_ms(ResponseError(code, "", "h:1"), 1) == pause_ms
+
+
+@pytest.mark.parametrize(
+    ("members", "asked", "address"),
+    [
+        ({0: "m", 2: "x", 3: "y"}, 2, "x"),
+        ({0: "m", 3: "y", 5: "z"}, 2, "y"),
+        ({0: "m", 5: "z", 7: "w"}, 2, "z"),
+        ({0: "m"}, 2, None),
+    ],
+    ids=["it", "the next id", "any", "no slave"],
+)
+def test_a_pull_goes_to_the_suggested_slave_or_another_one(
+    members: dict[int, str], asked: int, address: str | None
+) -> None:
+    assert slave_address(members, asked) == address
+
+
+def test_a_lite_consumer_tells_a_new_master_its_progress_again() -> None:
+    consumer = LitePullConsumer("g", name_servers=["h:1"])
+    consumer._offsets.reset(Q0, 5)
+    consumer._offsets._dirty.clear()
+    consumer.masters_moved({"broker-b"})
+    assert not consumer._offsets._dirty
+    consumer.masters_moved({"broker-a"})
+    assert consumer._offsets._dirty == {Q0}
+
+
+async def test_a_group_that_begins_at_the_end_reads_its_retries_from_their_first_one() -> None:
+    consumer: Any = Mock(_offsets=Mock(read=AsyncMock(return_value=None)))
+    retries = MessageQueue("%RETRY%g", "broker-a", 0)
+    assert await PushConsumer._start_offset(consumer, retries) == 0

@@ -30,6 +30,7 @@ from batonmq import (
     MessageModel,
     MessageQueue,
     NoMasterError,
+    NoRouteError,
     PushConsumer,
     UnsupportedByBrokerError,
 )
@@ -1091,3 +1092,43 @@ async def test_a_subscription_of_a_running_consumer_is_announced_at_once() -> No
             consumer.subscribe("T2", "a > 1", expression_type="SQL92")
             sent = cluster.master().requests
             await until(lambda: any(b'"T2"' in r.body for r in sent if r.code == 34))
+
+
+@pytest.mark.parametrize(
+    ("topic", "failure", "ids", "taken", "settled"),
+    [
+        (TOPIC, None, ["c"], True, True),
+        (TOPIC, None, ["c"], False, False),
+        (TOPIC, None, None, True, False),
+        (TOPIC, NoRouteError(TOPIC, ()), ["c"], True, False),
+        (f"%RETRY%{GROUP}", NoRouteError(TOPIC, ()), ["c"], True, True),
+        (TOPIC, NoMasterError("broker-a"), ["c"], True, False),
+    ],
+    ids=["all", "a queue is missing", "no member list", "no topic", "no retries yet", "no master"],
+)
+async def test_a_rebalance_is_complete_once_it_has_the_queues_of_all_topics(
+    topic: str, failure: Exception | None, ids: list[str] | None, taken: bool, settled: bool
+) -> None:
+    queues = (MessageQueue(topic, "broker-a", 0),)
+    route = TopicRoute(topic, (), queues, {"broker-a": {0: "h:1"}}, {})
+    client = Mock(
+        client_id="c", routes=Mock(get=AsyncMock(return_value=route, side_effect=failure))
+    )
+    rebalances = membership.Rebalances(client, GROUP, MessageModel.CLUSTERING, 60_000)
+    rebalances._ids = AsyncMock(return_value=ids)  # type: ignore[method-assign]
+    assert await rebalances.of_topics([topic], (), AsyncMock(return_value=taken)) is settled
+
+
+async def test_another_master_of_the_same_queues_causes_no_rebalance() -> None:
+    queues = (MessageQueue(TOPIC, "broker-a", 0),)
+    before, after = (
+        TopicRoute(TOPIC, (), queues, {"broker-a": {0: h}}, {}) for h in ("h:1", "h:2")
+    )
+    client = Mock(client_id="c", routes=Mock(get=AsyncMock(return_value=before)))
+    rebalances = membership.Rebalances(client, GROUP, MessageModel.CLUSTERING, 60_000)
+    rebalances._ids = AsyncMock(return_value=["c"])  # type: ignore[method-assign]
+    await rebalances.of_topics([TOPIC], (), AsyncMock(return_value=True))
+    rebalances.route_changed(after)
+    assert not rebalances._wanted.is_set()
+    rebalances.route_changed(TopicRoute(TOPIC, (), (), {}, {}))
+    assert rebalances._wanted.is_set()
