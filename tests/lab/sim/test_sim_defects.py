@@ -48,6 +48,8 @@ def planted(defect: Defect) -> dict[str, str]:
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_a_defect_fits_the_code_and_its_result_runs(defect: Defect) -> None:
+    patch = FOLDER / f"{defect.name}.patch"
+    subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
     for path, text in planted(defect).items():
         assert text != (ROOT / path).read_text("utf-8")
         name = path.removesuffix(".py").replace("/", ".")
