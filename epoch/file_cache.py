@@ -242,12 +242,8 @@ class EpochFileCache:
     def append(self, entry: EpochEntry) -> bool:
         """Adds a newer epoch, which ends the one before. Returns False, and does nothing, if the
         epoch is not above the last one or starts before it; equal starts are allowed."""
-        last = self.last_entry
-        if last is not None and (
-            entry.epoch <= last.epoch or entry.start_offset < last.start_offset
-        ):
-            return False
-        return self._store((*self._entries, entry))
+        entries = (*self._entries, entry)
+        return not order_fault(entries) and self._store(entries)
 
     def truncate_suffix_by_offset(self, offset: int) -> bool:
         """Drops the entries that start at or above `offset`, where the log was cut; the new last
@@ -295,8 +291,6 @@ class EpochFileCache:
         """Writes the whole list to the files; any thread may call this. Raises OSError. On a full
         disk nothing is written: the list is durable in `.redo`."""
         with self._writing:
-            if not self._pending:
-                return
             try:
                 self._replace(self._entries)
             except OSError as error:

@@ -59,6 +59,7 @@ def test_truncate_suffix(cache: EpochFileCache) -> None:
 
 def test_entry_at(cache: EpochFileCache) -> None:
     assert entry_at(cache.entries, 350) == EpochEntry(2, 300, 500)
+    assert entry_at(cache.entries, 100) == EpochEntry(1, 100, 300)
     assert entry_at(cache.entries, 99) is None
     assert entry_at(cache.entries, 10**12) == EpochEntry(3, 500)
 
@@ -141,6 +142,7 @@ def test_replace_all_checks_the_order(cache: EpochFileCache) -> None:
         (b"1\n0\n7_7000\n", "no entry"),
         (b"1\n0\n-7-7000\n", "no entry"),
         (b"2\n0\n8-8000\n7-9000\n", "7-9000 cannot follow 8-8000"),
+        (b"2\n0\n7-7000\n7-7000\n", "7-7000 cannot follow 7-7000"),
         (b"2\n0\n7-7000\n8-6999\n", "8-6999 cannot follow 7-7000"),
         (b"1\n0\n7-9223372036854775808\n", "out of range"),
     ],
@@ -178,6 +180,12 @@ def test_no_file_at_all_is_an_empty_list(tmp_path: Path) -> None:
     cache = EpochFileCache(tmp_path / "epochFileCheckpoint")
     assert cache.entries == ()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_of_one_epoch_is_there_after_a_restart(tmp_path: Path) -> None:
+    cache = EpochFileCache(tmp_path / "epochFileCheckpoint")
+    assert cache.append(EpochEntry(1, 0))
+    assert starts(EpochFileCache(cache.path)) == [(1, 0)]
 
 
 def test_an_unchanged_list_is_not_written_again(

@@ -104,6 +104,11 @@ def test_r2_an_epoch_is_durable_with_one_sync_in_place(cache: EpochFileCache) ->
     again = EpochFileCache(cache.path)
     assert starts(again) == [*FIRST, (3, 500)]
     assert in_file(cache) == [*FIRST, (3, 500)], "the next start brings the file up to it"
+    restarted, descriptors = EpochFileCache(cache.path), os.listdir("/proc/self/fd")
+    with crash_before(99) as steps:
+        assert restarted.append(EpochEntry(4, 600))
+    assert steps == ["pwrite", "fdatasync"], "after a restart, too"
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 def test_settling_brings_both_files_up_to_the_list(cache: EpochFileCache) -> None:
