@@ -33,7 +33,7 @@ from batonmq.ha.received_log import (
     epochs_after,
     judge_log,
 )
-from batonmq.ha.slave_policy import MasterSilence, Redial, SlavePolicy
+from batonmq.ha.slave_policy import EPOCHS_AHEAD_MAX, MasterSilence, Redial, SlavePolicy
 from batonmq.ha.wire import (
     HAIdentity,
     MasterHandshake,
@@ -471,6 +471,10 @@ class SlaveCore:
         # R2: a deposed master may still send.
         if epoch < log.last_epoch:
             reason = f"a frame of epoch {epoch}, this replica has accepted {log.last_epoch}"
+            return effects + self._hang_up(reason, now_ms)
+        # R47: elections count on from what replicas report, and an absurd epoch would end that.
+        if epoch > self.view.master_epoch + EPOCHS_AHEAD_MAX:
+            reason = f"a frame of epoch {epoch}, the controllers named {self.view.master_epoch}"
             return effects + self._hang_up(reason, now_ms)
         return effects + log.frame_begins(epoch, epoch_start, confirm)
 

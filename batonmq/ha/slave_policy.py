@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from batonmq.runtime.backoff import Backoff, pause_ms
+
+EPOCHS_AHEAD_MAX: Final = 1 << 20
+"""How far a frame's epoch may be above that of the role view: the master may hear of its election
+first, and controllers that forgot the group begin up to a million above all that is reported."""
 
 
 @dataclass(frozen=True, slots=True)

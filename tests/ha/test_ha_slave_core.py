@@ -162,6 +162,14 @@ def test_r2_a_frame_of_an_older_epoch_is_neither_written_nor_acked(slave, memory
     assert host.core.turn_ended(100, NOW) == []
 
 
+@pytest.mark.parametrize("ahead", [1 << 20, 1 + (1 << 20)])
+def test_r47_no_frame_uses_up_the_epochs_that_controllers_count(host, ahead):
+    """Those that forgot a group begin up to a million above what its replicas report."""
+    effects = host.core.frame_received(TransferHeader(0, 100, 1 + ahead, 100, 0), NOW)
+    entered = any(isinstance(effect, fx.AppendEpoch) for effect in effects)
+    assert entered == (host.core.phase is SlavePhase.TRANSFER) == (ahead == 1 << 20)
+
+
 def test_ha_sync_flush_first_ack_waits_for_the_disk(slave):
     """The first ack chooses where the master starts, so it is all or nothing; later ones cover
     what is flushed and no more."""
@@ -701,6 +709,7 @@ def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
     [
         (100, 60, 100, False, True),  # our end is where its history begins: that is expired, too
         (100, 60, 90, False, True),  # the bytes behind that are of an epoch that ended before
+        (100, 90, 90, False, True),
         (100, 95, 90, False, False),  # but not if we know that they are confirmed
         (100, 60, 90, True, False),  # or a member's
         (100, 60, 0, False, False),  # nothing of its history is expired: it is another one
@@ -727,6 +736,10 @@ def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
     master_log = MasterHandshake(90, 3, entries((1, 0), (3, 60)))
     decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
     assert isinstance(decision, BeginAgain if again else Refuse)
+    begins_there = judge_log(
+        replace(own, min_offset=60), master_log, member=member, unclean_epoch=3
+    )
+    assert begins_there == CutTo(60, unclean=True)
 
 
 def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
@@ -820,9 +833,10 @@ def test_r27_a_member_drops_no_log_whatever_is_confirmed_of_it(host, is_member):
     assert any(isinstance(effect, fx.BeginAt) for effect in effects) != is_member
 
 
-def test_r23_what_was_never_confirmed_says_nothing_about_an_unclean_election(entries):
+@pytest.mark.parametrize("confirm", [80, 90])
+def test_r23_what_was_never_confirmed_says_nothing_about_an_unclean_election(entries, confirm):
     """Its confirmed bytes are of epoch 1. Those of epoch 3 are no one's, and may go unasked."""
-    own = LocalLog(0, 100, 80, entries((1, 0), (3, 90)))
+    own = LocalLog(0, 100, confirm, entries((1, 0), (3, 90)))
     master = answer(70, 4, entries((1, 0), (2, 50), (4, 70)))
     assert judge_log(own, master, member=False, unclean_epoch=2) == CutTo(50, unclean=True)
 
