@@ -96,8 +96,6 @@ class Follower:
         self.ack_ms = self.tables_since_ms = (
             now_ms  # R8: all its deadlines begin with the new epoch
         )
-        self.pongs = 0
-        self.rate = 0.0
 
     def measure_rate(self, first: bool, now_ms: int) -> None:
         """Call after an ack; `first`: the first one of the connection."""
@@ -133,7 +131,6 @@ class Follower:
     def joined(self, now_ms: int) -> None:
         self.joined_ms = self.judged_from_ms = now_ms
         self.joins_in_vain = 0
-        self.slow = False
 
     def joined_in_vain(self, policy: SyncPolicy, now_ms: int) -> None:
         """It held writes back and did not join: its time ran out, or it disconnected."""

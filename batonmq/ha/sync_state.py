@@ -232,7 +232,6 @@ class SyncState:
         follower.learner = learner
         follower.whole = whole
         follower.ack = -1
-        follower.ack_ms = now_ms
         follower.pongs = 0
         follower.rate = 0.0
 

@@ -69,6 +69,7 @@ def test_issue_6662_confirm_offset_stands_while_a_member_is_not_connected():
     sync.appended(200, NOW)
     sync.disconnected(3, 30, NOW)
     assert confirmed(sync.acked(2, 20, 200, NOW)) == []
+    assert sync.acked(3, 30, 200, NOW) == [], "its connection has ended"
 
 
 def test_issue_6728_an_ack_of_minus_one_counts_for_nothing():
@@ -90,6 +91,7 @@ def test_r15_however_many_messages_wait_the_newest_end_is_kept(monkeypatch):
     for end in range(100, 1000, 100):
         sync.appended(end, NOW)
         sync.log.check_invariants()
+        assert len(sync.log._ends) <= 4
     assert confirmed(sync.acked(2, 20, 900, NOW)) == [900]
 
 
@@ -99,6 +101,10 @@ def test_r15_sync_flush_counts_flushed_bytes():
     sync.appended(100, NOW)
     assert confirmed(sync.acked(2, 20, 100, NOW)) == []
     assert confirmed(sync.flushed_to(100, NOW)) == [100]
+    sync.appended(200, NOW)
+    sync.flushed_to(200, NOW)
+    assert sync.flushed_to(150, NOW) == [], "a report that comes late"
+    assert confirmed(sync.acked(2, 20, 200, NOW)) == [200]
 
 
 def test_r15_below_min_in_sync_replicas_confirm_offset_stands():
@@ -146,6 +152,12 @@ def test_r1_a_shrink_counts_when_it_is_committed(sync):
     sync.check_invariants()
 
 
+def test_r1_a_new_member_that_never_connected_is_waited_for():
+    sync = state((1,))
+    assert sync.adopt(recorded_set((1, 2), 6), NOW) == []
+    assert sync.appended(100, NOW) == [] and sync.required_set == {1, 2}
+
+
 def test_r1_an_expand_counts_when_it_is_proposed():
     """Issue 5663: from the proposal on, the newcomer may be elected."""
     sync = state((1,))
@@ -181,6 +193,9 @@ def test_r11_a_clear_refusal_ends_the_union():
     sync.appended(100, NOW)
     assert confirmed(sync.refused(2001, NOW)) == [100]
     assert sync.required_set == {1}
+    assert sync.refused(2001, NOW) == [], "nothing is proposed"
+    sync.tick(NOW + 50)
+    assert sync.joining, "nor is the next attempt put off by it"
 
 
 def test_refusals_are_retried_with_growing_delay():
@@ -487,6 +502,14 @@ def test_r18_a_new_connection_inherits_no_ack():
     assert not confirmed(sync.appended(200, NOW + 20))
     assert not confirmed(sync.acked(2, 20, 200, NOW + 30))
     assert confirmed(sync.acked(2, 21, 200, NOW + 40)) == [200]
+
+
+def test_r14_a_member_that_connects_again_is_given_its_time(sync):
+    for now in range(NOW, NOW + 2_000, 50):
+        sync.acked(2, 20, 0, now)
+        sync.tick(now)
+    sync.connected(2, 21, now)
+    assert not proposed(sync.tick(now + 50))
 
 
 def first_removal(sync, write, ms):
