@@ -174,7 +174,6 @@ class SlaveCore:
     ) -> list[fx.SlaveEffect]:
         """`certified`: the master has shown a certificate."""
         self._move(SlaveStep.CONNECTED)
-        self.log.reload(log)
         self.silence.read_ms = self.log.sent_ms = now_ms
         self._named = not is_java_master(self.view)
         self._proof, effects = None, list[fx.SlaveEffect]()
@@ -208,8 +207,7 @@ class SlaveCore:
         """The master named itself, before its handshake. It is asked for its proof first: until
         then nothing that it says is kept (R41)."""
         proof, self._proof = self._proof, None
-        if proof is None or self._secret is None:
-            return []
+        assert proof is not None and self._secret is not None
         if proof.accepts(master.name, *master.challenge):
             return [fx.SendToMaster(encode_proof(proof.proof))]
         what = "is wrong" if master.nonce else f"is missing ({SWITCH})"
@@ -281,13 +279,11 @@ class SlaveCore:
         """Compares the histories. Nothing is cut or acked before the peer has proved its epoch."""
         assert self.phase is SlavePhase.HANDSHAKE and not self.wants_proof
         self.silence.read_ms = now_ms
-        self.log.reload(log)
         self._peer = peer
         if not self._named:
             # R21: the history of any peer at this address may fit ours by chance, and a Java list
             # may lack the master's own epoch. So a Java peer is first asked for its identity.
             self._move(SlaveStep.PROOF_NEEDED)
-            self.silence.read_ms = now_ms
             return [fx.ProveMaster(self.view)]
         # R2: this replica may have accepted an epoch newer than its view.
         needed = max(self.view.master_epoch, log.last_epoch)
@@ -312,10 +308,8 @@ class SlaveCore:
     def peer_proved(
         self, identity: PeerIdentity, log: LocalLog, now_ms: int
     ) -> list[fx.SlaveEffect]:
-        """The reply to ProveMaster. Ignored after a hang-up."""
-        if self.phase is not SlavePhase.PROVING:
-            return []
-        assert self._peer is not None
+        """The reply to ProveMaster, on the same connection."""
+        assert self.phase is SlavePhase.PROVING and self._peer is not None
         fault = proof_fault(identity, self.view, self._peer.last_epoch)
         if fault:
             return self._hang_up(fault, now_ms)

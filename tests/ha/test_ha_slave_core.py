@@ -197,6 +197,11 @@ def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely(slave, memory_lo
     assert waits == [20, 40, 80, 160, 320, 640, 1_000, 1_000]
 
 
+def test_a_master_without_an_address_is_looked_at_again_soon(memory_log):
+    core = SlaveCore(identity(2), view(address=""), memory_log().facts(), SlavePolicy(), NOW)
+    assert core.tick(NOW) == [] and core.wakeup_ms == NOW + 20
+
+
 def test_a_new_view_dials_at_once(memory_log):
     core = SlaveCore(identity(2), view(), memory_log().facts(), SlavePolicy(), NOW)
     core.tick(NOW)
@@ -268,13 +273,13 @@ def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
     log = memory_log()
     core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
     core.tick(NOW)
-    core.connected(log.facts(), NOW)
+    core.connected(log.facts(), NOW + 90)
     hung_up = [
         ms
-        for ms in range(100, 3_100, 100)
+        for ms in range(100, 3_200, 10)
         if [e for e in core.tick(NOW + ms) if isinstance(e, fx.Hangup)]
     ]
-    assert hung_up == [3_000]
+    assert hung_up == [3_090]
 
 
 def test_an_idle_slave_acks_on_its_own_after_1_s(slave):
@@ -402,6 +407,7 @@ def test_log_bytes_before_our_ack_are_refused(memory_log):
     core.tick(NOW)
     core.connected(log.facts(), NOW)
     assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW) == [], "Java's early beat"
+    assert core.frame_received(TransferHeader(0, 0, 9, 0, 0), NOW) == [], "no epoch is entered"
     (hangup,) = core.frame_received(TransferHeader(10, 0, 1, 0, 0), NOW)
     assert isinstance(hangup, fx.Hangup)
 
