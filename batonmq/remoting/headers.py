@@ -163,22 +163,27 @@ _LONG_NAMES: Final = dict(
 )
 # A plain int: looking up a member of an enum takes longer than the rest of the comparison.
 _LONG_NAMED: Final = int(RequestCode.SEND_MESSAGE)
+_LONG_NAMED_START: Final = b'{"code":%d,' % _LONG_NAMED
 _MISSING: Final = re.compile(r"missing required field `(\w+)`")
 _AT: Final = re.compile(r"at `\$\.(?:extFields\.)?(\w+)`")
 
 
 def decode_send(serialize_type: int, header: bytes) -> SendFrame:
     """The header of any send: SEND_MESSAGE (10) has long names, the others one-letter names."""
-    has_long_names = peek_code(serialize_type, header) == _LONG_NAMED
     if serialize_type != TYPE_JSON:
         code, opaque, flag, fields = _binary(serialize_type, header)
-        return SendFrame(code, opaque, _send_fields(fields, has_long_names), flag)
-    try:
-        if not has_long_names:
+        return SendFrame(code, opaque, _send_fields(fields, code == _LONG_NAMED), flag)
+    # Most sends have short names: they are decoded without a look at the code.
+    if not header.startswith(_LONG_NAMED_START):
+        try:
             return _decode_send(header)
+        except NOT_JSON as error:
+            if peek_code(serialize_type, header) != _LONG_NAMED:
+                raise _refusal(error, header, _LONG_NAMES) from error
+    try:
         frame = _decode_send_v1(header)
     except NOT_JSON as error:
-        raise _refusal(error, header, {} if has_long_names else _LONG_NAMES) from error
+        raise _refusal(error, header, {}) from error
     return SendFrame(frame.code, frame.opaque, _as_v2(frame.ext), frame.flag)
 
 

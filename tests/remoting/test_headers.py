@@ -81,6 +81,13 @@ def test_a_send_with_long_names_has_the_same_shape(serialize_type: int) -> None:
     assert frame.ext.properties == "TAGS\x01a" and frame.ext.batch is None
 
 
+def test_a_send_with_long_names_may_have_its_code_last() -> None:
+    header = json.dumps({"opaque": 9, "extFields": LONG, "code": 10}).encode()
+    assert decode_send(TYPE_JSON, header).ext.topic == "T"
+    with pytest.raises(BrokerRefusal, match="<bornTimestamp> is malformed"):
+        decode_send(TYPE_JSON, header.replace(b'"17"', b'"x"'))
+
+
 @pytest.mark.parametrize("serialize_type", [TYPE_JSON, TYPE_BINARY])
 @pytest.mark.parametrize(
     ("field", "value", "named"),
