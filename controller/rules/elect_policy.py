@@ -53,13 +53,11 @@ def choose_master(
     if group.master_epoch == 0:
         return _first_master(group, living, asker, designate, unclean, now_ms)
     stale = why_stale(group, living)
-    # An operator may also name the living master while the record is stale: it then gets an epoch
-    # above all that replicas know.
-    is_other = asker not in (NO_BROKER, group.master_broker_id)
-    is_again = bool(stale) and asker == group.master_broker_id
     # A living master stays, unless an operator names a replica: an election by mistake must not
-    # move it.
-    if group.master_broker_id in living and not (designate and (is_other or is_again)):
+    # move it. The master itself may be named while the record is stale: it then gets an epoch above
+    # all that replicas know.
+    is_named = designate and (bool(stale) or asker != group.master_broker_id)
+    if group.master_broker_id in living and not is_named:
         seen = living[group.master_broker_id]
         if seen.incarnation == group.master_incarnation:
             return Choice(winner=group.master_broker_id, keeps_master=True)

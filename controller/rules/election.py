@@ -194,7 +194,7 @@ def own_election(
     if choice.unclean and suspect_wait_ms > 0:
         return None
     if choice.winner == NO_BROKER:
-        if heard_elsewhere and group.master_epoch > 0:
+        if heard_elsewhere:
             return None  # R50: a peer may have a candidate
         if not master_died:
             # Without a candidate a command is useful only to depose a dead master.
@@ -212,7 +212,7 @@ def with_new_epochs(group: BrokerGroup, command: ElectMaster, step: int) -> Elec
     # version count on from the highest epoch in `live`, so the larger number is put in there.
     highest, _ = group.highest_reported_epoch(living)
     epoch = min(max(highest, group.master_epoch) + step, EPOCH_MAX - 1)  # the rules add one
-    if highest <= 0 or epoch <= highest:
+    if epoch <= highest:
         return command
     live = tuple(
         replace(seen, master_epoch=epoch) if seen.broker_id == command.broker_id else seen

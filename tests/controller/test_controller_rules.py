@@ -3,17 +3,20 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     BecomeController,
+    CleanBrokerData,
     ControllerChanged,
     ElectMaster,
     GroupRemoved,
     HistoryAppended,
     LiveBroker,
     NewMember,
+    NoteEvent,
     RegisterBroker,
     ReplicasChanged,
     ReportEvent,
@@ -21,9 +24,22 @@ from batonmq.controller.rules.commands import (
     SetChanged,
 )
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
-from batonmq.controller.rules.registration import REASON_MASTER_RESTARTED
+from batonmq.controller.rules.group_rules import LAG_BYTES_MAX
+from batonmq.controller.rules.groups import EPOCH_MAX
+from batonmq.controller.rules.registration import BROKER_ID_MAX, REASON_MASTER_RESTARTED
 from batonmq.controller.rules.state import ANSWERS_MAX, ControllerState, SnapshotError
+from batonmq.history.event import REPORT_SIZE_MAX
 from batonmq.protocol.codes import ResponseCode as Code
+
+REGISTERED_TEXTS = (
+    "cluster_name",
+    "register_check_code",
+    "address",
+    "ha_address",
+    "incarnation",
+    "log_id",
+    "owner",
+)
 
 
 def effect_types(script):
@@ -67,6 +83,29 @@ def test_quirk_b_forced_clean_takes_only_what_is_named(trio):
     assert [record.broker_id for record in trio.group.replicas] == [1, 2]
     assert trio.group.sync_state_set == (1, 2)
     assert trio.group.master_broker_id == 1
+
+
+def test_a_clean_changes_nothing_else(trio):
+    """No replica that is unknown, no set that the replica was not in."""
+    unknown = trio.clean(1, broker_name="other")
+    assert unknown.code is Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    before, kinds = trio.state.groups, trio.kinds
+    assert trio.clean(9).ok
+    assert (trio.state.groups, trio.kinds, trio.effects) == (before, kinds, ())
+    trio.alter(1, 2)
+    trio.die(3)
+    assert trio.clean(3).ok
+    assert trio.epochs == (1, 3)
+    assert trio.clean(clean_living_broker=True).ok
+    assert trio.state.groups == {} and last_reason(trio) == "the whole group"
+
+
+def test_a_replica_of_a_group_without_a_master_may_be_cleaned(script):
+    for _ in range(2):
+        script.register()
+    script.die(2)
+    assert script.clean(2).ok
+    assert [record.broker_id for record in script.group.replicas] == [1]
 
 
 def test_quirk_c_shrink_needs_no_life_of_the_members_it_keeps(trio):
@@ -146,6 +185,9 @@ def test_quirk_a_tie_goes_to_the_smallest_id_whatever_the_order(new_script):
         script.three_in_sync()
         live = tuple(LiveBroker(n, f"life-{n}", epoch=1, max_offset=9) for n in order)
         assert script.elect(live=live).view.master_broker_id == 2
+        fresh = new_script()
+        assert fresh.register().ok and fresh.register().ok and fresh.register().ok
+        assert fresh.elect(live=live).view.master_broker_id == 2
 
 
 def test_quirk_the_first_master_is_registered_and_no_learner(script):
@@ -205,6 +247,15 @@ def test_r3_an_alter_of_another_life_of_the_master_is_refused(trio):
     assert refused.code is Code.CONTROLLER_INVALID_MASTER
     refused = trio.alter(1, master_incarnation="")
     assert refused.code is Code.CONTROLLER_INVALID_MASTER
+    assert trio.alter(1, master_broker_id=2).code is Code.CONTROLLER_INVALID_MASTER
+
+
+@pytest.mark.parametrize(("rules", "reason"), [(3, "broker 3"), (4, "broker 3, mqctl")])
+def test_a_clean_names_its_caller_from_rules_4_on(trio, rules, reason):
+    command = CleanBrokerData(
+        broker_name="broker-a", broker_ids=(3,), clean_living_broker=True, reason="mqctl"
+    )
+    assert trio.state.apply(command, 99, rules).state.history[-1].reason == reason
 
 
 def test_r9_an_election_keeps_the_live_old_members(trio):
@@ -219,7 +270,8 @@ def test_r9_an_election_keeps_the_live_old_members(trio):
 
 def test_r9_without_a_candidate_the_set_stays_and_the_epoch_moves_once(trio):
     trio.die(1, 2, 3)
-    trio.elect()
+    trio.elect(confirm_floor=7)
+    assert trio.state.history[-1].confirm_offset == 7
     assert trio.group.master_broker_id == 0
     assert trio.group.sync_state_set == (1, 2, 3)
     assert trio.epochs == (2, 2)
@@ -332,6 +384,8 @@ def test_r12_java_brokers_have_no_lives_and_may_alter(script):
     assert script.alter(new_set=(NewMember(1), NewMember(2))).ok
     native = script.register()
     script.revive(native.broker_id, "life-3")
+    other = script.alter(new_set=(NewMember(1), NewMember(2), NewMember(3, "life-3b")))
+    assert other.code is Code.CONTROLLER_INVALID_REPLICAS
     assert script.alter(new_set=(NewMember(1), NewMember(2), NewMember(3))).ok
     script.elect(3, designate=True)
     assert script.alter(new_set=(NewMember(1), NewMember(3))).ok
@@ -347,6 +401,9 @@ def test_r13_a_log_that_begins_later_than_the_masters_does_not_join(trio):
     assert trio.alter(1, 2, 3).code is Code.CONTROLLER_INVALID_REPLICAS
     trio.tell(1, min_offset=4096)
     assert trio.alter(1, 2, 3).ok
+    trio.alter(1, 2)
+    trio.die(1)
+    assert trio.alter(1, 2, 3).ok, "where the master's log begins is not known"
 
 
 def test_r16_a_candidate_behind_the_confirm_offset_is_passed_over(trio):
@@ -587,6 +644,41 @@ def test_r17_a_living_master_that_finds_damage_makes_room(trio):
     assert trio.elect().view.master_broker_id == 2
 
 
+def test_r17_a_suspect_that_leaves_the_set_by_a_set_change_is_none_any_more(trio):
+    """It stayed because its master was out of sight, and must catch up before it is added again."""
+    trio.alter(1, 2)
+    trio.die(1)
+    restarted(trio, 2, suspect="reboot")
+    assert trio.group.replica(2).suspect
+    trio.revive(1)
+    assert trio.alter(1).ok
+    assert not trio.group.replica(2).suspect
+
+
+@pytest.mark.parametrize(
+    ("living", "suspects", "command", "text"),
+    [
+        ((), (), {}, "no member of the SyncStateSet [1, 2] lives"),
+        ((), (), {"broker_id": 3, "designate": True}, "broker 3 does not live"),
+        ((2,), (2,), {}, "broker 2 may lack confirmed messages, broker 1 does not live"),
+        ((2,), (), {"confirm_floor": 101}, "broker 2 ends at 100, below 101"),
+        ((2,), (), {"broker_id": 2, "designate": True, "confirm_floor": 101}, "100, below 101"),
+        ((2, 3), (), {"broker_id": 3, "designate": True, "confirm_floor": 101}, "no living, comp"),
+        ((2,), (2,), {"broker_id": 2, "designate": True}, "no living, complete member"),
+        ((3,), (), {"broker_id": 3, "unclean": True}, "needs the replica named"),
+    ],
+)
+def test_the_refusal_of_an_election_says_what_is_missing(trio, living, suspects, command, text):
+    trio.alter(1, 2)
+    trio.die(1, 2, 3)
+    for broker_id in suspects:
+        restarted(trio, broker_id, suspect="reboot")
+    for broker_id in living:
+        trio.revive(broker_id, epoch=1, max_offset=100)
+    refused = trio.elect(**command)
+    assert not refused.ok and text in refused.remark
+
+
 def test_r17_saying_the_same_again_changes_nothing(script):
     """2 was elected though suspect, for want of others; its next registration repeats it."""
     script.register(1)
@@ -730,9 +822,39 @@ def test_r19_the_only_log_with_data_waits_a_moment_for_a_second_one(script):
     assert script.elect(2).view.master_broker_id == 2
 
 
-def test_r19_a_fresh_group_elects_at_once(script):
-    script.register(epoch=-1, max_offset=0)
-    assert script.elect(1).view.master_epoch == 1
+def test_r19_a_fresh_group_elects_whoever_asks_first(script):
+    """Also before its session, unless an operator names it, who should know that it lives."""
+    for _ in range(2):
+        script.register(epoch=-1, max_offset=0)
+    script.die(2)
+    assert "does not live" in script.elect(2, designate=True).remark
+    assert "does not live" in script.elect(2, designate=True, unclean=True).remark
+    result = script.elect(2)
+    assert (result.broker_id, result.view.master_broker_id, result.view.master_epoch) == (2, 2, 1)
+
+
+def test_r19_a_heartbeat_counts_more_than_the_registration(script):
+    """One byte is data: the empty log does not win by asking first."""
+    script.register(max_offset=0)
+    script.register(max_offset=0)
+    script.tell(2, max_offset=1)
+    script.now_ms += FIRST_ELECTION_SETTLE_MS
+    assert script.elect(1).view.master_broker_id == 2
+
+
+def test_who_asks_without_being_named_gains_nothing(trio):
+    living = trio.elect()
+    assert living.remark == "master 1 of masterEpoch 1 lives"
+    trio.die(1)
+    trio.tell(2, epoch=1, max_offset=100)
+    trio.tell(3, epoch=1, max_offset=101)
+    assert trio.elect(2).view.master_broker_id == 3
+    assert last_reason(trio) == "asked by broker 2"
+    assert trio.elect(2, designate=True).view.master_broker_id == 2
+    assert last_reason(trio) == "named broker 2"
+    trio.die(2)
+    assert trio.elect(designate=True).view.master_broker_id == 3, "nobody is named"
+    assert last_reason(trio) == "asked by the controller"
 
 
 def test_r19_the_first_epoch_is_above_what_a_replica_accepted(script):
@@ -859,7 +981,7 @@ def test_reported_events_enter_the_history_and_nothing_else(script):
         time_ms=123,
         json='{"offset":7}',
     )
-    assert script.apply(report).ok
+    assert script.apply(report).broker_id == 1
     event = script.state.history[-1]
     assert (event.kind, event.time_ms, event.json) == ("first_ack", 123, '{"offset":7}')
     assert event.log == script.state.log_name
@@ -868,6 +990,28 @@ def test_reported_events_enter_the_history_and_nothing_else(script):
     assert script.apply(forged).code is Code.CONTROLLER_INVALID_REQUEST
     stranger = ReportEvent(broker_name="broker-a", broker_id=9, kind="opened")
     assert script.apply(stranger).code is Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
+    stranger = ReportEvent(broker_name="other", broker_id=1, kind="opened")
+    assert script.apply(stranger).code is Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
+
+
+def test_a_note_of_a_controller_enters_the_history_and_nothing_else(trio):
+    before = trio.state.groups
+    note = NoteEvent(broker_name="broker-a", kind="pushed", node="n0", json='{"a":1}', time_ms=7)
+    assert trio.apply(note).ok
+    assert trio.apply(msgspec.structs.replace(note, time_ms=0)).ok
+    assert [event.time_ms for event in trio.state.history[-2:]] == [7, trio.now_ms]
+    assert (trio.state.groups, trio.kinds[-1], trio.state.history[-1].json) == (
+        before,
+        "pushed",
+        '{"a":1}',
+    )
+    for fields, code in (
+        ({"broker_name": "other"}, Code.CONTROLLER_BROKER_METADATA_NOT_EXIST),
+        ({"kind": "elected"}, Code.CONTROLLER_INVALID_REQUEST),
+        ({"json": "[1]"}, Code.CONTROLLER_INVALID_REQUEST),
+    ):
+        assert trio.apply(msgspec.structs.replace(note, **fields)).code is code
+    assert trio.kinds[-2:] == ["pushed", "pushed"]
 
 
 def test_a_report_adds_an_object_of_json_or_nothing(script):
@@ -876,22 +1020,48 @@ def test_a_report_adds_an_object_of_json_or_nothing(script):
         report = ReportEvent(broker_name="broker-a", broker_id=1, kind="opened", json=text)
         assert script.apply(report).code is Code.CONTROLLER_INVALID_REQUEST
     assert script.kinds == ["broker_registered"]
+    for text in ("", '{"a":"' + "z" * (REPORT_SIZE_MAX - 8) + '"}'):
+        report = ReportEvent(broker_name="broker-a", broker_id=1, kind="opened", json=text)
+        assert script.apply(report).ok
+        assert script.state.history[-1].json == text
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"epoch": 2**31 - 1},
-        {"address": "h" * 300},
-        {"incarnation": "i" * 300},
-        {"broker_id": 2**63 - 1},
+        {"epoch": EPOCH_MAX + 1},
+        {"accepted_epoch": EPOCH_MAX + 1},
+        {"broker_id": BROKER_ID_MAX + 1},
+        {"earlier_lives": ("x", "i" * 256)},
+        *({name: "t" * 256} for name in REGISTERED_TEXTS),
     ],
-    ids=["epoch", "address", "incarnation", "id"],
+    ids=lambda fields: next(iter(fields)),
 )
 def test_nonsense_is_not_registered(script, fields):
     assert script.register(**fields).code is Code.CONTROLLER_INVALID_REQUEST
     assert script.state.groups == {}
-    assert script.apply_id(1, "c" * 300).code is Code.CONTROLLER_INVALID_REQUEST
+    assert script.apply_id(1, "c" * 256).code is Code.CONTROLLER_INVALID_REQUEST
+    assert script.apply(RegisterBroker(broker_name="")).code is Code.CONTROLLER_INVALID_REQUEST
+
+
+def test_what_is_just_allowed_is_registered_and_replaced_by_the_next_registration(script):
+    """But a broker that leaves a text out takes nothing away."""
+    told = dict.fromkeys(REGISTERED_TEXTS, "t" * 255)
+    numbers = {"epoch": EPOCH_MAX, "accepted_epoch": EPOCH_MAX, "max_offset": 9}
+    numbers |= {"confirm_offset": 8, "election_priority": 7, "is_stranger": True}
+    script.register(4, earlier_lives=("i" * 255, "t" * 255), suspect="s" * 256, **told, **numbers)
+    record = script.group.replica(4)
+    assert record.earlier_lives == ("i" * 255,) and record.suspicion == "s" * 255
+    told.pop("cluster_name")
+    for name, value in (told | numbers).items():
+        assert getattr(record, name) == value, name
+    again = {"epoch": 1, "max_offset": 90, "confirm_offset": 80, "election_priority": 70}
+    again |= {"accepted_epoch": 2, "ha_address": "h", "log_id": "l"}
+    empty = dict.fromkeys(("address", "owner", "register_check_code", "cluster_name"), "")
+    script.register(4, incarnation="t" * 255, **again, **empty)
+    renewed = script.group.replica(4)
+    expected = again | {"suspicion": "", "is_stranger": False, "earlier_lives": ()}
+    assert renewed == msgspec.structs.replace(record, **expected)
 
 
 def test_an_election_tells_the_history_when_and_how_the_need_was_seen(trio):
@@ -914,8 +1084,9 @@ def test_the_history_says_how_a_set_changed(trio):
     trio.alter(1)
     trio.alter(1, 2)
     trio.alter(1, 3, reason="2 lags by 700 ms")
+    trio.alter(1, 2)
     reasons = [e.reason for e in trio.state.history if e.kind == "set_altered"]
-    assert reasons == ["expand", "shrink", "expand", "2 lags by 700 ms"]
+    assert reasons == ["expand", "shrink", "expand", "2 lags by 700 ms", "replace"]
 
 
 def test_the_clock_of_the_state_does_not_go_back(script):
@@ -1080,10 +1251,24 @@ def test_r19_the_first_election_waits_for_the_one_that_has_data(script):
     assert script.epochs == (0, 0)
 
 
-def test_r59_an_absurd_floor_comes_down_to_the_end_of_the_masters_log(trio):
-    trio.tell(1, max_offset=1_000)
-    assert trio.alter(1, 2, confirm_offset=10**15).ok
-    assert trio.group.confirm_floor == 1_000
+@pytest.mark.parametrize(
+    ("end", "confirmed", "floor"),
+    [
+        (1_000, 10**15, 1_000),
+        (0, 10**15, 0),
+        (1_000, 1_001, 1_001),
+        (1_000, 1_000 + LAG_BYTES_MAX, 1_000 + LAG_BYTES_MAX),
+        (1_000, 1_001 + LAG_BYTES_MAX, 1_000),
+        (10**15, 10**15, 10**15),
+    ],
+)
+def test_r59_an_absurd_floor_comes_down_to_the_end_of_the_masters_log(trio, end, confirmed, floor):
+    """A slave's log says nothing about it."""
+    trio.tell(1, max_offset=end)
+    trio.tell(2, max_offset=0)
+    live = tuple(reversed(trio.live()))
+    assert trio.alter(1, 2, confirm_offset=confirmed, live=live).broker_id == 1
+    assert trio.group.confirm_floor == floor
 
 
 def test_r59_an_operator_lowers_a_floor_that_no_replica_reaches(trio):

@@ -1,6 +1,7 @@
 """Controllers that know less than the replicas: the epoch they begin with, and whom they elect."""
 
 import pytest
+from msgspec.structs import replace
 
 from batonmq.controller.rules.commands import (
     BecomeController,
@@ -86,6 +87,7 @@ BEHIND = {1: (5, 2000), 2: (5, 2000), 3: (3, 500)}
         (BEHIND, 1, False),
         ({1: (5, 2000), 2: (5, 1900), 3: (3, 9000)}, 2, True),
         ({1: (5, 2000), 2: (5, 1900), 3: (3, 9000)}, 3, True),  # longer, of an older epoch
+        ({1: (5, 1900), 2: (5, 2000)}, 1, True),
         ({1: (5, 2000), 2: (6, 1900)}, 2, False),
         ({1: (-1, 2000), 2: (-1, 1900)}, 2, True),
     ],
@@ -106,7 +108,7 @@ def test_r49_a_replica_below_what_another_reports_needs_an_unclean_election(
         assert result.view is not None and result.view.unclean_epoch == 0
 
 
-def test_r49_a_learner_that_an_operator_names_is_refused_by_the_rules():
+def test_r49_a_learner_counts_for_nothing_and_is_refused_by_the_rules():
     made = Forgetful({1: (4, 100), 2: (4, 100)})
     learner = RegisterBroker(
         controller_epoch=1, broker_name="g", broker_id=2, incarnation="i2", learner=True
@@ -117,6 +119,8 @@ def test_r49_a_learner_that_an_operator_names_is_refused_by_the_rules():
     )
     assert lacks_reported(made.state.groups["g"], named) == ""
     assert "is a learner" in made.apply(named).remark
+    made.live = (*made.live[:1], replace(made.live[1], epoch=9, confirm_offset=900))
+    assert made.apply(made.command(1)).ok
 
 
 @pytest.mark.parametrize(("elected", "lacks"), [(1, False), (2, False), (3, True)])
