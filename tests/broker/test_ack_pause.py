@@ -37,6 +37,11 @@ def test_r8_a_stall_within_the_lease_costs_nothing():
     assert not pause.holds(1_500)
 
 
+def test_r8_a_stall_begins_at_its_limit():
+    pause = AckPause(Lease().valid)
+    assert [pause.holds(at_ms) for at_ms in (0, 399, 799)] == [False, False, True]
+
+
 def test_r36_without_any_controller_acks_go_on_a_second_after_the_stall():
     pause = AckPause(Lease().valid)
     assert not pause.holds(1_000)

@@ -25,11 +25,17 @@ from batonmq.controller.rules.commands import (
 )
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
 from batonmq.controller.rules.group_rules import LAG_BYTES_MAX
-from batonmq.controller.rules.groups import EPOCH_MAX
+from batonmq.controller.rules.groups import (
+    EPOCH_MAX,
+    BrokerGroup,
+    fill_alive,
+    living_replicas,
+)
 from batonmq.controller.rules.registration import BROKER_ID_MAX, REASON_MASTER_RESTARTED
 from batonmq.controller.rules.state import ANSWERS_MAX, ControllerState, SnapshotError
 from batonmq.history.event import REPORT_SIZE_MAX
 from batonmq.protocol.codes import ResponseCode as Code
+from batonmq.protocol.role_view import Replica
 
 REGISTERED_TEXTS = (
     "cluster_name",
@@ -187,6 +193,7 @@ def test_quirk_a_tie_goes_to_the_smallest_id_whatever_the_order(new_script):
         assert script.elect(live=live).view.master_broker_id == 2
         fresh = new_script()
         assert fresh.register().ok and fresh.register().ok and fresh.register().ok
+        live = tuple(LiveBroker(n, f"life-{n}", max_offset=0) for n in order)
         assert fresh.elect(live=live).view.master_broker_id == 2
 
 
@@ -238,6 +245,21 @@ def test_r3_a_new_life_of_the_master_opens_an_election_which_it_may_win(trio):
     assert (result.view.master_broker_id, result.view.master_epoch) == (1, 2)
     assert result.view.master_incarnation == "life-1b"
     assert trio.group.needs_election == ""
+
+
+def test_r3_who_registers_again_as_the_same_process_causes_no_election(trio):
+    """Nor does another process of a slave."""
+    assert trio.register(1).ok and trio.register(2).ok
+    restarted(trio, 3)
+    assert trio.group.needs_election == ""
+
+
+def test_r3_a_deposed_master_needs_no_election_of_its_own(trio):
+    trio.alter(1, confirm_offset=500)
+    restarted(trio, 1, max_offset=400)
+    assert trio.group.needs_election == REASON_MASTER_RESTARTED
+    assert trio.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert (trio.group.master_broker_id, trio.group.needs_election) == (0, "")
 
 
 def test_r3_an_alter_of_another_life_of_the_master_is_refused(trio):
@@ -507,6 +529,32 @@ def test_r17_a_restored_backup_leaves_the_set(trio, heard):
     assert last_reason(trio) == "broker 2: suspect: its log ends at 700, confirmed was 800"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "stays"),
+    [("l1", "l1", True), ("l1", "l2", False), ("", "l2", True), ("l1", "", True)],
+)
+def test_r17_a_log_is_replaced_where_both_have_names_that_differ(script, before, after, stays):
+    for _ in range(2):
+        script.register(log_id=before)
+    script.elect(1)
+    script.alter(1, 2)
+    restarted(script, 2, log_id=after)
+    assert (2 in script.group.sync_state_set) == stays
+
+
+def test_a_java_broker_that_becomes_one_of_ours_keeps_its_id_and_its_place(script):
+    """Also while its Java process is heard: that one has no name that could differ."""
+    for broker_id in (1, 2):
+        script.apply_id(broker_id)
+        assert script.apply_id(broker_id).broker_id == broker_id
+        assert script.effects == ()
+        assert script.register(broker_id, incarnation="", register_check_code="").ok
+    script.elect(1)
+    script.alter(new_set=(NewMember(1), NewMember(2)))
+    assert script.register(2, register_check_code="", earlier_lives=("life-1",)).ok
+    assert script.group.sync_state_set == (1, 2)
+
+
 def test_r17_a_folder_that_was_put_back_does_not_know_its_last_life(trio):
     """A backup of life 1; life 2 acknowledged more, which no controller heard of before it died."""
     restarted(trio, 2, earlier_lives=("life-2",), max_offset=900)
@@ -566,7 +614,11 @@ def test_r17_another_life_does_not_lift_what_its_predecessor_said(trio):
     trio.alter(1, 2)
     trio.die(2, 3)
     restarted(trio, 1, suspect="reboot", epoch=1, max_offset=100)
+    assert trio.register(1, incarnation="life-1b", suspect="reboot", epoch=1, max_offset=100).ok
+    assert not trio.elect().ok, "it has said the same again"
     restarted(trio, 1, incarnation="life-1c", epoch=1, max_offset=100)
+    assert not trio.elect().ok
+    assert trio.register(1, incarnation="life-1c", epoch=1, max_offset=100).ok
     assert not trio.elect().ok
 
 
@@ -644,6 +696,17 @@ def test_r17_a_living_master_that_finds_damage_makes_room(trio):
     assert trio.elect().view.master_broker_id == 2
 
 
+def test_r17_a_suspect_stays_one_while_the_set_changes_around_it(trio):
+    trio.die(1, 2, 3)
+    restarted(trio, 2, suspect="reboot")
+    assert trio.clean(3).ok
+    assert trio.group.sync_state_set == (1, 2) and trio.group.replica(2).suspect
+    assert not trio.group.is_suspect, "1 may be whole"
+    restarted(trio, 1, suspect="reboot")
+    assert trio.group.is_suspect
+    assert not BrokerGroup("c", "g").is_suspect
+
+
 def test_r17_a_suspect_that_leaves_the_set_by_a_set_change_is_none_any_more(trio):
     """It stayed because its master was out of sight, and must catch up before it is added again."""
     trio.alter(1, 2)
@@ -690,6 +753,8 @@ def test_r17_saying_the_same_again_changes_nothing(script):
     script.alter(1, 2)
     assert script.register(1, incarnation="life-1b", suspect="reboot", max_offset=10).ok
     assert script.group.sync_state_set == (1, 2)
+    restarted(script, 1, incarnation="life-1c", suspect="reboot", max_offset=10)
+    assert script.group.sync_state_set == (2,), "another process says it for the first time"
 
 
 def test_r17_nobody_is_elected_while_a_healthy_member_may_come(trio):
@@ -886,6 +951,33 @@ def test_r19_a_controller_that_forgot_stops_electing(trio):
     assert (result.view.master_broker_id, result.view.master_epoch) == (2, 10)
 
 
+@pytest.mark.parametrize(("reported", "elected"), [(EPOCH_MAX, False), (EPOCH_MAX + 1, True)])
+def test_r47_an_absurd_epoch_uses_up_no_epochs_and_stops_no_election(trio, reported, elected):
+    trio.die(1)
+    trio.tell(3, master_epoch=reported, epoch=reported)
+    assert trio.elect().ok == elected
+    assert trio.group.master_epoch == 1 + elected
+
+
+def test_a_session_counts_with_the_log_that_it_registered_until_it_reports(trio):
+    restarted(trio, 2, epoch=1, max_offset=90, confirm_offset=80, election_priority=7)
+    silent, empty = LiveBroker(2, "life-2b"), LiveBroker(2, "life-2b", max_offset=0)
+    assert living_replicas(trio.group, [empty]) == {2: empty}
+    assert living_replicas(trio.group, [silent]) == {2: LiveBroker(2, "life-2b", 1, 90, 80, 7)}
+
+
+def test_a_view_shows_all_that_is_recorded(trio):
+    trio.register(3, learner=True, log_id="log-3")
+    replicas = tuple(
+        Replica(n, f"10.0.0.{n}:10911", f"10.0.0.{n}:10912", n != 2, n == 3, f"life-{n}", log_id)
+        for n, log_id in ((1, ""), (2, ""), (3, "log-3"))
+    )
+    view = trio.group.role_view({1, 3}, 77)
+    assert (view.raft_index, view.replicas) == (77, replicas)
+    assert (view.master_address, view.master_ha_address) == ("10.0.0.1:10911", "10.0.0.1:10912")
+    assert [each.alive for each in fill_alive(view, {2}).replicas] == [False, True, False]
+
+
 def test_r20_every_change_of_role_or_set_grows_the_key_of_the_view(trio):
     keys = [trio.view.key]
     trio.alter(1, 2)
@@ -934,8 +1026,22 @@ def test_asking_for_an_id_again_with_the_same_check_code_gives_the_same(script):
 
 
 def test_an_id_is_given_only_against_a_check_code(script):
-    refused = script.register(register_check_code="")
-    assert refused.code is Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+    for fields in ({}, {"incarnation": "", "register_check_code": "code"}):
+        refused = script.register(**({"register_check_code": ""} | fields))
+        assert refused.code is Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+    assert script.apply_id(1).ok
+    for refused in (script.apply_id(0), script.apply_id(2, cluster_name="other")):
+        assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
+    assert len(script.group.replicas) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({}, ""), ({"learner": True}, "learner"), ({"suspect": "reboot"}, "suspect: reboot")],
+)
+def test_the_history_says_what_registers(script, fields, reason):
+    script.register(**fields)
+    assert last_reason(script) == reason
 
 
 def test_a_changed_address_is_told_and_recorded(trio):
