@@ -206,7 +206,12 @@ def test_a_new_view_dials_at_once(memory_log):
     core = SlaveCore(identity(2), view(), memory_log().facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     core.disconnected(NOW)
+    for _ in range(6):
+        core.tick(core.wakeup_ms)
+        core.disconnected(NOW)
     assert core.follow(view(2, "other:1"), NOW + 1) == [fx.Dial("other:1")]
+    core.disconnected(NOW + 1)
+    assert core.wakeup_ms == NOW + 21, "nor are the pauses those of the master before"
 
 
 def test_the_connection_to_the_same_process_stays(host):
@@ -942,6 +947,18 @@ def test_r27_only_the_first_frame_says_that_the_next_byte_is_gone(host):
     beat(host, NOW)
     effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
     assert [type(effect) for effect in effects] == [fx.Hangup]
+
+
+def test_r27_a_slave_that_was_served_before_hears_that_its_next_byte_is_gone(host):
+    """It was cut off until the master's segments had expired."""
+    beat(host, NOW)
+    host.perform(host.core.disconnected(NOW), NOW)
+    host.perform(host.core.tick(host.core.wakeup_ms), NOW)
+    host.connect(NOW)
+    peer = answer(900, 1, host.log.entries)
+    host.perform(host.core.handshake_received(peer, host.log.facts(), NOW), NOW)
+    effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
+    assert any(isinstance(effect, fx.BeginAt) for effect in effects)
 
 
 def test_a_java_master_that_proves_nothing_is_given_3_s(memory_log, entries):
