@@ -159,6 +159,7 @@ class NamesrvEndpoint:
             run_in_turns(self._forget)
 
     def _forget(self) -> bool:
+        self._forgets = False  # if this raises, the next change begins it again
         more_perms = self._routes.set_perms()
         self._forgets = self._routes.forget() or more_perms
         return self._forgets

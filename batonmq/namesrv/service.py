@@ -105,8 +105,7 @@ class NamesrvService:
         page.gauge("batonmq_namesrv_groups", "in the routes", sum(map(len, clusters.values())))
         page.gauge("batonmq_namesrv_topics", "in the routes", len(self.routes.all_topics()))
         brokers = 0
-        # A list: brokers may register between two steps.
-        async for _, group in page.pace.through(list(self.routes.brokers())):
+        async for _, group in page.pace.through(self.routes.brokers()):
             brokers += len(group.broker_addrs)
         page.gauge("batonmq_namesrv_brokers", "registered", brokers)
 

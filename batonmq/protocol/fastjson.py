@@ -23,6 +23,8 @@ _DEPTH_MAX: Final = 200
 # Limits of the dialect in a request, since Python code reads it in one turn of the loop (R58).
 REQUEST_SIZE_MAX: Final = 32_768
 REQUEST_VALUES_MAX: Final = 4096  # Values in it, with references replaced.
+# Of an answer that has references: 400 bytes could stand for a billion values.
+REFERENCED_VALUES_MAX: Final = 1_000_000
 
 NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for unreadable text; RecursionError for a thousand lists in each other, even
@@ -49,7 +51,7 @@ class FastjsonError(ValueError):
 
 def loads(data: bytes | str, *, is_request: bool = False, values_max: int | None = None) -> Any:
     """Parses a text. Raises FastjsonError, also if a request has too much of the dialect, or more
-    than `values_max` values with references replaced."""
+    than `values_max` values with references replaced (None: REFERENCED_VALUES_MAX)."""
     has_reference = ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data)
     if not has_reference:
         try:
@@ -66,6 +68,7 @@ def loads(data: bytes | str, *, is_request: bool = False, values_max: int | None
     value = reader.read_all()
     if has_reference:
         value = _resolve(value, value, ())
+        values_max = values_max or REFERENCED_VALUES_MAX
     if is_request:
         values_max = REQUEST_VALUES_MAX
     if values_max is not None:
@@ -83,7 +86,7 @@ def _check_values(value: Any, values_max: int) -> None:
         left -= len(each)  # before they are listed: 4,000 references may name the same long list
         if left < 0:
             raise FastjsonError(
-                f"more than {values_max} values in a request that is not standard JSON, or has"
+                f"more than {values_max} values in a text that is not standard JSON, or has"
                 " references"
             )
         values.extend(each.values() if isinstance(each, dict) else each)

@@ -47,10 +47,6 @@ class TurnBudget:
         self._waiting: deque[Callable[[], object] | asyncio.Future[None]] = deque()
         self._is_scheduled = False
 
-    @property
-    def is_spent(self) -> bool:
-        return self.spent_s >= TURN_S
-
     def spend(self, seconds: float) -> None:
         self.spent_s += seconds
         # Up to a fifth of the limit is not reset, so that cheap turns need no callback.
@@ -116,7 +112,7 @@ class Paced:
         step: Callable[[], Any] = partial(work.send, None)
         while True:
             try:
-                if budget.is_spent:
+                if budget.spent_s >= TURN_S:
                     yield from budget.turn().__await__()
             except BaseException as error:  # a cancellation is passed to the work
                 step = partial(work.throw, error)

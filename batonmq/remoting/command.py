@@ -30,6 +30,8 @@ FRAME_SIZE_MAX: Final = 16_777_216
 HEADER_SIZE_MAX: Final = 160 * 1024
 """The largest header of a request (R58). Its largest field, properties, has at most 32 KiB, or four
 times as much in JSON escapes. A header is decoded in one step, at up to 0.1 µs per byte."""
+FIELDS_MAX: Final = 1024  # in the header of a request; clients send some twenty
+SHORT_HEADER: Final = 8192  # bytes of a header that costs little, whatever is in it
 BUFFER_SIZE: Final = 65_536
 _FRAME: Final = struct.Struct(">II")
 _unpack: Final = _FRAME.unpack_from
@@ -332,6 +334,7 @@ _FLAG_AT: Final = 9
 _CODE_PREFIX: Final = 12
 _CODES_MAX: Final = 1024
 _OPAQUE: Final = re.compile(rb'"opaque":(-?\d{1,10})\b')
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _TAIL_SIZE: Final = 512
 _codes: Final[dict[bytes, int]] = {}
 
@@ -400,6 +403,20 @@ def _leading_code(header: bytes) -> int | None:
     if end < _CODE_PREFIX and len(_codes) < _CODES_MAX:
         _codes[header[:_CODE_PREFIX]] = code
     return code
+
+
+def header_problem(serialize_type: int, header: bytes) -> str:
+    """Why a request is refused undecoded (R58), or "". Fields of a binary one: `_binary_fields`."""
+    if len(header) > HEADER_SIZE_MAX:
+        return f"the header has {len(header)} bytes, allowed are {HEADER_SIZE_MAX}"
+    # A property may have any number of colons, so the second look leaves out what is in quotes.
+    if (
+        serialize_type == TYPE_JSON
+        and header.count(b":") > FIELDS_MAX
+        and (fields := _STRING.sub(b"", header).count(b":")) > FIELDS_MAX
+    ):
+        return f"the header has {fields} fields, allowed are {FIELDS_MAX}"
+    return ""
 
 
 def peek_head(serialize_type: int, header: bytes) -> RemotingCommand:
@@ -507,7 +524,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
             )
         remark = header[at : at + remark_len].decode() if remark_len else None
         at += remark_len
-        ext = decode_binary_fields(header, at)
+        ext = _binary_fields(header, at)
     except struct.error as error:
         raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut off") from error
     except UnicodeDecodeError as error:
@@ -527,7 +544,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
     )
 
 
-def decode_binary_fields(header: bytes, at: int) -> dict[str, str]:
+def _binary_fields(header: bytes, at: int) -> dict[str, str]:
     """The field map of a binary header whose i32 size is at `at`. Empty values count as absent.
     Raises RemoteProtocolError for lengths that do not fit, UnicodeDecodeError."""
     (size,) = _I32.unpack_from(header, at)
@@ -546,24 +563,9 @@ def decode_binary_fields(header: bytes, at: int) -> dict[str, str]:
         next_at = value_at + int.from_bytes(header[value_len_at:value_at])
         if next_at > end:
             raise RemoteProtocolError(f"binary header: the field at byte {at} is cut off")
+        if len(ext) == FIELDS_MAX:
+            raise RemoteProtocolError(f"binary header: more than {FIELDS_MAX} fields")
         if next_at > value_at and value_len_at > at + 2:
             ext[header[at + 2 : value_len_at].decode()] = header[value_at:next_at].decode()
         at = next_at
     return ext
-
-
-def binary_opaque_and_flag(header: bytes) -> tuple[int, int]:
-    """(opaque, flag) of a binary header that `peek_code` accepted."""
-    fields = _BINARY_HEAD.unpack_from(header, 0)
-    return fields[3], fields[4]
-
-
-def binary_language(header: bytes) -> int:
-    """The sender's LanguageCode in a binary header that `peek_code` accepted."""
-    language: int = _BINARY_HEAD.unpack_from(header, 0)[1]
-    return language
-
-
-def binary_fields(header: bytes) -> dict[str, str]:
-    """The field map of a binary header. Raises RemoteProtocolError."""
-    return _decode_binary(header, b"").ext

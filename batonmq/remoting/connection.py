@@ -25,11 +25,12 @@ from batonmq.protocol.errors import (
 from batonmq.remoting.budget import TURN_S, MemoryBudget, Paced, Places, TurnBudget
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
-    HEADER_SIZE_MAX,
+    SHORT_HEADER,
     FrameReader,
     RemotingCommand,
     decode_frame,
     encode_frame,
+    header_problem,
     peek_code,
     peek_head,
     peek_is_response,
@@ -215,7 +216,9 @@ class RequestDispatcher:
         else:
             log.error("request_failed code=%d peer=%s", cmd.code, connection.peer, exc_info=error)
             code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
-        self.refused[cmd.code, int(code)] += 1
+        # R58: a guard refuses unknown codes, too, and a stranger could send any number of them.
+        if cmd.code in self._processors.handlers or cmd.code in self.raw_handlers:
+            self.refused[cmd.code, int(code)] += 1
         connection.reply(cmd, RemotingCommand.refusal_of(cmd, code, remark))
 
     def _answered(
@@ -267,7 +270,6 @@ class Connection(asyncio.BufferedProtocol):
         server_side: bool,
         made: Callable[["Connection"], None],
         lost: Callable[["Connection"], None],
-        batch_end: Callable[[], None] | None = None,
     ) -> None:
         self.peer = "?"
         self.local = "?"
@@ -289,7 +291,6 @@ class Connection(asyncio.BufferedProtocol):
         self._server_side = server_side
         self._made = made
         self._lost = lost
-        self._batch_end = batch_end
         self._transport: asyncio.Transport | None = None
         self.intake = Intake(
             FrameReader(dispatcher.receive_buffer),
@@ -369,9 +370,8 @@ class Connection(asyncio.BufferedProtocol):
             frame = encode_frame(refusal)
         self.write(frame)
 
-    def _refuse_header(self, serialize_type: int, header: bytes) -> None:
+    def _refuse_header(self, serialize_type: int, header: bytes, why: str) -> None:
         request = peek_head(serialize_type, header)
-        why = f"the header has {len(header)} bytes, allowed are {HEADER_SIZE_MAX}"
         log.warning("request_refused code=%d peer=%s reason=%s", request.code, self.peer, why)
         self.reply(request, RemotingCommand.refusal_of(request, ResponseCode.SYSTEM_ERROR, why))
 
@@ -495,8 +495,12 @@ class Connection(asyncio.BufferedProtocol):
                 self.taken += 1
                 # Before its code is looked for, which may take a second for 16 MiB of small fields.
                 # Limits only requests: responses to our own may have any size.
-                if len(header) > HEADER_SIZE_MAX and self._server_side:
-                    self._refuse_header(serialize_type, header)
+                if (
+                    len(header) > SHORT_HEADER
+                    and self._server_side
+                    and (why := header_problem(serialize_type, header))
+                ):
+                    self._refuse_header(serialize_type, header, why)
                 # Codes of responses and requests overlap: a response must not reach a raw handler.
                 elif (
                     raw := raw_handlers.get(peek_code(serialize_type, header))
@@ -508,7 +512,7 @@ class Connection(asyncio.BufferedProtocol):
                         log.debug("late_response peer=%s opaque=%d", self.peer, cmd.opaque)
                 else:
                     self._dispatcher.raw(self, raw, serialize_type, header, body)
-                    untimed += 1
+                    untimed += 1 + len(header) // SHORT_HEADER
                     # Not each time: reading the clock costs as much as a small request.
                     if untimed < _UNTIMED and not self.closed:
                         continue
@@ -518,8 +522,6 @@ class Connection(asyncio.BufferedProtocol):
                     break
         except RemoteProtocolError as error:
             self.abort(f"malformed frame: {error}")
-        if self._batch_end is not None:
-            self._batch_end()
         self.intake.slice_ended(begin_s)
 
     def eof_received(self) -> None:

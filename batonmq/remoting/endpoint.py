@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 
 from batonmq.protocol.errors import ConnectError, ResponseError
-from batonmq.remoting.budget import MemoryBudget
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import (
     Connection,
@@ -60,7 +59,6 @@ class Endpoint:
         self.connections: set[Connection] = set()
         self.on_connect: Callable[[Connection], None] | None = None
         self.on_disconnect: Callable[[Connection], None] | None = None
-        self.on_batch_end: Callable[[], None] | None = None
         self._processors = processors
         self._idle_timeout_s = idle_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,13 +74,6 @@ class Endpoint:
         self._bind()
         assert self._turn is not None
         return self._turn
-
-    @property
-    def memory(self) -> MemoryBudget:
-        """The memory for incomplete frames of all connections. Needs a running loop."""
-        self._bind()
-        assert self._dispatcher is not None
-        return self._dispatcher.memory
 
     @property
     def refused(self) -> Mapping[tuple[int, int], int]:
@@ -109,7 +100,6 @@ class Endpoint:
             server_side=self._server_side,
             made=self._connected,
             lost=self._disconnected,
-            batch_end=self.on_batch_end,
         )
 
     def _connected(self, connection: Connection) -> None:
@@ -184,8 +174,7 @@ class Endpoint:
 
 
 class RemotingServer(Endpoint):
-    """A server on any number of addresses (a broker listens on its port and on port - 2).
-    `on_batch_end` is called after the frames of each buffer of a connection. Set the hooks before
+    """A server on any number of addresses (a broker: its port and port - 2). Set the hooks before
     `listen`."""
 
     _server_side = True

@@ -31,11 +31,8 @@ from batonmq.protocol.codes import (
 from batonmq.protocol.errors import BatonError, BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.fastjson import NOT_JSON
 from batonmq.remoting.command import (
-    FLAG_ONEWAY,
     TYPE_JSON,
-    binary_fields,
-    binary_language,
-    binary_opaque_and_flag,
+    decode_frame,
     peek_code,
 )
 
@@ -103,10 +100,6 @@ class SendFrame(msgspec.Struct, gc=False):
     ext: SendFields = msgspec.field(name="extFields")
     flag: int = 0
 
-    @property
-    def is_oneway(self) -> bool:
-        return bool(self.flag & FLAG_ONEWAY)
-
 
 class PullFrame(msgspec.Struct, gc=False):
     """A pull request's header. `language`: name or number of a LanguageCode."""
@@ -121,10 +114,6 @@ class PullFrame(msgspec.Struct, gc=False):
     def is_ours(self) -> bool:
         """Whether it is from our own client, which finds a new master by itself."""
         return self.language in (LanguageCode.PYTHON.name, LanguageCode.PYTHON)
-
-    @property
-    def is_oneway(self) -> bool:
-        return bool(self.flag & FLAG_ONEWAY)
 
 
 class _SendFieldsV1(msgspec.Struct, rename="camel", gc=False):
@@ -206,9 +195,9 @@ def decode_pull(serialize_type: int, header: bytes) -> PullFrame:
             return _decode_pull(header)
         except NOT_JSON as error:
             raise _refusal(error, header, {}) from error
-    code, opaque, flag, fields = _binary(serialize_type, header)
-    language = binary_language(header)
-    return PullFrame(code, opaque, _convert(fields, PullFields, {}), flag, language)
+    cmd = decode_frame(header, b"", serialize_type)
+    fields = _convert(cmd.ext, PullFields, {})
+    return PullFrame(cmd.code, cmd.opaque, fields, cmd.flag, cmd.language)
 
 
 def _as_v2(fields: _SendFieldsV1) -> SendFields:
@@ -217,9 +206,8 @@ def _as_v2(fields: _SendFieldsV1) -> SendFields:
 
 
 def _binary(serialize_type: int, header: bytes) -> tuple[int, int, int, dict[str, str]]:
-    code = peek_code(serialize_type, header)
-    opaque, flag = binary_opaque_and_flag(header)
-    return code, opaque, flag, binary_fields(header)
+    cmd = decode_frame(header, b"", serialize_type)
+    return cmd.code, cmd.opaque, cmd.flag, cmd.ext
 
 
 def _convert(fields: dict[str, str], kind: type[F], names: dict[str, str]) -> F:

@@ -10,7 +10,6 @@ BatchSplittingMetricExporter in Java; Prometheus text format 0.0.4.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import logging
@@ -317,8 +316,7 @@ class Metrics:
             pass  # the client sent no request in time, or did not read the answer
         finally:
             self._open.pop(task, None)
-            with contextlib.suppress(OSError):
-                writer.close()
+            writer.transport.abort()  # R58: else what a peer does not read would stay here with it
 
     def _end_oldest(self) -> None:
         """The newest gets in: an orchestrator restarts a process that does not answer /livez."""
@@ -342,7 +340,8 @@ class Metrics:
             for piece in body if method != b"HEAD" else ():
                 writer.write(piece)
                 await writer.drain()
-            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
 
     async def _answer(self, path: bytes) -> tuple[str, str, list[bytes]]:
         if path == b"/metrics":

@@ -41,7 +41,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, ResponseError
-from batonmq.protocol.topic_name import is_file_name, retry_topic
+from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, is_file_name, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
@@ -117,6 +117,9 @@ class ClientProcessor:
         data = HeartbeatData.decode_request(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
+        if len(data.client_id) > CLIENT_ID_LENGTH_MAX:
+            why = f"clientID: {len(data.client_id)} characters, allowed are {CLIENT_ID_LENGTH_MAX}"
+            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)
         groups = max(len(data.consumer_data_set), len(data.producer_data_set))
         if groups:
             # Members keep their connection when there are too many connections (R58).
@@ -175,10 +178,14 @@ class ClientProcessor:
         consumers = [
             c
             for c in data.consumer_data_set
-            if (data.without_sub or self._has_space(c, refused))
+            if _is_short(
+                f"{c.group_name}{c.consume_type}{c.message_model}{c.consume_from_where}", refused
+            )
+            and (data.without_sub or self._has_space(c, refused))
             and (self._gate.refusal is not None or self._exists(c.group_name, refused))
         ]
-        data = replace(data, consumer_data_set=consumers)
+        producers = [p for p in data.producer_data_set if _is_short(p.group_name, refused)]
+        data = replace(data, consumer_data_set=consumers, producer_data_set=producers)
         changes = self._clients.heartbeat(
             data, channel, request.language, request.version, self._clock_ms()
         )
@@ -292,6 +299,14 @@ class ClientProcessor:
                 del self._notices[group]
             break
         return bool(self._notices) or bool(own and own[0][0] <= self._clock_ms())
+
+
+def _is_short(text: str, refused: list[str]) -> bool:
+    """R58: whether the text may be kept while its client is in a group."""
+    if len(text) <= CLIENT_ID_LENGTH_MAX:
+        return True
+    _note_refused(text, f"{len(text)} characters, allowed are {CLIENT_ID_LENGTH_MAX}", refused)
+    return False
 
 
 def _note_refused(group: str, reason: str, refused: list[str]) -> None:

@@ -41,7 +41,7 @@ _SUBSCRIPTION_BYTES: Final = 600
 """Roughly what a subscription takes without its texts; a tag takes _TAG_BYTES and its text."""
 _TAG_BYTES: Final = 100
 _TOPIC: Final = attrgetter("topic")
-_EXPRESSION: Final = attrgetter("sub_string")
+_TEXTS: Final = attrgetter("topic", "sub_string", "expression_type")
 _TAGS: Final = attrgetter("tags_set")
 _CODES: Final = attrgetter("code_set")
 
@@ -334,7 +334,7 @@ class ConsumerManager:
 def _bytes_of(subscriptions: Sequence[SubscriptionData]) -> int:
     # One heartbeat may have 16,000 of them: no line of Python runs for each.
     tag_sets = list(map(_TAGS, subscriptions))
-    texts = chain(map(_EXPRESSION, subscriptions), chain.from_iterable(tag_sets))
+    texts = chain(chain.from_iterable(map(_TEXTS, subscriptions)), chain.from_iterable(tag_sets))
     tags = sum(map(len, chain(tag_sets, map(_CODES, subscriptions))))
     return len(subscriptions) * _SUBSCRIPTION_BYTES + sum(map(len, texts)) + tags * _TAG_BYTES
 

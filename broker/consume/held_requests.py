@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
@@ -22,7 +22,7 @@ KEY_MAX: Final = 1024
 ALL_MAX: Final = 100_000
 """The most pulls, and the most POPs, that wait."""
 TAGS_MAX: Final = 1_000_000
-"""The most tags of all held pulls together; a tag takes about 70 bytes."""
+"""The most tags of all held pulls together, and of all POPs; a tag takes about 70 bytes."""
 _Place = tuple[str, str, int]
 """Topic, group, queue id."""
 P = TypeVar("P", bound=Hashable)
@@ -30,12 +30,13 @@ P = TypeVar("P", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """`owner` is its connection."""
+    """`owner` is its connection; `tags`: the number of its tags."""
 
     topic: str
     queue_id: int
     deadline_ms: int
     owner: object
+    tags: int = field(default=0, kw_only=True)
 
 
 H = TypeVar("H", bound=HeldRequest)
@@ -51,7 +52,7 @@ class HeldRequests(Generic[H]):
         self._until: dict[int, dict[H, None]] = {}
         self._deadlines: list[int] = []
         """A heap of the keys of `_until`."""
-        self._size = 0
+        self._size = self._tags = 0
 
     def __len__(self) -> int:
         return self._size
@@ -62,8 +63,13 @@ class HeldRequests(Generic[H]):
     def _unlink(self, one: H) -> None:
         raise NotImplementedError
 
+    def has_place(self, tags: int) -> bool:
+        """Whether one more with so many tags may wait (R58)."""
+        return self._size < ALL_MAX and self._tags + tags <= TAGS_MAX
+
     def hold(self, one: H) -> None:
         self._link(one)
+        self._tags += one.tags
         self._by_owner.setdefault(one.owner, {})[one] = None
         until = self._until.get(one.deadline_ms)
         if until is None:
@@ -108,6 +114,7 @@ class HeldRequests(Generic[H]):
 
     def _remove(self, one: H) -> None:
         self._size -= 1
+        self._tags -= one.tags
         self._unlink(one)
         # The deadline stays in the heap, where removing it would cost a search. The request does
         # not: it would keep a closed connection in memory until then.
@@ -119,11 +126,10 @@ class HeldRequests(Generic[H]):
 
 @dataclass(slots=True, eq=False)
 class HeldPull(HeldRequest, Generic[P]):
-    """`offset`: the queue offset that the pull waits for; `tags`: the number of its tags."""
+    """`offset`: the queue offset that the pull waits for."""
 
     offset: int
     pull: P
-    tags: int = 0
 
 
 class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
@@ -132,11 +138,6 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
     def __init__(self) -> None:
         super().__init__()
         self._by_topic: dict[str, dict[int, dict[HeldPull[P], None]]] = {}
-        self._tags = 0
-
-    def has_place(self, tags: int) -> bool:
-        """Whether one more pull with so many tags may wait (R58)."""
-        return len(self) < ALL_MAX and self._tags + tags <= TAGS_MAX
 
     def waiting(self, topic: str, queue_id: int) -> int:
         return len(self._by_topic.get(topic, {}).get(queue_id, ()))
@@ -159,11 +160,9 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
         return self._removed(list(islice(reached, limit)))
 
     def _link(self, one: HeldPull[P]) -> None:
-        self._tags += one.tags
         self._by_topic.setdefault(one.topic, {}).setdefault(one.queue_id, {})[one] = None
 
     def _unlink(self, one: HeldPull[P]) -> None:
-        self._tags -= one.tags
         queues = self._by_topic[one.topic]
         del queues[one.queue_id][one]
         if not queues[one.queue_id]:
@@ -198,10 +197,10 @@ class PopHold(HeldRequests[HeldPop]):
     def count_of(self, topic: str, group: str, queue_id: int) -> int:
         return len(self._waiting.get((topic, group, queue_id), ()))
 
-    def has_place(self, one: HeldPop) -> bool:
+    def may_wait(self, one: HeldPop) -> bool:
         """Whether one more may wait in its place."""
         in_place = self.count_of(one.topic, one.group, one.queue_id)
-        return in_place < KEY_MAX and len(self) < ALL_MAX
+        return in_place < KEY_MAX and self.has_place(one.tags)
 
     def hold_again(self, one: HeldPop) -> None:
         """Holds a woken request again, ahead of the later ones in its place."""

@@ -338,7 +338,7 @@ class PullProcessor:
             # answered. Either `queues_deleted` or the end of this role follows.
             if may_hold:
                 self._hold.hold(
-                    HeldPull(topic, queue_id, deadline_ms, pull.channel, offset, pull, tags)
+                    HeldPull(topic, queue_id, deadline_ms, pull.channel, offset, pull, tags=tags)
                 )
             else:
                 shown, why = self._visible(topic, queue_id), "NO_MESSAGE_IN_QUEUE"
@@ -370,7 +370,7 @@ class PullProcessor:
                 result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
             )
             self._hold.hold(
-                HeldPull(topic, queue_id, deadline_ms, pull.channel, waits_from, pull, tags)
+                HeldPull(topic, queue_id, deadline_ms, pull.channel, waits_from, pull, tags=tags)
             )
             return
         self._write_result(pull, offset, code, result)

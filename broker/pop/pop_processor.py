@@ -172,7 +172,7 @@ class PopProcessor:
             self._time_out(pop)
         elif woken:
             self._hold.hold_again(pop)
-        elif self._hold.has_place(pop):
+        elif self._hold.may_wait(pop):
             self._hold.hold(pop)
         elif pop.is_notification:
             self._notify(pop, has_message=False, full=True)

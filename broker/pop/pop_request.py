@@ -23,7 +23,7 @@ from batonmq.broker.tables.topics import TopicService
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.topic_name import check_pop_names
+from batonmq.protocol.topic_name import NAME_BYTES_MAX, check_pop_names
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 
@@ -74,6 +74,7 @@ class PopChecks:
         pop.invisible_ms = invisible_time(request, least_ms=1)
         pop.from_max = number(request, "initMode") == FROM_MAX
         pop.wanted, pop.matches = self._filter(request)
+        pop.tags = len(pop.wanted or ())
         return pop
 
     def notification(
@@ -87,6 +88,9 @@ class PopChecks:
         pop.deadline_ms = clock_ms + min(born_ms + poll_ms - now_ms, poll_ms, POLL_MAX_MS)
         pop.order = flag(request, "order")
         pop.attempt = request.ext.get("attemptId") or ""
+        if len(pop.attempt) > NAME_BYTES_MAX:
+            why = f"attemptId has {len(pop.attempt)} characters, allowed are {NAME_BYTES_MAX}"
+            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)
         return pop
 
     def peek(self, request: RemotingCommand, connection: Connection) -> PopRequest:
@@ -99,7 +103,9 @@ class PopChecks:
         check_pop_names(name, topic)
         consuming_group(self._topics, name, writable=True)
         check_subscription(self._topics, name, topic)
-        pop = PopRequest(topic, queue_id, 0, connection, name, connection, request)
+        # R58: it may be held for a minute, without its fields and body.
+        asked = RemotingCommand(request.code, flag=request.flag, opaque=request.opaque)
+        pop = PopRequest(topic, queue_id, 0, connection, name, connection, asked)
         if request.code == RequestCode.PEEK_MESSAGE:  # a notification has no such field
             pop.max_num = self._max_num(request)
         return pop

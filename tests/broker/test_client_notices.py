@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
+import pytest
 from heartbeats import heartbeat
 
 from batonmq.broker.config import BrokerConfig
@@ -18,6 +19,7 @@ from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.filter.subscription_filter import compiled
 from batonmq.protocol.bodies import SQL92, HeartbeatData, ProducerData, SubscriptionData
 from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
 
 
@@ -165,3 +167,25 @@ def test_r58_filters_of_groups_that_left_have_a_limit(tmp_path, monkeypatch):
         filters.unregister(f"g{number}")
     kept = [number for number in range(100) if filters.get(f"g{number}", "U") is not None]
     assert kept == [95, 96, 97, 98, 99]
+
+
+def test_r58_a_heartbeat_leaves_no_long_texts_behind():
+    known, path = ConsumerManager(), Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
+    clients = ClientProcessor(
+        known, Mock(groups={}), path, Mock(), ConsumerSightings(known), BrokerConfig()
+    )
+    beat = heartbeat("c", "T")
+    [odd] = heartbeat("c", group="g2").consumer_data_set
+    odd.consume_type = "x" * 1024
+    beat.consumer_data_set.append(odd)
+    beat.producer_data_set.append(ProducerData(group_name="p" * 1025))
+    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
+    reply = cast(Any, clients.heartbeat(request, cast(Any, _Channel())))
+    assert reply.remark.count("allowed are 1024") == 2
+    assert (set(known.groups), set(known.producers)) == ({"g"}, {"p"})
+    beat.client_id = "c" * 1025
+    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
+    with pytest.raises(BrokerRefusal, match="clientID: 1025 characters, allowed are 1024"):
+        clients.heartbeat(request, cast(Any, _Channel()))
+    large = SubscriptionData(topic="t" * 5000, expression_type="e" * 5000)
+    assert consumer_manager._bytes_of([large]) > 10_000

@@ -302,6 +302,8 @@ async def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(rig, c
     told = await rig.ask(200054, fields | {"bornTime": str(clock.now_ms)})
     assert told.ext == {"hasMsg": "true", "pollingFull": "false"}
     await until(lambda: rig.service.pop.held == 2)
+    held = [one for of in rig.service.pop._hold._by_owner.values() for one in of]
+    assert not any(one.request.size for one in held), "R58: a body would be kept for a minute"
     info = {"consumerGroup": "g", "topic": "T", "queueId": "-1"}
     assert (await rig.ask(200055, info)).ext == {"pollingNum": "1"}
     await rig.send("T", b"1", TAGS="B", size="3")

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batonmq.broker.consume.held_requests import KEY_MAX, HeldPop, PopHold
+from batonmq.broker.consume.held_requests import KEY_MAX, TAGS_MAX, HeldPop, PopHold
 from batonmq.broker.pop.pop_table import (
     NEVER,
     Acked,
@@ -169,9 +169,15 @@ def test_a_hold_is_bounded_ends_and_forgets_who_left():
     hold.drop_owner("a")
     assert len(hold) == 0 and hold.expired(1000, 10) == []
     for _ in range(KEY_MAX):
-        assert hold.has_place(waiting())
+        assert hold.may_wait(waiting())
         hold.hold(waiting())
-    assert not hold.has_place(waiting()) and hold.has_place(waiting("other"))
-    hold.hold(waiting("other"))
+    assert not hold.may_wait(waiting()) and hold.may_wait(waiting("other"))
+    many = waiting("other")
+    many.tags = TAGS_MAX  # R58
+    hold.hold(many)
+    last = waiting("another")
+    assert hold.may_wait(last)
+    last.tags = 1
+    assert not hold.may_wait(last)
     assert len(hold.take(KEY_MAX)) == KEY_MAX
     assert len(hold.take(9)) == 1 and not len(hold)

@@ -646,6 +646,16 @@ async def test_r58_a_group_of_many_topics_is_gone_at_once_and_forgotten_in_turns
     assert max(a - b for a, b in pairwise([len(WIDE), *counts])) <= FORGOTTEN_AT_ONCE
 
 
+async def test_r58_topics_are_forgotten_also_after_an_error(monkeypatch: Any) -> None:
+    desk = Desk()
+    await desk.register(registration(MASTER, 0, topics=WIDE))
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="a bug"):
+        patch.setattr(desk.routes, "forget", Mock(side_effect=ValueError("a bug")))
+        desk.endpoint.unregister_broker(goodbye(), desk.connection)
+    desk.endpoint.connection_lost(desk.connection)
+    assert (await desk.until_forgotten())[-1] == 0
+
+
 async def test_r58_a_large_registration_that_deletes_is_taken_in_parts() -> None:
     """What it does not name is there until its last part."""
     other = (*WIDE[:5_000], *(f"Other{number}" for number in range(15_000)))

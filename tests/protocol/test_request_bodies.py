@@ -5,7 +5,12 @@ import pytest
 from batonmq.protocol import fastjson
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.fastjson import REQUEST_VALUES_MAX, FastjsonError, loads
+from batonmq.protocol.fastjson import (
+    REFERENCED_VALUES_MAX,
+    REQUEST_VALUES_MAX,
+    FastjsonError,
+    loads,
+)
 from batonmq.protocol.json_body import (
     LOOSE_MEMBERS_MAX,
     REQUEST_MEMBERS_MAX,
@@ -52,6 +57,9 @@ def test_r58_references_to_references_are_counted_by_what_they_stand_for() -> No
     body = ('{"clientID":null,' + ",".join(tables) + "}").encode()
     with pytest.raises(RemoteProtocolError, match=f"more than {REQUEST_VALUES_MAX} values"):
         HeartbeatData.decode_request(body)
+    # A hostile server's answer: 500 bytes for a billion values, which would never be read.
+    with pytest.raises(RemoteProtocolError, match=f"more than {REFERENCED_VALUES_MAX} values"):
+        HeartbeatData.decode(body)
     with pytest.raises(FastjsonError, match=f"more than {REQUEST_VALUES_MAX} values"):
         loads(b'{"a":{"$ref":"$"}}', is_request=True)
 

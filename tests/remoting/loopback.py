@@ -103,7 +103,6 @@ class Link:
     def __init__(self, processors: Processors | None = None, *, server_side: bool = True) -> None:
         self.loop = HandLoop()
         self.transport = RecordingTransport()
-        self.batches = 0
         loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.turn = WriteTurn(loop)
         self.dispatcher = RequestDispatcher(loop, processors or Processors())
@@ -114,12 +113,8 @@ class Link:
             server_side=server_side,
             made=lambda _: None,
             lost=lambda _: None,
-            batch_end=self._batch_end,
         )
         self.connection.connection_made(cast(asyncio.BaseTransport, self.transport))
-
-    def _batch_end(self) -> None:
-        self.batches += 1
 
     def receive(self, data: bytes) -> None:
         buffer = self.connection.get_buffer(-1)

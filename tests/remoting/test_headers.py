@@ -41,7 +41,6 @@ def test_golden_sends_of_both_header_types_decode_to_their_fields() -> None:
         assert frame.ext.properties == cmd.ext["i"]
         assert frame.ext.born_timestamp == int(cmd.ext["g"])
         assert frame.ext.batch is (cmd.ext["m"] == "true")
-        assert frame.is_oneway == cmd.is_oneway
         types.add(serialize_type)
     assert types == {TYPE_JSON, TYPE_BINARY}
 

@@ -200,11 +200,10 @@ async def test_r8_an_idle_check_after_a_stall_closes_nobody() -> None:
         assert connection.closed
 
 
-async def test_hooks_see_connections_come_and_go_and_batches_end() -> None:
+async def test_hooks_see_connections_come_and_go() -> None:
     events: list[str] = []
     async with Pair() as pair:
         pair.server.on_connect = lambda c: events.append(f"+{c.peer}")
-        pair.server.on_batch_end = lambda: events.append("batch")
         gone = asyncio.Event()
 
         def left(connection: Connection) -> None:
@@ -216,7 +215,7 @@ async def test_hooks_see_connections_come_and_go_and_batches_end() -> None:
         await connection.invoke(RemotingCommand.request(10))
         pair.client.close_connection(pair.address)
         await gone.wait()
-        assert events == [f"+{connection.local}", "batch", f"-{connection.local}"]
+        assert events == [f"+{connection.local}", f"-{connection.local}"]
 
 
 async def test_both_ends_let_go_of_a_host_that_acknowledges_nothing() -> None:

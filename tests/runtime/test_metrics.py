@@ -211,6 +211,31 @@ def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
     play(metrics, script)
 
 
+def test_r58_who_does_not_read_the_page_keeps_no_socket_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = config()
+    metrics = Metrics(settings, "broker")
+
+    async def page() -> list[bytes]:
+        return [b"x" * 65_536] * 200  # more than the kernel takes
+
+    monkeypatch.setattr(metrics, "page", page)
+    monkeypatch.setattr("batonmq.runtime.metrics.ANSWER_S", 0.01)
+
+    async def script() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        with socket.create_connection(("127.0.0.1", settings.prom_exporter_port)) as client:
+            client.sendall(get("/metrics"))
+            async with asyncio.timeout(10):
+                while not metrics.connections:  # noqa: ASYNC110  nobody else waits for that
+                    await asyncio.sleep(0)
+                while len(os.listdir("/proc/self/fd")) > before + 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+
+    play(metrics, script)
+
+
 def test_a_name_has_a_limited_number_of_series() -> None:
     settings, source = config(cardinality_limit=3), Source()
     metrics = Metrics(settings, "broker")

@@ -18,7 +18,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import RemoteProtocolError, ResponseError
-from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.protocol.message import INFLATED_BODY_SIZE_MAX, MessageExt, MessageQueue
 from batonmq.protocol.records.codec import decode_records
 from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.protocol.sysflag import (
@@ -152,9 +152,15 @@ def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) 
         suggested = int(reply.ext.get("suggestWhichBrokerId", 0))
     except (CorruptRecord, ValueError) as error:
         raise _unreadable(error, request, address) from error
-    messages = wanted_only(records, request.subscription)
-    for message in messages:
+    messages, size = list[MessageExt](), 0
+    for message in wanted_only(records, request.subscription):
+        # R58: each of 32 small messages may inflate to 128 MiB. The rest comes with the next pull.
+        if size > INFLATED_BODY_SIZE_MAX:
+            head = (head[0], message.queue_offset, head[2], head[3])
+            break
         for_reader(message, request.queue.broker_name)
+        size += len(message.body)
+        messages.append(message)
     return PullResult(*head, messages=tuple(messages), suggest_broker_id=suggested)
 
 
