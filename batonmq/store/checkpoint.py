@@ -233,5 +233,6 @@ class StoreCheckpoint:
     def close(self) -> None:
         """Closes the file without a flush."""
         if self._fd >= 0:
-            disk.close(self._fd)
-            self._fd = -1
+            # Forgotten first: Linux frees a descriptor also when its close reports an error.
+            fd, self._fd = self._fd, -1
+            disk.close(fd)

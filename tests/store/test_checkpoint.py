@@ -1,5 +1,7 @@
 """The checkpoint: Java's five fields, and our recovery point behind its own CRC."""
 
+import errno
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -150,3 +152,19 @@ def test_r45_what_found_no_room_is_written_by_the_next_flush(tmp_path, monkeypat
     assert checkpoint.flush()
     checkpoint.close()
     assert StoreCheckpoint(tmp_path / "checkpoint").confirm_phy_offset == 1234
+
+
+def test_a_close_that_fails_is_not_repeated_on_a_descriptor_of_another_file(tmp_path):
+    checkpoint = StoreCheckpoint(tmp_path / "checkpoint")
+    checkpoint.physic_msg_timestamp = 1
+    checkpoint.flush()
+
+    def close(descriptor: int) -> None:
+        os.close(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.MonkeyPatch.context() as failing:
+        failing.setattr(disk, "close", close)
+        with pytest.raises(OSError, match="Input/output"):
+            checkpoint.close()
+        checkpoint.close()
