@@ -59,9 +59,9 @@ class FolderLock:
     def release(self) -> None:
         if self._fd < 0:
             return
-        disk.close(self._fd)
-        self._fd = -1
+        fd, self._fd = self._fd, -1
         _held_here.discard(self._key)
+        disk.close(fd)  # last: the lock is gone also when this reports an error
 
 
 def _owner(fd: int) -> int:
