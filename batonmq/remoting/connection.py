@@ -22,7 +22,7 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
     ResponseError,
 )
-from batonmq.remoting.budget import TURN_S, MemoryBudget, Paced, Places, TurnBudget
+from batonmq.remoting.budget import MEMORY_MAX, TURN_S, MemoryBudget, Paced, Places, TurnBudget
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
     SHORT_HEADER,
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 # Limits for a peer that does not read: bytes (four frames of the largest size) and time.
 BACKLOG_BYTES_MAX: Final = 4 * 16_777_216
 WRITE_STALL_S: Final = 30.0
+UNREAD_S: Final = 1.0  # between two looks whether it reads
 OPAQUE_MAX: Final = 0x7FFFFFFF
 LINGER_S: Final = 1.0  # how long the peer may take to close after a farewell
 _UNTIMED: Final = 8  # frames of the hot path between two readings of the clock
@@ -147,6 +148,7 @@ class RequestDispatcher:
         self.receive_buffer = receive_buffer()
         self.turn = TurnBudget(loop)
         self.memory = MemoryBudget(loop)
+        self.unread_bytes = 0  # of answers, in all transports
         self.places = Places()
         self._loop = loop
         self._processors = processors
@@ -304,11 +306,9 @@ class Connection(asyncio.BufferedProtocol):
         self._dirty = False
         self._paused = False
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
         self._opaque = 0
         self._pending = PendingRequests(loop, self._timed_out)
-
-    def __repr__(self) -> str:
-        return f"<Connection {self.local} - {self.peer}{' closed' if self.closed else ''}>"
 
     def keep(self) -> None:
         """Marks the peer as a member, so that this connection is not closed for new ones."""
@@ -344,8 +344,7 @@ class Connection(asyncio.BufferedProtocol):
         if not out or self._transport is None:
             return
         if self._paused:
-            # The frames stay queued, and views must not outlive the turn.
-            self._out = [b"".join(out)]
+            self._out = [b"".join(out)]  # they stay queued, and views must not outlive the turn
             return
         self._out = []
         self._out_size = 0
@@ -453,9 +452,7 @@ class Connection(asyncio.BufferedProtocol):
         self.intake.close()
         self._out.clear()
         self._out_size = 0
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        self._stop_counting()
         # `sent`: they may have been carried out
         self._pending.fail_all(ConnectError(self.peer, f"connection ended: {reason}", sent=True))
 
@@ -554,16 +551,34 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = True
         if self.closed:
             return
-        stalled = f"peer has not read for {WRITE_STALL_S:.0f} s"
-        self._stall_timer = self._loop.call_later(WRITE_STALL_S, lambda: self.abort(stalled))
+        self._stall_end_s = self._loop.time() + WRITE_STALL_S
+        self._count_unread()
         # Only servers stop reading: if both ends stopped, neither would start again.
         self.intake.block(self._server_side)
 
-    def resume_writing(self) -> None:
-        self._paused = False
+    def _count_unread(self) -> None:
+        """Looks each UNREAD_S whether the peer reads. It has WRITE_STALL_S; R58: if too much waits
+        for all peers, it must have read something since the last look."""
+        size = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        has_read = size < self._unread_bytes or self._stall_timer is None
+        is_late = self._dispatcher.unread_bytes > MEMORY_MAX and not has_read
+        self._dispatcher.unread_bytes += size - self._unread_bytes
+        self._unread_bytes = size
+        if is_late or self._loop.time() >= self._stall_end_s:
+            self.abort(f"peer has not read {size} bytes in time")
+        else:
+            self._stall_timer = self._loop.call_later(UNREAD_S, self._count_unread)
+
+    def _stop_counting(self) -> None:
+        self._dispatcher.unread_bytes -= self._unread_bytes
+        self._unread_bytes = 0
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._stop_counting()
         if self.closed:
             return
         self.intake.block(False)

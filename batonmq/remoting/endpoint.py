@@ -69,13 +69,6 @@ class Endpoint:
         self._next_idle_check_ms = 0
 
     @property
-    def turn(self) -> WriteTurn:
-        """Flushes all connections of this endpoint. Needs a running loop."""
-        self._bind()
-        assert self._turn is not None
-        return self._turn
-
-    @property
     def refused(self) -> Mapping[tuple[int, int], int]:
         """Numbers of refused requests, by (request code, response code)."""
         return self._dispatcher.refused if self._dispatcher is not None else {}

@@ -30,11 +30,7 @@ from batonmq.protocol.codes import (
 )
 from batonmq.protocol.errors import BatonError, BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.fastjson import NOT_JSON
-from batonmq.remoting.command import (
-    TYPE_JSON,
-    decode_frame,
-    peek_code,
-)
+from batonmq.remoting.command import TYPE_JSON, decode_frame, peek_code
 
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

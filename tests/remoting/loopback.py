@@ -69,6 +69,10 @@ class RecordingTransport:
         self.writes: list[bytes] = []
         self.reading = True
         self.ended = ""
+        self.unread_bytes = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread_bytes
 
     def get_extra_info(self, name: str) -> object:
         addresses = {"peername": ("127.0.0.1", 7), "sockname": ("127.0.0.1", 8)}

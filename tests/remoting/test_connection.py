@@ -249,6 +249,25 @@ def test_a_peer_that_never_reads_is_dropped(caplog: pytest.LogCaptureFixture) ->
     assert link.transport.ended == "aborted" and "has not read" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("left", "others", "is_ended"), [(100, 1 << 30, True), (99, 1 << 30, False), (100, 0, False)]
+)
+def test_r58_while_answers_take_too_much_memory_a_peer_that_reads_nothing_is_dropped(
+    left: int, others: int, is_ended: bool
+) -> None:
+    """Thousands of connections can each ask for an answer of megabytes, and not read it."""
+    link = Link()
+    link.transport.unread_bytes = 100
+    link.connection.pause_writing()
+    assert link.dispatcher.unread_bytes == 100
+    link.dispatcher.unread_bytes += others
+    link.transport.unread_bytes = left
+    link.loop.advance(connection_module.UNREAD_S)
+    assert (link.transport.ended == "aborted") is is_ended
+    link.connection.resume_writing()
+    assert link.dispatcher.unread_bytes == others and not link.loop.live_timers
+
+
 def test_the_backlog_of_a_peer_that_does_not_read_is_bounded(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
