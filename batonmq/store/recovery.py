@@ -148,7 +148,7 @@ def _find_end(
         checkpoint.flush()
     damaged = _drop_bad_queues(files, dispatcher.queues, start, totals)
     # Only confirmed records have units, so queues may show a newer confirmed offset.
-    visible_end = consume_queues.last_physical_end
+    visible_end = files.visible_end = max(files.visible_end, consume_queues.last_physical_end)
     is_rebuilt = _are_queues_lost(files)
     # What was built above `start` may be half on disk; it is rebuilt from the log.
     if not files.was_clean:

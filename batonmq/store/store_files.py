@@ -25,7 +25,7 @@ from batonmq.store.suspicion import RunMark, SuspectMark
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreFiles:
     """What is on disk. `last_run`: None after a clean stop. `has_damaged_queues`: an unreadable
     consume queue was removed and must be rebuilt."""
@@ -40,6 +40,8 @@ class StoreFiles:
     epochs: EpochFileCache
     suspect_mark: SuspectMark
     positions: QueuePositions
+    visible_end: int = 0
+    """The highest end that consume queues showed, before the recovery cut them."""
 
     @property
     def was_clean(self) -> bool:

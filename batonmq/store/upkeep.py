@@ -508,7 +508,10 @@ class Expirer:
                 log.warning("queue_files_not_trimmed reason=%s", error)  # they go with the next
                 return
             for number, queue in enumerate(expired, 1):
-                queue.delete_expired(min_offset)
+                try:
+                    queue.delete_expired(min_offset)
+                except CorruptLogError as error:
+                    log.error("queue_files_not_trimmed reason=%s", error)
                 if number % _TRIMMED_AT_ONCE == 0:
                     yield
         folders = [queue.folder for queue in expired]

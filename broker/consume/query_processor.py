@@ -75,7 +75,9 @@ class OffsetProcessor:
             self._require_master()
         group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
         offset = number(request, "commitOffset")
-        if group not in self._topics.groups:
+        if self._gate.is_acting:  # it serves also groups that it was never told of
+            self._topics.group(group, writable=False)
+        elif group not in self._topics.groups:
             check_group(group)
             raise BrokerRefusal(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!"

@@ -13,10 +13,12 @@ from typing import Final, cast
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import HeldPop, PopHold
+from batonmq.broker.consume.read_checks import consuming_group, readable_topic
 from batonmq.broker.pop.pop_reader import PopReader, QueueSlice, Walk
 from batonmq.broker.pop.pop_request import LATE_MS, PopChecks, PopRequest
 from batonmq.broker.pop.pop_service import PopService, Taken
 from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
+from batonmq.broker.request_fields import number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -105,12 +107,14 @@ class PopProcessor:
             body=b"".join(part.body for part in walk.parts),
         )
 
-    def polling_info(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def polling_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """How many requests of the group wait for a queue, or for any queue (-1) (POLLING_INFO,
         200055)."""
         self._path.gate.require_open()
-        asked = self._checks.peek(request, connection)
-        count = self._hold.count_of(asked.topic, asked.group, asked.queue_id)
+        topic, group = text(request, "topic"), text(request, "consumerGroup")
+        readable_topic(self._topics, topic)
+        consuming_group(self._topics, group, writable=False)  # a question makes no group
+        count = self._hold.count_of(topic, group, number(request, "queueId"))
         return RemotingCommand.response_to(request, ext={"pollingNum": str(count)})
 
     # Reading and holding.
@@ -282,7 +286,12 @@ class PopProcessor:
             what = f"topic {pop.topic} was deleted"
             self._refuse(pop, BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, what))
             return
-        self._continue(pop, self._reader.walk(pop), woken=True)
+        try:
+            self._continue(pop, self._reader.walk(pop), woken=True)
+        except Exception as error:  # of one request: the others of this slice must be answered
+            log.exception("pop_failed topic=%s group=%s", pop.topic, pop.group)
+            what = f"this request could not be answered: {error!r}"
+            self._refuse(pop, BrokerRefusal(ResponseCode.SYSTEM_ERROR, what))
 
     def tick(self, now_ms: int) -> bool:
         """Answers a slice of the expired requests; returns whether there may be more."""

@@ -20,6 +20,7 @@ from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.pop.pop_table import Key
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.message_id import host_bytes, split_address
 from batonmq.protocol.pop import (
@@ -76,6 +77,8 @@ class Walk:
     rest: int = 0
     """How many messages are left in the queues that were read."""
     is_over: bool = False
+    damage: CorruptLogError | None = None
+    """Of a queue that could not be read."""
 
 
 class PopReader:
@@ -138,15 +141,24 @@ class PopReader:
             yield from retries
 
     def read_more(self, pop: PopRequest, walk: Walk, *, peek: bool = False) -> None:
-        """Reads more queues, until there are enough messages. Raises CorruptLogError."""
+        """Reads more queues, until there are enough messages. Raises CorruptLogError if a queue
+        cannot be read and the others have none."""
         budget = BUDGET
         # Also when there are enough: what the other queues have counts as left.
         while budget > 0:
             place = next(walk.places, None)
             if place is None:
                 walk.is_over = True
+                if walk.damage is not None and not walk.parts:
+                    raise walk.damage
                 return
-            budget -= self._read_queue(pop, walk, *place, peek=peek)
+            try:
+                budget -= self._read_queue(pop, walk, *place, peek=peek)
+            except CorruptLogError as error:
+                # Its messages wait for a repair, those of the other queues do not.
+                log.error("queue_not_popped file=%s offset=%d", error.file, error.offset)
+                walk.damage = error
+                budget -= _READ_COST
         # With messages the reply leaves now; without, the next turn continues.
         walk.is_over = walk.count > 0
 

@@ -341,6 +341,7 @@ async def test_queues_are_locked_at_an_acting_master(tmp_path):
         broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
     ):
         await until(lambda: s.service.path.gate.is_acting)
+        assert await commit(s, 0) != 26, "it keeps progress of groups that it cannot make"
         body = (
             b'{"clientId":"c","consumerGroup":"g","mqSet":'
             b'[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'

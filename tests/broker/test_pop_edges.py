@@ -2,18 +2,25 @@
 
 import asyncio
 import json
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import test_pop as pops
 from lone_broker import Rig, end_of, expire_all_but_last, lone_broker, send_header, until
 from test_pop import clock as clock
 
+from batonmq.broker.pop.pop_processor import PopProcessor
 from batonmq.broker.pop.pop_table import Acked, Popped, PopRecord, PopTable, PutOff
 from batonmq.protocol.bodies import SetMessageRequestModeRequestBody
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.numbers import INT_MAX
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.records.codec import NewMessage, decode_records
+from batonmq.store.queries import StoreQueries
+from batonmq.store.reader import GetMessageResult
 
 KEY = ("g", "T", 0)
 
@@ -366,3 +373,31 @@ async def test_what_is_left_counts_all_queues_of_the_topic(rig, clock):
         await rig.send("T", queue=queue)
     assert (await pops.pop(rig, maxMsgNums=1)).ext["restNum"] == "3"
     assert (await rig.ask(200055, {"consumerGroup": "g", "topic": "No", "queueId": "0"})).code == 17
+
+
+async def test_a_queue_that_cannot_be_read_keeps_no_message_of_the_others(rig, clock, monkeypatch):
+    """And none of them is given twice for it."""
+    for queue in range(3):
+        assert (await rig.send(queue=queue, body=b"%d" % queue)).code == 0
+    read = StoreQueries.get_message
+
+    def get_message(self: StoreQueries, topic: str, queue_id: int, *more: Any) -> GetMessageResult:
+        if queue_id == 1:
+            raise CorruptLogError("queue 1", 0, "Input/output error")
+        return read(self, topic, queue_id, *more)
+
+    monkeypatch.setattr(StoreQueries, "get_message", get_message)
+    found = pops.messages(await pops.pop(rig))
+    assert sorted(message.body for message, _ in found) == [b"0", b"2"]
+    refused = await pops.pop(rig)
+    assert refused.code != 0 and "Input/output error" in (refused.remark or "")
+
+
+async def test_an_error_at_the_deadline_of_a_held_pop_ends_only_that_one(rig, clock, monkeypatch):
+    await rig.send()
+    assert pops.messages(await pops.pop(rig))
+    held = asyncio.ensure_future(pops.pop(rig, pollTime=500))
+    await until(lambda: rig.service.pop.held)
+    monkeypatch.setattr(PopProcessor, "_continue", Mock(side_effect=OSError("too many files")))
+    refused = await held
+    assert refused.code == ResponseCode.SYSTEM_ERROR and "too many files" in (refused.remark or "")
