@@ -245,9 +245,10 @@ class Findings:
             if not isinstance(answer, BatonError) and answer.leader_address
         }
         if _refuse(self.controllers):
-            text = "the controllers tell this user nothing: whether groups take writes is not known"
+            text = "the controllers tell this user nothing: which groups are missing is not known"
             step = _next_step(str(next(iter(self.controllers.values()))))
-            return [Problem.of(text, step, is_down=True)]
+            # Masters that a route names say themselves whether they take writes.
+            return [Problem.of(text, step, is_down=not any(self.masters))]
         if not self.leader:
             answering = sum(not isinstance(a, BatonError) for a in self.controllers.values())
             why, advice = "a majority of them must run", "start the controllers that are away"

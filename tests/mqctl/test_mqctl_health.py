@@ -500,12 +500,14 @@ def test_a_wrong_secret_is_no_lost_majority_and_no_lack_of_rights(
         except ResponseError as error:
             fake.metadata[address] = error
     found = mqctl("health", "--json")
-    assert (found.code, found.json["state"]) == (1, "down")
+    assert (found.code, found.json["state"]) == (3, "degraded"), "its master answers"
     assert not any("majority" in each for each in found.json["problems"])
     assert all("BATONMQ_SECRET_KEY" in step for step in found.json["nextSteps"])
     assert "no controller leads" not in mqctl("health").out
     monkeypatch.setattr(batonmq.client.admin.admin.Admin, "topic_list", refuse)
     assert "BATONMQ_SECRET_KEY" in mqctl("topicList").err
+    fake.info = ClusterInfo()
+    assert mqctl("health", "--json").json["state"] == "down", "nothing is known of any master"
 
 
 def test_groups_that_take_no_writes_are_named_and_no_others(mqctl: Run, fake: Any) -> None:
