@@ -323,7 +323,8 @@ class FakeAdmin:
 
     async def broker_config(self, address: str) -> dict[str, str]:
         self._check(address)
-        return {"brokerName": "broker-a", **self.fake.settings.get(address, {})}
+        names = {"brokerName": "broker-a", "brokerClusterName": "C"}
+        return {**names, **self.fake.settings.get(address, {})}
 
     async def update_broker_config(self, address: str, settings: dict[str, str]) -> None:
         self._check(address)
@@ -414,6 +415,8 @@ class FakeAdmin:
         return {"broker-a": MASTER}
 
     async def commit(self, address: str, group: str, topic: str, queue: int, offset: int) -> None:
+        if group not in self.fake.group_table:
+            raise ResponseError(26, f"Group {group} not exist!", address)
         if offset > 100:
             raise ResponseError(1, "behind the end", address)
         self.fake.offsets.setdefault(f"{topic}@{group}", {})[queue] = offset

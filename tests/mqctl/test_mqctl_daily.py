@@ -92,6 +92,14 @@ def test_metadata_go_round(mqctl: Run, fake: Any, tmp_path: Path) -> None:
     before[0].pop("rmq_sys_X")
     before[2]["T@H"].pop(1)
     assert (fake.topics, fake.group_table, fake.offsets) == before
+    document = json.loads(file.read_text())
+    document["brokers"]["broker-a"]["groups"] = {}
+    file.write_text(json.dumps(document))
+    fake.group_table, fake.offsets = {}, {}
+    ran = mqctl("importMetadata", str(file), "--yes")
+    assert "imported 2 topics, 2 groups, 2 offsets" in ran.out and ran.err.count("offset ") == 1
+    assert fake.offsets == before[2], "brokers refuse offsets of groups that are not there"
+    assert fake.group_table["H"].retry_max_times == 16
     file.write_text("{}")
     assert "no file of `mqctl exportMetadata`" in mqctl("importMetadata", str(file), "-y").err
 

@@ -271,6 +271,18 @@ def test_a_broker_that_no_route_has_is_asked_as_any_other(mqctl: Run, fake: Fake
     assert mqctl("getBrokerConfig").code == 1
 
 
+def test_an_export_that_would_lack_a_group_leaves_its_file_alone(
+    mqctl: Run, fake: FakeCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "metadata.json"
+    assert mqctl("exportMetadata", "-f", str(file)).code == 0
+    before = file.read_bytes()
+    lose_master(fake)
+    ran = mqctl("exportMetadata", "-f", str(file))
+    assert ran.code == 1 and "was not written" in ran.err and "broker-z" in ran.err
+    assert file.read_bytes() == before
+
+
 def test_top_and_verdict_show_the_consumers_of_groups_that_have_a_master(
     mqctl: Run, fake: FakeCluster
 ) -> None:

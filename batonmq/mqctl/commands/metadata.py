@@ -40,6 +40,8 @@ async def export_metadata(
     settings, users and acls."""
     async with context.admin() as admin:
         masters = await masters_to_read(context, admin, cluster_name)
+        if file is not None and context.failed:
+            raise CommandFailed(f"{file} was not written: it would lack what was left out")
         brokers = {name: await _of_broker(admin, name, a) for name, a in masters.items()}
     document = {"form": FORM, "brokers": brokers}
     if file is None:
@@ -117,7 +119,8 @@ async def import_metadata(
 ) -> None:
     """Brokers are found by name; one broker of the file and one of the cluster need no equal name.
     What is there already is changed to what the file says; nothing is deleted. An offset behind the
-    end of its queue here is reported and left out.
+    end of its queue here is reported and left out. A group that has offsets and no settings gets
+    the default ones.
 
     With --users, a user that is not there is made with a new secret, which is shown once; one that
     is there keeps its secret, type, status and rights, and is named if the rights differ.
@@ -188,6 +191,7 @@ class _Writer:
             group = SubscriptionGroupConfig.decode(msgspec.json.encode(config))
             await admin.consumer_groups.update(group, broker=address)
             self.done["groups"] += 1
+        await self._make_groups_of(wanted["offsets"])
         for key, queues in wanted["offsets"].items():
             topic_name, _, group_name = key.partition("@")
             for queue_id, offset in queues.items():
@@ -233,6 +237,19 @@ class _Writer:
                 await users.put_acl_at(self.address, acl)
             except ResponseError as error:
                 self.refused.append(f"rights of {acl.subject}: {error}")
+
+    async def _make_groups_of(self, offsets: Iterable[str]) -> None:
+        """Those that have offsets and no settings: brokers refuse offsets of unknown groups."""
+        groups = self.admin.consumer_groups
+        known = (await groups.settings(self.address)).subscription_group_table
+        named = {key.partition("@")[2] for key in offsets}
+        for name in sorted(named - known.keys() - set(SYSTEM_GROUPS)):
+            try:
+                await groups.update(SubscriptionGroupConfig(group_name=name), broker=self.address)
+            except ResponseError as error:
+                self.refused.append(f"group {name}: {error}")
+            else:
+                self.done["groups"] += 1
 
     async def _commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
         try:
