@@ -12,11 +12,13 @@ from typing import Final
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.cluster import masters_of, only_cluster, only_group
 from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import note
 from batonmq.protocol.bodies import ClusterInfo
 from batonmq.protocol.errors import BatonError
 
 CONTROLLERS_S: Final = 1.0
-"""So long a table waits for what only controllers know: they may hang."""
+"""So long a table waits for what only controllers know, and for brokers that only they know: all of
+these may hang."""
 Brokers = list[tuple[str, str, int, str]]
 """(cluster, broker name, id, address), ascending."""
 
@@ -34,9 +36,13 @@ def broker_addresses(info: ClusterInfo) -> list[str]:
     return [address for *_, address in brokers_of(info)]
 
 
-async def not_registered(context: CommandContext, admin: Admin, info: ClusterInfo) -> Brokers:
+async def not_registered(
+    context: CommandContext, admin: Admin, info: ClusterInfo
+) -> tuple[Brokers, Brokers]:
     """Replicas that the controllers or cluster.json know and no route has, but for those that were
-    removed. `info`: of all clusters. Id 0: not known."""
+    removed or are of another cluster. The second ones are of groups that are dead, were removed or
+    are of another cluster: no plan has them, and no replica says of which cluster it is. `info`: of
+    all clusters. Id 0: not known."""
     table = info.broker_addr_table
     local = context.target.local
     planned = {address: name for name, address in (local.brokers if local is not None else ())}
@@ -60,13 +66,41 @@ async def not_registered(context: CommandContext, admin: Admin, info: ClusterInf
     except (BatonError, TimeoutError):
         pass  # `mqctl health` says so
     routed = set(broker_addresses(info))
-    # Controllers do not say which cluster a group is of: mostly there is one.
-    cluster = next(iter(info.cluster_addr_table), "") if len(info.cluster_addr_table) < 2 else ""
-    return sorted(
-        (table[name].cluster if name in table else cluster, name, broker_id, address)
+    found = {address: each for address, each in found.items() if address not in routed}
+    # Controllers do not say which cluster a group is of, and clusters may share them.
+    clusters = info.cluster_addr_table
+    only = next(iter(clusters), "") if len(clusters) < 2 else ""
+    known_as = dict.fromkeys(planned.values(), only)
+    known_as |= {name: data.cluster for name, data in table.items()}
+    asked = [(name, address) for address, (name, _) in found.items() if name not in known_as]
+    answers = await asyncio.gather(*(_cluster_of(admin, address) for _, address in asked))
+    told = {name: answer for (name, _), answer in zip(asked, answers, strict=True) if answer}
+    known_as |= told
+    others = {name for name, cluster in told.items() if clusters and cluster not in clusters}
+    away = sorted(
+        (known_as.get(name, only), name, broker_id, address)
         for address, (name, broker_id) in found.items()
-        if address not in routed
+        if name not in others
     )
+    unsure = [each for each in away if each[1] not in known_as]
+    return [each for each in away if each not in unsure], unsure
+
+
+async def _cluster_of(admin: Admin, address: str) -> str:
+    """Which cluster a broker says it is of; "" if it does not."""
+    try:
+        async with asyncio.timeout(CONTROLLERS_S):
+            return (await admin.brokers.config(address)).get("brokerClusterName", "")
+    except (BatonError, TimeoutError):
+        return ""
+
+
+def _note_unsure(unsure: Brokers) -> None:
+    for name in dict.fromkeys(name for _, name, *_ in unsure):
+        note(
+            f"note: {name} is passed over: only the controllers know it, and no broker of it says"
+            " of which cluster it is; `mqctl health` says more"
+        )
 
 
 async def every_broker(
@@ -78,12 +112,14 @@ async def every_broker(
     """Addresses of the brokers of one cluster, of one broker group, or of all, also of those that
     no route has. Raises ClientError for an unknown name."""
     info = await admin.cluster.info()
+    away, unsure = await not_registered(context, admin, info)
+    if broker_name is None:
+        _note_unsure(unsure)
+    else:
+        away += unsure
     found = [
         address
-        for cluster, name, _, address in (
-            *brokers_of(info),
-            *await not_registered(context, admin, info),
-        )
+        for cluster, name, _, address in (*brokers_of(info), *away)
         if cluster_name in (None, cluster) and broker_name in (None, name)
     ]
     if not found and cluster_name is not None:
@@ -102,7 +138,7 @@ def masters_and_others(
     info: ClusterInfo, away: Brokers, cluster_name: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
     """Broker name -> its master, and the broker groups without one, ascending. `info`: of all
-    clusters; `away`: what `not_registered` says. Raises ClientError for an unknown name."""
+    clusters; `away`: the first ones of `not_registered`. Raises ClientError for an unknown name."""
     lost = {name for cluster, name, *_ in away if cluster_name in (None, cluster)}
     found, without = masters_of(only_cluster(info, cluster_name) if cluster_name else info)
     return found, sorted({*without, *lost} - found.keys())
@@ -112,7 +148,9 @@ async def _masters(
     context: CommandContext, admin: Admin, cluster_name: str | None
 ) -> tuple[dict[str, str], list[str]]:
     info = await admin.cluster.info()
-    return masters_and_others(info, await not_registered(context, admin, info), cluster_name)
+    away, unsure = await not_registered(context, admin, info)
+    _note_unsure(unsure)
+    return masters_and_others(info, away, cluster_name)
 
 
 async def masters_to_read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -35,6 +36,7 @@ from tests.mqctl.conftest import (
     FakeProducer,
     Run,
     stored_message,
+    write_cluster,
 )
 from tests.mqctl.test_mqctl_backup import make_store
 
@@ -268,7 +270,64 @@ def test_a_broker_that_no_route_has_is_asked_as_any_other(mqctl: Run, fake: Fake
     for words in ("brokerStatus", "getBrokerConfig"):
         assert mqctl(words, "--json").json.keys() == {MASTER, SLAVE, FENCED}
     fake.dead = {FENCED}
-    assert mqctl("getBrokerConfig").code == 1
+    assert mqctl("getBrokerEpoch", "-b", "broker-z").code == 1
+    ran = mqctl("getBrokerConfig")
+    assert ran.code == 0 and "broker-z is passed over" in ran.err
+
+
+CHANGES = [
+    "updateSubGroup -g G -c C -r 3",
+    "deleteTopic -t T -c C -y",
+    "deleteSubGroup -g G -c C -y",
+]
+TABLES = ["haStatus", "getConsumerConfig -g G", "topicStatus -t T", "brokerStatus", "statsAll"]
+
+
+@pytest.mark.parametrize("words", CHANGES + TABLES)
+def test_a_dead_group_that_only_the_controllers_remember_is_a_note(
+    mqctl: Run, fake: FakeCluster, words: str
+) -> None:
+    """Without cluster.json it may have been removed: every table ended with 1, and no change was
+    possible."""
+    whole = mqctl(*words.split())
+    fake.lose_group("broker-z", FENCED)
+    ran = mqctl(*words.split())
+    assert (ran.code, ran.out) == (whole.code, whole.out) and whole.code == 0
+    assert ran.err.count("broker-z is passed over") == 1
+    assert mqctl("getBrokerEpoch", "-b", "broker-z").code == 1, "it is asked if it is named"
+
+
+@pytest.mark.parametrize("words", [*CHANGES, *TABLES, "clusterList", "top --once --json"])
+def test_a_group_of_another_cluster_with_the_same_controllers_is_not_ours(
+    mqctl: Run, fake: FakeCluster, words: str
+) -> None:
+    whole = mqctl(*words.split())
+    lose_master(fake, is_routed=False)
+    fake.settings[FENCED] = {"brokerClusterName": "D"}
+    ran = mqctl(*words.split())
+    assert (ran.code, ran.out, ran.err) == (0, whole.out, whole.err)
+
+
+def test_a_dead_group_of_the_plan_still_refuses_changes(
+    mqctl: Run, fake: FakeCluster, local: Path
+) -> None:
+    write_cluster(local / "cluster.json", os.getpid(), {"broker-z": (FENCED,)})
+    fake.lose_group("broker-z", FENCED)
+    ran = mqctl("updateSubGroup", "-g", "G", "-c", "C", "-r", "3")
+    assert ran.code == 1 and "nothing was changed: broker-z would lack it" in ran.err
+
+
+def test_a_broker_that_hangs_and_is_in_no_route_holds_no_table_up(
+    mqctl: Run, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(self: object, address: str) -> Any:
+        await asyncio.Event().wait()
+
+    lose_master(fake, is_routed=False)
+    monkeypatch.setattr(batonmq.client.admin.admin.Admin, "broker_config", hang)
+    monkeypatch.setattr("batonmq.mqctl.routes.CONTROLLERS_S", 0.01)
+    ran = mqctl("haStatus")
+    assert ran.code == 0 and "broker-z is passed over" in ran.err
 
 
 def test_an_export_that_would_lack_a_group_leaves_its_file_alone(

@@ -40,8 +40,8 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
         elif more_stats:
             _show_totals(context, info, figures)
         else:
-            away = await not_registered(context, admin, every)
-            away = [each for each in away if cluster_name in (None, each[0])]
+            ours, unsure = await not_registered(context, admin, every)
+            away = [each for each in sorted(ours + unsure) if cluster_name in (None, each[0])]
             # One that answers is no dead machine: it may not serve, as without a master.
             answers = await ask_all([each[-1] for each in away], admin.brokers.runtime_info)
             figures |= {a: told for a, told in answers.items() if not isinstance(told, BatonError)}

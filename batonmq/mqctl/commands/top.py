@@ -45,8 +45,8 @@ async def top(context: CommandContext, every_s: float, once: bool) -> None:
 
 async def _round(context: CommandContext, admin: Admin) -> None:
     info = await admin.cluster.info()
-    away = await not_registered(context, admin, info)
-    members = [each[1:] for each in (*brokers_of(info), *away)]
+    away, unsure = await not_registered(context, admin, info)
+    members = [each[1:] for each in (*brokers_of(info), *away, *unsure)]
     # By address, not by id: rows must not jump when the master changes.
     members.sort(key=lambda member: (member[0], member[2]))
     masters, without = masters_and_others(info, away)
