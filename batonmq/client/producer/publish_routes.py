@@ -36,7 +36,10 @@ class PublishRoutes:
                 data = await name_servers.route(new.template, deadline_ms=deadline_ms)
             except NoRouteError:
                 raise unknown from None
-            route = self._templates[topic] = route_for_new_topic(topic, data, new.queue_nums)
+            own = routes.cached(topic)  # it may have come meanwhile
+            if own is None:
+                own = self._templates[topic] = route_for_new_topic(topic, data, new.queue_nums)
+            route = own
         # Brokers must know a producer to ask it about transactions, and to push replies to it.
         if self._announced.get(topic) is not route:
             self._announced[topic] = route
