@@ -161,7 +161,7 @@ class LitePullConsumer(PullConsumer):
             self._rebalances.soon()
 
     def masters_moved(self, broker_names: Collection[str]) -> None:
-        self._offsets.resend(broker_names)
+        self._offsets.resend(q for q in self._positions if q.broker_name in broker_names)
 
     def route_changed(self, route: TopicRoute) -> None:
         if route.topic in self._shared:

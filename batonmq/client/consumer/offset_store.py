@@ -7,7 +7,7 @@ consumed. Origin: RemoteBrokerOffsetStore, LocalFileOffsetStore.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -77,9 +77,10 @@ class OffsetStore:
         """Lets go of these queues: another member gets them."""
         raise NotImplementedError
 
-    def resend(self, broker_names: Collection[str]) -> None:
+    def resend(self, held: Iterable[MessageQueue]) -> None:
         """After a failover: the new master may lack the last second of progress, so send it
-        again."""
+        again. Only of queues that this member holds: of others another member has newer progress.
+        """
 
 
 class RemoteOffsetStore(OffsetStore):
@@ -101,12 +102,15 @@ class RemoteOffsetStore(OffsetStore):
 
     async def place(self, queue: MessageQueue, offset: int, *, deadline_ms: int) -> None:
         """Returns once the broker has stored it. Raises as QueueCalls."""
+        before = self._offsets.get(queue)
         await self._calls.commit_offset(self._group, queue, offset, deadline_ms=deadline_ms)
-        self._offsets[queue] = offset
-        self._dirty.discard(queue)
+        # Else newer progress was noted meanwhile, or the queue was released.
+        if self._offsets.get(queue) == before:
+            self._offsets[queue] = offset
+            self._dirty.discard(queue)
 
-    def resend(self, broker_names: Collection[str]) -> None:
-        self._dirty |= {q for q in self._offsets if q.broker_name in broker_names}
+    def resend(self, held: Iterable[MessageQueue]) -> None:
+        self._dirty |= {queue for queue in held if queue in self._offsets}
 
     async def persist(self) -> None:
         async for queue in in_turns(sorted(self._dirty), _SENT_AT_ONCE):

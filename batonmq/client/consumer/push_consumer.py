@@ -202,7 +202,7 @@ class PushConsumer(Subscriber):
             self._rebalances.route_changed(route)
 
     def masters_moved(self, broker_names: Collection[str]) -> None:
-        self._offsets.resend(broker_names)
+        self._offsets.resend(q for q in self._readers if q.broker_name in broker_names)
 
     def members_changed(self, group: str) -> None:
         if group == self.group:
@@ -258,10 +258,11 @@ class PushConsumer(Subscriber):
             )
 
     async def _change(self, topic: str, plan: RebalancePlan) -> bool:
-        if self._service is None:
+        service = self._service  # `_close` may take it away meanwhile
+        if service is None:
             return True
-        await self._give_up(plan.give_up, self._service)
-        return await self._take_up_all(plan.take_up, self._service)
+        await self._give_up(plan.give_up, service)
+        return await self._take_up_all(plan.take_up, service)
 
     async def _take_up_all(self, queues: Sequence[MessageQueue], service: ConsumeService) -> bool:
         """Takes up queues, of each broker group concurrently. Returns whether all were taken up."""

@@ -114,9 +114,45 @@ def test_a_failover_sends_the_offsets_of_that_broker_again() -> None:
     made.update(Q0, 7)
     made.update(other, 9)
     asyncio.run(made.persist())
-    made.resend({"broker-a"})
+    made.resend([Q0])
     asyncio.run(made.persist())
     assert sent(made) == [("0", "7"), ("0", "9"), ("0", "7")]
+
+
+async def test_progress_that_is_noted_during_a_commit_is_kept_and_sent() -> None:
+    """`commit` stores 7; the program polls meanwhile, and its poll notes 9."""
+    made = store()
+
+    async def commit(*_: object, **__: object) -> None:
+        made.reset(Q0, 9)
+
+    made._calls = Mock(commit_offset=commit)
+    made.update(Q0, 5)
+    await made.place(Q0, 7, deadline_ms=0)
+    assert made.known(Q0) == 9
+    await made.persist()
+    assert sent(made) == [("0", "9")]
+
+
+async def test_a_commit_is_not_sent_again() -> None:
+    made = store()
+    made.update(Q0, 5)
+    await made.place(Q0, 7, deadline_ms=0)
+    await made.persist()
+    assert made.known(Q0) == 7 and sent(made) == []
+
+
+async def test_a_queue_that_is_released_during_a_commit_stays_forgotten() -> None:
+    made = store()
+
+    async def commit(*_: object, **__: object) -> None:
+        made._calls.commit_offset = AsyncMock()  # type: ignore[method-assign]
+        await made.release([Q0])
+
+    made._calls = Mock(commit_offset=commit)
+    made.update(Q0, 5)
+    await made.place(Q0, 7, deadline_ms=0)
+    assert made.known(Q0) is None
 
 
 def test_a_queue_that_is_given_up_hands_over_what_is_not_stored() -> None:
@@ -311,14 +347,37 @@ def test_a_pull_goes_to_the_suggested_slave_or_another_one(
     assert slave_address(members, asked) == address
 
 
-def test_a_lite_consumer_tells_a_new_master_its_progress_again() -> None:
-    consumer = LitePullConsumer("g", name_servers=["h:1"])
-    consumer._offsets.reset(Q0, 5)
+@pytest.mark.parametrize("kind", ["lite", "push"])
+def test_a_consumer_tells_a_new_master_its_progress_in_the_queues_that_it_holds(kind: str) -> None:
+    """Of Q1 it knows an offset, too: it could not take it up, or the program committed it once. The
+    member that holds it has committed a higher one since."""
+    consumer: LitePullConsumer | PushConsumer
+    if kind == "lite":
+        consumer = LitePullConsumer("g", name_servers=["h:1"])
+        consumer._positions = {Q0: 5}
+    else:
+        consumer = PushConsumer("g", lambda messages, context: None, name_servers=["h:1"])
+        consumer._readers = {Q0: Mock()}
+    for queue in (Q0, Q1):
+        consumer._offsets.reset(queue, 5)
     consumer._offsets._dirty.clear()
     consumer.masters_moved({"broker-b"})
     assert not consumer._offsets._dirty
     consumer.masters_moved({"broker-a"})
     assert consumer._offsets._dirty == {Q0}
+
+
+async def test_a_rebalance_that_close_meets_while_it_gives_up_a_queue_ends() -> None:
+    service, plan = Mock(), Mock(give_up=[Q0], take_up=[Q1])
+    consumer: Any = Mock(_service=service, _take_up_all=AsyncMock(return_value=True))
+
+    async def give_up(*_: object) -> None:
+        consumer._service = None
+
+    consumer._give_up = give_up
+    assert await PushConsumer._change(consumer, "T", plan)
+    # `close` waits for this rebalance, then gives up what it took, with this service.
+    consumer._take_up_all.assert_awaited_once_with([Q1], service)
 
 
 async def test_a_group_that_begins_at_the_end_reads_its_retries_from_their_first_one() -> None:
