@@ -75,6 +75,10 @@ class LitePullConsumer(PullConsumer):
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
+    def shares_queues(self) -> bool:
+        return bool(self._shared)
+
+    @property
     def assigned_queues(self) -> tuple[MessageQueue, ...]:
         """The queues that this member reads now, ascending."""
         return tuple(sorted(self._positions))

@@ -75,9 +75,9 @@ class PushConsumer(Subscriber):
         client_options: ClientOptions | None = None,
     ) -> None:
         """`orderly`: one call at a time per queue, in order (needs a broker with queue locks).
-        `client`: an instance to share, started and closed by its owner, with at most one consumer
-        per group. Raises MessageIllegalError for a bad group name, ArgumentError for a bad
-        listener."""
+        `client`: an instance to share, started and closed by its owner, with at most one
+        consumer per group that shares its queues. Raises MessageIllegalError for a bad group name,
+        ArgumentError for a bad listener."""
         check_call("listener", listener, ("messages", "context"))
         self.options = given = options or PushConsumerOptions()
         super().__init__(group, name_servers, client, client_options, given.from_where, given.model)
@@ -100,6 +100,10 @@ class PushConsumer(Subscriber):
     @property
     def client_id(self) -> str:
         return self._client.client_id
+
+    @property
+    def shares_queues(self) -> bool:
+        return self._model is MessageModel.CLUSTERING
 
     @property
     def assigned_queues(self) -> tuple[MessageQueue, ...]:

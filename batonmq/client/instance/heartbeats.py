@@ -29,6 +29,11 @@ class ClientMember:
     def consumer_data(self) -> ConsumerData | None:
         return None
 
+    @property
+    def shares_queues(self) -> bool:
+        """Whether it consumes a share of the queues, which the members' client ids decide."""
+        return False
+
     def topics(self) -> Collection[str]:
         """Topics whose routes must be kept fresh."""
         return ()
@@ -67,16 +72,22 @@ class Heartbeats:
         return tuple(self._members)
 
     def add(self, member: ClientMember) -> None:
-        """Raises ClientError for a second consumer of a group: brokers know both by one client id,
-        so each would take all queues, and every message would be consumed twice."""
+        """Raises ClientError for a second consumer that shares the queues of a group: brokers know
+        both by one client id, so both would take the same queues, and every message would be
+        consumed twice."""
+        if not member.shares_queues:
+            self._members.append(member)
+            return
         data = member.consumer_data()
-        groups = [known.group_name for known in self._data().consumer_data_set]
-        if data is not None and data.group_name in groups:
-            raise ClientError(
-                f"this client instance has a consumer of group {data.group_name} already:"
-                " give the second one an instance of its own"
-            )
-        self._members.append(member)
+        for known in self._members:
+            other = known.consumer_data() if known.shares_queues else None
+            if data is not None and other is not None and other.group_name == data.group_name:
+                raise ClientError(
+                    f"this client instance has a consumer of group {data.group_name} already:"
+                    " give the second one an instance of its own"
+                )
+        # First: it speaks for the group if the instance has other consumers of it.
+        self._members.insert(0, member)
 
     async def remove(self, member: ClientMember) -> None:
         """Unregisters a member at the brokers, so that its group can rebalance at once."""
@@ -85,10 +96,16 @@ class Heartbeats:
         # First, or a heartbeat that is sent meanwhile would announce it again.
         self._members.remove(member)
         ext = {"clientID": self._connections.client_id}
-        if (producer_group := member.producer_group()) is not None:
+        left = self._data()  # a group of which this client has another member keeps it
+        producer_group, consumer = member.producer_group(), member.consumer_data()
+        of_producers = {data.group_name for data in left.producer_data_set}
+        of_consumers = {data.group_name for data in left.consumer_data_set}
+        if producer_group is not None and producer_group not in of_producers:
             ext["producerGroup"] = producer_group
-        if (consumer := member.consumer_data()) is not None:
+        if consumer is not None and consumer.group_name not in of_consumers:
             ext["consumerGroup"] = consumer.group_name
+        if len(ext) == 1:
+            return
         masters: set[str] = set()
         async for route in in_turns(self._routes.all()):
             masters.update(route.masters().values())
@@ -135,11 +152,18 @@ class Heartbeats:
 
     def _data(self) -> HeartbeatData:
         producers = {g for m in self._members if (g := m.producer_group()) is not None}
-        consumers = [d for m in self._members if (d := m.consumer_data()) is not None]
+        consumers: dict[str, ConsumerData] = {}
+        for data in filter(None, (member.consumer_data() for member in self._members)):
+            # One for each group: of two, brokers would keep the subscriptions of the last only.
+            known = consumers.setdefault(data.group_name, data)
+            topics = {subscription.topic for subscription in known.subscription_data_set}
+            known.subscription_data_set += [
+                added for added in data.subscription_data_set if added.topic not in topics
+            ]
         return HeartbeatData(
             client_id=self._connections.client_id,
             producer_data_set=[ProducerData(group_name=g) for g in sorted(producers)],
-            consumer_data_set=consumers,
+            consumer_data_set=list(consumers.values()),
         )
 
     async def _broker_addresses(self, data: HeartbeatData) -> set[str]:
