@@ -567,7 +567,7 @@ async def test_orderly_consumption_without_queue_locks_says_so() -> None:
         consumer = consumer_of(cluster, Collector(), orderly=True)
         with pytest.raises(UnsupportedByBrokerError) as error:
             await consumer.start()
-        assert "code 41" in str(error.value)
+        assert "LOCK_BATCH_MQ (41)" in str(error.value)
         assert "orderly=False" in str(error.value)
 
 
