@@ -6,8 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.errors import BatonError
+from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.runtime import disk
+
+
+class CorruptQueueError(CorruptLogError):
+    """A file of a consume queue is unreadable or too short; `offset` is a position in it. It says
+    nothing of the log, from which the next start builds the queue."""
 
 
 class PutRefused(BatonError):

@@ -10,6 +10,7 @@ from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import BLOCK_SIZE, is_zero, next_data, write_all, zero_range
+from batonmq.store.errors import CorruptQueueError
 from batonmq.store.file_handles import FileHandles
 
 _NAME_DIGITS = 20
@@ -78,7 +79,7 @@ class QueueFiles:
         return False
 
     def read(self, position: int, end: int) -> bytes:
-        """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter or the
+        """The bytes [position, end) of one file. Raises CorruptQueueError if it is shorter or the
         disk cannot read them: then the next start rebuilds the queue."""
         path, within = self.place_of(position)
         try:
@@ -88,9 +89,10 @@ class QueueFiles:
             # A start reads the last files only, so it would not find this page by itself.
             with suppress(OSError):
                 disk.mkdir(f"{self.directory}/{_UNREADABLE}")
-            raise CorruptLogError(path, within, f"{error}; a restart rebuilds it") from error
+            raise CorruptQueueError(path, within, f"{error}; a restart rebuilds it") from error
         if len(data) != end - position:
-            raise CorruptLogError(path, within, f"{len(data)} bytes where {end - position} belong")
+            what = f"{len(data)} bytes where {end - position} belong"
+            raise CorruptQueueError(path, within, what)
         return data
 
     def next_data(self, position: int) -> int | None:

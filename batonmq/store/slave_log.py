@@ -14,6 +14,7 @@ from batonmq.runtime import disk
 from batonmq.store.appender import Appender
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.errors import (
+    CorruptQueueError,
     CutUnfinishedError,
     StoreFailedError,
     StoreStateError,
@@ -238,6 +239,8 @@ class LogTrust:
 
     def note_damage(self, error: CorruptLogError) -> None:
         """Damage was found; the next start will know."""
+        if isinstance(error, CorruptQueueError):
+            return  # that start rebuilds the queue, and the log is good
         self._mark.note_damage(error, self._log.max_offset)
 
     def note_failure(self, error: BaseException) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import lone_broker, spoil, until
+from lone_broker import HeldConfirms, lone_broker, spoil, until
 
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager, bloom_bits
 from batonmq.protocol.bodies import (
@@ -22,7 +22,6 @@ from batonmq.protocol.codes import READ_REPLICA_FIELD, ResponseCode
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
-from batonmq.store.queries import StoreQueries
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 CONFIG = GOLDEN / "store" / "b0" / "config"
@@ -257,12 +256,16 @@ async def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path):
 
 
 @pytest.mark.parametrize("queue", [0, 1], ids=["with messages", "without"])
-async def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(rig, queue, monkeypatch):
+async def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(rig, queue):
     """A new master has five messages of a queue in its log, and shows two or none of them."""
     for _ in range(2):
         await rig.send()
     await rig.pull()
-    monkeypatch.setattr(StoreQueries, "next_offset_in_queue", lambda *_: 5)
+    held, queries = HeldConfirms(rig.service.path), rig.service.store.queries
+    sends = [asyncio.ensure_future(rig.send(queue=queue)) for _ in range(5 if queue else 3)]
+    await until(lambda: queries.next_offset_in_queue("T", queue) == 5)
     found = [(await rig.pull(queue=queue, offset=offset)).code for offset in (4, 5, 6)]
+    held.release()
+    await asyncio.gather(*sends)
     not_yet, moved = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
     assert found == [not_yet, not_yet, moved]
