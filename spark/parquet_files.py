@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read, Work
-from batonmq.spark.steps.sql import ResultTable, names_in, put
+from batonmq.spark.read.storage import locate
+from batonmq.spark.steps.sql import GROWING, ResultTable, names_in, put
 
 # Few values many times: the others would only fill a dictionary and leave it again.
 _REPEATING: Final = (
@@ -29,9 +30,10 @@ def write_parquet(session: SparkSession, options: Mapping[str, str], folder: str
     error.
     """
     read = Read(ReadOptions.from_mapping(options))
-    if names_in(folder):
+    if {*names_in(folder)} - {GROWING}:  # that of a run that failed
         raise FileExistsError(f"{folder} is not empty: files of two reads would be mixed")
-    table, schema = ResultTable(folder), read.schema
+    storage, path = locate(folder)  # tasks may run in another working directory
+    table, schema = ResultTable(storage.uri(path)), read.schema
     repeating = [name for name in schema.names if name in _REPEATING]
 
     def write(work: Work) -> int:
@@ -42,5 +44,5 @@ def write_parquet(session: SparkSession, options: Mapping[str, str], folder: str
     if plan:
         rows = sum(session.sparkContext.parallelize(plan, len(plan)).map(write).collect())
     table.finish(None if rows else schema)  # without a file readers would have no columns
-    put(f"{folder}/_SUCCESS", "")
+    put(f"{table.place}/_SUCCESS", "")
     return rows

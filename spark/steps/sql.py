@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 SMALL_LOG_BYTES: Final = 64 << 20
 """Logs of at most so many bytes together, some 100,000 messages, are done in this process."""
 PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
+GROWING: Final = "_growing"
+"""In the folder of a table of Parquet files: rows that are not yet its own."""
 Options = Mapping[str, str]
 Given = Mapping[str, str | int | bool]
 Batches = Iterator[pa.RecordBatch]
@@ -72,9 +75,9 @@ class ResultTable:
 
     @property
     def made(self) -> str:
-        """Where new rows grow. A disk can rename: there a table is whole at any time."""
-        parent, _, name = self.part.rpartition("/")
-        return self.part if locate(self.part)[0].root else f"{parent}/_{name}.growing"
+        """Where new rows grow. A disk can rename, so there they become the table when all are
+        whole; within its folder, which may be a mount."""
+        return self.part if locate(self.part)[0].root else f"{self.part}/{GROWING}"
 
     def begin(self) -> None:
         """Empties `made`. Raises OSError."""
@@ -87,8 +90,8 @@ class ResultTable:
         self, rows: Batches, schema: pa.Schema, writer: str, *, repeating: Sequence[str] = ()
     ) -> int:
         """Rows into files of `made`, and how many they are; files of a writer that is repeated
-        replace its first ones. `repeating`: columns of which a dictionary is worth its cost; none:
-        all are tried."""
+        replace its first ones, only once they are whole: both may write at the same time.
+        `repeating`: columns of which a dictionary is worth its cost; none: all are tried."""
         counts = [0]
 
         def counted() -> Batches:
@@ -100,16 +103,24 @@ class ResultTable:
         if (first := next(groups, None)) is None:
             return 0  # there would be a file without rows
         storage, made = locate(self.made)
+        system, own = storage.file_system, f"{made}/_{uuid.uuid4().hex}"
+        paths: list[str] = []
         folders = pa.schema([schema.field(name) for name in self.by])
         options = {"use_dictionary": list(repeating)} if repeating else {}
         ds.write_dataset(
-            chain((first,), groups), made, schema=schema, filesystem=storage.file_system,
+            chain((first,), groups), own, schema=schema, filesystem=system,
             format="parquet", use_threads=False,
             file_options=ds.ParquetFileFormat().make_write_options(**options),
             basename_template=f"part-{writer}-{{i}}.parquet", max_partitions=1 << 20,
-            existing_data_behavior="overwrite_or_ignore",
+            file_visitor=lambda file: paths.append(file.path),
             partitioning=ds.partitioning(folders, flavor="hive") if self.by else None,
         )  # fmt: skip
+        whole = {path: made + path.removeprefix(own) for path in paths}
+        for folder in {path.rpartition("/")[0] for path in whole.values()}:
+            system.create_dir(folder)
+        for path, name in whole.items():
+            system.move(path, name)
+        system.delete_dir(own)
         return sum(counts)
 
     def finish(self, empty: pa.Schema | None = None) -> None:
@@ -118,11 +129,17 @@ class ResultTable:
         system = storage.file_system
         if empty is not None:
             pq.write_table(empty.empty_table(), f"{made}/part-0.parquet", filesystem=system)
+        for info in storage.children(made):
+            if info.base_name.startswith("_"):  # of a task that was ended
+                system.delete_dir(info.path)
         _, folder = locate(self.part)
         if made != folder:
-            if storage.exists(folder):
-                system.delete_dir(folder)
-            system.move(made, folder)
+            for info in storage.children(folder):
+                if info.base_name != GROWING:
+                    (system.delete_file if info.is_file else system.delete_dir)(info.path)
+            for info in storage.children(made):
+                system.move(info.path, f"{folder}/{info.base_name}")
+            system.delete_dir(made)
 
     def load_catalog(self) -> Any:
         """Its Iceberg catalog. Raises what pyiceberg does."""

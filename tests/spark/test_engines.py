@@ -1,6 +1,7 @@
 """What the engines of `steps.sql` must do alike, whatever a job asks of them."""
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from batonmq.spark.steps.sql import DuckEngine, ResultTable, SparkEngine, names_in, put
@@ -50,3 +51,39 @@ def test_rows_with_and_without_any_row(kind, request, tmp_path):
     assert (tmp_path / "x.json").read_text() == "{}"
     put(f"{tmp_path}/x.json", None)
     assert names_in(f"{tmp_path}/nowhere") == [] and not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_file_has_its_name_once_it_is_whole_whoever_else_writes_it(scheme, tmp_path):
+    """As attempts of one task do: one is slow, one lost, one comes through."""
+    table = ResultTable(f"{scheme}{tmp_path}/out", by=["grp"])
+
+    def attempt(between=()):
+        for row in ROWS.to_batches(max_chunksize=1):
+            yield row
+            yield from between
+
+    def fail():
+        raise OSError("lost")
+        yield
+
+    table.begin()
+    with pytest.raises(OSError, match="lost"):
+        table.add(attempt(fail()), ROWS.schema, "0")
+
+    def whole():
+        """Comes through while the slow one writes."""
+        assert table.add(attempt(), ROWS.schema, "0") == 3
+        growing = sorted(pq.read_table(path)["n"][0].as_py() for path in named())
+        assert growing == [1, 2]
+        return
+        yield
+
+    def named():
+        return (tmp_path / "out" / "_growing").glob("grp=*/part-0-0.parquet")
+
+    assert table.add(attempt(whole()), ROWS.schema, "0") == 3
+    table.finish()
+    files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    assert files == [f"out/grp={name}/part-0-0.parquet" for name in "ab"]
+    assert sorted(table.dataset().to_table()["n"].to_pylist()) == [1, 1, 2]

@@ -144,7 +144,34 @@ def test_a_damaged_log_leaves_no_file_that_looks_whole(session, large, tmp_path)
     out = tmp_path / "out"
     with pytest.raises(Exception, match="CRC is wrong at log offset 0 "):
         write_parquet(session, {"path": str(large.root), **SPLIT}, str(out))
-    assert not out.exists()
+    assert [path.name for path in out.iterdir()] == ["_growing"]
+    raw[100] ^= 1
+    path.write_bytes(raw)
+    assert write_parquet(session, {"path": str(large.root), **SPLIT}, str(out)) == 2500
+
+
+@pytest.mark.parametrize("folder", ["{}/out/", "out", "./out//", "file://{}/out/"])
+def test_a_folder_for_parquet_files_may_be_written_in_any_way(
+    folder, session, tmp_path, monkeypatch
+):
+    files = LogFiles(tmp_path / "store")
+    files.add(body=b"b")
+    files.save()
+    monkeypatch.chdir(tmp_path)
+    assert write_parquet(session, {"path": str(files.root)}, folder.format(tmp_path)) == 1
+    assert pq.read_table(tmp_path / "out").num_rows == 1
+
+
+def test_parquet_files_go_into_the_folder_that_is_there(session, tmp_path):
+    """It may be a mount, which cannot be renamed, and has its owner and mode."""
+    path, out = LogFiles(tmp_path / "empty").save(confirm=0), tmp_path / "out"
+    out.mkdir(mode=0o2750)
+    before = out.stat()
+    assert write_parquet(session, {"path": path}, str(out)) == 0
+    after = out.stat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(path.name for path in out.iterdir()) == ["_SUCCESS", "part-0.parquet"]
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "out"}
 
 
 def test_plain_parquet_of_messages_has_dictionaries_where_values_repeat(session, large, tmp_path):
