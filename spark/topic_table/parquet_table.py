@@ -65,13 +65,7 @@ class ParquetTable:
 
     def open(self) -> None:
         """Raises ValueError for a folder of other things or in use, OSError."""
-        names = names_in(self.location)
-        parts = [name for name in names if _PART.fullmatch(name)]
-        if others := sorted({*names} - {*parts, self.own}):
-            raise ValueError(
-                f"--output {self.location}: it holds {others[0]}, so it is not of stream_history, "
-                "or of an earlier version; name an empty folder, or one that stream_history wrote"
-            )
+        self._parts()  # nothing is made in a folder of other things
         system = self._storage.file_system
         system.create_dir(f"{self.folder}/{self.own}")
         if not self._storage.root:
@@ -79,7 +73,7 @@ class ParquetTable:
                 self._lock.acquire()
             except FolderLockedError as error:
                 raise ValueError(f"--output {self.location}: another job writes there") from error
-        if parts:
+        if parts := self._parts():  # the job before may have committed until it released the lock
             place = f"{self.folder}/{parts[-1]}"
             with system.open_input_file(place) as file:
                 text = (pq.read_metadata(file).metadata or {}).get(_STATE)
@@ -87,6 +81,17 @@ class ParquetTable:
                 raise ValueError(f"{place}: it is not of stream_history; name an empty folder")
             self._state = msgspec.json.decode(text, type=HistoryState)
             self._number = int(parts[-1].removeprefix("part-").removesuffix(".parquet"))
+
+    def _parts(self) -> list[str]:
+        """Its files, oldest first. Raises ValueError for a folder of other things, OSError."""
+        names = names_in(self.location)
+        parts = [name for name in names if _PART.fullmatch(name)]
+        if others := sorted({*names} - {*parts, self.own}):
+            raise ValueError(
+                f"--output {self.location}: it holds {others[0]}, so it is not of stream_history, "
+                "or of an earlier version; name an empty folder, or one that stream_history wrote"
+            )
+        return parts
 
     def close(self) -> None:
         self._lock.release()

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batonmq.runtime import disk
+from batonmq.runtime.lock_file import FolderLock
 from batonmq.spark.topic_table import parquet_table as module
 from batonmq.spark.topic_table.parquet_table import HistoryState, ParquetTable
 
@@ -71,6 +72,24 @@ def test_a_folder_of_other_things_and_one_in_use_are_refused(folder, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="it must be a folder"):
         opened(tmp_path / "file")
+
+
+def test_a_commit_of_the_job_that_has_the_lock_is_seen_once_it_is_free(folder, monkeypatch):
+    first = opened(folder)
+    commit(first, 0, 1)
+    acquire = FolderLock.acquire
+
+    def once_free(lock):
+        commit(first, 1, 2)
+        first.close()
+        acquire(lock)
+
+    monkeypatch.setattr(FolderLock, "acquire", once_free)
+    second = opened(folder)
+    assert (second.rows, second.state().batch) == (2, 1)
+    commit(second, 2, 3)
+    second.close()
+    assert table(folder) == [1, 2, 3]
 
 
 def test_a_batch_is_durable_before_and_behind_its_commit(folder, monkeypatch):
