@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -37,7 +38,7 @@ class FolderLock:
         self._fd = -1
 
     def acquire(self) -> None:
-        """Raises FolderLockedError, which names the process that has the lock."""
+        """Raises FolderLockedError, which names the process that has the lock, OSError."""
         # The kernel would grant it, and drop it with the first descriptor that is closed.
         if self._key in _held_here:
             raise FolderLockedError(self._path, os.getpid())
@@ -47,6 +48,8 @@ class FolderLock:
         except OSError as error:
             pid = _owner(fd)  # before the close: it is asked by this descriptor
             disk.close(fd)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):  # as of a mount without locks
+                raise OSError(error.errno, f"no lock: {error.strerror}", str(self._path)) from error
             raise FolderLockedError(self._path, pid) from error
         try:
             disk.pwrite(fd, b"lock", 0)

@@ -17,7 +17,7 @@ from batonmq.protocol.records.codec import NewMessage, decode_record, decode_rec
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.runtime import disk
-from batonmq.runtime.lock_file import FolderLockedError
+from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.store import appender, dispatch
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.errors import (
@@ -442,6 +442,15 @@ def test_a_second_process_is_refused_and_the_error_names_the_first(rig):
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"process {os.getpid()}" in output
     assert (rig.root / "lock").read_bytes() == b"lock"
+
+
+def test_a_disk_without_locks_is_not_a_folder_in_use(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refused)
+    with pytest.raises(OSError, match=f"no lock: No locks available: '{tmp_path}/lock'"):
+        FolderLock(tmp_path / "lock").acquire()
 
 
 def test_a_segment_of_another_length_stops_the_start_by_name(rig, store):
