@@ -8,6 +8,7 @@ folder that it left. The usual run takes every `STRIDE`-th n, the soak all of th
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -162,9 +163,9 @@ def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Pa
             assert with_typo.process.wait(30) == 2
         finally:
             with_typo.stop()
-        assert with_typo.log_path.read_text().splitlines()[-1] == (
-            f"batonmq up: --config: {section}.{key} = 'x': unknown key, did you mean {meant}?"
-        )
+        last = json.loads(with_typo.log_path.read_text().splitlines()[-1])
+        what = f"--config: {section}.{key} = 'x': unknown key, did you mean {meant}?"
+        assert last["event"] == "failed" and last["error"] == what
         assert not with_typo.data_dir.exists()
     with ClusterProcess(tmp_path) as right:
         assert right.master()["role"] == "MASTER"

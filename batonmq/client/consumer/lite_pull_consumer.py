@@ -192,10 +192,9 @@ class LitePullConsumer(PullConsumer):
         """The first position. A position at the end of the queue is always committed, or the next
         owner would begin at a later end."""
         offset = await self._first_position(queue)
-        if (
-            self._offsets.known(queue) is None
-            and self.options.from_where is not ConsumeFromWhere.FIRST
-        ):
+        # 0 may be no offset either, but the broker's answer while the first message is in memory.
+        is_stored = bool(self._offsets.known(queue))
+        if not is_stored and self.options.from_where is not ConsumeFromWhere.FIRST:
             await self.commit({queue: offset})
         return offset
 
