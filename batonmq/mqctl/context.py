@@ -343,5 +343,5 @@ def reason(address: str, error: object) -> str:
 
 
 def is_unsigned(why: str) -> bool:
-    """Whether a node answered that it does not know who asks: rights are no help then."""
+    """Whether a node refused the signature: no right that the user has could help then."""
     return "request is not signed" in why or "signature is not right" in why

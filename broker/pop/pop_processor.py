@@ -297,7 +297,7 @@ class PopProcessor:
         """Answers a slice of the expired requests; returns whether there may be more."""
         for one in self._hold.expired(now_ms, SLICE):
             # As in Java they look once more: what blocks others may be of their own attempt. A
-            # client that is long past its deadline has given up, and would get messages in vain.
+            # client long past its deadline waits no longer: it would not see the messages.
             if one.deadline_ms < now_ms - LATE_MS:
                 self._time_out(cast(PopRequest, one))
             else:

@@ -918,7 +918,7 @@ def test_who_asks_without_being_named_gains_nothing(trio):
     assert trio.elect(2, designate=True).view.master_broker_id == 2
     assert last_reason(trio) == "named broker 2"
     trio.die(2)
-    assert trio.elect(designate=True).view.master_broker_id == 3, "nobody is named"
+    assert trio.elect(designate=True).view.master_broker_id == 3, "no replica is named"
     assert last_reason(trio) == "asked by the controller"
 
 

@@ -70,7 +70,7 @@ AWAY = tuple(LastSeen(n, f"h{n}", confirm_offset=100) for n in (1, 2))
         (FRESH, elect((*alive(2), UNREPORTED), 2, unclean=True), {}, ""),
         # R49
         (FORGOTTEN, elect(alive(2, max_offset=99), 2), {}, "only an unclean election takes it"),
-        # R17: a suspect waits, nobody else does.
+        # R17: only a suspect waits.
         (SUSPECT, elect(alive(1, 2, 3)), {"suspect_wait_ms": 1}, SUSPECT_WAITS),
         (SUSPECT, elect(alive(1, 2, 3)), {"suspect_wait_ms": 0}, ""),
         (RECORDED, elect(alive(2, 3)), {"suspect_wait_ms": 1}, ""),
@@ -86,7 +86,7 @@ AWAY = tuple(LastSeen(n, f"h{n}", confirm_offset=100) for n in (1, 2))
             {"confirmed": 101},
             "3 ends at 100: 1 confirmed bytes above that are cut",
         ),
-        # A first election that nobody can win: the rules refuse it.
+        # A first election without a possible winner: the rules refuse it.
         (FRESH, elect(()), {}, ""),
     ],
 )

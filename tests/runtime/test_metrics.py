@@ -203,7 +203,7 @@ def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
         too_long = b"GET /" + b"x" * 20_000
         for _, other in silent:
             other.close()
-        while metrics.connections:  # noqa: ASYNC110  nobody else waits for that
+        while metrics.connections:  # noqa: ASYNC110  no event tells of it
             await asyncio.sleep(0)
         assert await ask(settings, too_long) == (b"", b"")
         assert (await ask(settings, get("/livez")))[1] == b"ok\n"
@@ -228,7 +228,7 @@ def test_r58_who_does_not_read_the_page_keeps_no_socket_here(
         with socket.create_connection(("127.0.0.1", settings.prom_exporter_port)) as client:
             client.sendall(get("/metrics"))
             async with asyncio.timeout(10):
-                while not metrics.connections:  # noqa: ASYNC110  nobody else waits for that
+                while not metrics.connections:  # noqa: ASYNC110  no event tells of it
                     await asyncio.sleep(0)
                 while len(os.listdir("/proc/self/fd")) > before + 1:  # noqa: ASYNC110
                     await asyncio.sleep(0)

@@ -114,8 +114,8 @@ def _again(letter: MessageExt) -> Message | None:
 async def _send(
     context: CommandContext, sender: Producer, letter: MessageExt, message: Message
 ) -> str:
-    """Its status; "" if it failed. The command then goes on with the next letter and lists what was
-    sent: after an error alone, a second run would send the earlier letters twice."""
+    """Its status; "" if it failed. The command then continues with the next letter and lists what
+    was sent: after an error alone, a second run would send the earlier letters twice."""
     try:
         result = await sender.send(message)
     except BatonError as error:
