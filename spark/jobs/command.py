@@ -67,6 +67,7 @@ _OWN: Final = re.compile(r"^batonmq\.[a-z_.]+\.[A-Za-z]+: ")
 MOMENT: Final = click.DateTime(
     ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 )
+_TELL_S: Final = 10.0
 _BAR: Final = "spark.ui.showConsoleProgress"
 # A query on few rows costs its planning, and the code that Spark makes and compiles for it.
 _NO_CODE: Final = {
@@ -85,8 +86,9 @@ _UTC: Final = {"spark.sql.session.timeZone": "UTC"}
 
 
 class JobSteps:
-    """Progress, on standard error: a line when a step begins, and one when it ends. On a terminal
-    Spark's own bar shows the tasks in between. `quiet`: nothing is printed."""
+    """Progress, on standard error: a line when a step begins, and one when it ends. In between,
+    Spark's own bar shows the tasks on a terminal; elsewhere there is a line every 10 s. `quiet`:
+    nothing is printed."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -95,8 +97,18 @@ class JobSteps:
     def step(self, text: str) -> Iterator[None]:
         """Also prints how long the block took, unless it raised."""
         self.line(f"{text} ...")
-        began = time.monotonic()
-        yield
+        began, over = time.monotonic(), threading.Event()
+
+        def tell() -> None:
+            while not over.wait(_TELL_S):
+                self.line(f"{text}: {time.monotonic() - began:.0f} s so far")
+
+        if not sys.stderr.isatty():
+            threading.Thread(target=tell, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
         self.line(f"{text}: {time.monotonic() - began:.1f} s")
 
     def line(self, text: str) -> None:

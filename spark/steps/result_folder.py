@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from batonmq.spark.read.storage import UnknownPlace, locate
-from batonmq.spark.steps.sql import ICEBERG, PARQUET, ResultTable, names_in, put
+from batonmq.spark.steps.sql import GROWING, ICEBERG, PARQUET, ResultTable, names_in, put
 
 SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
@@ -62,7 +62,8 @@ class Results:
                 f"--output {self.folder}: it holds {others[0]}, which is not of this job; "
                 "name a folder of its own"
             )
-        if not self._overwrite and any(name in self._ours for name in held):
+        # What a run left that did not come to its end is of no use.
+        if not self._overwrite and GROWING not in held and any(n in self._ours for n in held):
             raise ValueError(
                 f"--output {self.folder}: it holds an earlier result; --overwrite replaces it"
                 f"{self._keeps}"
@@ -80,9 +81,9 @@ class Results:
         """From now on the earlier result is not whole. Raises ValueError, OSError."""
         if not self._is_checked:
             self._check(names_in(self.folder))
-        if self.form == ICEBERG:  # else tables make it
-            storage, path = locate(self.folder)
-            storage.file_system.create_dir(path)
+        storage, path = locate(self.folder)
+        storage.file_system.create_dir(path)
+        put(f"{self.folder}/{GROWING}", "")
         for name in (SUMMARY, REPORT):
             put(f"{self.folder}/{name}", None)
 
@@ -92,6 +93,7 @@ class Results:
             put(f"{self.folder}/{REPORT}", page)
         text = json.dumps(summary, indent=2, ensure_ascii=False, default=str)
         put(f"{self.folder}/{SUMMARY}", f"{text}\n")
+        put(f"{self.folder}/{GROWING}", None)
 
 
 def own_version() -> str:

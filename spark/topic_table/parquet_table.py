@@ -88,8 +88,9 @@ class ParquetTable:
         parts = [name for name in names if _PART.fullmatch(name)]
         if others := sorted({*names} - {*parts, self.own}):
             raise ValueError(
-                f"--output {self.location}: it holds {others[0]}, so it is not of stream_history, "
-                "or of an earlier version; name an empty folder, or one that stream_history wrote"
+                f"--output {self.location}: it holds {others[0]}, so this stream_history did not "
+                "write it. Name a new folder, and a new --checkpoint if you give one; what an "
+                "earlier version wrote is read beside it: epoch_history --history-parquet OLD,NEW"
             )
         return parts
 

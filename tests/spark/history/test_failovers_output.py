@@ -23,8 +23,14 @@ def test_a_run_that_ends_early_is_not_whole(tmp_path):
         results.publish({"run": 1}, "page")
         assert json.loads((tmp_path / "summary.json").read_text()) == {"run": 1}
         assert (tmp_path / "report.html").read_text() == "page"
+        with pytest.raises(ValueError, match="--overwrite replaces it"):
+            Results(str(tmp_path), ("t",))
         Results(str(tmp_path), ("t",), overwrite=True).begin()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["_growing", "t"]
+        again = Results(str(tmp_path), ("t",))  # what is left of that run is of no use
+        again.begin()
+        again.publish({"run": 2})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["summary.json", "t"]
 
 
 def test_a_table_replaces_the_earlier_one_and_has_its_columns_without_a_row(tmp_path):

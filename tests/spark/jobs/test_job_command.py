@@ -2,12 +2,14 @@
 
 import json
 import signal
+import threading
 
 import click
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import AnalysisException, PySparkRuntimeError
 
+from batonmq.spark.jobs import command
 from batonmq.spark.jobs.command import Job, JobCommand, job_options, what_failed
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.read.damage import DamagedFile
@@ -86,6 +88,22 @@ def test_a_step_that_fails_says_no_time():
 
     result = run(body)
     assert "reading ..." in result.stderr and "reading: " not in result.stderr
+
+
+def test_long_work_has_a_line_now_and_then(monkeypatch):
+    told = threading.Event()
+
+    def note(self, text):
+        if text.endswith(" s so far"):
+            told.set()
+
+    def body(job, number):
+        with job.progress.step("reading"):
+            assert told.wait(30)
+
+    monkeypatch.setattr(command, "_TELL_S", 0.001)
+    monkeypatch.setattr(command.JobSteps, "line", note)
+    assert run(body).exit_code == 0
 
 
 def test_control_c_is_no_finding():

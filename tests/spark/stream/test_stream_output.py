@@ -59,7 +59,7 @@ def test_a_folder_of_other_things_and_one_in_use_are_refused(folder, tmp_path):
     folder.mkdir()
     for name in ("notes.txt", "group=broker-a"):  # a table of an earlier version had such folders
         (folder / name).mkdir()
-        with pytest.raises(ValueError, match=f"it holds {name}, so it is not of stream_history"):
+        with pytest.raises(ValueError, match=f"it holds {name}, .* Name a new .* OLD,NEW"):
             opened(folder)
         (folder / name).rmdir()
     output = opened(folder)
