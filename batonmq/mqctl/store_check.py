@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,8 +16,9 @@ from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.records.codec import scan_in_file
 from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import OFFSET_END, candidates, is_record
+from batonmq.runtime.durable_file import data_extents, is_zero
 
-WINDOW_BYTES = 4 << 20
+WINDOW_BYTES = 1 << 20
 SEGMENT_NAME: Final = re.compile(r"\d{20}")
 """Of a file of a commit log or of a queue."""
 
@@ -121,9 +122,8 @@ def _verify_file(file: _File, verdict: Verdict, *, may_end: bool, is_open: bool)
         except OSError as error:
             what = f"cannot be read: {error.strerror}"
         position = verdict.end - file.base
-        following = _next_record(file, position + 1)
+        following, used = yield from _next_record(file, position)
         if following is None and may_end:
-            used = _used_from(file, position)
             if used and is_open:
                 verdict.tail = used
             elif used:
@@ -159,33 +159,35 @@ def _good_records(file: _File, position: int, verdict: Verdict) -> Iterator[int]
         yield position
 
 
-def _next_record(file: _File, position: int) -> int | None:
-    """Where the next whole record of the file begins; what cannot be read is passed over."""
-    while position < file.size:
-        try:
-            window = file.read(position, WINDOW_BYTES)
-            for at in candidates(window, file.base + position):
-                (size,) = RECORD_HEAD.only("size").unpack_from(window, at)
-                if 0 < size <= file.size - position - at:
-                    record = file.read(position + at, size)
-                    if is_record(record, 0, file.base + position + at):
-                        return position + at
-        except OSError:
-            pass
-        # Windows overlap: a record is known by its first bytes, which may lie across their border.
-        position += WINDOW_BYTES - OFFSET_END
+def _next_record(file: _File, position: int) -> Generator[int, None, tuple[int | None, int]]:
+    """Yields positions. Returns where the next whole record behind `position` begins, None if none
+    does, and how many bytes there are from `position` up to the last one that is not zero. What
+    cannot be read holds no record, and counts as used."""
+    used = 0
+    for at, end in data_extents(file.fd, file.size, position):
+        while at < end:
+            try:
+                window = file.read(at, WINDOW_BYTES)
+                # Allocated ahead: a new segment is 1 GiB of zeros, and they may be in the cache.
+                if not is_zero(window):
+                    used = max(used, at - position + len(window.rstrip(b"\0")))
+                    if (found := _record_in(file, window, at, position)) is not None:
+                        return found, used
+            except OSError:
+                used = file.size - position
+            # Windows overlap: a record is known by its first bytes, which may lie across their
+            # border.
+            at += WINDOW_BYTES - OFFSET_END
+            yield at
+    return None, used
+
+
+def _record_in(file: _File, window: bytes, at: int, behind: int) -> int | None:
+    """Where the first whole record begins that is behind `behind`, in the window at `at`."""
+    for found in candidates(window, file.base + at):
+        (size,) = RECORD_HEAD.only("size").unpack_from(window, found)
+        begin = at + found
+        fits = begin > behind and 0 < size <= file.size - begin
+        if fits and is_record(file.read(begin, size), 0, file.base + begin):
+            return begin
     return None
-
-
-def _used_from(file: _File, position: int) -> int:
-    """How many bytes there are from `position` up to the last one that is not zero."""
-    used, at = 0, position
-    while at < file.size:
-        try:
-            part = file.read(at, WINDOW_BYTES)
-        except OSError:  # what cannot be read may hold records: it counts as used
-            return file.size - position
-        if kept := part.rstrip(b"\0"):
-            used = at - position + len(kept)
-        at += WINDOW_BYTES
-    return used

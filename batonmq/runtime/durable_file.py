@@ -80,6 +80,16 @@ def next_data(fd: int, position: int) -> int | None:
         return None
 
 
+def data_extents(fd: int, size: int, position: int = 0) -> list[tuple[int, int]]:
+    """The parts [start, end) of a file, from `position` on, that are no holes. They are found
+    before any is read: read-ahead puts pages of zeros in the cache, which then count as data."""
+    extents: list[tuple[int, int]] = []
+    while position < size and (start := next_data(fd, position)) is not None:
+        position = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        extents.append((start, position))
+    return extents
+
+
 def sync_directory(directory: Path) -> None:
     """Makes creations, renames and removals in `directory` durable."""
     fd = disk.open(directory, os.O_RDONLY | os.O_DIRECTORY)

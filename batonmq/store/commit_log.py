@@ -26,7 +26,12 @@ from typing import Final
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
-from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
+from batonmq.runtime.durable_file import (
+    data_extents,
+    replace_file,
+    sync_directory,
+    write_all,
+)
 from batonmq.store.disk_health import StoreHealth
 from batonmq.store.errors import StoreFormatError
 
@@ -161,27 +166,12 @@ class Segment:
     def data_blocks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
         """(position, bytes) of the blocks from `position` on that are not all zero: at most 1 MiB
         each, and `overlap` (at most 16) bytes of what follows."""
-        for start, end in self._data_extents(position):
+        for start, end in data_extents(self._fd, self.size, position):
             for block in range(start, end, _BLOCK_SIZE):
                 length = min(_BLOCK_SIZE, end - block)
                 piece = self._map[block : min(block + length + overlap, self.size)]
                 if piece != _ZERO_BLOCK[: len(piece)]:
                     yield block, piece
-
-    def _data_extents(self, position: int) -> list[tuple[int, int]]:
-        """The parts [start, end) from `position` on that are no holes. They are found before any is
-        read: read-ahead puts pages of zeros in the cache, which then count as data."""
-        extents: list[tuple[int, int]] = []
-        while position < self.size:
-            try:
-                start = os.lseek(self._fd, position, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # no data up to the end of the file
-                    break
-                raise
-            position = min(os.lseek(self._fd, start, os.SEEK_HOLE), self.size)
-            extents.append((start, position))
-        return extents
 
     def data_end(self, position: int = 0) -> int:
         """The end of the last non-zero byte from `position` on; else `position`."""

@@ -113,6 +113,25 @@ def test_a_missing_file_zeros_and_kept_bytes_are_told(mqctl: Run, tmp_path: Path
     )
 
 
+def test_space_that_is_only_allocated_is_not_read(
+    mqctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment of 1 GiB with a few records took `mqctl verdict` more than its 5 s."""
+    make_log(tmp_path, 5)
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    os.truncate(segment, 1 << 30)
+    read, real = [0], os.pread
+
+    def pread(fd: int, size: int, at: int) -> bytes:
+        read[0] += size
+        return real(fd, size, at)
+
+    monkeypatch.setattr("os.pread", pread)
+    ran = mqctl("verifyStore", str(tmp_path), "--json")
+    assert (ran.code, ran.json["records"], ran.json["tailBytes"]) == (0, 5, 0)
+    assert read[0] < 16 << 20
+
+
 @pytest.mark.parametrize("window", [64, 300, 5000])
 def test_a_small_window_finds_the_same(
     mqctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
