@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import functools
+import importlib
 import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -21,11 +24,15 @@ import msgspec
 import batonmq
 from batonmq.broker.config import RUNTIME_KEYS as BROKER_LIVE
 from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
+from batonmq.client.instance.connections import Connections
+from batonmq.client.instance.heartbeats import ClientMember
+from batonmq.client.instance.routes import RouteListener
 from batonmq.controller.config import RUNTIME_KEYS as CONTROLLER_LIVE
 from batonmq.mqctl.main import cli
 from batonmq.namesrv.config import RUNTIME_KEYS as NAMESRV_LIVE
 from batonmq.namesrv.main import SECTIONS as NAMESRV_SECTIONS
 from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.json_body import Json
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 SOURCE: Final = DOCS.parent / "batonmq"
@@ -189,9 +196,16 @@ def _parameters(function: Any) -> str:
     return ", ".join(words)
 
 
+_INNER: Final = (ClientMember, RouteListener, Connections, Json)
+"""What a client instance and its producers and consumers call of each other, and what they do with
+the bodies of answers."""
+
+
 def _members(kind: type[Any]) -> Iterator[tuple[str, ...]]:
     for name, member in inspect.getmembers(kind):
         if name.startswith("_") or not any(name in vars(base) for base in _ours(kind)):
+            continue
+        if any(name in vars(base) for base in _INNER):
             continue
         static = inspect.getattr_static(kind, name)
         if isinstance(static, property | functools.cached_property):
@@ -211,9 +225,22 @@ def _fields(kind: type[Any]) -> list[str]:
     return list(getattr(kind, "__struct_fields__", ()))
 
 
+def _said_below(name: str) -> str:
+    """The text below the definition of a public name that is no class."""
+    public = (SOURCE / "public.py").read_text("utf-8")
+    module = re.search(rf"^from (\S+) import {name} ", public, re.MULTILINE)
+    assert module is not None
+    body = ast.parse(inspect.getsource(importlib.import_module(module[1]))).body
+    for node, below in itertools.pairwise(body):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            assert isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant), name
+            return " ".join(str(below.value.value).split())
+    raise AssertionError(name)
+
+
 def _entry(name: str, kind: Any) -> str:
     if not inspect.isclass(kind):
-        return f"### {name}\n\nA type of a parameter."
+        return f"### {name}\n\n{_said_below(name)}"
     parts = [f"### {name}", _said(kind)]
     if issubclass(kind, enum.Enum):
         parts.append(", ".join(f"`{member}`" for member in kind.__members__) + ".")
