@@ -190,10 +190,6 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 TIMES: Final = ("time_ms", "detected_ms", "proposed_ms", "started_ms", "leader_seen_ms")
 """Fields of HistoryEvent that are times; 0 if they do not apply."""
-REQUIRED: Final = tuple(
-    field.name for field in msgspec.structs.fields(HistoryEvent) if field.required
-)
-"""Fields that every line has."""
 
 _decode_event: Final = msgspec.json.Decoder(HistoryEvent).decode
 _decode_detail: Final = msgspec.json.Decoder(EventDetail).decode

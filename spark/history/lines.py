@@ -12,18 +12,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
-from typing import Annotated, Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batonmq.history.event import TIMES, HistoryEvent, lenient_event
+from batonmq.history.event import HistoryEvent
 from batonmq.history.file import controller_of
-from batonmq.spark.read.columns import HISTORY_COLUMNS, TIME_MS_MAX, columns_of
+from batonmq.spark.read import history_table
+from batonmq.spark.read.columns import HISTORY_COLUMNS, columns_of
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.history_table import HistoryRange, checked_line, line_pieces
+from batonmq.spark.read.history_table import HistoryRange, events_of, line_pieces
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.storage import Storage, files_of
@@ -139,59 +140,27 @@ def _controllers(file: pq.ParquetFile) -> set[str]:
     return {STREAM if name is None else str(name) for name in names}
 
 
-def _bounded(name: str, kind: Any) -> Any:
-    """The type of a field with the bounds of times, or of the 64 bits of all columns."""
-    if name in TIMES:
-        return Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
-    number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-    return {int: number, tuple[int, ...]: tuple[number, ...]}.get(kind, kind)
-
-
-def _fields() -> list[Any]:
-    return [
-        (field.name, _bounded(field.name, field.type))
-        if field.required
-        else (field.name, _bounded(field.name, field.type), field.default)
-        for field in msgspec.structs.fields(HistoryEvent)
-    ]
-
-
-_BoundedEvent: Final = msgspec.defstruct(
-    "HistoryEvent", _fields(), bases=(HistoryEvent,), frozen=True, kw_only=True
-)
-_decode: Final = msgspec.json.Decoder(_BoundedEvent).decode
-
-
 def event_of(text: bytes) -> HistoryEvent:
-    """The event of a line: a time that no calendar has is 0, and a report that has a number of 17
-    digits or more (no offset and no span is so large) is empty.
+    """The event of a line; a report that has a number of 17 digits or more (no offset and no span
+    is so large) is empty. Raises ValueError for what is no event."""
+    return _tamed(history_table.event_of(text))
 
-    Raises ValueError for what is no event.
-    """
-    try:
-        event = cast(HistoryEvent, _decode(text if text.isascii() else text.decode()))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        checked_line(text)
-        known = lenient_event(text)
-        assert known is not None
-        wild = [name for name in TIMES if not 0 <= getattr(known, name) <= TIME_MS_MAX]
-        event = msgspec.structs.replace(known, **dict.fromkeys(wild, 0))
+
+def _tamed(event: HistoryEvent) -> HistoryEvent:
     if event.json and _WILD_NUMBER.search(event.json):
-        event = msgspec.structs.replace(event, json="")
+        return msgspec.structs.replace(event, json="")
     return event
 
 
 def _lines_of_file(storage: Storage, part: HistoryRange, rank: int) -> Iterator[Line | Damage]:
     with storage.open(part.path) as file:
-        for offset, piece in line_pieces(file, part):
-            at = offset
-            for text in piece.split(b"\n")[:-1]:
-                try:
-                    yield Line(rank, at, event_of(text), text)
-                except ValueError as error:
-                    what = f"no event: {error}"
-                    yield Damage(part.path, at, len(text) + 1, what, in_log=False)
-                at += len(text) + 1
+        for at, piece in line_pieces(file, part):
+            for found in events_of(part.path, at, piece):
+                if isinstance(found, Damage):
+                    yield found
+                else:
+                    offset, text, event = found
+                    yield Line(rank, offset, _tamed(event), text)
 
 
 def _lines_of_rows(

@@ -7,8 +7,7 @@ itself copies the pieces, and not one by one. Free of Spark.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,43 +45,24 @@ def columns_of(text: str) -> pa.Schema:
     return pa.schema(kinds)
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryColumn:
-    """A field of HistoryEvent as a column of table `history`.
-
-    `field` and `field_type` are of the line of JSON, `name` and `type` of the table. A row has null
-    where the line has `null_for`, and `absent` where the line lacks the field.
-    """
+class HistoryColumn(NamedTuple):
+    """A field of HistoryEvent as a column of table `history`. A row has null where the event has
+    `null_for`; None: nowhere."""
 
     field: str
-    field_type: pa.DataType
     name: str
     type: pa.DataType
-    null_for: int | None = None
-    absent: int | bool | None = None
-
-    @property
-    def is_time(self) -> bool:
-        return self.type == TIMESTAMP
+    null_for: Any
 
 
 def _history_column(field: FieldInfo) -> HistoryColumn:
     name = field.name
     if name in TIMES:
         column = "time" if name == "time_ms" else name.removesuffix("_ms") + "_at"
-        return HistoryColumn(name, _LONG, column, TIMESTAMP, null_for=0)
-    if field.type is str:
-        return HistoryColumn(name, pa.string(), name, pa.string())
-    if field.type is bool:
-        return HistoryColumn(name, pa.bool_(), name, pa.bool_(), absent=False)
-    if field.type is int:
-        number = pa.int32() if name == "part" else _LONG
-        if field.default == -1:
-            return HistoryColumn(name, number, name, number, null_for=-1)
-        absent = None if field.required else field.default
-        return HistoryColumn(name, number, name, number, absent=absent)
-    ids = pa.list_(_LONG)
-    return HistoryColumn(name, ids, name, ids)
+        return HistoryColumn(name, column, TIMESTAMP, 0)
+    kinds = {str: "string", bool: "bool", int: "int" if name == "part" else "long"}
+    unknown = field.default if field.default in ("", (), -1) else None
+    return HistoryColumn(name, name, KINDS[kinds.get(field.type, "longs")], unknown)
 
 
 #: The fields of an event in their order; `gap` is of a file, not of the event.

@@ -1,31 +1,70 @@
 """The table `history`: the events that controllers wrote down, one row per line of their files.
 
-A file is split like any text: a range owns the lines that begin in it. Arrow's own JSON reader
-decodes a piece at once; a piece that it refuses is decoded line by line, so one bad line costs
-itself only. Free of Spark.
+A file is split like any text: a range owns the lines that begin in it. A bad line costs itself
+only. Free of Spark.
 """
 
-import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json as pj
 
-from batonmq.history.event import REQUIRED
+from batonmq.history.event import TIMES, HistoryEvent
 from batonmq.history.file import controller_of
-from batonmq.spark.read.columns import HISTORY_COLUMNS, HistoryColumn, batch_of, timestamps
+from batonmq.spark.read.columns import HISTORY_COLUMNS, TIME_MS_MAX, batch_of, timestamps
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.storage import OpenFile, Storage, even_parts
 
 _PIECE_BYTES: Final = 4 << 20
 _LINE_BYTES: Final = 1 << 16  # most lines are shorter
-_RAW: Final = pa.schema([(column.field, column.field_type) for column in HISTORY_COLUMNS])
-_COLUMNS: Final = {column.name: column for column in HISTORY_COLUMNS}
+
+
+def _decoder(*, lenient: bool) -> Any:
+    """Of lines as events whose numbers fit their columns and whose times a calendar has. `lenient`:
+    times are any numbers, and what need not be there may be null, which is None then."""
+    made: list[Any] = []
+    for field in msgspec.structs.fields(HistoryEvent):
+        bits = 31 if field.name == "part" else 63
+        least, most = -(1 << bits), (1 << bits) - 1
+        if field.name in TIMES and not lenient:
+            least, most = 0, TIME_MS_MAX
+        number: Any = Annotated[int, msgspec.Meta(ge=least, le=most)]
+        numbers: dict[Any, Any] = {int: number, tuple[int, ...]: tuple[number, ...]}
+        kind = numbers.get(field.type, field.type)
+        if field.required:
+            made.append((field.name, kind))
+        elif lenient:
+            made.append((field.name, kind | None, None))
+        else:
+            made.append((field.name, kind, field.default))
+    bases: tuple[type[msgspec.Struct], ...] = () if lenient else (HistoryEvent,)
+    return msgspec.json.Decoder(
+        msgspec.defstruct("HistoryEvent", made, bases=bases, frozen=True, kw_only=True)
+    ).decode
+
+
+_decode: Final = _decoder(lenient=False)
+_decode_lenient: Final = _decoder(lenient=True)
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def event_of(line: bytes) -> HistoryEvent:
+    """The event of a line; a time that no calendar has is 0. Raises ValueError for what is no
+    event."""
+    try:
+        return cast(HistoryEvent, _decode(line if line.isascii() else line.decode()))
+    except _UNREADABLE:
+        pass
+    try:
+        told = msgspec.structs.asdict(_decode_lenient(line.decode()))
+    except _UNREADABLE as error:
+        raise ValueError(str(error)) from error
+    known = {name: value for name, value in told.items() if value is not None}
+    wild = (name for name in TIMES if not 0 <= known.get(name, 0) <= TIME_MS_MAX)
+    return HistoryEvent(**known | dict.fromkeys(wild, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,75 +136,44 @@ def _line_end(file: OpenFile, position: int) -> int:
     return file.size
 
 
+def events_of(
+    path: str, offset: int, text: bytes
+) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
+    """(offset, line, event) of whole lines, which begin at an offset of the file, and damage."""
+    for line in text.split(b"\n")[:-1]:
+        try:
+            yield offset, line, event_of(line)
+        except ValueError as error:
+            yield Damage(path, offset, len(line) + 1, f"no event: {error}", in_log=False)
+        offset += len(line) + 1
+
+
 def decode_lines(
     path: str, offset: int, text: bytes, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch | Damage]:
-    """Whole lines as rows and damage; `offset`: where they begin, so that each has a place."""
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
-    begins = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-    try:
-        if not text.isascii():
-            text.decode()  # Arrow would hand on strings that are no UTF-8
-        table = pj.read_json(
-            io.BytesIO(text),
-            pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            pj.ParseOptions(explicit_schema=_RAW, unexpected_field_behavior="ignore"),
-        )
-        whole = table.num_rows == len(begins) and not any(
-            table[name].null_count for name in REQUIRED
-        )
-    except (pa.ArrowInvalid, UnicodeDecodeError):
-        whole = False
-    if whole:
-        yield _batch(path, table.combine_chunks(), begins + offset, schema)
-        return
-    rows: list[dict[str, Any]] = []
+    """Whole lines as damage, and as rows of one batch; `offset`: where they begin."""
+    events: list[HistoryEvent] = []
     places: list[int] = []
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        try:
-            rows.append(checked_line(text[begin:end]))
-            places.append(begin + offset)
-        except ValueError as error:
-            what = f"no event: {error}"
-            yield Damage(path, begin + offset, end - begin, what, in_log=False)
-    if rows:
-        table = pa.Table.from_pylist(rows, _RAW)
-        yield _batch(path, table, np.array(places, np.int64), schema)
-
-
-def checked_line(line: bytes) -> dict[str, Any]:
-    """The fields of one line. Raises ValueError for what is no event."""
-    try:
-        event = json.loads(line.decode())
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(event, dict):
-        raise ValueError("not an object")
-    missing = [name for name in REQUIRED if event.get(name) is None]
-    if missing:
-        raise ValueError(f"without {', '.join(missing)}")
-    try:
-        pa.Table.from_pylist([event], _RAW)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise ValueError(str(error)) from error
-    return event
-
-
-def _batch(
-    path: str, table: pa.Table, places: np.ndarray[Any, Any], schema: pa.Schema
-) -> pa.RecordBatch:
+    for found in events_of(path, offset, text):
+        if isinstance(found, Damage):
+            yield found
+            continue
+        places.append(found[0])
+        events.append(found[2])
+    if not events:
+        return
     columns: dict[str, Any] = {
         "file": path, "controller": controller_of(path.rpartition("/")[2]), "line_offset": places,
     }  # fmt: skip
-    columns |= {name: _column(table, _COLUMNS[name]) for name in schema.names if name in _COLUMNS}
-    return batch_of(schema, table.num_rows, columns)
-
-
-def _column(table: pa.Table, column: HistoryColumn) -> pa.Array:
-    raw = table[column.field].combine_chunks()
-    if column.is_time:
-        values = pc.fill_null(raw, column.null_for).to_numpy(zero_copy_only=False)
-        return timestamps(values, values == column.null_for)
-    if column.null_for is not None:
-        return pc.if_else(pc.equal(raw, column.null_for), None, raw)
-    return raw if column.absent is None else pc.fill_null(raw, column.absent)
+    for column in HISTORY_COLUMNS:
+        if column.name in schema.names:
+            values = [getattr(event, column.field) for event in events]
+            if column.field in TIMES:
+                ms = np.array(values, np.int64)
+                columns[column.name] = timestamps(ms, ms == 0)
+            else:
+                unknown = column.null_for
+                columns[column.name] = [
+                    None if unknown is not None and value == unknown else value for value in values
+                ]
+    yield batch_of(schema, len(events), columns)

@@ -41,9 +41,7 @@ _TABLES: Final = (
 # hold of a planned switch, the silence by which a master that hung was missed; what was silence
 # before a session closed is none.
 _CHANGES: Final = """
-    SELECT "group", coalesce(kind, 'unknown') AS kind, cause, master_epoch, master_before, master,
-        detected_at, elected_at, opened_at, first_ack_at, detect_ms, elect_ms, role_ms, open_ms,
-        first_ack_ms, idle, unclean, truncated_bytes, without_writes_ms AS took_ms,
+    SELECT * REPLACE (coalesce(kind, 'unknown') AS kind), without_writes_ms AS took_ms,
         CASE WHEN kind = 'planned_switch' THEN detect_ms
             ELSE without_writes_ms - unavailable_ms END AS detect_part_ms,
         coalesce(kind <> 'first_election', true) AS is_change
@@ -194,19 +192,9 @@ class EpochTables:
         return bins, *(parts["ms"] or (None, None))
 
     def dearest(self) -> list[Row]:
-        """The changes that cost most, with all columns of their stories."""
+        """The changes that cost most."""
         listed = f"WHERE is_change OR unclean {_COSTLY} LIMIT {FAILOVERS_LISTED}"
-        rows = self.rows(f"SELECT * FROM changes {listed}")
-        key = ("group", "master_epoch", "kind", "elected_at")
-        more = self.rows(
-            """SELECT "group", master_epoch, kind, elected_at, how, detected_by, address, role_at,
-                silent_ms, set_before, sync_state_set, complete, overtaken, truncated_bytes,
-                clock_problem
-            FROM failovers WHERE list_contains($1, "group") AND list_contains($2, master_epoch)""",
-            [row["group"] for row in rows], [row["master_epoch"] for row in rows],
-        )  # fmt: skip
-        stories = {tuple(row[name] for name in key): row for row in more}
-        return [row | stories.get(tuple(row[name] for name in key), {}) for row in rows]
+        return self.rows(f"SELECT * FROM changes {listed}")
 
     def truncations(self) -> tuple[int, int, list[Row]]:
         """(number, bytes, the largest of them)."""

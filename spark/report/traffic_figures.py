@@ -1,4 +1,4 @@
-"""Volumes, sizes, delays, queues and lags as pictures. Plain values in, a `Figure` out.
+"""Volumes, sizes, delays and lags as pictures. Plain values in, a `Figure` out.
 
 Free of Spark.
 """
@@ -12,9 +12,6 @@ from typing import Any, Final
 from batonmq.spark.report.page import Figure
 from batonmq.spark.report.plots import (
     GREY,
-    HEAT,
-    NOTHING,
-    ROW_PX,
     SERIES,
     amount_ticks,
     bars,
@@ -22,7 +19,6 @@ from batonmq.spark.report.plots import (
     named,
     number_axis,
     pointed_out,
-    row_axis,
     series_colour,
 )
 from batonmq.spark.report.quantities import (
@@ -34,7 +30,6 @@ from batonmq.spark.report.quantities import (
 )
 
 _BINS_PER_DECADE: Final = 8
-_COLUMNS_NAMED: Final = 20
 _DATE: Final = {"type": "date"}
 #: Lines that may hide each other: of those at one place the wide one is seen on both sides.
 _NESTED: Final[Sequence[dict[str, Any]]] = (
@@ -131,74 +126,6 @@ def percentiles_figure(
     axis = log_axis(title, low, max(high, low + 1), ticks, text) | {"fixedrange": True}
     layout = {"height": 280, "hovermode": "x unified", "xaxis": _DATE, "yaxis": axis}
     return Figure(data, layout)
-
-
-def queue_heat_figure(topics: Sequence[tuple[str, Sequence[tuple[str, int, float]]]]) -> Figure:
-    """Topics as rows, their queues as columns, coloured by times an even share.
-
-    `topics`: (name, [(queue, messages, times even)]). The scale ends at 3 times: hotter is as red.
-    """
-    columns = max(len(queues) for _, queues in topics)
-    z: list[list[float | None]] = []
-    texts: list[list[str]] = []
-    for name, queues in topics:
-        rest = columns - len(queues)
-        z.append([*(times for _, _, times in queues), *([None] * rest)])
-        texts.append(
-            [
-                f"<b>{plot_text(name)}</b><br>{plot_text(queue)}<br>{count_text(messages)} messages"
-                f"<br>{times:.2f} times an even share"
-                for queue, messages, times in queues
-            ]
-            + [""] * rest
-        )
-    hot = [[0.45, HEAT[0][1]], [0.7, HEAT[1][1]], [1, HEAT[3][1]]]
-    heat = {
-        "type": "heatmap", "name": "queues", "z": z, "text": texts, "hoverinfo": "text",
-        "x": list(range(columns)), "y": list(range(len(topics))), "hoverongaps": False,
-        "zmin": 0, "zmax": 3, "colorscale": [[0, "#5b6e7a"], [1 / 3, NOTHING], *hot],
-        "xgap": 2 if columns < 100 else 0, "ygap": 2,
-        "colorbar": {
-            "tickvals": [0, 1, 2, 3], "ticktext": ["none", "even", "2×", "3× or more"],
-            "thickness": 12, "outlinewidth": 0, "ypad": 0, "x": 1.01,
-        },
-    }  # fmt: skip
-    names = [name for name, _ in topics]
-    layout = {
-        "height": 110 + max(2, len(topics)) * ROW_PX, "dragmode": False,
-        "xaxis": number_axis(
-            "queues of the topic, over all brokers", fixedrange=True, showgrid=False,
-            tickformat=",d", showticklabels=columns > 1, range=[-0.5, columns - 0.5],
-            **({"dtick": 1} if columns <= _COLUMNS_NAMED else {}),
-        ),
-        "yaxis": row_axis(names, range=[len(topics) - 0.5, -0.5]),
-    }  # fmt: skip
-    return Figure([heat], layout)
-
-
-def lag_figure(rows: Sequence[tuple[str, str, int, int | None]]) -> Figure:
-    """Bars of messages behind; `rows`: (group, topic, lag, age of the oldest ms)."""
-    hover = [
-        f"<b>{plot_text(group)}</b> on {plot_text(topic)}<br>{count_text(lag)} messages behind"
-        f"<br>the oldest waits for {duration_text(age)}"
-        for group, topic, lag, age in rows
-    ]
-    labels = [
-        f" {count_text(lag)}" + (f", oldest {duration_text(age)}" if age is not None else "")
-        for _, _, lag, age in rows
-    ]
-    drawn = bars(
-        SERIES[1], hover, orientation="h", name="messages behind", width=0.6, text=labels,
-        x=[lag for _, _, lag, _ in rows], y=list(range(len(rows))), textposition="auto",
-        cliponaxis=False, insidetextfont={"color": "#10151a"},
-    )  # fmt: skip
-    ticks = amount_ticks((lag for _, _, lag, _ in rows), whole=True)
-    layout = {
-        "height": 80 + max(1, len(rows)) * ROW_PX, "dragmode": False,
-        "xaxis": number_axis("messages behind", showline=True, **ticks),
-        "yaxis": row_axis([f"{group} · {topic}" for group, topic, _, _ in rows]),
-    }  # fmt: skip
-    return Figure([drawn], layout)
 
 
 def lag_lines_figure(lines: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:

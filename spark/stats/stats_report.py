@@ -24,7 +24,6 @@ from batonmq.spark.report.quantities import (
 from batonmq.spark.steps.sql import Engine, dicts
 
 TOPICS_NAMED: Final = 7
-LAGS_DRAWN: Final = 20
 _BARS: Final = 240
 _POINTS: Final = (0.5, 0.95, 0.99)
 _BEHIND: Final = """
@@ -67,13 +66,6 @@ _TOTALS: Final = """
         CAST(sum(late) AS BIGINT) AS late
     FROM traffic t
 """
-_GRID: Final = """
-    SELECT h.* FROM hot h JOIN (
-        SELECT topic, max(whole) AS largest FROM hot GROUP BY topic
-        ORDER BY largest DESC, topic LIMIT 20
-    ) t ON h.topic = t.topic
-    ORDER BY h.whole DESC, h.topic, h.broker, h.queue_id LIMIT 2000
-"""
 _LAST: Final = """
     SELECT b.* FROM behind b WHERE b.at = (SELECT max(o.at) FROM behind o)
     ORDER BY CASE WHEN b.lag IS NULL THEN 1 ELSE 0 END, b.lag DESC, b.group, b.topic LIMIT 100
@@ -93,10 +85,6 @@ def stats_page(engine: Engine, summary: Mapping[str, Any]) -> str:
     (totals,) = rows(_TOTALS)
     order = "times_even DESC, messages DESC, topic, broker, queue_id"
     hottest = rows(f"SELECT * FROM hot ORDER BY {order} LIMIT 50")
-    heat = [
-        (topic, [(f"{r.broker}, queue {r.queue_id}", r.messages, r.times_even) for r in queues])
-        for topic, queues in groupby(rows(_GRID), key=lambda r: r.topic)
-    ]
     last = rows(_LAST)
     worst = {(row.group, row.topic) for row in [row for row in last if row.lag][:TOPICS_NAMED]}
     lines = rows("SELECT b.* FROM behind b ORDER BY b.at DESC LIMIT 100000") if worst else []
@@ -108,8 +96,7 @@ def stats_page(engine: Engine, summary: Mapping[str, Any]) -> str:
         "totals": totals, "topics": topics, "hottest": hottest, "lags": last,
         "peak": max(mine, key=lambda row: row.peak, default=None),
         "latest": max(mine, key=lambda row: row.delay_p99_ms or -1, default=None),
-        **_traffic(engine, totals, int(summary["bucket_ms"])), **_lags(last, lines),
-        "heat": figures.queue_heat_figure(heat) if heat else None,
+        **_traffic(engine, totals, int(summary["bucket_ms"])), "lag_lines": _lag_lines(lines),
     }  # fmt: skip
     return render("stats.html", facts)
 
@@ -192,14 +179,11 @@ def _traffic(engine: Engine, totals: Any, bucket_ms: int) -> dict[str, Any]:
     return drawn
 
 
-def _lags(last: Sequence[Any], lines: Sequence[Any]) -> dict[str, Any]:
-    behind = [(r.group, r.topic, r.lag, r.oldest_age_ms) for r in last if r.lag][:LAGS_DRAWN]
+def _lag_lines(rows: Sequence[Any]) -> Any:
+    """None with one snapshot alone."""
     by_name = {
-        f"{group} · {topic}": [(row.at, row.lag) for row in rows]
-        for (group, topic), rows in groupby(lines, key=lambda r: (r.group, r.topic))
+        f"{group} · {topic}": [(row.at, row.lag) for row in its]
+        for (group, topic), its in groupby(rows, key=lambda r: (r.group, r.topic))
     }
     several = any(len(points) > 1 for points in by_name.values())
-    return {
-        "lag": figures.lag_figure(behind) if behind else None,
-        "lag_lines": figures.lag_lines_figure(by_name) if several else None,
-    }
+    return figures.lag_lines_figure(by_name) if several else None

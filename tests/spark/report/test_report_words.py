@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from batonmq.spark.report import page
-from batonmq.spark.report.epoch_figures import distribution_figure, parts_figure
+from batonmq.spark.report.epoch_figures import parts_figure
 from batonmq.spark.report.page import Figure, render
 from batonmq.spark.report.plots import amount_ticks, folded, pointed_out, round_steps
 from batonmq.spark.report.quantities import (
@@ -21,7 +21,6 @@ from batonmq.spark.report.quantities import (
 from batonmq.spark.report.traffic_figures import (
     histogram_figure,
     percentiles_figure,
-    queue_heat_figure,
     rates_figure,
 )
 
@@ -96,7 +95,7 @@ def topics(**more):
     """The facts of a page on topics, with nothing in it but `more`."""
     nothing = (
         "bar_ms", "volumes", "bytes_figure", "sizes", "size_lines", "delays", "delay_lines",
-        "heat", "lag", "lag_lines", "peak", "latest",
+        "lag_lines", "peak", "latest",
     )  # fmt: skip
     totals = dict.fromkeys(("first_ms", "topics", "messages", "of_system", "bytes", "late"))
     return {
@@ -114,14 +113,13 @@ def test_nothing_from_data_becomes_markup():
     }  # fmt: skip
     facts = topics(
         hottest=[evil], lags=[evil], stores=[evil], version=EVIL, generated_at=EVIL,
-        heat=distribution_figure({EVIL: {3: 5}}, {EVIL: 10.0}),
-        lag=parts_figure([(EVIL, EVIL, {"elect_ms": 5}, 9, EVIL)]),
+        lag_lines=parts_figure([(EVIL, EVIL, {"elect_ms": 5}, 9, EVIL)]),
     )  # fmt: skip
     seen = Tags()
     seen.feed(render("stats.html", facts))
     scripts = [attrs for tag, attrs in seen.tags if tag == "script"]
-    assert [attrs.get("type") for attrs in scripts] == ["application/json"] * 2 + [None] * 2
-    assert seen.text.count(EVIL) >= 14
+    assert [attrs.get("type") for attrs in scripts] == ["application/json"] + [None] * 2
+    assert seen.text.count(EVIL) >= 12
     outside = [attrs for tag, attrs in seen.tags if "src" in attrs or tag in ("iframe", "object")]
     assert outside == []
     links = [attrs["href"] for _, attrs in seen.tags if "href" in attrs]
@@ -134,7 +132,20 @@ def test_tags_in_a_picture_are_shown_as_text():
 
 def test_a_number_that_json_has_not_makes_no_page():
     with pytest.raises(ValueError, match="JSON"):
-        render("stats.html", topics(heat=Figure([{"y": [float("nan")]}], {"height": 1})))
+        lags = [
+            {
+                "group": "g",
+                "topic": "t",
+                "lag": 1,
+                "oldest_age_ms": None,
+                "queues_behind": 1,
+                "queues": 1,
+            }
+        ]
+        render(
+            "stats.html",
+            topics(lags=lags, lag_lines=Figure([{"y": [float("nan")]}], {"height": 1})),
+        )
 
 
 def test_long_names_that_differ_at_one_end_stay_apart():
@@ -174,9 +185,6 @@ def test_ticks_of_small_amounts_are_neither_thousandths_nor_parts_of_a_message()
     assert amount_ticks([3, 12_000.0], whole=True)["tickformat"] == "~s"
     few = histogram_figure([(118, 1)], {}, "size", [64, 256], str).layout["yaxis"]
     assert (few["dtick"], few["tickformat"]) == (1, "d")
-    queues = [(f"queue {number}", 5, 1.0) for number in range(4)]
-    axis = queue_heat_figure([("T", queues)]).layout["xaxis"]
-    assert (axis["dtick"], axis["range"]) == (1, [-0.5, 3.5])
 
 
 def test_names_of_groups_in_a_sentence_are_escaped_once():

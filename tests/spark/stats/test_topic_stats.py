@@ -245,17 +245,14 @@ def test_the_report_is_drawn_and_stands_alone(done, tmp_path_factory):
             "sizes-over-time",
             "delays",
             "delays-over-time",
-            "queue-heat",
-            "lag",
             "lag-over-time",
         ]
-        for picture, number in (("messages", 4), ("bytes", 4), ("lag", 1)):
+        for picture, number in (("messages", 4), ("bytes", 4)):
             boxes = browser.boxes(f"#{picture} .plot .bars .point path")
             assert len(boxes) == number, picture
             assert all(width > 0 and height > 0 for width, height in boxes)
         for picture, number in (("delays-over-time", 3), ("lag-over-time", 1)):
             assert len(browser.boxes(f"#{picture} .plot .scatterlayer .js-line")) == number
-        assert browser.boxes("#queue-heat .plot .heatmaplayer image")
         text = browser.text()
         for said in (
             f"slow is 20 messages behind on {HOT}",
