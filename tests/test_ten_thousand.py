@@ -550,7 +550,7 @@ async def _pops(world: World) -> None:
     hold.more("T1", "g9")
     await in_slices(lambda: hold.next_ready() is not None)
     assert len(hold) == MANY - 1
-    await in_slices(lambda: bool(hold.expired(2 * MANY, 128)))
+    await in_slices(lambda: bool([*hold.expired(2 * MANY, 128)]))
 
 
 @situation("replies wait for their confirmation, are late, are refused")

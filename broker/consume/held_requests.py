@@ -78,18 +78,18 @@ class HeldRequests(Generic[H]):
         until[one] = None
         self._size += 1
 
-    def expired(self, now_ms: int, limit: int) -> list[H]:
-        """Takes out up to `limit` expired requests, oldest deadline first. `is_late` says whether
-        there are more."""
-        late: list[H] = []
+    def expired(self, now_ms: int, limit: int) -> Iterator[H]:
+        """Takes out up to `limit` expired requests, oldest deadline first, each when it is asked
+        for. `is_late` says whether there are more."""
         for _ in range(4 * limit):  # some deadlines have no request any more
-            if len(late) == limit or not self.is_late(now_ms):
+            if not limit or not self.is_late(now_ms):
                 break
-            until = self._until[self._deadlines[0]]
-            late += self._removed(list(islice(until, limit - len(late))))
-            if not until:
+            if until := self._until[self._deadlines[0]]:
+                for one in self._removed(islice(until, limit)):
+                    limit -= 1
+                    yield one
+            else:
                 del self._until[heapq.heappop(self._deadlines)]
-        return late
 
     def is_late(self, now_ms: int) -> bool:
         """Whether `expired` has something to do."""
@@ -105,12 +105,12 @@ class HeldRequests(Generic[H]):
     def take(self, limit: int) -> list[H]:
         """Takes out up to `limit` requests, when the broker's role changes."""
         every = (one for waiting in self._by_owner.values() for one in waiting)
-        return self._removed(list(islice(every, limit)))
+        return list(self._removed(islice(every, limit)))
 
-    def _removed(self, ones: list[H]) -> list[H]:
-        for one in ones:
+    def _removed(self, ones: Iterator[H]) -> Iterator[H]:
+        for one in list(ones):
             self._remove(one)
-        return ones
+            yield one
 
     def _remove(self, one: H) -> None:
         self._size -= 1
@@ -150,14 +150,12 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
 
     def arrived(
         self, topic: str, queue_id: int, max_offset: int, limit: int | None = None
-    ) -> list[HeldPull[P]]:
-        """Takes out up to `limit` pulls of a queue whose offset is below `max_offset`."""
-        queues = self._by_topic.get(topic)
-        waiting = queues.get(queue_id) if queues else None
-        if not waiting:
-            return []
+    ) -> Iterator[HeldPull[P]]:
+        """Takes out up to `limit` pulls of a queue whose offset is below `max_offset`, each when it
+        is asked for."""
+        waiting = self._by_topic.get(topic, {}).get(queue_id, {})
         reached = (held for held in waiting if held.offset < max_offset)
-        return self._removed(list(islice(reached, limit)))
+        return self._removed(islice(reached, limit))
 
     def _link(self, one: HeldPull[P]) -> None:
         self._by_topic.setdefault(one.topic, {}).setdefault(one.queue_id, {})[one] = None

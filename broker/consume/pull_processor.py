@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,6 +48,7 @@ from batonmq.remoting.headers import (
     refusal,
     refusal_of,
 )
+from batonmq.remoting.intake import SLICE_BYTES
 from batonmq.runtime.turns import for_each
 from batonmq.store.reader import GetMessageResult, GetMessageStatus
 
@@ -118,7 +119,7 @@ class PullProcessor:
         self._waking: dict[tuple[str, int], _WakeRound] = {}
         self._next_sweep_ms = 0
         self._to_sweep: list[tuple[str, int]] = []
-        self.messages_total = self.found_total = self.missed_total = 0
+        self.messages_total = self.found_total = self.missed_total = self._answered_bytes = 0
         """Messages read; reads that found some; reads that found none."""
         self.longest_read_ms = 0
         self.pulled: dict[tuple[str, str, int], int] = {}
@@ -224,15 +225,19 @@ class PullProcessor:
             return
         # R58: thousands of consumers may wait for one queue: the rest is answered in later turns.
         woken = self._hold.arrived(topic, queue_id, max_offset, _SLICE)
-        self._answer_or_hold_all(woken, may_hold=True)
-        if len(woken) == _SLICE < waiting:
-            self._waking[queue] = _WakeRound(max_offset, waiting - _SLICE)
+        looked_at = self._answer_or_hold_all(woken, may_hold=True)
+        if 0 < looked_at < waiting:
+            self._waking[queue] = _WakeRound(max_offset, waiting - looked_at)
             if len(self._waking) == 1:
                 asyncio.get_running_loop().call_soon(self._wake_more)
 
-    def _answer_or_hold_all(self, waited: list[HeldPull[Pull]], *, may_hold: bool) -> None:
-        """Answers pulls or holds them again. An error of one does not stop the others."""
+    def _answer_or_hold_all(self, waited: Iterator[HeldPull[Pull]], *, may_hold: bool) -> int:
+        """Answers pulls or holds them again, up to SLICE_BYTES of messages; returns how many. An
+        error of one does not stop the others."""
+        # R58: each answer is a copy, and one message of 4 MiB may wake all of them.
+        count, end = 0, self._answered_bytes + SLICE_BYTES
         for held in waited:
+            count += 1
             try:
                 self._answer_or_hold(held.pull, held.offset, held.deadline_ms, may_hold, True)
             except Exception as error:
@@ -241,16 +246,18 @@ class PullProcessor:
                 held.pull.channel.write(
                     refusal(held.pull.opaque, ResponseCode.SYSTEM_ERROR, remark)
                 )
+            if self._answered_bytes >= end:
+                break
+        return count
 
     def _wake_more(self) -> None:
         queue, running = next(iter(self._waking.items()))
-        limit = min(_SLICE, running.left)
-        running.left -= limit
-        woken = self._hold.arrived(*queue, running.max_offset, limit)
-        self._answer_or_hold_all(woken, may_hold=True)
+        woken = self._hold.arrived(*queue, running.max_offset, min(_SLICE, running.left))
+        looked_at = self._answer_or_hold_all(woken, may_hold=True)
         # At most as many as waited when the round began: pulls that are held again, since nothing
         # matched, must not keep it running.
-        if len(woken) < limit or not running.left:
+        running.left -= looked_at
+        if not looked_at or not running.left:
             del self._waking[queue]
             if running.then_to:
                 waiting = self._hold.waiting(*queue)
@@ -361,6 +368,7 @@ class PullProcessor:
         code = self._code(pull, offset, result)
         if code == ResponseCode.SUCCESS:
             self.messages_total += result.message_count
+            self._answered_bytes += result.size
             place = pull.group.group_name, topic, queue_id
             self.pulled[place] = result.next_begin_offset
             self._stats.got(topic, pull.group.group_name, result.message_count, result.size)

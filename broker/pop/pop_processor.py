@@ -32,11 +32,12 @@ from batonmq.protocol.pop import (
 )
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.intake import SLICE_BYTES
 
 log = logging.getLogger(__name__)
 
 SLICE: Final = 64
-"""Woken or expired requests per turn of the loop."""
+"""Woken or expired requests per turn of the loop; fewer where they get SLICE_BYTES together."""
 
 
 class PopProcessor:
@@ -59,6 +60,7 @@ class PopProcessor:
         self._hold = PopHold()
         self._next_slice: asyncio.Handle | None = None
         self.messages_total = 0
+        self._given_bytes = 0
         service.read_again = self.read_again
 
     def register(self, processors: Processors) -> None:
@@ -201,6 +203,7 @@ class PopProcessor:
             body=b"".join(part.body for part in walk.parts),
         )
         self.messages_total += walk.count
+        self._given_bytes += walk.size
         for part in walk.parts:
             group, topic, _ = part.key
             self._path.stats.got(topic, group, len(part.offsets), len(part.body))
@@ -272,12 +275,15 @@ class PopProcessor:
 
     def _run_slice(self) -> None:
         self._next_slice = None
-        # R58: one message may wake thousands of requests.
+        end = self._given_bytes + SLICE_BYTES
+        # R58: one message may wake thousands of requests, and each answer is a copy.
         for _ in range(SLICE):
             one = self._hold.next_ready()
             if one is None:
                 return
             self._again(one)
+            if self._given_bytes >= end:
+                break
         self._run_soon()
 
     def _again(self, one: HeldPop) -> None:
@@ -295,6 +301,7 @@ class PopProcessor:
 
     def tick(self, now_ms: int) -> bool:
         """Answers a slice of the expired requests; returns whether there may be more."""
+        end = self._given_bytes + SLICE_BYTES
         for one in self._hold.expired(now_ms, SLICE):
             # As in Java they look once more: what blocks others may be of their own attempt. A
             # client long past its deadline waits no longer: it would not see the messages.
@@ -302,6 +309,8 @@ class PopProcessor:
                 self._time_out(cast(PopRequest, one))
             else:
                 self._again(one)
+            if self._given_bytes >= end:
+                break
         return self._hold.is_late(now_ms)
 
     def disconnected(self, connection: Connection) -> None:

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 from lone_broker import until
 
+from batonmq.broker.consume import pull_processor
 from batonmq.broker.consume.held_requests import PullHold
 from batonmq.broker.consume.pull_processor import _SLICE, SUSPEND_MAX_MS
 from batonmq.broker.tables.offset_resets import OffsetReset
@@ -59,6 +60,23 @@ async def test_a_pull_that_fails_keeps_no_other_one_waiting(rig):
         replies = await asyncio.gather(*waits)
         assert sorted(reply.code for reply in replies) == [0] * (MANY - 2) + [1, 1]
         assert rig.service.pull._waking == {}
+
+
+async def test_r58_a_turn_copies_a_large_message_for_a_few_pulls(rig, monkeypatch):
+    """One message of 4 MiB could otherwise cost 512 MiB in one turn."""
+    monkeypatch.setattr(pull_processor, "SLICE_BYTES", 3000)
+    pull, counts = rig.service.pull, []
+    answer_all = pull._answer_or_hold_all
+
+    def noted(*args, **named):
+        counts.append(answer_all(*args, **named))
+        return counts[-1]
+
+    pull._answer_or_hold_all = noted
+    async with held(rig) as (waits, _):
+        await rig.send(body=b"x" * 1000)
+        assert all(reply.code == 0 for reply in await asyncio.gather(*waits))
+    assert max(counts) == 3 and sum(counts) == MANY
 
 
 async def test_the_sweep_looks_at_every_queue_some_in_a_turn(rig):

@@ -10,6 +10,7 @@ import test_pop as pops
 from lone_broker import Rig, end_of, expire_all_but_last, lone_broker, send_header, until
 from test_pop import clock as clock
 
+from batonmq.broker.pop import pop_processor
 from batonmq.broker.pop.pop_processor import PopProcessor
 from batonmq.broker.pop.pop_table import Acked, Popped, PopRecord, PopTable, PutOff
 from batonmq.protocol.bodies import SetMessageRequestModeRequestBody
@@ -199,6 +200,31 @@ async def test_a_held_orderly_pop_gets_a_postponed_message_in_its_time(rig, cloc
         assert (await pops.ack(rig, handles[at])).code == 0
     clock.now_ms += 10_200
     assert pops.bodies(await waits)[0] == b"1"
+
+
+async def test_r58_a_turn_copies_a_large_message_for_a_few_pops(rig, clock, monkeypatch):
+    monkeypatch.setattr(pop_processor, "SLICE_BYTES", 3000)
+    await rig.send("T", b"first")
+    for number in range(9):
+        await pops.pop(rig, consumerGroup=f"g{number}")
+    wait = {"pollTime": 30_000, "bornTime": clock.now_ms}
+    waits = [
+        asyncio.ensure_future(pops.pop(rig, consumerGroup=f"g{number}", **wait))
+        for number in range(9)
+    ]
+    pop, given = rig.service.pop, []
+    await until(lambda: pop.held == 9)
+    run_slice = pop._run_slice
+
+    def noted():
+        before = pop.messages_total
+        run_slice()
+        given.append(pop.messages_total - before)
+
+    pop._run_slice = noted
+    await rig.send("T", b"x" * 1000)
+    assert all(reply.code == 0 for reply in await asyncio.gather(*waits))
+    assert max(given) == 3 and sum(given) == 9
 
 
 async def test_a_reset_clears_the_block_of_an_orderly_pop(rig, clock):

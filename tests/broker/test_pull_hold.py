@@ -1,6 +1,7 @@
 """PullHold: held pulls wake for their message, at their deadline, or never."""
 
 import weakref
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ def held(name: str, *, queue: int = 0, offset: int = 0, deadline: int = 100, own
     return HeldPull("T", queue, deadline, owner, offset, name)
 
 
-def names(items: list[HeldPull[str]]) -> list[str]:
+def names(items: Iterable[HeldPull[str]]) -> list[str]:
     return [item.pull for item in items]
 
 
@@ -37,7 +38,7 @@ def test_deadlines_in_order_and_each_pull_answered_once(hold):
         hold.hold(item)
     assert names(hold.expired(20, 9)) == ["soon", "next"]
     assert names(hold.arrived("T", 0, 1)) == ["late"]
-    assert hold.expired(1000, 9) == [] and len(hold) == 0
+    assert not names(hold.expired(1000, 9)) and len(hold) == 0
 
 
 def test_r58_pulls_that_wait_are_bounded_in_number_and_tags(hold, monkeypatch):
@@ -83,13 +84,13 @@ def test_pulls_expire_in_slices_and_leave_with_their_owner_at_any_number(hold):
         hold.hold(held(str(number), owner=number, deadline=number))
     with counted_turns() as turns:
         turns.run(lambda: [hold.drop_owner(number) for number in range(100)])
-        turns.run(lambda: hold.expired(20_000, 128))
+        turns.run(lambda: list(hold.expired(20_000, 128)))
         assert names(hold.expired(230, 9)) == ["228", "229", "230"]
-        hold.arrived("T", 0, 1)
-        turns.run(lambda: hold.expired(20_000, 128))
+        assert names(hold.arrived("T", 0, 1))
+        turns.run(lambda: list(hold.expired(20_000, 128)))
     assert turns.lines < 8 * 128 * 8 and len(hold) == 0
     while hold.is_late(0):
-        assert hold.expired(0, 128) == []
+        assert not list(hold.expired(0, 128))
 
 
 def test_r58_a_closed_connection_is_not_kept_until_the_deadline_of_its_pull(hold):
@@ -109,7 +110,7 @@ def test_r58_a_closed_connection_is_not_kept_until_the_deadline_of_its_pull(hold
 def test_pulls_that_were_woken_leave_no_deadline_behind(hold):
     for number in range(20):
         hold.hold(held(f"{number}", deadline=60_000))
-    assert len(hold.arrived("T", 0, 1)) == 20
+    assert len(names(hold.arrived("T", 0, 1))) == 20
     while hold.is_late(0):
-        assert hold.expired(0, 1) == []
+        assert not list(hold.expired(0, 1))
     assert not hold._deadlines
