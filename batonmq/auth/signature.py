@@ -48,15 +48,22 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 class SigningKey:
     """A secret, prepared: the two blocks with which every HMAC begins are hashed once."""
 
-    __slots__ = ("_inner", "_outer")
+    __slots__ = ("_inner", "_outer", "_secret")
 
     def __init__(self, secret: str) -> None:
+        self._secret = secret
         key = secret.encode()
         if len(key) > 64:
             key = sha1(key, usedforsecurity=False).digest()
         key = key.ljust(64, b"\0")
         self._inner = sha1(bytes(byte ^ 0x36 for byte in key), usedforsecurity=False)
         self._outer = sha1(bytes(byte ^ 0x5C for byte in key), usedforsecurity=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SigningKey) and self._secret == other._secret
+
+    def __hash__(self) -> int:
+        return hash(self._secret)
 
     def sign(self, fields: Mapping[str, str], body: bytes, skipped: frozenset[str]) -> str:
         """The signature over all fields but `skipped`."""

@@ -29,6 +29,10 @@ from batonmq.runtime.tls import Tls
 
 log = logging.getLogger(__name__)
 
+NOTICES_MAX = 1024
+"""Connections to members that are told of a change, and attempts to connect; others find out by
+polling."""
+
 
 class NamesrvService:
     """`await start()`, then `await close()`. `port` is the one bound.
@@ -127,7 +131,10 @@ class NamesrvService:
 
     def _notify(self, change: MinIdChange) -> None:
         for address in change.to:
-            self._notices.spawn(self._send_notice(address, change))
+            known = self._client.live_connection(address) is not None
+            # R58: any host can register any addresses.
+            if known or len(self._notices) + len(self._client.connections) < NOTICES_MAX:
+                self._notices.spawn(self._send_notice(address, change))
 
     async def _send_notice(self, address: str, change: MinIdChange) -> None:
         """Sends NOTIFY_MIN_BROKER_ID_CHANGE (905). A broker that misses it finds out by polling."""

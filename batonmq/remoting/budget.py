@@ -25,6 +25,7 @@ WOKEN_AT_ONCE: Final = 2
 """Waiting handlers that continue in one turn; how long they will take is unknown."""
 
 MEMORY_MAX: Final = 256 * 1024 * 1024
+UNREAD_MAX: Final = 2 * MEMORY_MAX  # of answers that peers do not read
 PEER_MEMORY_MAX: Final = 128 * 1024 * 1024  # of one host, so that it cannot take everything
 CONNECTIONS_MAX: Final = 16_384  # of one endpoint
 _SHARE: Final = 5 / 8
@@ -231,6 +232,19 @@ class Holder(Protocol):
     def peer_host(self) -> str: ...
     def memory_came(self) -> None: ...
     def abort(self, reason: str) -> None: ...
+
+
+class UnreadAnswers(Crowd[Holder]):
+    """The bytes of answers that wait in the transports of an endpoint, since peers do not read."""
+
+    def note(self, holder: Holder, size: int) -> bool:
+        """`size` bytes wait for `holder`; returns whether it must go unless it reads."""
+        self.hold(holder, holder.peer_host + ":", size)
+        # In the second after which it is seen that peers read nothing, thousands of them can ask
+        # for more than there is memory.
+        if self.taken > UNREAD_MAX and (loser := self.take_one()) is not None:
+            loser.abort("too many answers wait, and its host reads the least")
+        return self.taken > MEMORY_MAX
 
 
 class MemoryBudget:

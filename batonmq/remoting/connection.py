@@ -22,7 +22,7 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
     ResponseError,
 )
-from batonmq.remoting.budget import MEMORY_MAX, TURN_S, MemoryBudget, Paced, Places, TurnBudget
+from batonmq.remoting.budget import TURN_S, MemoryBudget, Paced, Places, TurnBudget, UnreadAnswers
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
     SHORT_HEADER,
@@ -148,7 +148,7 @@ class RequestDispatcher:
         self.receive_buffer = receive_buffer()
         self.turn = TurnBudget(loop)
         self.memory = MemoryBudget(loop)
-        self.unread_bytes = 0  # of answers, in all transports
+        self.unread = UnreadAnswers()
         self.places = Places()
         self._loop = loop
         self._processors = processors
@@ -561,17 +561,15 @@ class Connection(asyncio.BufferedProtocol):
         for all peers, it must have read something since the last look."""
         size = self._transport.get_write_buffer_size() if self._transport is not None else 0
         has_read = size < self._unread_bytes or self._stall_timer is None
-        is_late = self._dispatcher.unread_bytes > MEMORY_MAX and not has_read
-        self._dispatcher.unread_bytes += size - self._unread_bytes
         self._unread_bytes = size
+        is_late = self._dispatcher.unread.note(self.intake, size) and not has_read
         if is_late or self._loop.time() >= self._stall_end_s:
             self.abort(f"peer has not read {size} bytes in time")
-        else:
+        elif not self.closed:
             self._stall_timer = self._loop.call_later(UNREAD_S, self._count_unread)
 
     def _stop_counting(self) -> None:
-        self._dispatcher.unread_bytes -= self._unread_bytes
-        self._unread_bytes = 0
+        self._dispatcher.unread.remove(self.intake)
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None

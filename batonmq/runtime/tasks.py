@@ -20,6 +20,9 @@ class Tasks:
         # The loop has only weak references: without these a task could be garbage-collected.
         self._running: set[asyncio.Task[Any]] = set()
 
+    def __len__(self) -> int:
+        return len(self._running)
+
     def spawn(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._running.add(task)

@@ -30,6 +30,7 @@ from batonmq.protocol.pop import (
     order_count_info,
     start_offset_info,
 )
+from batonmq.remoting.budget import MEMORY_MAX
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.intake import SLICE_BYTES
@@ -60,7 +61,7 @@ class PopProcessor:
         self._hold = PopHold()
         self._next_slice: asyncio.Handle | None = None
         self.messages_total = 0
-        self._given_bytes = 0
+        self._given_bytes = self._confirmed_bytes = 0
         service.read_again = self.read_again
 
     def register(self, processors: Processors) -> None:
@@ -129,8 +130,14 @@ class PopProcessor:
             self._wait(pop, woken=False)
 
     def _may_read(self) -> bool:
-        """False during a planned switch, or while a new master still reads what is in flight."""
-        return self._service.is_loaded and not self._path.hold.active
+        """False during a planned switch, while a new master still reads what is in flight, or while
+        too much waits for its confirmation."""
+        return self._service.is_loaded and not self._path.hold.active and not self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        """R58: answers are in memory until their record is confirmed, which may take seconds."""
+        return self._given_bytes - self._confirmed_bytes >= MEMORY_MAX
 
     def _continue(self, pop: PopRequest, walk: Walk, *, woken: bool) -> None:
         """Reads some more queues, then answers, continues in the next turn, or holds the
@@ -209,6 +216,10 @@ class PopProcessor:
             self._path.stats.got(topic, group, len(part.offsets), len(part.body))
 
         def outcome(code: int, remark: str) -> None:
+            was_full = self._is_full
+            self._confirmed_bytes += walk.size
+            if was_full and not self._is_full:
+                self.read_again(None)
             for part, one in taken:
                 positions.confirmed(part.key, one, part.next_offset, ok=code == 0)
             if code:

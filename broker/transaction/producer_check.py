@@ -16,7 +16,7 @@ from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.message_id import encode_offset_msg_id
 from batonmq.protocol.records.codec import NewMessage, encode_record
-from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
+from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, TRANS_HALF_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 from batonmq.store.appender import PutResult
@@ -24,7 +24,8 @@ from batonmq.store.appender import PutResult
 log = logging.getLogger(__name__)
 
 SENDERS_MAX: Final = 10_000
-"""Groups of which the last sender is known: senders choose the names (R58)."""
+"""Groups of which the last sender is known: senders choose the names, and a name that no heartbeat
+may have is not kept (R58)."""
 
 
 class ProducerCheck:
@@ -41,6 +42,8 @@ class ProducerCheck:
         clients.producer_came = lambda group: self.came(group)
 
     def sent_half(self, group: str, channel: Connection) -> None:
+        if len(group) > CLIENT_ID_LENGTH_MAX:
+            return
         if group not in self._senders and len(self._senders) >= SENDERS_MAX:
             del self._senders[next(iter(self._senders))]
         # Not at each send: halves of the group that wait become due.

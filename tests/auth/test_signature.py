@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.given import credentials_in, credentials_of, environment_of
 from batonmq.auth.guard import Guard
+from batonmq.auth.policy import User
 from batonmq.auth.signature import (
     CallSignature,
     Credentials,
@@ -363,12 +364,13 @@ def test_the_nodes_have_their_secret_in_the_settings_or_in_one_file(tmp_path: Pa
         _auth(both)
 
 
-@pytest.mark.parametrize("name", ["node", "nobody"])
-def test_a_refused_grpc_call_costs_the_same_whether_its_user_exists(
+@pytest.mark.parametrize("name", ["node", "nobody", "everywhere"])
+def test_r58_a_refused_grpc_call_costs_the_same_whether_its_user_exists(
     name: str, tmp_path: Path
 ) -> None:
     guard = Guard(_auth('{"accessKey":"node","secretKey":"s"}'), "c", tmp_path / "audit.log")
-    guard.book("group", "c").replace({})
+    for group in "abc":
+        guard.book(group, "c").replace({"everywhere": User(username="everywhere", password="s")})
     call = Signer(Credentials(access_key=name, secret_key="guess")).call_metadata(0)
     with (
         patch.object(SigningKey, "_of", autospec=True, side_effect=SigningKey._of) as hashed,

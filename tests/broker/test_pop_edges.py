@@ -7,7 +7,16 @@ from unittest.mock import Mock
 
 import pytest
 import test_pop as pops
-from lone_broker import Rig, end_of, expire_all_but_last, lone_broker, send_header, until
+from lone_broker import (
+    HeldConfirms,
+    Rig,
+    end_of,
+    expire_all_but_last,
+    lone_broker,
+    make_group,
+    send_header,
+    until,
+)
 from test_pop import clock as clock
 
 from batonmq.broker.pop import pop_processor
@@ -225,6 +234,23 @@ async def test_r58_a_turn_copies_a_large_message_for_a_few_pops(rig, clock, monk
     await rig.send("T", b"x" * 1000)
     assert all(reply.code == 0 for reply in await asyncio.gather(*waits))
     assert max(given) == 3 and sum(given) == 9
+
+
+async def test_r58_pops_wait_while_too_much_is_not_confirmed(rig, clock, monkeypatch):
+    """What they take is in memory until then."""
+    monkeypatch.setattr(pop_processor, "MEMORY_MAX", 1000)
+    await rig.send("T", b"x" * 1000)
+    for group in "ab":
+        await make_group(rig, group)
+    held = HeldConfirms(rig.service.path)
+    wait = {"pollTime": 30_000, "bornTime": clock.now_ms}
+    first = asyncio.ensure_future(pops.pop(rig, consumerGroup="a", **wait))
+    pop = rig.service.pop
+    await until(lambda: pop.messages_total == 1)
+    second = asyncio.ensure_future(pops.pop(rig, consumerGroup="b", **wait))
+    await until(lambda: pop.held == 1)
+    held.release()
+    assert (await first).code == (await second).code == 0
 
 
 async def test_a_reset_clears_the_block_of_an_orderly_pop(rig, clock):

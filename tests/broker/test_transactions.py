@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from lone_broker import (
@@ -22,6 +23,7 @@ from lone_broker import (
 
 from batonmq.broker.tables.offset_clamp import OffsetClamp
 from batonmq.broker.transaction import transaction_service
+from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_records import (
     checked_once_more,
     committed,
@@ -238,6 +240,14 @@ class Asked:
         request = RemotingCommand.request(34, {}, data.encode())
         reply = await self.client.invoke(self.rig.service.address, request, 5000)
         assert reply.code == 0
+
+
+def test_r58_no_longer_name_of_a_producer_group_is_kept_than_a_heartbeat_may_have():
+    """10,000 names of 160 KiB would take 1.6 GB."""
+    check, channel = ProducerCheck(Mock(next_producer=lambda _: None), "a", b""), Mock(closed=False)
+    for length, known in ((1024, channel), (1025, None)):
+        check.sent_half("g" * length, channel)
+        assert check.channel("g" * length, "T") is known
 
 
 async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path, clock):

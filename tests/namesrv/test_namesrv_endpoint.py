@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from batonmq.controller.config import ControllerConfig
+from batonmq.namesrv import service as namesrv_service
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.endpoint import NamesrvEndpoint
 from batonmq.namesrv.kv_config import KVConfig
@@ -23,6 +24,7 @@ from batonmq.namesrv.state import (
     FORGOTTEN_AT_ONCE,
     LIVENESS_DEFAULT_MS,
     PERMS_AT_ONCE,
+    MinIdChange,
     RegisterOutcome,
     RouteInfoManager,
 )
@@ -50,6 +52,7 @@ from tests.protocol.compressed_body import compressed as compressed_form
 from tests.shared.failing_disk import failing
 from tests.shared.ports import free_ports
 from tests.shared.turns import Turns, counted_turns
+from tests.shared.waiting import until
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MASTER = "127.0.0.1:30911"
@@ -780,3 +783,20 @@ async def test_r58_many_topics_are_listed_in_turns() -> None:
             reply = await ask(RemotingCommand.request(0, {"cluster": cluster}), desk.connection)
         assert reply.body == TopicList(topic_list=list(topics)).encode()
         assert turns.lines < 200 and turns.count > len(WIDE) / LISTED_AT_ONCE
+
+
+async def test_r58_addresses_that_a_stranger_registered_are_dialled_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise they would take all descriptors of the name server."""
+    monkeypatch.setattr(namesrv_service, "NOTICES_MAX", 2)
+    async with name_server() as scene:
+        service = scene.service
+        listens = f"127.0.0.1:{service.port}"
+        change = MinIdChange("broker-a", 0, MASTER, (listens, MASTER, "127.0.0.1:30912"))
+        service._notify(change)
+        assert len(service._notices) == 2
+        await until(lambda: not len(service._notices))
+        assert service._client.live_connection(listens) is not None
+        service._notify(change)
+        assert len(service._notices) == 1, "who has a connection is told"

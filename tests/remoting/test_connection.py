@@ -15,6 +15,7 @@ from batonmq.protocol.errors import (
 )
 from batonmq.remoting import connection as connection_module
 from batonmq.remoting import intake
+from batonmq.remoting.budget import MEMORY_MAX, UNREAD_MAX
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -250,7 +251,8 @@ def test_a_peer_that_never_reads_is_dropped(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    ("left", "others", "is_ended"), [(100, 1 << 30, True), (99, 1 << 30, False), (100, 0, False)]
+    ("left", "others", "is_ended"),
+    [(100, MEMORY_MAX, True), (99, MEMORY_MAX, False), (100, 0, False)],
 )
 def test_r58_while_answers_take_too_much_memory_a_peer_that_reads_nothing_is_dropped(
     left: int, others: int, is_ended: bool
@@ -259,13 +261,26 @@ def test_r58_while_answers_take_too_much_memory_a_peer_that_reads_nothing_is_dro
     link = Link()
     link.transport.unread_bytes = 100
     link.connection.pause_writing()
-    assert link.dispatcher.unread_bytes == 100
-    link.dispatcher.unread_bytes += others
+    assert link.dispatcher.unread.taken == 100
+    link.dispatcher.unread.note(Link().connection.intake, others)
     link.transport.unread_bytes = left
     link.loop.advance(connection_module.UNREAD_S)
     assert (link.transport.ended == "aborted") is is_ended
     link.connection.resume_writing()
-    assert link.dispatcher.unread_bytes == others and not link.loop.live_timers
+    assert link.dispatcher.unread.taken == others and not link.loop.live_timers
+
+
+def test_r58_the_host_that_reads_the_least_loses_its_oldest_connection_at_once() -> None:
+    """Thousands of connections need less than a second to take all memory."""
+    link, other, oldest, newer = links = [Link() for _ in range(4)]
+    sizes = ("1", other, 100), ("2", oldest, 60), ("2", newer, UNREAD_MAX - 250)
+    for host, held, size in sizes:
+        held.connection.intake.peer_host = host
+        link.dispatcher.unread.note(held.connection.intake, size)
+    link.transport.unread_bytes = 100
+    link.connection.pause_writing()
+    assert [each for each in links if each.transport.ended] == [oldest]
+    assert link.dispatcher.unread.taken == UNREAD_MAX - 50
 
 
 def test_the_backlog_of_a_peer_that_does_not_read_is_bounded(

@@ -25,7 +25,7 @@ from batonmq.client.instance.connections import ClientOptions
 from batonmq.protocol.bodies import TAG, SubscriptionData
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import RemoteProtocolError, ResponseError
-from batonmq.protocol.message import MessageExt
+from batonmq.protocol.message import INFLATED_BODY_SIZE_MAX, MessageExt
 from batonmq.protocol.pop import ANY_QUEUE, NORMAL, PopHandle, parse_offset_info
 from batonmq.protocol.properties import POP_CK
 from batonmq.protocol.records.codec import decode_records
@@ -79,7 +79,8 @@ class PopConsumer(Receiver):
         timeout_ms: int = 15_000,
     ) -> list[MessageExt]:
         """Receives up to `max_messages` (at most 32) messages of a subscribed topic, in any order
-        between queues; empty after the timeout. No other member gets them for `invisible_ms`."""
+        between queues; empty after the timeout. No other member gets them for `invisible_ms`. Of
+        compressed ones with more than 128 MiB together the rest comes after that time."""
         self._check_running()
         check_number("max_messages", max_messages, 1)
         check_number("invisible_ms", invisible_ms, 1)
@@ -239,7 +240,11 @@ def _with_handles(reply: RemotingCommand, topic: str, broker_name: str) -> list[
         revive_qid = int(ext["reviveQid"])
     except (CorruptRecord, KeyError, ValueError) as error:
         raise RemoteProtocolError(f"the answer of a POP cannot be read: {error}") from error
-    for message in messages:
+    size = 0
+    for count, message in enumerate(messages):
+        # R58: each of 32 small messages may inflate to 128 MiB. The rest comes with a later POP.
+        if size > INFLATED_BODY_SIZE_MAX:
+            return messages[:count]
         if POP_CK not in message.properties:
             start = starts.get((NORMAL, message.queue_id), [message.queue_offset])[0]
             message.properties[POP_CK] = PopHandle(
@@ -253,5 +258,6 @@ def _with_handles(reply: RemotingCommand, topic: str, broker_name: str) -> list[
                 message.queue_offset,
             ).encode()
         for_reader(message, broker_name)
+        size += len(message.body)
         message.topic = topic
     return messages
