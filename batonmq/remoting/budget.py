@@ -248,9 +248,9 @@ class UnreadAnswers(Crowd[Holder]):
 
 
 class MemoryBudget:
-    """The memory of an endpoint's connections for incomplete frames. Beyond the budget only the
-    oldest frame is read on, so frames complete one after the other. If it does not progress, its
-    connection ends."""
+    """The memory of an endpoint's connections for incomplete frames, and for requests whose
+    handlers run. Beyond the budget only the oldest frame is read on, so frames complete one after
+    the other. If it does not progress, its connection ends."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class MemoryBudget:
             # Only if others wait for its memory.
             if is_full or holder.peer_host in waiting_hosts:
                 holder.abort(
-                    f"a frame of which {size} bytes came in {STALE_S:.0f} s: memory is short"
+                    f"{size} bytes of requests are not done in {STALE_S:.0f} s: memory is short"
                 )
                 break
         for holder in list(self._waiting):

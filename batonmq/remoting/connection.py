@@ -172,7 +172,7 @@ class RequestDispatcher:
             return
         # Decoded only here, since most hot-path handlers are done by now.
         if later is not None:
-            self._run(connection, decode_frame(header, b"", serialize_type), later)
+            self._run(connection, decode_frame(header, b"", serialize_type), later, len(body))
 
     def request(self, connection: "Connection", cmd: RemotingCommand) -> None:
         handler = self._processors.handlers.get(cmd.code, self._processors.default_handler)
@@ -186,18 +186,19 @@ class RequestDispatcher:
         if isinstance(result, RemotingCommand):
             connection.reply(cmd, result)
             return
-        self._run(connection, cmd, result)
+        self._run(connection, cmd, result, len(cmd.body))
 
     def _run(
-        self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response]
+        self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response], size: int
     ) -> None:
         if asyncio.iscoroutine(result):
             result = Paced(self.turn, result)
         task = self._loop.create_task(self._answer_later(connection, cmd, result))
         self.tasks.add(task)
-        connection.intake.running += 1
+        connection.intake.handler_began(size)
         # Counted down by a callback: the task may be cancelled before its first step.
-        task.add_done_callback(lambda done: self._answered(done, connection, result))
+        task.add_done_callback(lambda done: self._answered(done, result))
+        task.add_done_callback(lambda _: connection.intake.handler_ended(size))
 
     async def _answer_later(
         self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response]
@@ -223,11 +224,8 @@ class RequestDispatcher:
             self.refused[cmd.code, int(code)] += 1
         connection.reply(cmd, RemotingCommand.refusal_of(cmd, code, remark))
 
-    def _answered(
-        self, task: asyncio.Task[None], connection: "Connection", result: Awaitable[Response]
-    ) -> None:
+    def _answered(self, task: asyncio.Task[None], result: Awaitable[Response]) -> None:
         self.tasks.discard(task)
-        connection.intake.handler_ended()
         if task.cancelled() and isinstance(result, Paced):
             # Cancelled before its first step: close the handler's coroutine, which was never
             # awaited.

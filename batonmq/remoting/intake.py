@@ -28,7 +28,7 @@ class Intake:
         abort: Callable[[str], None],
     ) -> None:
         self.reader = reader
-        self.running = 0
+        self.running = self._running_bytes = 0
         self.peer_host = ""
         self._turn = turn
         self._memory = memory
@@ -55,7 +55,8 @@ class Intake:
         """Stops handing out frames."""
         self._transport = None
         self._has_frames = False  # a step that waits for its turn finds nothing
-        self._memory.hold(self, 0)
+        # R58: handlers run on, and a stranger may connect again.
+        self._memory.hold(self, self._running_bytes)
 
     def put_by(self, nbytes: int) -> None:
         """Keeps `nbytes` that came after the turn's time was used up."""
@@ -74,7 +75,7 @@ class Intake:
         if self._has_frames:
             self._wait_for_turn()
         # Usually nothing is held, and then reads need no call of the budget.
-        if self.reader.held != self._held_bytes:
+        if self.reader.held + self._running_bytes != self._held_bytes:
             self.hold(0)
 
     def _wait_for_turn(self) -> None:
@@ -92,8 +93,18 @@ class Intake:
         self._take(0, boot_s())
         self._read_or_not()
 
-    def handler_ended(self) -> None:
+    def handler_began(self, size: int) -> None:
+        """`size`: of the body, which it keeps until it ends."""
+        self.running += 1
+        self._running_bytes += size
+
+    def handler_ended(self, size: int) -> None:
         self.running -= 1
+        self._running_bytes -= size
+        if self._transport is None:
+            self._memory.hold(self, self._running_bytes)
+        elif size:
+            self.hold(0)
         # Only the first that ends below the limit: then the frames are already being handled.
         if self._has_frames and self.running == RUNNING_MAX - 1:
             self._turn.later(self._continue)
@@ -112,7 +123,7 @@ class Intake:
         False if it is too much."""
         if self._transport is None:
             return True
-        self._held_bytes = self.reader.held
+        self._held_bytes = self.reader.held + self._running_bytes
         self._has_memory = self._memory.hold(self, self._held_bytes + out_bytes)
         self._read_or_not()
         return self._has_memory

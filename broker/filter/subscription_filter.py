@@ -26,6 +26,8 @@ CACHED_SIZE: Final = 1024 * 1024
 """The most characters of all cached expressions; their code is up to twenty times as large."""
 SHORT: Final = 512
 """The longest expression (characters) that is compiled on the loop."""
+WAITING_MAX: Final = 64
+"""Expressions of pulls and POPs that wait for the thread."""
 TAGS_MAX: Final = 32_768
 """The longest tag expression (characters)."""
 
@@ -60,8 +62,9 @@ def filter_of(
     except SqlError as error:
         raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
     except NotCompiledError as error:
-        # The client retries in a moment, and then it is compiled.
-        _begin(prepared(expression))
+        # The client retries in a moment, and then it is compiled; R58: unless too many wait.
+        if len(_begun) < WAITING_MAX:
+            _begin(prepared(expression))
         raise BrokerRefusal(ResponseCode.SYSTEM_BUSY, str(error)) from error
 
 

@@ -10,7 +10,13 @@ import pytest
 from batonmq.broker.filter import subscription_filter
 from batonmq.broker.filter.sql_compiler import SOURCE_MAX, function_of
 from batonmq.broker.filter.sql_values import SqlError
-from batonmq.broker.filter.subscription_filter import SHORT, Outcomes, filter_of, prepared
+from batonmq.broker.filter.subscription_filter import (
+    SHORT,
+    WAITING_MAX,
+    Outcomes,
+    filter_of,
+    prepared,
+)
 from batonmq.protocol.bodies import SQL92
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -110,3 +116,17 @@ def test_r58_what_is_kept_of_expressions_is_bounded_in_size():
     assert outcomes.size == 90 and outcomes.get("a" * 30) is None
     outcomes.put("e" * 90, "refused")
     assert outcomes.size == 90 and outcomes.get("d" * 30) is None
+
+
+def test_r58_a_few_expressions_of_pulls_wait_for_the_thread(monkeypatch):
+    """Each takes 0.1 s there, and a stranger can send thousands in that time."""
+    monkeypatch.setattr(subscription_filter, "_outcomes", Outcomes())
+    begun = []
+    monkeypatch.setattr(subscription_filter, "_begin", begun.append)
+    monkeypatch.setattr(subscription_filter, "_begun", begun)
+    for number in range(2 * WAITING_MAX):
+        with pytest.raises(BrokerRefusal, match="ask again"):
+            filter_of(SQL92, f"a{number} = '{'x' * SHORT}'", sql92=True)
+    assert len(begun) == WAITING_MAX
+    for each in begun:
+        each.close()

@@ -212,6 +212,33 @@ async def test_r58_so_many_handlers_of_a_connection_run_at_once_and_no_more() ->
     await server.close()
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+@in_a_loop
+async def test_r58_the_body_of_a_running_handler_is_memory_of_its_host(is_closed: bool) -> None:
+    """64 heartbeats of 4 MiB take gigabytes; who has sent them may close and connect again."""
+    gate = asyncio.Event()
+
+    async def waits(_: RemotingCommand, __: Connection) -> None:
+        await gate.wait()
+
+    processors = Processors()
+    processors.register(26, waits)
+    link = Link(processors)
+    memory = link.dispatcher.memory
+    memory._peer_bytes_max = 150
+    assert memory.hold(Peer("127.0.0.1"), 10)
+    link.receive(encode_frame(RemotingCommand.request(26, {}, bytes(200))))
+    assert not link.transport.reading
+    if is_closed:
+        link.connection.close("done")
+    assert memory.held_bytes == 210
+    gate.set()
+    while link.dispatcher.tasks:  # noqa: ASYNC110  turns of the loop are the clock
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert memory.held_bytes == 10 and link.transport.reading is not is_closed
+
+
 @in_a_loop
 async def test_r58_slices_of_many_handlers_share_a_turn(clock: Clock) -> None:
     """Each takes 3 ms between two passes; the turns of the loop stay short all the same."""
