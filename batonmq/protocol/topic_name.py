@@ -156,15 +156,15 @@ def odd_topics(names: Iterable[str]) -> list[str]:
     return [name for name in odd if not (name.isprintable() and is_file_name(name))]
 
 
-def text_problem(text: str, size_max: int = NAME_BYTES_MAX) -> str | None:
+def text_problem(text: str) -> str | None:
     """Why this text must not be used as a name, address or other shown text; None if it may. Not
     for paths."""
     if not text or text.isspace():
         return "it is blank"
     if not text.isprintable():
         return "allowed are printable characters"
-    if len(text) > size_max or len(text.encode("utf-8")) > size_max:
-        return f"at most {size_max} bytes are allowed"
+    if len(text) > NAME_BYTES_MAX or len(text.encode("utf-8")) > NAME_BYTES_MAX:
+        return f"at most {NAME_BYTES_MAX} bytes are allowed"
     return None
 
 

@@ -117,10 +117,9 @@ class RemotingCommand(msgspec.Struct, eq=False):
         value = self.ext.get(name)
         return default if value is None or value == "" else _to_int(name, value)
 
-    def get_bool(self, name: str, default: bool = False) -> bool:
+    def get_bool(self, name: str) -> bool:
         """As Java parses it: "true" in any case is true, everything else false."""
-        value = self.ext.get(name)
-        return default if value is None or value == "" else value.lower() == "true"
+        return self.ext.get(name, "").lower() == "true"
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
@@ -308,16 +307,10 @@ class _JsonIn(msgspec.Struct, gc=False):
     version: int = 0
 
 
-class _JsonLoose(msgspec.Struct, gc=False):
+class _JsonLoose(_JsonIn, gc=False):
     """For peers in other languages, which send numbers and booleans as field values."""
 
-    code: int
-    extFields: dict[str, str | int | float | bool | None] | None = None
-    flag: int = 0
-    language: str | int | None = None
-    opaque: int = 0
-    remark: str | None = None
-    version: int = 0
+    extFields: dict[str, str | int | float | bool | None] | None = None  # type: ignore[assignment]
 
 
 _encode_json: Final = msgspec.json.Encoder().encode
