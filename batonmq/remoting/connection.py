@@ -172,7 +172,8 @@ class RequestDispatcher:
             return
         # Decoded only here, since most hot-path handlers are done by now.
         if later is not None:
-            self._run(connection, decode_frame(header, b"", serialize_type), later, len(body))
+            cmd = decode_frame(header, b"", serialize_type)
+            self._run(connection, cmd, later, len(header) + len(body))
 
     def request(self, connection: "Connection", cmd: RemotingCommand) -> None:
         handler = self._processors.handlers.get(cmd.code, self._processors.default_handler)
@@ -186,7 +187,7 @@ class RequestDispatcher:
         if isinstance(result, RemotingCommand):
             connection.reply(cmd, result)
             return
-        self._run(connection, cmd, result, len(cmd.body))
+        self._run(connection, cmd, result, cmd.size)
 
     def _run(
         self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response], size: int

@@ -94,7 +94,7 @@ class Intake:
         self._read_or_not()
 
     def handler_began(self, size: int) -> None:
-        """`size`: of the body, which it keeps until it ends."""
+        """`size`: of its request, which it keeps until it ends."""
         self.running += 1
         self._running_bytes += size
 

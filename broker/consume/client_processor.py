@@ -263,9 +263,11 @@ class ClientProcessor:
 
     def notify(self, changes: list[GroupChanged], sender: Connection | None = None) -> None:
         """Sends each member of a changed group a notice (NOTIFY_CONSUMER_IDS_CHANGED, 40), so that
-        it rebalances now. Large groups get one notice at the next tick for all changes until then.
-        The `sender` of the heartbeat that caused the change gets its notice OWN_NOTICE_MS later."""
+        it rebalances now. Large or many groups get one notice at the next tick for all changes
+        until then. The `sender` of the heartbeat that caused the change gets its notice
+        OWN_NOTICE_MS later."""
         waiting: dict[str, tuple[Hashable, ...]] = {}
+        left = _NOTICES_AT_ONCE  # R58: a heartbeat may change many groups
         for change in changes:
             # The same heartbeat may have joined the group again, with filters.
             if not change.channels and change.group not in self._clients.groups:
@@ -273,9 +275,10 @@ class ClientProcessor:
             config = self._topics.groups.get(change.group)
             if config is not None and not config.notify_consumer_ids_changed_enable:
                 continue
-            if len(change.channels) > _NOTICES_AT_ONCE or change.group in self._notices:
+            if len(change.channels) > left or change.group in self._notices:
                 waiting[change.group] = change.channels
             else:
+                left -= len(change.channels)
                 others = [channel for channel in change.channels if channel is not sender]
                 _send_notices(change.group, others)
                 if sender is not None and len(others) < len(change.channels):

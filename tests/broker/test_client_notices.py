@@ -54,6 +54,17 @@ def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices():
     assert [channel.noticed for channel in large] == [1] * 1000 and slices == 8
 
 
+def test_r58_a_change_of_many_groups_sends_a_turns_notices_and_the_others_later():
+    nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=None, groups={}))
+    clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, nothing, BrokerConfig())
+    members = tuple(_Channel() for _ in range(100))
+    clients.notify([GroupChanged(f"g{number}", members) for number in range(3)])
+    assert {channel.noticed for channel in members} == {1}
+    while clients.tick():
+        pass
+    assert {channel.noticed for channel in members} == {3}
+
+
 def test_a_new_member_gets_its_notice_after_its_first_heartbeat():
     """A stock consumer announces itself to one broker after the other, then rebalances. A notice in
     between makes it pull with a subscription that it cannot announce: it starves for 30 s."""
