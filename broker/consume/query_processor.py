@@ -47,18 +47,18 @@ class OffsetProcessor:
 
     def query_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Where a group begins to read a queue (QUERY_CONSUMER_OFFSET, 14). For a group without an
-        offset: 0 if the client allows it and the queue's first message is there and still in
-        memory; else QUERY_NOT_FOUND (22), and the client decides.
+        offset: 0 if the client allows it and the queue's first message is in memory or still to
+        come; else QUERY_NOT_FOUND (22), and the client decides.
         """
         group = text(request, "consumerGroup")
         topic, queue_id = _queue(request)
         # Not `query`: from now on this consumer's positions are of the present topic (R39).
         offset = self._offsets.begins(group, topic, queue_id)
         if offset < 0:
-            queries = self._store.queries
-            is_there = queries.max_offset_in_queue(topic, queue_id) > 0
-            in_memory = is_there and queries.begins_in_memory(topic, queue_id)
-            if not in_memory or not flag(request, "setZeroIfNotFound", default=True):
+            # Also for an empty queue, unlike Java: a client that begins at the end would ask for
+            # the end next, and skip what is sent between its two requests.
+            is_zero = self._store.queries.begins_in_memory(topic, queue_id)
+            if not is_zero or not flag(request, "setZeroIfNotFound", default=True):
                 raise BrokerRefusal(
                     ResponseCode.QUERY_NOT_FOUND,
                     f"group {group} has no offset for {topic} queue {queue_id}",

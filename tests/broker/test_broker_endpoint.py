@@ -163,10 +163,10 @@ async def test_r28_offsets_for_clients_are_confirmed_ones(rig):
 async def test_group_offsets(rig):
     where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
     rig.service.topics.put_topic(topic_config("T", 1))
-    assert (await rig.ask(14, where)).code == 22, "as in Java: the queue is empty"
-    await rig.send()
-    assert (await rig.ask(14, where | {"setZeroIfNotFound": "false"})).code == 22
-    assert (await rig.ask(14, where)).ext["offset"] == "0"
+    for _ in range(2):
+        assert (await rig.ask(14, where | {"setZeroIfNotFound": "false"})).code == 22
+        assert (await rig.ask(14, where)).ext["offset"] == "0"
+        await rig.send()  # a consumer that saw the queue empty begins with this message
     refused = await rig.ask(15, where | {"commitOffset": "5", "topic": "Nowhere"})
     assert (refused.code, refused.remark) == (26, "Group g not exist!")
     assert rig.service.tables.groups.get("g") is None
