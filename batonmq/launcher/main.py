@@ -15,7 +15,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -33,6 +33,9 @@ SERVERS = {
     "broker": "batonmq.broker.main",
 }
 
+AS_JSON: Final = "batonmq.json"
+"""In the context's `meta`: whether `--json` was given."""
+
 
 def _need_server_extra() -> None:
     need_server(click.get_current_context().command_path)
@@ -48,18 +51,40 @@ def _begin_to_load() -> ForkServer:
     return fork_server
 
 
-def _failed(command: str, error: StartError, as_json: bool) -> int:
-    """Says why it ended, to a reader of events by the last one; gives the exit code."""
-    from batonmq.launcher.events import ClusterEvent, JsonReporter
-
+def _failed(command: str, error: StartError) -> int:
+    """Says why it ended; gives the exit code."""
     click.echo(f"batonmq {command}: {error}", err=True)
-    if as_json:
-        fields = {"error": str(error), "exitCode": error.exit_code}
-        JsonReporter(sys.stdout).report(ClusterEvent("failed", str(error), fields))
+    _report_failed(str(error), error.exit_code)
     return error.exit_code
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def _report_failed(why: str, exit_code: int) -> None:
+    """To a reader of events, by the last one."""
+    from batonmq.launcher.events import ClusterEvent, JsonReporter
+
+    if click.get_current_context().meta[AS_JSON]:
+        fields = {"error": why, "exitCode": exit_code}
+        JsonReporter(sys.stdout).report(ClusterEvent("failed", why, fields))
+
+
+class _Commands(click.Group):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # By its words: a usage error ends a command before it could say so itself.
+        ctx.meta[AS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            _report_failed(error.format_message(), error.exit_code)
+            raise
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="batonmq")
 def main() -> None:
     """Run a BatonMQ cluster, or one of its processes."""
@@ -153,7 +178,7 @@ def up(
         work = run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
         sys.exit(uvloop.run(work))
     except preparation.StartError as exc:
-        sys.exit(_failed("up", exc, as_json))
+        sys.exit(_failed("up", exc))
 
 
 @main.command()
@@ -192,7 +217,7 @@ def demo(
         try:
             code = uvloop.run(run_demo(options, fork_server))
         except StartError as exc:
-            code = _failed("demo", exc, as_json)
+            code = _failed("demo", exc)
     sys.exit(code)
 
 

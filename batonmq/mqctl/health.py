@@ -380,9 +380,10 @@ class Findings:
 
 
 _AWAY: Final = "start it again; mqctl verdict says why it ended, and what is safe"
-_CLOSES: Final = (
+CLOSES: Final = (
     "it runs and closes connections. `connections_crowded_out` in its log: it has too few file"
-    " descriptors, so raise LimitNOFILE (ulimit -n) and restart it; else it may take only TLS"
+    " descriptors, so raise LimitNOFILE (ulimit -n) and restart it; else it may take only TLS:"
+    " BATONMQ_TLS_TRUST=ca.pem of its cluster, or mqctl contexts --trust"
 )
 _CERTIFICATE: Final = (
     "it runs: compare the dates of its certificate, and the clocks: mqctl secure status; new"
@@ -438,7 +439,7 @@ def _next_step(why: str) -> str:
         return SIGN if is_unsigned(why) else _RIGHTS
     if of_others(why):
         return _OTHERS
-    return _CERTIFICATE if distrusts(why) else _CLOSES if closes(why) else _AWAY
+    return _CERTIFICATE if distrusts(why) else CLOSES if closes(why) else _AWAY
 
 
 async def poll_classic(admin: Admin) -> Findings:

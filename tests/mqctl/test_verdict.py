@@ -327,16 +327,22 @@ def test_a_broker_at_its_limit_of_descriptors_is_not_called_hung(
 
 
 @pytest.mark.parametrize("process", [ProcessFacts(77), None])
-def test_a_certificate_that_has_ended_is_the_cause_and_no_process_is_killed(
-    process: ProcessFacts | None,
+@pytest.mark.parametrize(
+    ("why", "incident", "advice"),
+    [
+        ("the certificate of the peer is refused: expired", "certificate-refused", "secure rotate"),
+        ("connection ended: closed by the peer", "connections-closed", "BATONMQ_TLS_TRUST"),
+    ],
+)
+def test_a_port_that_refuses_this_client_is_the_cause_and_no_process_is_killed(
+    process: ProcessFacts | None, why: str, incident: str, advice: str
 ) -> None:
     evidence = live((1, 2, 3), {1, 2, 3})
-    why = "the certificate of the peer is refused: certificate has expired"
     node = replace(evidence.nodes[0], refused=why, process=process)
     judged = judge(replace(evidence, now_ms=NOW, nodes=(node, *evidence.nodes[1:])))
     first = judged.causes[0]
-    assert (first.incident, first.subject) == ("certificate-refused", "broker-1")
-    assert "certificate has expired" in first.cause and "secure rotate" in first.repairs[0].command
+    assert (first.incident, first.subject) == (incident, "broker-1")
+    assert why in first.cause and advice in f"{first.repairs[0].what} {first.repairs[0].command}"
     assert not any("kill" in r.command for each in judged.findings for r in each.repairs)
 
 

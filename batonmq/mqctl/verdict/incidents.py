@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from batonmq.mqctl.health import closes, distrusts, of_others
+from batonmq.mqctl.health import CLOSES, closes, distrusts, of_others
 from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
 from batonmq.runtime.words import counted
@@ -149,6 +149,9 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             if of_others(node.refused or ""):
                 renew = Repair("take the ca.pem of its cluster: it is not what is trusted here")
             yield Finding("certificate-refused", node.name, cause, 0, groups, (renew,))
+        elif closes(node.refused or ""):
+            cause = f"{_title(evidence, node)}: {node.refused}"
+            yield Finding("connections-closed", node.name, cause, 0, groups, (Repair(CLOSES),))
         elif node.is_hung:
             pid = process.pid if process is not None else 0
             is_stopped = process is not None and process.stopped

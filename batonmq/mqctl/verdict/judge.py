@@ -65,9 +65,17 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "folder-locked": Incident("another process has the folder", _REFUSED),
     "descriptors-exhausted": Incident(
         "too few file descriptors are left",
-        ("master-hung", "slave-hung", "name-server-hung", "slave-behind", *_REFUSED),
+        (
+            "connections-closed",
+            "master-hung",
+            "slave-hung",
+            "name-server-hung",
+            "slave-behind",
+            *_REFUSED,
+        ),
     ),
     "certificate-refused": Incident("a certificate has ended, or is of others", ("slave-behind",)),
+    "connections-closed": Incident("a port that may take only TLS", ("slave-behind",)),
     "crash-loop": Incident("a process ends again and again", _ENDED),
     "start-refused": Incident("a process refused to start", _ENDED),
     # The whole, and groups.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -262,3 +263,14 @@ def test_a_folder_keeps_the_size_of_its_cluster(tmp_path: Path) -> None:
     layout.planned_cluster_file.write_text('{"nameServers": [], "brokers": [{}]}')
     assert last_plan(tmp_path) == LastPlan()
     assert _numbers(plan(tmp_path, last=LastPlan())) == [(n, "broker-a") for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--replicas", "0"], ["--nothing"], ["--watchdog", "0.1"], ["--config", "nowhere"]]
+)
+def test_wrong_usage_is_an_event_for_a_reader_of_events(tmp_path: Path, wrong: list[str]) -> None:
+    ran = CliRunner().invoke(main, ["up", "--json", "--data", str(tmp_path / "data"), *wrong])
+    assert ran.exit_code == 2
+    (event,) = map(json.loads, ran.stdout.splitlines())
+    assert (event["event"], event["exitCode"]) == ("failed", 2)
+    assert event["error"] and event["error"] in ran.stderr
