@@ -119,7 +119,12 @@ def test_a_dead_letter_goes_back_as_it_was_sent() -> None:
     assert dlq._again(stored_message(properties={})) is None
 
 
-def test_bench_counts_what_was_acknowledged_and_what_was_not() -> None:
+def test_bench_counts_what_was_acknowledged_and_what_was_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("batonmq.mqctl.output.WaitLine.say", lambda _, text: told.append(text))
+
     class Sender:
         sends = 0
 
@@ -134,7 +139,9 @@ def test_bench_counts_what_was_acknowledged_and_what_was_not() -> None:
     asyncio.run(load.run(sender, 4, 0.02))  # type: ignore[arg-type]
     found = load.document()
     assert found["sends"] == sender.sends and len(found["failed"]) == 2
-    assert found["acknowledged"] + sum(found["failed"].values()) == found["sends"]
+    failed = sum(found["failed"].values())
+    assert found["acknowledged"] + failed == found["sends"]
+    assert f"{found['acknowledged']} acknowledged, {failed} failed" in told[-2]
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, 0.0), (100, 98.0), (1000, 989.0)])

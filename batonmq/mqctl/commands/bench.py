@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.output import WaitLine
 from batonmq.mqctl.params import COUNT, SECONDS, command, complete
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from batonmq.client.producer.producer import Producer
 
 GROUP = "mqctl_bench"
+SHOWN_EVERY_S = 1.0
 PERCENTILES = (50, 90, 99, 99.9)
 
 
@@ -61,7 +63,14 @@ class BenchLoad:
 
     async def run(self, sender: Producer, parallel: int, seconds: float) -> None:
         began = boot_s()
-        await asyncio.gather(*(self._lane(sender, began, began + seconds) for _ in range(parallel)))
+        lanes = [self._lane(sender, began, began + seconds) for _ in range(parallel)]
+        work = asyncio.gather(*lanes)
+        with WaitLine(f"sending for {seconds:g} s ...") as progress:
+            while not work.done():
+                await asyncio.wait([work], timeout=SHOWN_EVERY_S)
+                counts = f"{len(self.waits)} acknowledged, {self.failed.total()} failed"
+                progress.say(f"{boot_s() - began:.0f} of {seconds:g} s: {counts} ...")
+        await work
         self.passed_s = boot_s() - began
 
     async def _lane(self, sender: Producer, began: float, end: float) -> None:
