@@ -30,8 +30,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "setup: virtual environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setup: packages of requirements.lock (about a minute the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 	@echo "setup: done; $(BIN)/batonmq and $(BIN)/mqctl are there"
 
@@ -40,7 +40,7 @@ setup-spark: $(SPARK_STAMP)
 
 $(SPARK_STAMP): requirements-spark.lock $(STAMP)
 	@echo "setup: packages of requirements-spark.lock (about a minute the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-spark.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-spark.lock
 	@touch $(SPARK_STAMP)
 
 demo: $(STAMP)

@@ -50,9 +50,8 @@ def _idle(story: Story) -> str:
         return ""
     if not story.first_ack_ms:
         return "; no write is acknowledged since"
-    if story.refused_ms >= 0:  # Clients that were refused come back after a pause of their own.
-        return f"; the first write came {story.first_write_after_ms} ms later"
-    return f"; no client waited: the first write came {story.first_write_after_ms} ms later"
+    # Whether clients were in a pause of their own, or none was there, no broker knows.
+    return f"; the first write came {story.first_write_after_ms} ms later"
 
 
 def lines(story: Story, width: int = 0, only: Sequence[StoryStep] | None = None) -> list[str]:

@@ -408,7 +408,7 @@ def test_a_first_write_that_came_long_after_the_opening_is_no_outage():
     assert (story.unavailable_ms, story.first_write_after_ms) == (12, 61_900)
     assert document(story)["firstWriteAfterMs"] == 61_900
     assert cost(story) == (
-        "12 ms until it was open for writes; no client waited: the first write came 61900 ms later"
+        "12 ms until it was open for writes; the first write came 61900 ms later"
     )
 
 
@@ -440,7 +440,7 @@ def test_a_switch_of_an_idle_cluster_costs_its_hold_and_no_idleness():
         reported(13, "first_ack", 4, 2, 2_052, waitedMs=2),
     )  # fmt: skip
     assert (story.kind, story.unavailable_ms) == ("planned_switch", 14)
-    assert "no client waited: the first write came 1030 ms later" in cost(story)
+    assert "the first write came 1030 ms later" in cost(story)
 
 
 def test_r45_a_switch_for_a_full_disk_costs_what_was_refused_before_it():
