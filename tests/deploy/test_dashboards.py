@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +44,46 @@ def test_each_figure_of_a_dashboard_exists(file: Path) -> None:
     }
     assert len(queries) >= 8 and named
     assert named <= LISTED, sorted(named - LISTED)
+
+
+def test_prometheus_takes_each_query(tmp_path: Path) -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed")
+    targets = [t for f in FILES for panel in dashboard(f)["panels"] for t in panel["targets"]]
+    rules = [
+        {"record": f"query_{n}", "expr": re.sub(r"\$\w+", "chosen", target["expr"])}
+        for n, target in enumerate(targets)
+    ]
+    file = tmp_path / "rules.json"  # YAML, too
+    file.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
+    done = subprocess.run([tool, "check", "rules", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_bad_is_red() -> None:
+    """Without steps of its own a figure is green up to 80: no leader would be as well."""
+    coloured = {
+        panel["title"]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        for file in FILES
+        for panel in dashboard(file)["panels"]
+        if panel["type"] == "stat" and panel["options"]["colorMode"] != "none"
+    }
+
+    def colour(title: str, value: float) -> str:
+        steps = coloured[title]
+        return str([s["color"] for s in steps if s["value"] is None or s["value"] <= value][-1])
+
+    good = {
+        "Groups without a master": (0, 1),
+        "Smallest set": (3, 1),
+        "Controller leaders": (1, 0),
+        "Problems": (0, 2),
+        "Log suspect": (0, 1),
+    }
+    assert {
+        t: (colour(t, well), colour(t, bad)) for t, (well, bad) in good.items()
+    } == dict.fromkeys(coloured, ("green", "red"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
