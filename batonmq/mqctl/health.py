@@ -23,6 +23,7 @@ from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.context import SIGN, is_unsigned, reason
+from batonmq.mqctl.routes import cluster_of
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
     BrokerReplicasInfo,
@@ -312,10 +313,12 @@ class Findings:
 
     def _group_problems(self, name: str) -> list[Problem]:
         start = f"start every member of the last set: mqctl getSyncStateSet -b {name}"
+        only_known = ""
         # Forgetting is offered only for a group that neither runs nor is planned.
         if name not in self.routes.broker_addr_table and name not in self.expected:
             start += f"; only if the group is gone for good: {self._forget_group(name)}"
-        no_master = Problem.of(f"{name}: no master", start, is_down=True, group=name)
+            only_known = ", and only the controllers know this group: it is dead or was removed"
+        no_master = Problem.of(f"{name}: no master{only_known}", start, is_down=True, group=name)
         if self.classic:
             has_master = MASTER_ID in self.routes.broker_addr_table[name].broker_addrs
             return [] if has_master else [no_master]
@@ -476,10 +479,13 @@ async def poll(
     (replicas, replicas_error), more = await asyncio.gather(
         _roles(controller, controllers, groups), _ask(admin, routed)
     )
+    known = replicas.replicas_info_table
+    for name in await _of_other_clusters(admin, replicas, routes, wanted):
+        del known[name]
     removed = _removed_groups(replicas, routes, wanted)
     # What was removed on purpose is a note, and must not be asked either.
     for name in removed:
-        del replicas.replicas_info_table[name]
+        del known[name]
     answers |= more
     answers |= await _ask(admin, _addresses(routes, replicas) - answers.keys())
     return Findings(
@@ -492,6 +498,22 @@ async def poll(
         removed_groups=removed,
         **_of_brokers(answers),
     )
+
+
+async def _of_other_clusters(
+    admin: Admin, replicas: BrokerReplicasInfo, routes: ClusterInfo, planned: Collection[str]
+) -> list[str]:
+    """Groups of another cluster that has the same controllers, as a broker of them says."""
+    named = {*planned, *routes.broker_addr_table}
+    asked = [
+        (name, replica.broker_address)
+        for name, info in replicas.replicas_info_table.items()
+        for replica in info.replicas
+        if name not in named and routes.cluster_addr_table
+    ]
+    clusters = await asyncio.gather(*(cluster_of(admin, address) for _, address in asked))
+    ours = {"", *routes.cluster_addr_table}
+    return list({name for (name, _), told in zip(asked, clusters, strict=True) if told not in ours})
 
 
 def _removed_groups(

@@ -73,7 +73,7 @@ async def not_registered(
     known_as = dict.fromkeys(planned.values(), only)
     known_as |= {name: data.cluster for name, data in table.items()}
     asked = [(name, address) for address, (name, _) in found.items() if name not in known_as]
-    answers = await asyncio.gather(*(_cluster_of(admin, address) for _, address in asked))
+    answers = await asyncio.gather(*(cluster_of(admin, address) for _, address in asked))
     told = {name: answer for (name, _), answer in zip(asked, answers, strict=True) if answer}
     known_as |= told
     others = {name for name, cluster in told.items() if clusters and cluster not in clusters}
@@ -86,7 +86,7 @@ async def not_registered(
     return [each for each in away if each not in unsure], unsure
 
 
-async def _cluster_of(admin: Admin, address: str) -> str:
+async def cluster_of(admin: Admin, address: str) -> str:
     """Which cluster a broker says it is of; "" if it does not."""
     try:
         async with asyncio.timeout(CONTROLLERS_S):

@@ -297,7 +297,7 @@ def test_a_dead_group_that_only_the_controllers_remember_is_a_note(
     assert mqctl("getBrokerEpoch", "-b", "broker-z").code == 1, "it is asked if it is named"
 
 
-@pytest.mark.parametrize("words", [*CHANGES, *TABLES, "clusterList", "top --once --json"])
+@pytest.mark.parametrize("words", [*CHANGES, *TABLES, "clusterList", "top --once --json", "health"])
 def test_a_group_of_another_cluster_with_the_same_controllers_is_not_ours(
     mqctl: Run, fake: FakeCluster, words: str
 ) -> None:
