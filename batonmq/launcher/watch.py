@@ -48,13 +48,7 @@ class ClusterSnapshot:
 
     def is_whole(self, layout: Layout) -> bool:
         """Every group has a master that clients are routed to, and a full set."""
-        return all(
-            (group := self.groups.get(name)) is not None
-            and bool(group.master_address)
-            and self.routes.get(name) == group.master_address
-            and group.in_sync == len(layout.replicas_of(name))
-            for name in layout.groups
-        )
+        return not self.missing(layout)
 
     def missing(self, layout: Layout) -> str:
         """What the cluster still lacks to be whole, in one line; empty if nothing."""
@@ -111,9 +105,4 @@ def _group(name: str, info: ReplicasInfo) -> GroupView:
     replicas = {
         replica.broker_address: state(replica, in_sync=in_sync) for replica, in_sync in members
     }
-    return GroupView(
-        name,
-        info.master_address or "",
-        info.master_epoch or 0,
-        replicas,
-    )
+    return GroupView(name, info.master_address or "", info.master_epoch or 0, replicas)

@@ -86,8 +86,11 @@ def _parts(evidence: Evidence, verdict: dict[str, Any]) -> Iterator[tuple[str, b
         config = folder.parent / "conf" / f"{name}.yaml"
         settings = _settings(config)
         if settings is not None:
-            yield f"conf/{kept}.yaml", settings
-            yield from _metrics(f"metrics/{kept}.txt", config)
+            import yaml
+
+            text = yaml.safe_dump(without_secrets(settings), sort_keys=False)
+            yield f"conf/{kept}.yaml", text.encode()
+            yield from _metrics(f"metrics/{kept}.txt", settings)
         for history in sorted(folder.glob("**/history-*.jsonl")):
             yield from _tail(f"history/{kept}/{history.name}", history, HISTORY_BYTES)
 
@@ -101,16 +104,15 @@ def _tail(name: str, path: Path, size: int) -> Iterator[tuple[str, bytes]]:
         return
 
 
-def _settings(path: Path) -> bytes | None:
-    """A settings file without secrets; None if it cannot be read or is no YAML: then nothing tells
-    where a secret ends."""
+def _settings(path: Path) -> Any:
+    """A settings file; None if it cannot be read or is no YAML: then nothing tells where a secret
+    ends."""
     import yaml  # of the extra `server`: settings are on hosts of servers only
 
     try:
-        found = yaml.safe_load(path.read_text())
+        return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None
-    return yaml.safe_dump(without_secrets(found), sort_keys=False).encode()
 
 
 def without_secrets(value: Any) -> Any:
@@ -123,11 +125,9 @@ def without_secrets(value: Any) -> Any:
     return [without_secrets(each) for each in value] if isinstance(value, list) else value
 
 
-def _metrics(name: str, config: Path) -> Iterator[tuple[str, bytes]]:
-    import yaml
-
+def _metrics(name: str, settings: Any) -> Iterator[tuple[str, bytes]]:
     try:
-        section = yaml.safe_load(config.read_text()).get("metrics") or {}
+        section = settings.get("metrics") or {}
         host, port = section["metricsPromExporterHost"], int(section["metricsPromExporterPort"])
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=SCRAPE_S) as answer:
             yield name, answer.read()
