@@ -23,7 +23,7 @@ from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.context import SIGN, is_unsigned, reason
-from batonmq.mqctl.routes import cluster_of
+from batonmq.mqctl.routes import broker_addresses, groups_of_others
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
     BrokerReplicasInfo,
@@ -313,12 +313,12 @@ class Findings:
 
     def _group_problems(self, name: str) -> list[Problem]:
         start = f"start every member of the last set: mqctl getSyncStateSet -b {name}"
-        only_known = ""
+        text = f"{name}: no master"
         # Forgetting is offered only for a group that neither runs nor is planned.
         if name not in self.routes.broker_addr_table and name not in self.expected:
             start += f"; only if the group is gone for good: {self._forget_group(name)}"
-            only_known = ", and only the controllers know this group: it is dead or was removed"
-        no_master = Problem.of(f"{name}: no master{only_known}", start, is_down=True, group=name)
+            text += ", and only the controllers know this group: it is dead or was removed"
+        no_master = Problem.of(text, start, is_down=True, group=name)
         if self.classic:
             has_master = MASTER_ID in self.routes.broker_addr_table[name].broker_addrs
             return [] if has_master else [no_master]
@@ -448,7 +448,7 @@ def _next_step(why: str) -> str:
 async def poll_classic(admin: Admin) -> Findings:
     """Asks every node of a cluster without controllers once."""
     name_servers, routes = await asyncio.gather(admin.cluster.name_server_states(), _routes(admin))
-    answers = await _ask(admin, _addresses(routes, BrokerReplicasInfo()))
+    answers = await _ask(admin, set(broker_addresses(routes)))
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         {},
@@ -475,19 +475,20 @@ async def poll(
         _ask(admin, planned),
     )
     groups = sorted(set(routes.broker_addr_table) | set(wanted))
-    routed = _addresses(routes, BrokerReplicasInfo()) - planned
+    routed = set(broker_addresses(routes)) - planned
     (replicas, replicas_error), more = await asyncio.gather(
         _roles(controller, controllers, groups), _ask(admin, routed)
     )
     known = replicas.replicas_info_table
-    for name in await _of_other_clusters(admin, replicas, routes, wanted):
+    for name in await groups_of_others(admin, replicas, routes, wanted):
         del known[name]
     removed = _removed_groups(replicas, routes, wanted)
     # What was removed on purpose is a note, and must not be asked either.
     for name in removed:
         del known[name]
     answers |= more
-    answers |= await _ask(admin, _addresses(routes, replicas) - answers.keys())
+    members = {replica.broker_address for info in known.values() for replica in info.replicas}
+    answers |= await _ask(admin, members - answers.keys())
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         controllers,
@@ -498,22 +499,6 @@ async def poll(
         removed_groups=removed,
         **_of_brokers(answers),
     )
-
-
-async def _of_other_clusters(
-    admin: Admin, replicas: BrokerReplicasInfo, routes: ClusterInfo, planned: Collection[str]
-) -> list[str]:
-    """Groups of another cluster that has the same controllers, as a broker of them says."""
-    named = {*planned, *routes.broker_addr_table}
-    asked = [
-        (name, replica.broker_address)
-        for name, info in replicas.replicas_info_table.items()
-        for replica in info.replicas
-        if name not in named and routes.cluster_addr_table
-    ]
-    clusters = await asyncio.gather(*(cluster_of(admin, address) for _, address in asked))
-    ours = {"", *routes.cluster_addr_table}
-    return list({name for (name, _), told in zip(asked, clusters, strict=True) if told not in ours})
 
 
 def _removed_groups(
@@ -610,13 +595,3 @@ async def _of_its_disk(admin: Admin, address: str, figures: Mapping[str, str]) -
     gib = int(config.get("mappedFileSizeCommitLog", "0")) / (1 << 30)
     segment = f"; a segment of the log takes {gib:.1f} GiB" if gib >= 0.1 else ""
     return f" ({config.get('storePathRootDir', '')}: {space}{segment})"
-
-
-def _addresses(routes: ClusterInfo, replicas: BrokerReplicasInfo) -> set[str]:
-    registered = {a for d in routes.broker_addr_table.values() for a in d.broker_addrs.values()}
-    known = {
-        replica.broker_address
-        for info in replicas.replicas_info_table.values()
-        for replica in info.replicas
-    }
-    return registered | known

@@ -7,13 +7,14 @@ controllers and `cluster.json` know it then.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Final
 
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.cluster import masters_of, only_cluster, only_group
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import note
-from batonmq.protocol.bodies import ClusterInfo
+from batonmq.protocol.bodies import BrokerReplicasInfo, ClusterInfo
 from batonmq.protocol.errors import BatonError
 
 CONTROLLERS_S: Final = 1.0
@@ -73,7 +74,7 @@ async def not_registered(
     known_as = dict.fromkeys(planned.values(), only)
     known_as |= {name: data.cluster for name, data in table.items()}
     asked = [(name, address) for address, (name, _) in found.items() if name not in known_as]
-    answers = await asyncio.gather(*(cluster_of(admin, address) for _, address in asked))
+    answers = await asyncio.gather(*(_cluster_of(admin, address) for _, address in asked))
     told = {name: answer for (name, _), answer in zip(asked, answers, strict=True) if answer}
     known_as |= told
     others = {name for name, cluster in told.items() if clusters and cluster not in clusters}
@@ -86,13 +87,29 @@ async def not_registered(
     return [each for each in away if each not in unsure], unsure
 
 
-async def cluster_of(admin: Admin, address: str) -> str:
+async def _cluster_of(admin: Admin, address: str) -> str:
     """Which cluster a broker says it is of; "" if it does not."""
     try:
         async with asyncio.timeout(CONTROLLERS_S):
             return (await admin.brokers.config(address)).get("brokerClusterName", "")
     except (BatonError, TimeoutError):
         return ""
+
+
+async def groups_of_others(
+    admin: Admin, replicas: BrokerReplicasInfo, routes: ClusterInfo, planned: Collection[str]
+) -> list[str]:
+    """Groups of another cluster that has the same controllers, as a broker of them says."""
+    named = {*planned, *routes.broker_addr_table}
+    asked = [
+        (name, replica.broker_address)
+        for name, info in replicas.replicas_info_table.items()
+        for replica in info.replicas
+        if name not in named and routes.cluster_addr_table
+    ]
+    clusters = await asyncio.gather(*(_cluster_of(admin, address) for _, address in asked))
+    ours = {"", *routes.cluster_addr_table}
+    return list({name for (name, _), told in zip(asked, clusters, strict=True) if told not in ours})
 
 
 def _note_unsure(unsure: Brokers) -> None:
