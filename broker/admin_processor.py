@@ -106,6 +106,7 @@ class AdminProcessor:
         base = known or TopicConfig(topic_name=topic)
         changes = parse_attributes(request.ext.get("attributes", ""))
         mixed = self._settings.enable_mixed_message_type
+        # A new topic must say how many queues it has; of a known one only what is given changes.
         config = replace(
             base,
             attributes=altered(known.attributes if known else None, changes, mixed=mixed),
@@ -197,6 +198,7 @@ class AdminProcessor:
                 self._path.gate.require_open()
                 end = self._topics.delete_topic(topic)
                 await self._path.wait_confirmed(end, f"deletion of unused topic {topic}")
+        # If there was nothing to delete, no record has shown that this broker is still the master.
         await self._path.still_master("deletion of unused topics")
         return RemotingCommand.response_to(request)
 
@@ -251,6 +253,7 @@ class AdminProcessor:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER, f"{group} is a system group: it cannot be changed"
             )
+        # A bad name that an earlier version let in must remain deletable (R46).
         if group not in self._topics.groups:
             check_group(group)
         end = self._topics.delete_group(group, with_offsets=flag(request, "cleanOffset"))

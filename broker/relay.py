@@ -112,10 +112,13 @@ WAIT_MS: Final = 2500
 """How long a request waits for a master: less than the 3 s after which a stock client gives up."""
 ANSWER_MS: Final = 3000
 PULL_ANSWER_MS: Final = 35_000
+"""Longer than the 30 s for which a stock client waits for a held pull."""
 NOT_STORED: Final = {RELAY_FIELD: "refused"}
 """extFields of a relayed request's refusal at the gate."""
 LOST_WAIT_MS: Final = 1000
+"""How long a lost request waits until another master is known."""
 SETTLE_S: Final = 0.3
+"""How long a stopping broker waits for the master's replies."""
 PAUSE_FIRST_MS: Final = 25
 PAUSE_MAX_MS: Final = 200
 HELD_MAX: Final = 20_000
@@ -311,7 +314,7 @@ class Relay:
         asked.size = request.size
         self._held += 1
         self._held_bytes += asked.size
-        self._go_on(asked)
+        self._handle(asked)
 
     def role_changed(self) -> None:
         """The role or the known master changed: handles waiting requests again."""
@@ -329,7 +332,7 @@ class Relay:
     def _slice(self, left: int) -> None:
         self._next_slice = None
         for _ in range(min(left, SLICE, len(self._waiting))):
-            self._go_on(self._waiting.popleft())
+            self._handle(self._waiting.popleft())
         if left > SLICE:
             loop = asyncio.get_running_loop()
             self._next_slice = loop.call_soon(self._slice, left - SLICE)
@@ -369,7 +372,8 @@ class Relay:
         await asyncio.gather(*self._dials.values(), return_exceptions=True)
         await self._client.close()
 
-    def _go_on(self, asked: RelayedRequest, *, is_due: bool = False) -> None:
+    def _handle(self, asked: RelayedRequest, *, is_due: bool = False) -> None:
+        """Passes the request on, answers it here, refuses it, or lets it wait."""
         gate = self._gate
         if asked.channel.closed:
             self._release(asked)
@@ -406,7 +410,7 @@ class Relay:
     def _pass_on_due(self, due: deque[RelayedRequest]) -> None:
         try:
             for _ in range(min(SLICE, len(due))):
-                self._go_on(due.popleft(), is_due=True)
+                self._handle(due.popleft(), is_due=True)
         finally:
             if due:
                 asyncio.get_running_loop().call_soon(self._pass_on_due, due)
@@ -455,7 +459,7 @@ class Relay:
             else:
                 asked.is_lost, asked.epoch = True, passed.epoch + 1
                 asked.deadline_ms = self._clock_ms() + LOST_WAIT_MS
-                self._go_on(asked)
+                self._handle(asked)
             return
         response = answer.result()
         # Refused at the master's gate: nothing was stored.

@@ -75,6 +75,7 @@ class UserProcessor:
             )
         )
         known = self._users.table.get(name)
+        # Who signs with that name counts as a node, which has every right.
         if guard.is_node(name):
             raise _forbidden(f"{name} is the name with which the nodes sign")
         if known is not None:
@@ -135,12 +136,14 @@ class UserProcessor:
         if known is not None:
             self._only_super_changes(request, guard, known)
             self._not_the_last_super(known)
+        # A record in any case: the deletion by an earlier request may be unconfirmed.
         await self._confirmed(self._users.delete(name), name)
         return RemotingCommand.response_to(request)
 
     def get_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Code 0 without a body if there is none, as in Java."""
         name, guard = text(request, "username"), self._guarded()
+        # The guard also knows the user of the nodes, which no answer shows.
         user = guard.user(name) if name in self._users.table else None
         body = b"" if user is None else user.info().encode()
         return RemotingCommand.response_to(request, body=body)

@@ -137,7 +137,7 @@ def check_shape(message: object) -> None:
     ):
         if not isinstance(value, kinds):
             raise MessageIllegalError(f"{name} is {_short(value)}, allowed: {allowed}")
-    # Brokers refuse more as they do what passes, so that it would be tried again.
+    # A broker refuses a larger one with a code that is retried, until the deadline of the send.
     if not -(1 << 31) <= message.flag < 1 << 31:
         raise MessageIllegalError(f"flag is {message.flag}, allowed are 32 bits")
     for key, value in message.properties.items():

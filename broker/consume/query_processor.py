@@ -75,7 +75,7 @@ class OffsetProcessor:
             self._require_master()
         group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
         offset = number(request, "commitOffset")
-        if self._gate.is_acting:  # it serves also groups that it was never told of
+        if self._gate.is_acting:  # it may not have every group of its master
             self._topics.group(group, writable=False)
         elif group not in self._topics.groups:
             check_group(group)
@@ -144,6 +144,7 @@ class OffsetProcessor:
 
 
 UNIQUE_QUERY_MAX = 32
+"""As in Java (`defaultQueryMaxNum`), whatever the request asks for."""
 UNITS_MAX = 1024
 
 
@@ -193,6 +194,7 @@ class QueryProcessor:
         """The record that begins at a physical offset (VIEW_MESSAGE_BY_ID, 33)."""
         offset = number(request, "offset")
         record = self._store.queries.look_message_by_offset(offset)
+        # As in Java, whose clients take this code for a message that is gone.
         if record is None:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, f"no message begins at physical offset {offset}"

@@ -203,10 +203,10 @@ class AckProcessor:
                 first = order.first_open
                 taken.append((order.key, service.positions.take(order.key, first), first))
         if taken:
-            self._go_on_in_order(end, taken)
+            self._continue_in_order(end, taken)
         self._path.answer_when_confirmed(end, request, connection)
 
-    def _go_on_in_order(self, end: int, taken: list[tuple[Key, Taken, int]]) -> None:
+    def _continue_in_order(self, end: int, taken: list[tuple[Key, Taken, int]]) -> None:
         def outcome(code: int, _: str) -> None:
             for key, one, next_offset in taken:
                 self._service.positions.confirmed(key, one, next_offset, ok=code == 0)

@@ -67,7 +67,7 @@ REVIVES_A_TURN: Final = 8
 """Check points revived in one turn, each of at most 32 messages."""
 SPAN_MIN: Final = 16_384
 """Records that a new master may have to read however little is in flight."""
-LEFT_A_TURN: Final = 32
+STRANDED_A_TURN: Final = 32
 WAITS_MS: Final = 1000
 """Pause before a message that could not be revived is tried again."""
 Outcome = Callable[[int, str], None]
@@ -213,8 +213,8 @@ class Reviver:
         """Returns False while the topic is not writable. Raises PutRefused, and
         BrokerRefusal(INVALID_PARAMETER) if its name would be too long (R54)."""
         group, topic, _ = point.key
-        real = topic.removeprefix(left_topic(group, ""))
-        failed = point.due > 0  # 0: moved by `LeftMessages`, not failed by a consumer
+        real = topic.removeprefix(retry_topic_v2(group, ""))
+        failed = point.due > 0  # 0: moved by `StrandedRetries`, not failed by a consumer
         try:
             limit = self._topics.group(group, writable=True).retry_max_times
             # A retried message also carries a handle: without space for it, a dead letter. Java
@@ -247,7 +247,7 @@ class Reviver:
         return True
 
 
-def left_topic(group: str, topic: str) -> str:
+def retry_topic_v2(group: str, topic: str) -> str:
     """POP's retry topic, which stock consumers that pull do not read."""
     return f"{RETRY_PREFIX}{group}+{topic}"
 
@@ -258,7 +258,7 @@ def pulls(topics: TopicService, group: str, topic: str) -> bool:
     return mode is not None and mode.mode == "PULL"
 
 
-class LeftMessages:
+class StrandedRetries:
     """Moves the messages in `%RETRY%group+topic` of groups that were set to PULL: it pops them
     without a consumer, due at once, and so `Reviver` puts them into `%RETRY%group`."""
 
@@ -278,16 +278,16 @@ class LeftMessages:
                 self.add(group, topic)
 
     def add(self, group: str, topic: str) -> None:
-        left = left_topic(group, topic)
-        if left in self._topics.topics and pulls(self._topics, group, topic):
-            self._keys.append((group, left, QUEUE))
+        name = retry_topic_v2(group, topic)
+        if name in self._topics.topics and pulls(self._topics, group, topic):
+            self._keys.append((group, name, QUEUE))
 
     def next(self, now_ms: int) -> Popped | None:
         queries = self._store.queries
         while self._keys:
             key = self._keys[0]
             begin = max(self._positions.next_of(key), queries.min_offset_in_queue(*key[1:]))
-            units = queries.units(*key[1:], begin, LEFT_A_TURN)
+            units = queries.units(*key[1:], begin, STRANDED_A_TURN)
             if not units or key[1] in self._store.deleting_topics:
                 self._keys.popleft()
                 continue
@@ -321,7 +321,7 @@ class PopService(LogFeature):
         self._config = config
         self.read_again: Callable[[Key | None], None] = lambda key: None
         self.positions = PopPositions(offsets)
-        self._left = LeftMessages(path.store, topics, self.positions)
+        self._stranded = StrandedRetries(path.store, topics, self.positions)
         self.table = PopTable()
         self.is_loaded = False
         self._load_to = 0
@@ -398,15 +398,15 @@ class PopService(LogFeature):
     def pulls_again(self, group: str, topic: str) -> None:
         """The group was set to PULL: moves its messages out of POP's retry topic."""
         if self.is_loaded and pulls(self._topics, group, topic):
-            self._left.add(group, topic)
+            self._stranded.add(group, topic)
             self._wake_in(0)
 
-    def _take_left(self, left: Popped) -> None:
-        end = self.put(PopRecord(popped=[left]))
-        taken = self.positions.take(left.key, left.next)
+    def _take_stranded(self, popped: Popped) -> None:
+        end = self.put(PopRecord(popped=[popped]))
+        taken = self.positions.take(popped.key, popped.next)
 
         def outcome(code: int, _: str) -> None:
-            self.positions.confirmed(left.key, taken, left.next, ok=code == 0)
+            self.positions.confirmed(popped.key, taken, popped.next, ok=code == 0)
 
         self.when_confirmed(end, outcome)
 
@@ -427,8 +427,8 @@ class PopService(LogFeature):
                     break
                 self._come_due(point, now_ms)
             self._write_oldest_again()
-            if (left := self._left.next(now_ms)) is not None:
-                self._take_left(left)
+            if (popped := self._stranded.next(now_ms)) is not None:
+                self._take_stranded(popped)
         except (PutRefused, BrokerRefusal) as error:
             log.warning("popped_message_waits reason=%s", error)
             return log_features.REFUSED_MS
@@ -452,7 +452,7 @@ class PopService(LogFeature):
             if not table.positions:
                 table.collects = False
                 self.is_loaded = True
-                self._left.find()
+                self._stranded.find()
                 self.read_again(None)
                 return True
             key, position = table.positions.popitem()

@@ -107,9 +107,11 @@ class SendProcessor:
         self._msg_id_prefix = broker.store_host.hex().upper().encode("ascii")
         self._min_in_sync = config.store.min_in_sync_replicas
         self._in_sync_count = in_sync_count
-        self._known: dict[str, int] = {}
+        self._queues: dict[str, int] = {}
+        """Topic -> its number of queues: a look-up in the tables costs more."""
         self._when_known = when_known
-        self._made: set[str] = set()
+        self._new_topics: set[str] = set()
+        """Made by a send whose reply waits until name servers know them."""
         self._random = random.Random()
         self.stored_total = 0
 
@@ -122,11 +124,11 @@ class SendProcessor:
     def topics_changed(self, topics: Collection[str] | None) -> None:
         """Drops the cached facts of these topics, or of all."""
         if topics is None:
-            self._known.clear()
+            self._queues.clear()
             return
         for topic in topics:
-            self._known.pop(topic, None)
-            self._made.discard(topic)
+            self._queues.pop(topic, None)
+            self._new_topics.discard(topic)
 
     def send(
         self,
@@ -381,12 +383,12 @@ class SendProcessor:
     def _wait(self, topic: str, end_offset: int, channel: Connection, reply: bytes) -> None:
         """Holds the reply until all below `end_offset` is confirmed. If the send created its topic,
         also until name servers know the topic, because the client may ask them at once."""
-        if topic not in self._made:
+        if topic not in self._new_topics:
             self._acks.add(end_offset, self._clock_ms(), channel, reply)
             return
 
         def known() -> None:
-            self._made.discard(topic)
+            self._new_topics.discard(topic)
             if self._gate.is_master and self._acks.master_epoch == epoch:
                 # Through `acks` again: this process may have been stopped since, and acks must wait
                 # (R8).
@@ -400,7 +402,7 @@ class SendProcessor:
         def outcome(code: int, remark: str) -> None:
             if code != ResponseCode.SUCCESS:
                 channel.write(recode(reply, code, remark))
-            elif topic in self._made:
+            elif topic in self._new_topics:
                 self._when_known(known)
             else:
                 channel.write(reply)
@@ -419,7 +421,7 @@ class SendProcessor:
                 f" minInSyncReplicas is {self._min_in_sync}",
             )
         topic = ext.topic
-        queues = self._known.get(topic)
+        queues = self._queues.get(topic)
         # Retries are looked up each time: after too many they become dead letters.
         if queues is None or topic[0] == "%":
             topic, queues = self._look_up(ext)
@@ -446,10 +448,10 @@ class SendProcessor:
         made = self._topics.get(topic) is None
         config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
         if made and topic[0] != "%":
-            self._made.add(topic)
+            self._new_topics.add(topic)
         # As in Java, a send may name a queue that is read only.
         queues = max(config.read_queue_nums, config.write_queue_nums)
-        self._known[topic] = queues
+        self._queues[topic] = queues
         return topic, queues
 
     def _retry_target(self, ext: SendFields) -> str:

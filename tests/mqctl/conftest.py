@@ -427,8 +427,8 @@ class FakeAdmin:
         await self._ask(masters)
         return [ClientConnection(client_addr="10.0.0.9:5", client_id="p@1")] if group == "P" else []
 
-    async def progress_of_broker(self, name: str, address: str) -> dict[str, list[QueueProgress]]:
-        return {"G": list((await self.consumer_progress("G", None, {name: address})).queues)}
+    async def progress_of_broker(self, address: str) -> dict[str, list[QueueProgress]]:
+        return {"G": list((await self.consumer_progress("G", None, {address: address})).queues)}
 
     async def group_settings(self, address: str) -> SubscriptionGroupWrapper:
         return SubscriptionGroupWrapper(subscription_group_table=dict(self.fake.group_table))

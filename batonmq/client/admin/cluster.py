@@ -42,6 +42,7 @@ class ClusterAdmin:
         """Broker name -> master address, for a cluster, one broker group, or all. `broker` may also
         be an address. Raises ClientError if nothing matches, NoMasterError for a group without a
         master."""
+        # An address works where no name server knows the broker.
         if broker is not None and ":" in broker:
             return {broker: broker}
         info = await self.info()

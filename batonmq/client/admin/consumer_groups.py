@@ -105,13 +105,11 @@ class ConsumerGroupAdmin:
                     found.setdefault(each.client_id, each)
         return [found[name] for name in sorted(found)]
 
-    async def progress_of_broker(self, name: str, address: str) -> dict[str, list[QueueProgress]]:
+    async def progress_of_broker(self, address: str) -> dict[str, list[QueueProgress]]:
         """Group -> its queues on one broker, for all groups that have an offset there."""
         groups = sorted({key.rpartition("@")[2] for key in await self.offsets(address)})
         return {
-            group: sorted(
-                await self._progress_at(name, address, group, None), key=lambda q: q.queue
-            )
+            group: sorted(await self._progress_at(address, group, None), key=lambda q: q.queue)
             for group in groups
         }
 
@@ -154,7 +152,7 @@ class ConsumerGroupAdmin:
         """The group's progress in every queue in which it has an offset."""
         masters = await self._to_ask(masters)
         parts = await asyncio.gather(
-            *(self._progress_at(name, a, group, topic) for name, a in masters.items())
+            *(self._progress_at(address, group, topic) for address in masters.values())
         )
         queues = sorted((q for part in parts for q in part), key=lambda q: q.queue)
         return GroupProgress(group, tuple(queues), await self.members(group, masters))
@@ -237,7 +235,7 @@ class ConsumerGroupAdmin:
         return dict(sorted(offsets.items()))
 
     async def _progress_at(
-        self, name: str, address: str, group: str, topic: str | None
+        self, address: str, group: str, topic: str | None
     ) -> Iterable[QueueProgress]:
         ext = {"consumerGroup": group, **({"topic": topic} if topic else {})}
         code = RequestCode.GET_CONSUME_STATS

@@ -39,10 +39,6 @@ GRPC_PORT_OFFSET = 1
 GROUPS_A_PAGE = 200
 _LEADER_PAUSE_S = 0.05
 
-# After these replies another controller is asked, or the same one a little later.
-_ASK_THE_LEADER = frozenset({ResponseCode.CONTROLLER_NOT_LEADER})
-_FINAL = frozenset({ResponseCode.NO_PERMISSION})
-
 
 class ControllerAdmin:
     """`addresses`: remoting addresses (`host:port`) of one or more controllers of the group."""
@@ -311,7 +307,8 @@ class ControllerAdmin:
                         address, code, ext, what, body=body, also=also, timeout_ms=share_ms
                     )
                 except ResponseError as error:
-                    if error.code not in _ASK_THE_LEADER:
+                    # It stopped leading since it was asked who leads.
+                    if error.code != ResponseCode.CONTROLLER_NOT_LEADER:
                         raise
                     asked.append((address, error.remark or "not the leader"))
                 except (ConnectError, RequestTimeoutError) as error:
@@ -328,7 +325,7 @@ class ControllerAdmin:
         for address, answer in (await self.all_metadata()).items():
             if isinstance(answer, BatonError):
                 asked.append((address, str(answer)))
-                if isinstance(answer, ResponseError) and answer.code in _FINAL:
+                if isinstance(answer, ResponseError) and answer.code == ResponseCode.NO_PERMISSION:
                     refusal = answer
             elif answer.leader_address:
                 named.append(answer.leader_address)

@@ -79,6 +79,7 @@ class MessageAdmin:
             "_UNIQUE_KEY_QUERY": "true" if unique else "false",
         }
 
+        # Each master has an index of its own messages only.
         async def at(broker_name: str, address: str) -> list[MessageExt]:
             reply = await requests.ask(
                 address, RequestCode.QUERY_MESSAGE, ext, "looking up by key", also=_NOT_FOUND

@@ -163,6 +163,7 @@ class TopicAdmin:
         targets = await self._cluster.targets(cluster, broker)
         for address in targets.values():
             await self._put(address, config, config.attributes or {}, force=force)
+        # The known route may have other queues now; the next use fetches it.
         self._requests.client.routes.forget(config.topic_name)
         return targets
 

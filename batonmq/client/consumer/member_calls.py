@@ -59,7 +59,7 @@ async def answer(state: MemberState, request: RemotingCommand) -> RemotingComman
 
 
 async def _reset(state: MemberState, request: RemotingCommand) -> None:
-    """220: moves the queues that this member holds to the given offsets."""
+    """RESET_CONSUMER_CLIENT_OFFSET (220): moves this member's queues to the given offsets."""
     # Queues of other members come too: the broker sends one table to all of them.
     for queue, offset in ResetOffsetBody.decode(request.body).offset_table.items():
         reader = state.readers.get(queue)
@@ -68,7 +68,7 @@ async def _reset(state: MemberState, request: RemotingCommand) -> None:
 
 
 async def _status(state: MemberState, request: RemotingCommand) -> RemotingCommand:
-    """221: this member's offsets in a topic."""
+    """GET_CONSUMER_STATUS_FROM_CLIENT (221): this member's offsets in a topic."""
     topic = request.ext.get("topic", "")
     table = {
         queue: known
@@ -80,7 +80,8 @@ async def _status(state: MemberState, request: RemotingCommand) -> RemotingComma
 
 
 async def _running_info(state: MemberState, request: RemotingCommand) -> RemotingCommand:
-    """307: Java's ConsumerRunningInfo, without jstack: coroutines have none."""
+    """GET_CONSUMER_RUNNING_INFO (307): Java's ConsumerRunningInfo, without jstack: coroutines have
+    none."""
     queues = {queue: _queue_info(state, reader) for queue, reader in state.readers.items()}
     members = {
         "mqPopTable": b"{}",
@@ -107,7 +108,7 @@ def _queue_info(state: MemberState, reader: QueueReader) -> dict[str, Any]:
 
 
 async def _consume(state: MemberState, request: RemotingCommand) -> RemotingCommand:
-    """309: calls the listener with one message; nothing is committed or sent back."""
+    """CONSUME_MESSAGE_DIRECTLY (309): calls the listener once, and commits nothing."""
     broker_name = request.ext.get("brokerName", "")
     try:
         message = decode_record(request.body)

@@ -1,4 +1,5 @@
-"""Statistics of a consumer for request 307: rates and times of the last minute, by topic. Pure.
+"""Statistics of a consumer for GET_CONSUMER_RUNNING_INFO (307): rates and times of the last minute,
+by topic. Pure.
 
 Origin: ConsumerStatsManager and ConsumeStatus in Java; as there, one sample every 10 s.
 """

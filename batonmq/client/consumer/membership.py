@@ -109,6 +109,7 @@ class Rebalances:
     async def repeat(self, rebalance: Callable[[], Awaitable[bool]], *, settled: bool) -> None:
         """Rebalances until it is cancelled. `settled`: whether the last one was complete."""
         while True:
+            # A broker's notice of a change may be lost, so the period is an upper bound.
             pause_ms = self._period_ms if settled else _UNSETTLED_MS
             await is_set_within(self._wanted, pause_ms / 1000)
             try:

@@ -1,9 +1,9 @@
 """Orderly consumption: one listener call at a time per queue, in the order of the queue.
 
-The broker locks each queue for one member (request 41, for 60 s, renewed every 20 s); after 30 s
-without renewal the member stops by itself. A message that fails pauses its queue for
-`orderly_suspend_ms` and is then delivered again, before any later message. Origin:
-ConsumeMessageOrderlyService, RebalancePushImpl.
+The broker locks each queue for one member (LOCK_BATCH_MQ, 41) for 60 s; the member renews the lock
+every 20 s, and stops by itself after 30 s without renewal. A message that fails pauses its queue
+for `orderly_suspend_ms` and is then delivered again, before any later message.
+Origin: ConsumeMessageOrderlyService, RebalancePushImpl.
 """
 
 import asyncio

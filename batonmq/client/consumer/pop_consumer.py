@@ -34,6 +34,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms, wall_ms
 
 _ANSWER_MS = 1000
+"""For the answer to arrive, after the time for which the broker may hold a POP."""
 _TURN_MS = 1000
 """With several broker groups: how long to wait for one of them before asking the others again."""
 
@@ -144,6 +145,7 @@ class PopConsumer(Receiver):
         }
 
         def command(left_ms: int) -> RemotingCommand:
+            # The broker counts `pollTime` from `bornTime`, so each try has its own.
             times = {"pollTime": str(min(poll_ms, left_ms)), "bornTime": str(wall_ms())}
             return RemotingCommand.request(RequestCode.POP_MESSAGE, ext | times)
 

@@ -87,6 +87,7 @@ class PullConsumer(Receiver):
         return await self._calls.max_offset(queue, deadline_ms=boot_ms() + timeout_ms)
 
     async def min_offset(self, queue: MessageQueue, *, timeout_ms: int = 3000) -> int:
+        """The offset of the first message that is kept."""
         self._check_running()
         return await self._calls.min_offset(queue, deadline_ms=boot_ms() + timeout_ms)
 

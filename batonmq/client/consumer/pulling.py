@@ -68,6 +68,7 @@ def build_subscription(
     check_topic_name(topic)
     check_text("expression", expression)
     text = expression.strip()
+    # `*` means all in both kinds: it needs no filter at the broker.
     if expression_type == SQL92 and text and text != ALL:
         return SubscriptionData(
             topic=topic, sub_string=text, expression_type=SQL92, sub_version=version_ms
@@ -100,6 +101,7 @@ def wanted_only(
 
 
 PULL_BYTES_MAX = 256 * 1024
+"""Java's `pullBatchSizeInBytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ def for_reader(message: MessageExt, broker_name: str) -> None:
 
 
 SUSPEND_MS = 15_000
+# A broker answers a damaged record with SYSTEM_ERROR until it has healed it (R24).
 PULL_AGAIN = NOT_SERVING | {ResponseCode.SYSTEM_ERROR}
 
 

@@ -99,6 +99,7 @@ class PushConsumer(Subscriber):
 
     @property
     def client_id(self) -> str:
+        """The name by which brokers know this member."""
         return self._client.client_id
 
     @property
@@ -119,6 +120,7 @@ class PushConsumer(Subscriber):
             self._client.spawn(self._client.heartbeats.send())
 
     def unsubscribe(self, topic: str) -> None:
+        """The next rebalance, which follows at once, gives the topic's queues up."""
         self._subscriptions.pop(topic, None)
         self._rebalances.soon()
 
@@ -230,6 +232,7 @@ class PushConsumer(Subscriber):
         return await answer(state, request)
 
     async def rebalance(self) -> None:
+        """Computes this member's share of the queues now."""
         if self._service is None:
             raise ClientClosedError(f"consumer {self.group}")
         await self._rebalance()

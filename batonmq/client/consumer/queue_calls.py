@@ -159,6 +159,7 @@ class QueueCalls:
         # Brokers refuse the request for a group without members.
         if reply.code != ResponseCode.SUCCESS:
             return None
+        # An empty list lacks the asking member itself, so it counts as no answer.
         return list(GetConsumerListByGroupResponseBody.decode(reply.body).consumer_id_list) or None
 
     async def lock_queues(
@@ -190,8 +191,8 @@ class QueueCalls:
         )
 
     async def check_subscription(self, group: str, subscription: SubscriptionData) -> None:
-        """Asks every master of the topic to check an SQL92 expression (request 46); tags need no
-        check. Raises ResponseError with the broker's reason."""
+        """Asks every master of the topic to check an SQL92 expression (CHECK_CLIENT_CONFIG, 46);
+        tags need no check. Raises ResponseError with the broker's reason."""
         if subscription.expression_type == TAG:
             return
         route = await self._client.routes.get(subscription.topic)

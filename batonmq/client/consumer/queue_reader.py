@@ -111,6 +111,7 @@ class QueueReader:
             if subscription is None:
                 return
             try:
+                # Looked up before each pull: it costs nothing while the route is known.
                 address = await self._client.routes.master(
                     self.queue.topic,
                     self.queue.broker_name,
@@ -212,6 +213,7 @@ class QueueReader:
         except (ConnectError, RequestTimeoutError, RemoteProtocolError, ResponseError) as error:
             log.info("slave_not_read queue=%s address=%s reason=%s", self.queue, address, error)
             return None
+        # Only the master can hold the pull, or say that the offset is wrong.
         if result.status is not PullStatus.FOUND:
             return None
         self._suggested_id = result.suggest_broker_id

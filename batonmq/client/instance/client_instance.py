@@ -73,7 +73,7 @@ class ClientInstance(Connections, RouteListener):
     def _on_asked(
         self, request: RemotingCommand, _: Connection
     ) -> Awaitable[RemotingCommand | None]:
-        # 220 and 221 name it `group`, 307 and 309 `consumerGroup`.
+        # As in Java: requests about offsets name it `group`, the others `consumerGroup`.
         group = request.ext.get("group") or request.ext.get("consumerGroup", "")
         for member in self.heartbeats.members:
             data = member.consumer_data()
@@ -141,9 +141,11 @@ class InstanceUser:
 
     @property
     def client(self) -> ClientInstance:
+        """The instance that was given, else one of its own."""
         return self._client
 
     async def start(self) -> None:
+        """Opens its own instance; one that was given is started by its owner."""
         if self._own_client:
             await self._client.start()
 

@@ -32,6 +32,7 @@ SERVICE_NOT_AVAILABLE (14).
 
 def pause_ms(failures: int) -> int:
     """The pause before the next try after `failures` (>= 1) in a row."""
+    # The power has a limit: a float overflows after some 1,700 failures, 3 minutes of pauses.
     return min(round(FIRST_PAUSE_MS * GROWTH ** min(failures - 1, 16)), LAST_PAUSE_MS)
 
 

@@ -136,7 +136,7 @@ class NameServers:
         }
         try:
             while asking and answers.best is None:
-                patience_s = _SECOND_OPINION_S if answers.any else None
+                patience_s = _SECOND_OPINION_S if answers.has_some else None
                 done, asking = await asyncio.wait(
                     asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -175,15 +175,15 @@ class NameServers:
                 self._preferred = index
 
     async def invoke_each(
-        self, request_of: RemotingCommand, *, deadline_ms: int
+        self, request: RemotingCommand, *, deadline_ms: int
     ) -> dict[str, RemotingCommand | Exception]:
         """Sends the request to every name server at once; returns address -> reply or error."""
 
         async def one(index: int) -> RemotingCommand | Exception:
             # One for each server: a request has one id, by which its reply is found.
-            request = RemotingCommand.request(request_of.code, request_of.ext, request_of.body)
+            own = RemotingCommand.request(request.code, request.ext, request.body)
             try:
-                return await self._ask(index, request, deadline_ms, last=True)
+                return await self._ask(index, own, deadline_ms, last=True)
             except (ConnectError, RequestTimeoutError, ResponseError) as error:
                 return error
 
@@ -220,7 +220,7 @@ class _RouteAnswers:
         self.failures: list[tuple[str, str]] = []
 
     @property
-    def any(self) -> bool:
+    def has_some(self) -> bool:
         return bool(self._second_best or self.unknown_at)
 
     def take(self, data: TopicRouteData) -> bool:

@@ -120,6 +120,7 @@ class MasterHints:
             hint = self._hints.get(name)
             if hint is None or now_ms >= hint.until_ms:
                 continue
+            # Without a master the route lists no queues to send to, and a hint cannot add them.
             if MASTER_ID in addresses and addresses[MASTER_ID] != hint.address:
                 # The route still has it as a slave, under its own id.
                 kept = {i: at for i, at in addresses.items() if at != hint.address}

@@ -64,8 +64,8 @@ class Outgoing:
             "g": str(born_ms),
             "h": str(self.flag),
             "i": self.properties,
-            "j": "0",
-            "k": "false",
+            "j": "0",  # reconsumeTimes
+            "k": "false",  # unitMode
             "m": "true" if self.batch else "false",
             "n": queue.broker_name,
         }

@@ -41,6 +41,7 @@ from batonmq.client.producer.outgoing import (
     NewKey,
     NewTopic,
     Outgoing,
+    check_message,
     outgoing,
     outgoing_batch,
     timed,
@@ -210,6 +211,8 @@ class Producer(GroupMember):
         limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
         deadline_ms = boot_ms() + limit_ms
         asked = question(message, self._client.client_id, limit_ms)
+        # Here, not only in `send`: what is refused must cost no look-up and no heartbeat.
+        check_message(asked, self.options.message_size_max)
         reply = self._questions.wait_for(asked)
         try:
             await self._questions.announce(await self._routes.get(asked.topic, deadline_ms))
@@ -241,7 +244,7 @@ class Producer(GroupMember):
         check_received("asked", asked)
         check_timeout(timeout_ms)
         message = answer(asked, body)
-        queue = MessageQueue(message.topic, asked.broker_name, 0)
+        queue = MessageQueue(message.topic, asked.broker_name, 0)  # a reply topic has one queue
 
         async def send(messages: Sequence[Message]) -> SendResult:
             ready = replace(self._outgoing(messages[0], self._ids.next), reply=True)
@@ -302,6 +305,7 @@ class Producer(GroupMember):
             ready = self._outgoing(messages[0], self._ids.next)
             deadline_ms = boot_ms() + self.options.send_timeout_ms
             route = await self._routes.get(ready.topic, deadline_ms)
+            # A oneway send is tried once, so it does not wait for an election.
             if not route.publish_queues:
                 raise NoRouteError(
                     ready.topic,
@@ -435,7 +439,7 @@ class Producer(GroupMember):
         picker = self._pickers.get(topic)
         if picker is not None:
             picker.broker_answered(queue.broker_name)
-        self._routes.stored(topic)
+        self._routes.stored(topic)  # perhaps the send created it
         ext = reply.ext
         return SendResult(
             status=STATUS_BY_CODE[reply.code],

@@ -55,6 +55,7 @@ def _pushed_answer(request: RemotingCommand, properties: dict[str, str]) -> Mess
     ext = request.ext
 
     def number(name: str) -> int:
+        # A bad field must not keep the reply from its requester.
         text = ext.get(name, "")
         return int(text) if text.isdecimal() else 0
 

@@ -69,6 +69,7 @@ class RetryDecision(Enum):
 
 _DECISIONS: dict[int, RetryDecision] = {
     **dict.fromkeys(STATUS_BY_CODE, RetryDecision.STORED),
+    # Also sent while fewer than `minInSyncReplicas` are in the set: a member may come back (R15).
     ResponseCode.SYSTEM_ERROR: RetryDecision.RETRY,
     ResponseCode.SYSTEM_BUSY: RetryDecision.RETRY,
     ResponseCode.SERVICE_NOT_AVAILABLE: RetryDecision.RETRY,

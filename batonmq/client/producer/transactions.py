@@ -117,7 +117,7 @@ class TransactionProducer(Producer):
 
         sent = await self._observed([half], send)
         if not sent.acknowledged:
-            # It may be stored all the same, and would be asked about until its time is over.
+            # It may be stored nevertheless, and the broker would ask about it for a long time.
             return await self._end(sent, TransactionState.ROLLBACK, timeout_ms)
         try:
             state = await _state_of(execute(message))

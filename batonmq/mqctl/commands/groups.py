@@ -183,7 +183,7 @@ async def broker_consume_stats(
             masters = await masters_to_read(context, admin, cluster_name)
 
         async def progress(name: str) -> dict[str, list[QueueProgress]]:
-            return await admin.consumer_groups.progress_of_broker(name, masters[name])
+            return await admin.consumer_groups.progress_of_broker(masters[name])
 
         found = await context.ask_each(masters, progress)
     queues = [

@@ -70,6 +70,14 @@ async def test_a_question_is_answered_by_what_the_broker_pushes() -> None:
         assert (properties["TTL"], properties["KEYS"]) == ("3000", "k")
 
 
+async def test_a_bad_question_is_refused_before_anything_is_sent() -> None:
+    async with producing() as (cluster, producer):
+        before = cluster.master().codes()
+        with pytest.raises(MessageIllegalError, match="body is empty"):
+            await producer.request(Message("T", b""))
+        assert cluster.master().codes() == before
+
+
 async def test_an_answer_counts_before_the_question_is_acknowledged() -> None:
     """The broker that has it, and gave it to a consumer, ends before it acknowledges it."""
     async with producing() as (cluster, producer):
