@@ -18,6 +18,7 @@ import pytest
 
 import batonmq.client.consumer.pull_consumer
 import batonmq.client.producer.producer
+from batonmq.client.errors import NoRouteError
 from batonmq.mqctl.context import CommandFailed, _ctrl_c_at_once, disk_failures
 from batonmq.mqctl.output import Cell, shown
 from batonmq.mqctl.roll import Doubt
@@ -431,6 +432,17 @@ def test_dead_letters_that_were_sent_are_named_when_one_fails(
     ran = mqctl("dlq", "resend", "g", "--yes", "--json")
     assert ran.code == 1 and ran.err.count("id: no master") == 1
     assert [m["sendStatus"] for m in ran.json] == ["SEND_OK", "SEND_OK", None, *["SEND_OK"] * 3]
+
+
+def test_a_group_without_dead_letters_is_no_missing_topic(
+    mqctl: Run, consumer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(self: object, topic: str, **_: Any) -> None:
+        raise NoRouteError(topic, ("10.0.0.1:9876",))
+
+    monkeypatch.setattr(FakeConsumer, "fetch_queues", unknown)
+    ran = mqctl("dlq", "show", "g")
+    assert (ran.code, ran.err.strip()) == (1, "mqctl: group g has no dead letters")
 
 
 def test_a_queue_that_cannot_be_read_hides_no_other_queue(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from batonmq.client.errors import NoRouteError
 from batonmq.client.producer.producer import Producer
 from batonmq.mqctl.commands.message import (
     CONSUMER_GROUP,
@@ -86,7 +87,11 @@ async def _dead_letters(
     found: list[MessageExt] = []
     async with context.consumer(CONSUMER_GROUP) as consumer:
         reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)
-        for queue in await consumer.fetch_queues(dlq_topic(group), timeout_ms=context.timeout_ms):
+        try:
+            queues = await consumer.fetch_queues(dlq_topic(group), timeout_ms=context.timeout_ms)
+        except NoRouteError:  # a broker makes the topic with the first dead letter
+            raise CommandFailed(f"group {group} has no dead letters") from None
+        for queue in queues:
             end = await consumer.max_offset(queue, timeout_ms=context.timeout_ms)
             first = 0 if keys else max(0, end - most)
             async for message in reader.read(queue, first, end):
