@@ -223,7 +223,7 @@ class RemotingEndpoint:
         view = result.view
         if not result.ok or view is None:
             return _answer(request, result, ext)
-        # A broker that gets a dead master's address would follow it instead of asking for an election.
+        # A broker would follow a dead master instead of asking for an election.
         if result.master_alive:
             ext |= _master(view)
         return _answer(request, result, ext, _set_body(view))
