@@ -62,6 +62,11 @@ async def end_of_transaction(rig: Rig) -> PopRequest:
     return lambda: rig.ask(37, end_header(sent, "8"))
 
 
+async def checks_from_the_start(rig: Rig) -> PopRequest:
+    sent = await rig.send("T", TRAN_MSG="true", PGROUP="pg")
+    return lambda: rig.ask(323, {"msgId": sent.ext["msgId"]})
+
+
 async def send_back(rig: Rig) -> PopRequest:
     sent = await rig.send("T")
     _, offset = decode_offset_msg_id(sent.ext["msgId"])
@@ -122,6 +127,7 @@ async def lock(rig: Rig) -> PopRequest:
     "prepare",
     [
         end_of_transaction,
+        checks_from_the_start,
         send_back,
         reply,
         new_topic,

@@ -69,6 +69,20 @@ def test_a_java_masters_check_point_counts_where_it_is_further(tmp_path):
     assert own.timer.done_ms == 6_000
 
 
+def test_r30_timers_of_a_java_folder_continue_where_it_was(tmp_path):
+    """What Java noted counts until there is progress of our own."""
+    path, check = tmp_path / "delayOffset.json", tmp_path / "timercheck"
+    check.write_bytes(check_point(5_000, 7))
+    for noted in (TimerProgress(done_ms=5_000, next_offset=7), TimerProgress(done_ms=9_000)):
+        made = DelayOffsetManager(path)
+        made.load()
+        assert made.timer == noted
+        made.set_timer(TimerProgress(done_ms=9_000))
+        for write in made.writes_due():
+            write()
+        check.write_bytes(check_point(1_000, 1))
+
+
 def check_point(read_ms: int, queue_offset: int) -> bytes:
     """As 60 gives it."""
     return struct.pack(">7q", read_ms, 0, queue_offset, queue_offset, 0, 0, 0)

@@ -301,6 +301,9 @@ def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path):
         records.append(record)
         if number < 3:
             progress.noted(record, 100 * number)
+        if number == 2:
+            progress.apply_record(records[0].encode(), 100)
+            assert progress.delays == {1: 2} and progress.timer == TimerProgress(done_ms=2)
     for number, record in enumerate(records, 1):
         progress.apply_record(record.encode(), 100 * number)
         assert progress.delays == {1: 3} and progress.timer == TimerProgress(done_ms=3)

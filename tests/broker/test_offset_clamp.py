@@ -177,8 +177,11 @@ async def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_fro
     moved = await rig.pull(offset=1_000)
     assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, "7")
     gate.after_unclean = True
-    moved = await rig.pull(offset=1_000)
-    assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, "5")
+    await make_group(rig, "h")
+    offsets.commit("h", "T", 0, 0)
+    for group, at in (("g", "5"), ("h", "0")):
+        moved = await rig.pull(offset=1_000, group=group)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, at)
     refused = await rig.ask(15, commit(1_000))
     assert refused.code == Code.INVALID_PARAMETER
     assert "offset 1000 of T queue 0 is above its end, 7" in (refused.remark or "")

@@ -1,5 +1,6 @@
 """What is in flight, by the records alone: time is a number, a new master is a second table."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from batonmq.broker.pop.pop_table import (
     PutOff,
     decode_pop_record,
 )
+from batonmq.protocol.errors import RemoteProtocolError
 
 KEY = ("g", "T", 0)
 
@@ -82,6 +84,22 @@ def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible():
     assert again is not None and again.counts == {5: 1, 6: 1} and len(table) == 3
     table.apply(PopRecord(acked=[acked(5, 6, 7, at=71_000)]), 4)
     assert table.order_of(KEY) is None and not table.is_blocked(KEY, "", 0)
+
+
+def test_an_orderly_queue_wakes_when_what_is_left_is_visible():
+    table = PopTable()
+    late = PutOff(key=KEY, pop_time=1000, offset=6, visible=90_000)
+    table.apply(PopRecord(popped=[popped(5, 6, order=True)], put_off=[late]), 0)
+    assert table.next_due(89_999) is None
+    table.apply(PopRecord(acked=[acked(6)]), 1)
+    assert table.next_due(61_128) is table.order_of(KEY) is not None
+
+
+def test_r54_a_record_of_messages_without_offsets_is_unreadable():
+    with pytest.raises(RemoteProtocolError, match="without offsets"):
+        decode_pop_record(
+            PopRecord(popped=[Popped(key=KEY, pop_time=1, due=2, offsets=[], last_phy=0)]).encode()
+        )
 
 
 def test_r30_a_new_master_continues_in_order_at_the_first_unacked_message():

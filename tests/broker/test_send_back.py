@@ -214,6 +214,8 @@ async def test_the_fallback_310_into_the_retry_topic(rig):
     assert (await rig.ask(310, fallback(1), b"in order")).code == 0
     dead = await records(rig, "%DLQ%g")
     assert [m.body for m in dead] == [b"dead", b"in order"]
+    config = rig.service.topics.get("%DLQ%g")
+    assert config is not None and config.write_queue_nums == 1, "no template is asked"
     assert {m.properties["DELAY"] for m in dead} == {"-1"}
     batch = fallback(1) | {"m": "true"}
     assert (await rig.ask(320, batch, b"")).code == 13

@@ -44,6 +44,18 @@ def test_a_clock_that_was_set_back_delivers_nothing_early(queue):
     assert len(queue) == 0
 
 
+def test_r30_a_new_master_delivers_nothing_twice_after_a_clock_was_set_back(queue):
+    """It reads what was delivered again, since something of that block waits."""
+    for due_ms in (1000, 2000):
+        assert queue.seen(due_ms)
+    assert queue.next_due(1000) == 0 and queue.done()
+    queue.clock_shows(500)
+    heir = fresh(queue.progress())
+    assert not heir.seen(1000) and not heir.waits(0, 1000)
+    assert heir.seen(2000) and heir.seen(600), "it came since, and is due by the clock as it is"
+    assert heir.next_due(600) == 2
+
+
 def test_an_empty_queue_waits_for_nothing(queue):
     assert queue.wake_ms == NEVER and queue.next_due(NEVER) is None
 

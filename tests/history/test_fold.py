@@ -169,6 +169,7 @@ def test_a_planned_switch_is_told_though_its_request_is_heard_of_late():
     assert story.kind == "planned_switch"
     assert steps(story) == ["requested", "drained", "detected", "proposed", "opened", "first ack"]
     assert (story.held_ms, story.drained_offset, story.unavailable_ms) == (9, 640, 21)
+    assert story.confirmed_offset == 700
     assert "hand over to broker 2: upgrade" in lines(story)[0]
     assert "writes were held for 9 ms" in cost(story)
     assert document(story)["beganTimestamp"] == 1_010
