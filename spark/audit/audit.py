@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,9 +19,8 @@ from batonmq.spark.differences.replica_groups import ReplicaGroup, find_groups, 
 from batonmq.spark.read.columns import columns_of
 from batonmq.spark.read.queues import gather
 from batonmq.spark.severity import SEVERITIES, WARNING
-from batonmq.spark.steps.sql import Engine, dicts
+from batonmq.spark.steps.sql import Engine, Step, dicts
 
-StepName = Callable[[str], AbstractContextManager[None]]
 #: The gravest findings come first, then those of lower places; what a row lacks comes first.
 _RANK: Final = " ".join(f"WHEN f.severity = '{s}' THEN {n}" for n, s in enumerate(SEVERITIES))
 _GRAVEST: Final = f"""
@@ -129,7 +128,7 @@ def _no_step(_: str) -> AbstractContextManager[None]:
 
 
 def run_audit(
-    engine: Engine, request: AuditRequest, plan: AuditPlan, step: StepName = _no_step
+    engine: Engine, request: AuditRequest, plan: AuditPlan, step: Step = _no_step
 ) -> AuditResult:
     """Audit all groups of the stores. `step` gets the name of each step.
 

@@ -5,7 +5,6 @@ JSON lines, packed ones and folders, too. Free of Spark.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ import msgspec
 import pyarrow as pa
 
 from batonmq.spark.read.columns import columns_of
-from batonmq.spark.read.storage import Storage, even_parts, files_of
+from batonmq.spark.read.storage import Storage, even_parts, files_of, lines_of
 
 _PIECE_BYTES: Final = 32 << 20
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
 _SHOWN: Final = 100
 _ROWS_MAX: Final = 50_000
 _LINE_MAX: Final = 1 << 20
-_BUFFER_BYTES: Final = 1 << 20
 _Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -104,7 +102,7 @@ def entries_of(piece: Piece) -> Iterator[dict[str, object]]:
     """Rows of a piece: its entries up to the first line that is none, which has a fault. Raises
     OSError.
     """
-    for offset, line in _lines(piece):
+    for offset, line in lines_of(piece.storage, piece.path, piece.begin, piece.end, _LINE_MAX):
         if not line.strip():
             continue
         try:
@@ -139,26 +137,6 @@ def entry_rows(number: int, piece: Piece) -> Iterator[pa.RecordBatch]:
     rows = ({**row, "entry": number << 40 | n} for n, row in enumerate(entries_of(piece), 1))
     while some := list(islice(rows, _ROWS_MAX)):
         yield pa.RecordBatch.from_pylist(some, ENTRY_SCHEMA)
-
-
-def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of the lines that begin in a piece; of one that is too long the beginning.
-    Raises OSError, also for a file that is shorter than it was."""
-    system = piece.storage.file_system
-    opened = system.open_input_file if piece.end else system.open_input_stream  # this one unpacks
-    with io.BufferedReader(opened(piece.path), _BUFFER_BYTES) as file:
-        at = piece.begin
-        if at:  # the line that holds the byte before belongs to the piece before
-            file.seek(at - 1)
-            at += len(file.readline()) - 1
-        while (at < piece.end or not piece.end) and (line := file.readline(_LINE_MAX)):
-            yield at, line
-            at += len(line)
-    if at < piece.end:  # what is not read would count as clean
-        raise OSError(
-            f"{piece.path} ends at {at}, {piece.end} bytes were listed: it was replaced meanwhile; "
-            "read again"
-        )
 
 
 def _line_number(piece: Piece, offset: int) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -51,13 +51,19 @@ from batonmq.spark.read.store_facts import StoreFacts
 from batonmq.spark.report.epoch_tables import ROWS_HELD, EpochTables
 from batonmq.spark.report.quantities import DAY_MS
 from batonmq.spark.steps.result_folder import Results
-from batonmq.spark.steps.sql import PARQUET, Engine, ResultTable, dicts, this_task, write_version
+from batonmq.spark.steps.sql import (
+    PARQUET,
+    Engine,
+    ResultTable,
+    Step,
+    dicts,
+    this_task,
+    write_version,
+)
 
 SPLIT_BYTES: Final = 32 << 20
 _FEW: Final = 5_000
 """So many rows of a table a task hands on beside writing them: the summary reads no small files."""
-
-Step = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from batonmq.history.file import controller_of
 from batonmq.spark.read import history_table
 from batonmq.spark.read.columns import HISTORY_COLUMNS, columns_of
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.history_table import HistoryRange, events_of, line_pieces
+from batonmq.spark.read.history_table import HistoryRange, events_of
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.storage import Storage, files_of
@@ -153,14 +153,12 @@ def _tamed(event: HistoryEvent) -> HistoryEvent:
 
 
 def _lines_of_file(storage: Storage, part: HistoryRange, rank: int) -> Iterator[Line | Damage]:
-    with storage.open(part.path) as file:
-        for at, piece in line_pieces(file, part):
-            for found in events_of(part.path, at, piece):
-                if isinstance(found, Damage):
-                    yield found
-                else:
-                    offset, text, event = found
-                    yield Line(rank, offset, _tamed(event), text)
+    for found in events_of(storage, part):
+        if isinstance(found, Damage):
+            yield found
+        else:
+            offset, text, event = found
+            yield Line(rank, offset, _tamed(event), text)
 
 
 def _lines_of_rows(

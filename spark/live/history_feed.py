@@ -30,9 +30,8 @@ from batonmq.runtime.clock import boot_ms
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.offsets import DataLossError
 from batonmq.spark.live.options import HistoryOptions
-from batonmq.spark.read.columns import batch_of, table_schema
-from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.history_table import decode_lines
+from batonmq.spark.read.columns import table_schema
+from batonmq.spark.read.history_table import event_rows
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -45,7 +44,6 @@ PAUSE_MS: Final = 200
 # Spark polls again 10 ms after there was nothing; the controllers get requests this often at most.
 IDLE_MS: Final = 500
 _EVENTS_A_TASK: Final = 2_000
-_OF_FILES: Final = ("file", "controller", "line_offset")
 
 
 def to_checkpoint(place: EventKey | None) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def from_checkpoint(raw: Mapping[str, Any]) -> EventKey | None:
 @dataclass(frozen=True, slots=True)
 class HistoryRead:
     """A stream of the history. The driver reads the events and gives them to the tasks, which only
-    decode them: they are few."""
+    make rows of them: they are few."""
 
     options: HistoryOptions
 
@@ -93,13 +91,9 @@ class HistoryRead:
     def stream(self) -> HistoryFeed:
         return HistoryFeed(self.options)
 
-    def run(self, lines: bytes) -> Iterator[pa.RecordBatch]:
-        """Rows of events that one task decodes; what names a place in a file is null."""
-        schema = self.schema
-        kept = [name for name in schema.names if name not in _OF_FILES]
-        for found in decode_lines("", 0, lines, schema):
-            if not isinstance(found, Damage):
-                yield batch_of(schema, len(found), {name: found[name] for name in kept})
+    def run(self, events: Sequence[HistoryEvent]) -> Iterator[pa.RecordBatch]:
+        """Rows of the events of one task; what names a place in a file is null."""
+        yield event_rows(self.schema, events, {})
 
 
 class HistoryFeed:
@@ -192,11 +186,11 @@ class HistoryFeed:
             place = page[-1].key if len(within) == len(page) else end
         return events
 
-    def tasks(self, start: EventKey | None, end: EventKey | None) -> list[bytes]:
-        """The events of a batch as lines of JSON, a piece for each task."""
-        lines = [event.to_json().encode() + b"\n" for event in self.between(start, end)]
-        pieces = range(0, len(lines), _EVENTS_A_TASK)
-        return [b"".join(lines[at : at + _EVENTS_A_TASK]) for at in pieces]
+    def tasks(self, start: EventKey | None, end: EventKey | None) -> list[Sequence[HistoryEvent]]:
+        """The events of a batch, a piece for each task."""
+        events = self.between(start, end)
+        pieces = range(0, len(events), _EVENTS_A_TASK)
+        return [events[at : at + _EVENTS_A_TASK] for at in pieces]
 
     def _is_beyond(self, place: EventKey) -> bool:
         return place > (self._target or {}).get(place[0], place)

@@ -4,8 +4,9 @@ A file is split like any text: a range owns the lines that begin in it. A bad li
 only. Free of Spark.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -16,10 +17,9 @@ from batonmq.history.event import TIMES, HistoryEvent
 from batonmq.history.file import controller_of
 from batonmq.spark.read.columns import HISTORY_COLUMNS, TIME_MS_MAX, batch_of, timestamps
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.storage import OpenFile, Storage, even_parts
+from batonmq.spark.read.storage import Storage, even_parts, lines_of
 
-_PIECE_BYTES: Final = 4 << 20
-_LINE_BYTES: Final = 1 << 16  # most lines are shorter
+_BATCH_LINES: Final = 10_000
 
 
 def _decoder(*, lenient: bool) -> Any:
@@ -97,74 +97,40 @@ def plan_history(storage: Storage, paths: list[str], size_bytes: int) -> list[Hi
     return ranges
 
 
-def read_history(
-    storage: Storage, wanted: HistoryRange, schema: pa.Schema
-) -> Iterator[pa.RecordBatch | Damage]:
-    """Batches of events, and lines that are none.
+def events_of(
+    storage: Storage, part: HistoryRange
+) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
+    """(offset, line without its end, event), and lines that are none. Raises OSError.
 
     A last line without its end is being written, or was torn by a crash: it is not there.
     """
-    with storage.open(wanted.path) as file:
-        for offset, text in line_pieces(file, wanted):
-            yield from decode_lines(wanted.path, offset, text, schema)
+    for offset, line in lines_of(storage, part.path, part.begin, part.end):
+        if line.endswith(b"\n"):
+            try:
+                yield offset, line[:-1], event_of(line)
+            except ValueError as error:
+                yield Damage(part.path, offset, len(line), f"no event: {error}", in_log=False)
 
 
-def line_pieces(file: OpenFile, wanted: HistoryRange) -> Iterator[tuple[int, bytes]]:
-    """(offset, whole lines) of the range, in pieces. Raises OSError for a shorter file."""
-    if file.size < wanted.end:
-        raise OSError(
-            f"{file.path} has {file.size} bytes, {wanted.end} were listed: its controller began "
-            "another file of this name meanwhile; read again"
-        )
-    # The line that holds the byte before the range belongs to the range before.
-    position = _line_end(file, wanted.begin - 1) if wanted.begin else 0
-    while position < wanted.end:
-        # A line belongs to the piece in which it begins, and may end behind it.
-        end = _line_end(file, min(position + _PIECE_BYTES, wanted.end) - 1)
-        data = file.read_at(position, end - position)
-        if cut := data.rfind(b"\n") + 1:
-            yield position, data[:cut]
-        position = end
-
-
-def _line_end(file: OpenFile, position: int) -> int:
-    """Behind the first line end at or behind `position`, or the file's end."""
-    while data := file.read_at(position, _LINE_BYTES):
-        if (at := data.find(b"\n")) >= 0:
-            return position + at + 1
-        position += len(data)
-    return file.size
-
-
-def events_of(
-    path: str, offset: int, text: bytes
-) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
-    """(offset, line, event) of whole lines, which begin at an offset of the file, and damage."""
-    for line in text.split(b"\n")[:-1]:
-        try:
-            yield offset, line, event_of(line)
-        except ValueError as error:
-            yield Damage(path, offset, len(line) + 1, f"no event: {error}", in_log=False)
-        offset += len(line) + 1
-
-
-def decode_lines(
-    path: str, offset: int, text: bytes, schema: pa.Schema
+def read_history(
+    storage: Storage, wanted: HistoryRange, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch | Damage]:
-    """Whole lines as damage, and as rows of one batch; `offset`: where they begin."""
-    events: list[HistoryEvent] = []
-    places: list[int] = []
-    for found in events_of(path, offset, text):
-        if isinstance(found, Damage):
-            yield found
-            continue
-        places.append(found[0])
-        events.append(found[2])
-    if not events:
-        return
-    columns: dict[str, Any] = {
-        "file": path, "controller": controller_of(path.rpartition("/")[2]), "line_offset": places,
-    }  # fmt: skip
+    """Batches of events, and lines that are none. Raises OSError."""
+    where = {"file": wanted.path, "controller": controller_of(wanted.path.rpartition("/")[2])}
+    found = events_of(storage, wanted)
+    while some := list(islice(found, _BATCH_LINES)):
+        yield from (each for each in some if isinstance(each, Damage))
+        rows = [each for each in some if not isinstance(each, Damage)]
+        if rows:
+            places, _, events = zip(*rows, strict=True)
+            yield event_rows(schema, events, where | {"line_offset": list(places)})
+
+
+def event_rows(
+    schema: pa.Schema, events: Sequence[HistoryEvent], where: Mapping[str, Any]
+) -> pa.RecordBatch:
+    """The columns of events; `where`: those that name a place in a file."""
+    columns = dict(where)
     for column in HISTORY_COLUMNS:
         if column.name in schema.names:
             values = [getattr(event, column.field) for event in events]
@@ -176,4 +142,4 @@ def decode_lines(
                 columns[column.name] = [
                     None if unknown is not None and value == unknown else value for value in values
                 ]
-    yield batch_of(schema, len(events), columns)
+    return batch_of(schema, len(events), columns)

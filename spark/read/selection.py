@@ -3,12 +3,12 @@
 The reader alone decides: Spark does not see these options, so they hold exactly. Free of Spark.
 """
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Final, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,8 @@ _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST, "-2": EARLIEST, "-1": L
 OFFSETS_FORM: Final = '{"topic": {"broker": {"queueId": offset}}}'
 Place = int | str
 """An offset, or one of the words EARLIEST and LATEST."""
+_Given = Annotated[int, msgspec.Meta(ge=-2, le=LONG_MAX)] | Literal["earliest", "latest"]
+_Places = dict[str, dict[str, dict[Annotated[int, msgspec.Meta(ge=0)], _Given]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +67,24 @@ def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
     if word is not None:
         return Bound(everywhere=word)
     try:
-        raw = json.loads(text)
-    except ValueError:
-        raw = None
-    if not isinstance(raw, dict):
-        raise ValueError(f"{option}={text!r}: it must be earliest, latest, or JSON {OFFSETS_FORM}")
-    places: dict[MessageQueue, Place] = {}
-    for topic, brokers in raw.items():
-        if topics and topic not in topics:
-            raise ValueError(
-                f"{option} names topic {topic}, option topic has {', '.join(topics)}: name it there"
-            )
-        for broker, queues in _inner(brokers, option, topic):
-            for queue_id, offset in _inner(queues, option, f"{topic}, broker {broker}"):
-                where = f"{topic}, broker {broker}, queue {queue_id}"
-                if not queue_id.isdecimal():
-                    raise ValueError(f"{option}, topic {where}: a queueId is a number from 0 on")
-                places[MessageQueue(topic, broker, int(queue_id))] = _place(offset, option, where)
-    return Bound(queues=places)
-
-
-def _inner(value: object, option: str, where: str) -> Iterable[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{option}, topic {where}: {value!r} must be JSON as in {OFFSETS_FORM}")
-    return value.items()
-
-
-def _place(value: object, option: str, where: str) -> Place:
-    word = _WORDS.get(str(value).lower())
-    if word is not None and not isinstance(value, bool):
-        return word
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONG_MAX:
+        given = msgspec.json.decode(text, type=_Places)
+    except msgspec.DecodeError as error:
         raise ValueError(
-            f"{option}, topic {where}: {value!r} must be an offset from 0 on, earliest or latest"
+            f"{option}={text!r}: it must be earliest, latest, or JSON {OFFSETS_FORM} with offsets "
+            f"from 0 on, earliest (-2) or latest (-1): {error}"
+        ) from None
+    if topics and (others := sorted(given.keys() - set(topics))):
+        raise ValueError(
+            f"{option} names topic {others[0]}, option topic has {', '.join(topics)}: name it there"
         )
-    return value
+    return Bound(
+        queues={
+            MessageQueue(topic, broker, queue_id): _WORDS.get(str(place), place)
+            for topic, brokers in given.items()
+            for broker, queues in brokers.items()
+            for queue_id, place in queues.items()
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 What Hadoop has a file system for, and pyarrow none, goes through Hadoop's. Free of Spark.
 """
 
-import json
+import io
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Final, Self
 
+import msgspec
 from pyarrow import fs
 
 from batonmq.spark.read import hadoop
@@ -21,6 +22,7 @@ _WILDCARDS: Final = frozenset("*?[")
 _LOCAL: Final = "file:"
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _S3: Final = "s3"
+_BUFFER_BYTES: Final = 1 << 20
 COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
 
 
@@ -140,15 +142,12 @@ def split_paths(text: str) -> list[str]:
         return [text]
     if text.lstrip().startswith("["):
         try:
-            paths = json.loads(text)
-        except ValueError:
-            paths = None
-        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            return msgspec.json.decode(text, type=list[str])
+        except msgspec.DecodeError:
             raise ValueError(
                 f"{text!r} is no JSON list of paths; a pattern that begins so is written with "
                 "./ before it"
-            )
-        return paths
+            ) from None
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -221,6 +220,30 @@ def files_of(patterns: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
             parts = str(each.path)[len(path) :].strip("/").split("/")
             if each.is_file and not any(part.startswith(("_", ".")) for part in parts):
                 yield storage, each
+
+
+def lines_of(
+    storage: Storage, path: str, begin: int, end: int, size_max: int = -1
+) -> Iterator[tuple[int, bytes]]:
+    """(offset, line) of the lines that begin in [begin, end) of a file; `end` 0: of all of it, and
+    it may be packed. Of a line above `size_max` the beginning.
+
+    Raises OSError, also for a file that is shorter than it was when `end` was told.
+    """
+    system = storage.file_system
+    opened = system.open_input_file if end else system.open_input_stream  # this one unpacks
+    with io.BufferedReader(opened(path), _BUFFER_BYTES) as file:
+        at = begin
+        if at:  # the line that holds the byte before belongs to the part before
+            file.seek(at - 1)
+            at += len(file.readline()) - 1
+        while (at < end or not end) and (line := file.readline(size_max)):
+            yield at, line
+            at += len(line)
+    if at < end:  # what is not read would count as clean
+        raise OSError(
+            f"{path} ends at {at}, {end} bytes were listed: it was replaced meanwhile; read again"
+        )
 
 
 def _local_path(uri: str) -> str:

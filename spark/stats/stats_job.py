@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,9 +13,8 @@ from batonmq.spark.read.storage import found
 from batonmq.spark.read.store_facts import StoreFacts, group_names, read_facts
 from batonmq.spark.stats import stats_queries
 from batonmq.spark.steps.result_folder import Results, own_version
-from batonmq.spark.steps.sql import Engine, dicts
+from batonmq.spark.steps.sql import Engine, Step, dicts
 
-Step = Callable[[str], AbstractContextManager[None]]
 LAG: Final = "consumer_lag"
 _SHOWN: Final = "%Y-%m-%d %H:%M:%S"
 

@@ -13,6 +13,7 @@ import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -42,6 +43,8 @@ Given = Mapping[str, str | int | bool]
 Batches = Iterator[pa.RecordBatch]
 OfTask = Callable[[Any], Batches]
 OfRows = Callable[[Batches], Batches]
+Step = Callable[[str], AbstractContextManager[None]]
+"""Tells people that a step begins, and when its block ends."""
 _GROUP_BYTES: Final = 32 << 20
 """So much is a row group of a Parquet file, before it is packed."""
 _WRITTEN: Final = columns_of("long: many")

@@ -130,9 +130,9 @@ def test_rotated_files_of_several_controllers(tmp_path):
 
 
 @pytest.mark.parametrize("split_bytes", [29, 1000, 100_000])
-@pytest.mark.parametrize("piece_bytes", [50, 1 << 20])
-def test_any_split_yields_every_line_once(tmp_path, monkeypatch, split_bytes, piece_bytes):
-    monkeypatch.setattr(history_table, "_PIECE_BYTES", piece_bytes)
+@pytest.mark.parametrize("batch_lines", [3, 10_000])
+def test_any_split_yields_every_line_once(tmp_path, monkeypatch, split_bytes, batch_lines):
+    monkeypatch.setattr(history_table, "_BATCH_LINES", batch_lines)
     events = [event(index, reason="x" * (index % 150)) for index in range(1, 40)]
     path = tmp_path / "history-n0.jsonl"
     write(path, events)
@@ -147,7 +147,7 @@ def test_a_file_that_another_replaced_since_it_was_listed_fails_by_its_name(tmp_
     write(path, EVENTS)
     (wanted,) = plan_history(Storage(""), [str(path)], 1 << 20)
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(OSError, match=r"history-n0\.jsonl has \d+ bytes, \d+ were listed"):
+    with pytest.raises(OSError, match=r"history-n0\.jsonl ends at \d+, \d+ bytes were listed"):
         list(read_history(Storage(""), wanted, SCHEMA))
 
 

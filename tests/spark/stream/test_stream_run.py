@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 
+from batonmq.history.event import HistoryEvent
 from batonmq.spark.jobs import stream_history
 from batonmq.spark.jobs.stream_history import write_failovers
 from batonmq.spark.read.columns import TABLES
-from batonmq.spark.read.history_table import decode_lines
+from batonmq.spark.read.history_table import event_rows
 from batonmq.spark.topic_table.history_stream import HistoryPlan, HistoryStream
 from batonmq.spark.topic_table.parquet_table import ParquetTable
 from batonmq.spark.topic_table.table_stream import StreamLost
@@ -215,13 +216,9 @@ class Batch:
     """Events of the history as a query hands them over, by their Raft indexes."""
 
     def __init__(self, *indexes, log="a"):
-        lines = (
-            b'{"log":"%s","raft_index":%d,"time_ms":%d,"kind":"elected"}\n'
-            % (log.encode(), index, 1_795_000_000_000)
-            for index in indexes
-        )
-        found = decode_lines("", 0, b"".join(lines), TABLES["history"])
-        self.rows = pa.Table.from_batches(found if indexes else [], TABLES["history"])
+        fields = {"log": log, "time_ms": 1_795_000_000_000, "kind": "elected"}
+        events = [HistoryEvent(raft_index=index, **fields) for index in indexes]
+        self.rows = pa.Table.from_batches([event_rows(TABLES["history"], events, {})])
 
     def toArrow(self):
         return self.rows
