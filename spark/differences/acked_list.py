@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Annotated, Final
 
 import msgspec
@@ -141,10 +141,5 @@ def entry_rows(number: int, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 def _line_number(piece: Piece, offset: int) -> int:
     """Of the line at an offset, from 1."""
-    count, position = 1, 0
-    with piece.storage.file_system.open_input_stream(piece.path) as stream:
-        while position < offset:
-            data = stream.read(min(1 << 20, offset - position))
-            count += data.count(b"\n")
-            position += len(data)
-    return count
+    before = lines_of(piece.storage, piece.path, 0, 0, _LINE_MAX)
+    return 1 + sum(1 for _ in takewhile(lambda line: line[0] < offset, before))

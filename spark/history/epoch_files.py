@@ -11,7 +11,6 @@ Free of Spark.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,9 +18,8 @@ from typing import Final
 from batonmq.epoch.entry import MAX_OFFSET
 from batonmq.history.story import Story
 from batonmq.spark.history.history_findings import HistoryFinding, finding
-from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.reading import Read
-from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
+from batonmq.spark.read.storage import COMMA_HINT, found
+from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts, read_facts
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
 
 _CLUSTERS_SHOWN: Final = 20
@@ -33,12 +31,9 @@ _UNTOLD: Final = {
 
 
 def read_stores(paths: Sequence[str]) -> list[StoreFacts]:
-    """Of those stores; none without paths. Raises OSError, ValueError, StoreError."""
-    if not paths:
-        return []
-    options = {"table": "epochs", "mode": "PERMISSIVE", "paths": json.dumps(list(paths))}
-    plan = Read(ReadOptions.from_mapping(options)).plan()
-    return [part for work in plan for part in work.parts if isinstance(part, StoreFacts)]
+    """Of those stores. Raises OSError, ValueError, StoreError."""
+    hint = COMMA_HINT * (len(paths) > 1)
+    return [read_facts(storage, path, hint) for storage, path in found(paths)]
 
 
 def by_group(stores: Iterable[StoreFacts]) -> dict[str, GroupFiles]:

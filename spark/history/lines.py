@@ -6,7 +6,6 @@ them. What is no event is a `Damage`, by the same rules as in the table `history
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,10 +23,8 @@ from batonmq.history.file import controller_of
 from batonmq.spark.read import history_table
 from batonmq.spark.read.columns import HISTORY_COLUMNS, columns_of
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.history_table import HistoryRange, events_of
-from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.reading import Read
-from batonmq.spark.read.storage import Storage, files_of
+from batonmq.spark.read.history_table import HistoryRange, events_of, plan_history
+from batonmq.spark.read.storage import Storage, files_of, found
 
 CONTROLLERS_MAX: Final = 63
 """As many as a bit mask of 64 bits has room for."""
@@ -90,16 +87,14 @@ class LinesPlan:
 
 def plan_files(paths: Sequence[str], split_bytes: int) -> LinesPlan:
     """Of folders with `history-*.jsonl`, or such files, as patterns. Raises OSError, ValueError."""
-    options = {"table": "history", "paths": json.dumps(list(paths)), "splitBytes": str(split_bytes)}
-    found = [
-        (work.storage, part, controller_of(part.path) or part.path)
-        for work in Read(ReadOptions.from_mapping(options)).plan()
-        for part in work.parts
-        if isinstance(part, HistoryRange)
+    pieces = [
+        (storage, part, controller_of(part.path) or part.path)
+        for storage, path in found(paths)
+        for part in plan_history(storage, [path], split_bytes)
     ]
-    names = tuple(sorted({name for _, _, name in found}))
-    sources = tuple(Source(storage, part, names.index(name)) for storage, part, name in found)
-    return LinesPlan(sources, names, sum(part.end - part.begin for _, part, _ in found))
+    names = tuple(sorted({name for _, _, name in pieces}))
+    sources = tuple(Source(storage, part, names.index(name)) for storage, part, name in pieces)
+    return LinesPlan(sources, names, sum(part.end - part.begin for _, part, _ in pieces))
 
 
 def plan_parquet(paths: Sequence[str]) -> LinesPlan:
@@ -153,11 +148,11 @@ def _tamed(event: HistoryEvent) -> HistoryEvent:
 
 
 def _lines_of_file(storage: Storage, part: HistoryRange, rank: int) -> Iterator[Line | Damage]:
-    for found in events_of(storage, part):
-        if isinstance(found, Damage):
-            yield found
+    for each in events_of(storage, part):
+        if isinstance(each, Damage):
+            yield each
         else:
-            offset, text, event = found
+            offset, text, event = each
             yield Line(rank, offset, _tamed(event), text)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -361,15 +362,8 @@ def open_table(to: str, form: str, catalog: Mapping[str, str]) -> TopicTable:
 def read_rows(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a file; columns that it does not have are null."""
     storage, path = locate(uri)
-    with storage.file_system.open_input_file(path) as stream:
-        for rows in pq.ParquetFile(stream).iter_batches(batch_size=8192):
-            arrays = [
-                rows.column(each.name).cast(each.type)
-                if each.name in rows.schema.names
-                else pa.nulls(rows.num_rows, each.type)
-                for each in columns
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=columns)
+    file = ds.dataset(path, schema=columns, format="parquet", filesystem=storage.file_system)
+    yield from file.to_batches(batch_size=8192, use_threads=False)
 
 
 def _text(value: About | TableState) -> str:
