@@ -193,6 +193,7 @@ class ControllerAdmin:
     ) -> tuple[str, ...]:
         """Changes settings of that controller, or of all given; returns the changed ones. Raises
         ClientError for a line break."""
+        # One after the other: an error stops at the first controller that refuses.
         done: list[str] = []
         for one in (address,) if address is not None else self.addresses:
             code = RequestCode.UPDATE_CONTROLLER_CONFIG

@@ -63,6 +63,7 @@ class ConcurrentService(ConsumeService):
 
     def arrived(self, reader: QueueReader) -> None:
         process_queue = reader.process_queue
+        # The queue's flow limits bound what waits here.
         while batch := process_queue.take(self._options.batch):
             self._work.put_nowait(_Work(reader, process_queue, batch))
 

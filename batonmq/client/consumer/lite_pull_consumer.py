@@ -128,6 +128,7 @@ class LitePullConsumer(PullConsumer):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # Before it leaves the group: then the next owners find the offsets.
         if self._running and self._shared:
             await self._give_up(list(self._positions))
         elif self._running and self.options.auto_commit_ms is not None:

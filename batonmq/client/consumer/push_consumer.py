@@ -135,6 +135,7 @@ class PushConsumer(Subscriber):
         if not self._subscriptions:
             raise ClientError(f"consumer {self.group} has no subscription: call subscribe() first")
         await self._offsets.load()
+        # Broadcasting members send nothing back, so there are no retries to read.
         if self.options.model is MessageModel.CLUSTERING:
             self._subscribe(retry_topic(self.group), ALL)
         await super().start()
@@ -291,6 +292,7 @@ class PushConsumer(Subscriber):
         try:
             start = await self._start_offset(queue)
         except BatonError as error:
+            # Each further queue of that group would wait for its time-out as well.
             if isinstance(error, NoMasterError):
                 silent.add(queue.broker_name)
             log.warning("queue_not_taken_up queue=%s reason=%s", queue, error)

@@ -58,6 +58,7 @@ class SilenceWatch:
 
     def begin(self, silence: Silence, now_ms: int, patience_ms: int, recheck_ms: int) -> int:
         """A request was sent; pass the returned number to `end`."""
+        # A number, since equal requests may wait at once, and a heap needs an order.
         self._serial += 1
         self._requests[self._serial] = (silence, recheck_ms)
         heappush(self._times, (now_ms + patience_ms, self._serial))
@@ -65,6 +66,7 @@ class SilenceWatch:
 
     def end(self, serial: int) -> None:
         """The request was answered, or failed."""
+        # Its time stays in the heap, where removing it would cost a search.
         del self._requests[serial]
 
     def due(self, now_ms: int) -> Sequence[Silence]:

@@ -112,6 +112,7 @@ class Heartbeats:
         await asyncio.gather(*(self._unregister(address, ext) for address in sorted(masters)))
 
     async def _unregister(self, address: str, ext: dict[str, str]) -> None:
+        # One for each broker: a request has one id, by which its reply is found.
         request = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, ext)
         # A broker that does not hear it forgets the member when its heartbeats stop.
         with contextlib.suppress(ConnectError, RequestTimeoutError):

@@ -74,6 +74,7 @@ class MasterCalls:
                 why = str(error)
             failures += 1
             pause = pause_ms(failures)
+            # Now, not after the pause: there would be no time left for another try.
             if boot_ms() + pause >= deadline_ms:
                 raise NoMasterError(broker_name, why)
             await asyncio.sleep(pause / 1000)
@@ -144,6 +145,7 @@ class MasterCalls:
         finally:
             self._suspected.discard(silence.address)
         now_master = route.master_address(silence.broker_name)
+        # Without a new master there is nowhere to go: the requests keep waiting for this one.
         if now_master not in (None, silence.address):
             log.info(
                 "master_silent broker_name=%s address=%s new_master=%s",

@@ -115,6 +115,7 @@ class NameServers:
         the topic or a master, is used only if no server has a better one. `by_turns`: begins with
         another server each time and uses the first route."""
         answers = _RouteAnswers(topic, frozenset(suspects), takes_any=by_turns)
+        # Only after a failure: else the first answer is good enough.
         if suspects:
             await self._ask_all_for_route(answers, deadline_ms)
         else:
@@ -161,6 +162,7 @@ class NameServers:
             return
         if reply.code == ResponseCode.TOPIC_NOT_EXIST:
             answers.unknown_at.append(address)
+        # Not final: another server may have newer rights.
         elif reply.code == ResponseCode.NO_PERMISSION:
             answers.refusal = ResponseError(reply.code, reply.remark, address)
         elif reply.code != ResponseCode.SUCCESS:

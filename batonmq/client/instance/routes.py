@@ -123,6 +123,7 @@ class RouteTable:
         else:
             route = await self.refresh(topic, deadline_ms=deadline_ms, suspects=(failed_at,))
         address = route.master_address(broker_name)
+        # The known route may be from before the election.
         if address is None:
             route = await self.refresh(topic, deadline_ms=deadline_ms)
             address = route.master_address(broker_name)

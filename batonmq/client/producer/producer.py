@@ -370,6 +370,7 @@ class Producer(GroupMember):
         now_ms = boot_ms()
         limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
         sending = Sending(ready, choose, now_ms, now_ms + limit_ms, wall_ms())
+        # Ends by a result or an error: `pause_ms` raises one at the deadline.
         while True:
             route = await self._route_for(sending)
             if route is not None:
