@@ -337,6 +337,9 @@ def _same_content(path: Path, content: bytes) -> bool:
         return disk.read_bytes(path) == content
     except FileNotFoundError:
         return False
+    except OSError as error:
+        disk.check_unreadable(error)
+        return False
 
 
 def _starts(entries: Sequence[EpochEntry]) -> list[tuple[int, int]]:

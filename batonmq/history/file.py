@@ -210,26 +210,22 @@ class HistoryFile:
         decoder = msgspec.json.Decoder(HistoryEvent)
         events: deque[HistoryEvent] = deque(maxlen=HISTORY_EVENTS_MAX)
         newest: dict[str, tuple[int, int]] = {}
-        with open(path, "rb") as file:
-            for line in file:
-                try:
-                    event = decoder.decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError):
-                    self.unreadable_lines += 1
-                    continue
-                if _is_next(event, newest):
-                    events.append(event)
+        for line in _readable_lines(path):
+            try:
+                event = decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                self.unreadable_lines += 1
+                continue
+            if _is_next(event, newest):
+                events.append(event)
         for name, position in newest.items():
             self._newest[name] = max(position, self._newest.get(name, (-1, -1)))
         return events
 
     def _cut_torn_tail(self) -> None:
         size_bytes = os.fstat(self._descriptor).st_size
-        whole_bytes = 0
-        with open(self._path, "rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    whole_bytes += len(line)
+        with open(self._path, "rb", buffering=0) as file:
+            whole_bytes = next((at for at, _ in lines_newest_first(file)), 0)
         if whole_bytes < size_bytes:
             log.warning(
                 "history_tail_cut path=%s torn_bytes=%d", self._path, size_bytes - whole_bytes
@@ -239,6 +235,16 @@ class HistoryFile:
 
 def _open(path: Path) -> int:
     return disk.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _readable_lines(path: Path) -> Iterator[bytes]:
+    """Up to where the disk cannot read: the other controllers have these events, too."""
+    try:
+        with open(path, "rb") as file:
+            yield from file
+    except OSError as error:
+        disk.check_unreadable(error)
+        log.error("history_file_unreadable path=%s reason=%s", path, error)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -1,28 +1,64 @@
 """All disk calls of the servers, with the names, arguments and errors of `os`. Any call may raise
-OSError. Always write `disk.pwrite(...)`, never `from … import pwrite`: `replace_calls` replaces
-these names by a simulated or failing disk. Reading a folder (`exists`, `stat`, `iterdir`) is not
-included, since it changes nothing."""
+OSError, which names the file. Always write `disk.pwrite(...)`, never `from … import pwrite`:
+`replace_calls` replaces these names by a simulated or failing disk. Reading a folder (`exists`,
+`stat`, `iterdir`) is not included, since it changes nothing."""
 
 import errno
+import functools
 import mmap
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from batonmq.protocol.errors import BatonError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _path_of(file: object) -> str:
+    if not isinstance(file, int):
+        return str(file)
+    try:
+        return os.readlink(f"/proc/self/fd/{file}")
+    except OSError:  # no /proc
+        return f"descriptor {file}"
+
+
+def named(error: OSError, file: object) -> OSError:
+    """The same error, which names `file`, a path or an open descriptor, if it named none."""
+    if error.filename is None:
+        error.filename = _path_of(file)
+    return error
+
+
+def _naming(call: Callable[P, R]) -> Callable[P, R]:
+    """Python names no file if a call with a descriptor fails, or a `read`. The first argument is
+    the file."""
+
+    @functools.wraps(call)
+    def naming(*arguments: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return call(*arguments, **keywords)
+        except OSError as error:
+            named(error, arguments[0])
+            raise
+
+    return naming
+
+
 open = os.open
-close = os.close
-pread = os.pread
-pwrite = os.pwrite
-write = os.write
-ftruncate = os.ftruncate
-posix_fallocate = os.posix_fallocate
-fsync = os.fsync
-fdatasync = os.fdatasync
+pread = _naming(os.pread)
+pwrite = _naming(os.pwrite)
+write = _naming(os.write)
+ftruncate = _naming(os.ftruncate)
+posix_fallocate = _naming(os.posix_fallocate)
+lseek = _naming(os.lseek)
+fsync = _naming(os.fsync)
+fdatasync = _naming(os.fdatasync)
 link = os.link
 rename = os.rename
 replace = os.replace
@@ -31,6 +67,16 @@ mkdir = os.mkdir
 listdir = os.listdir
 
 
+def close(fd: int) -> None:
+    path = _path_of(fd)  # a close that fails frees the descriptor, too
+    try:
+        os.close(fd)
+    except OSError as error:
+        named(error, path)
+        raise
+
+
+@_naming
 def syncfs(fd: int) -> None:
     """Makes everything written to the file system of `fd` durable. Since Linux 5.8 it also raises
     write-back errors of other processes."""
@@ -42,6 +88,7 @@ def syncfs(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+@_naming
 def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
@@ -66,6 +113,7 @@ def rmtree(folder: str | Path) -> None:
         pass
 
 
+@_naming
 def map_read(fd: int, size: int) -> mmap.mmap:
     """The first `size` bytes of a file, read-only; later writes show in it."""
     return mmap.mmap(fd, size, prot=mmap.PROT_READ)
@@ -105,10 +153,29 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
+#: What a disk or a file system says of a place that it cannot read; XFS and Btrfs say the last two
+#: if a checksum of their own is wrong.
+_UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
+_BAD_DISK = "the disk fails: look into the kernel's log, and replace it"
+_ADVICE = {
+    **dict.fromkeys(_UNREADABLE, _BAD_DISK),
+    errno.EROFS: "the file system is read-only, often since its disk failed: check and remount it",
+    errno.ENOSPC: "make space on that disk",
+    errno.EDQUOT: "make space, or raise the quota of this user",
+    errno.EMFILE: "raise this process's limit of open files (ulimit -n, LimitNOFILE)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+}
+
+
+def advice(error: OSError) -> str:
+    """What an operator does about it; "" if the error says it."""
+    return _ADVICE.get(error.errno or 0, "")
+
+
 def check_unreadable(error: Exception) -> None:
-    """Raises an OSError again, unless the disk could not read a place: what is derived from the log
-    is then made again."""
-    if isinstance(error, OSError) and error.errno != errno.EIO:
+    """Raises an OSError again, unless the disk could not read a place: what has a second copy, or
+    is derived from the log, is then made again."""
+    if isinstance(error, OSError) and error.errno not in _UNREADABLE:
         raise error
 
 
@@ -120,6 +187,7 @@ CALLS = (
     "write",
     "ftruncate",
     "posix_fallocate",
+    "lseek",
     "fsync",
     "fdatasync",
     "syncfs",

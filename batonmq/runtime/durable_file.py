@@ -73,7 +73,7 @@ def is_zero(data: bytes) -> bool:
 def next_data(fd: int, position: int) -> int | None:
     """The first byte at or after `position` that is in no hole; None if there is none."""
     try:
-        return os.lseek(fd, position, os.SEEK_DATA)
+        return disk.lseek(fd, position, os.SEEK_DATA)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
@@ -250,8 +250,8 @@ class Loaded(Generic[T]):
 
 
 def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | None:
-    """Reads `path`, or `<path>.bak` if it is missing, empty or refused by `parse` (ValueError).
-    None if neither exists. Raises UnreadableFileError if none can be used."""
+    """Reads `path`, or `<path>.bak` if it is missing, empty, unreadable, or refused by `parse`
+    (ValueError). None if neither exists. Raises UnreadableFileError if none can be used."""
     reasons: list[str] = []
     found = False
     for candidate in (path, backup_path(path)):
@@ -259,6 +259,11 @@ def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | Non
             data = disk.read_bytes(candidate)
         except FileNotFoundError:
             reasons.append(f"{candidate.name}: missing")
+            continue
+        except OSError as error:
+            disk.check_unreadable(error)
+            found = True
+            reasons.append(f"{candidate.name}: {disk.reason(error)}; {disk.advice(error)}")
             continue
         found = True
         if not data:

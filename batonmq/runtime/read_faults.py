@@ -48,7 +48,8 @@ class ReadFault:
             return cls(**json.loads(disk.read_bytes(note)))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OSError) as error:
+            disk.check_unreadable(error)
             return None
 
     def write(self, note: Path) -> None:

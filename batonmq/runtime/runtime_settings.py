@@ -13,6 +13,7 @@ import msgspec
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file
 from batonmq.runtime.properties_text import (
     dump_properties,
@@ -83,7 +84,7 @@ class RuntimeSettings(Generic[C]):
         path = self._rules.path
         if path is None or not path.exists():
             return
-        kept = parse_properties(path.read_text(encoding="utf-8"))
+        kept = parse_properties(disk.read_bytes(path).decode("utf-8"))
         for key in sorted(kept.keys() - self._rules.keys):
             log.warning("setting_no_longer_used key=%s where=%s", key, path)
         kept = {key: value for key, value in kept.items() if key in self._rules.keys}

@@ -240,7 +240,9 @@ def keep_what_is_loaded() -> None:
 
 
 def _reason(exc: BaseException) -> str:
-    """The text of an error; for a failed system call without Python's `[Errno 13]`."""
+    """The text of an error; for a failed system call without Python's `[Errno 13]`, and with what
+    to do."""
     if not isinstance(exc, OSError) or not exc.strerror:
         return str(exc)
-    return f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
+    parts = [f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror, disk.advice(exc)]
+    return "; ".join(filter(None, parts))

@@ -146,11 +146,11 @@ class SlotTable:
         at = position
         while at < end:
             try:
-                at = max(at, os.lseek(fd, at, os.SEEK_DATA))
+                at = max(at, disk.lseek(fd, at, os.SEEK_DATA))
             except OSError:  # ENXIO: no data from here on
                 break
             at -= (at - position) % 4
-            hole = min(os.lseek(fd, at, os.SEEK_HOLE), end)
+            hole = min(disk.lseek(fd, at, os.SEEK_HOLE), end)
             hole += -(hole - position) % 4
             raw = disk.pread(fd, min(hole - at, 1 << 20), at)
             values = np.frombuffer(raw[: len(raw) // 4 * 4], dtype=">i4")

@@ -66,6 +66,10 @@ class RunMark:
             lines = disk.read_bytes(path).decode("ascii", errors="replace").split("\n")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            disk.check_unreadable(error)
+            log.error("abort_file_unreadable reason=%s", error)
+            return cls("unknown", acks_flushed=False)  # no boot has this id, so the log is suspect
         lines += ["", ""]
         return cls(lines[1], lines[2] == _FLUSHED)
 
@@ -204,7 +208,8 @@ def _decoded(path: Path) -> Suspicion:
     """What the file says. An unreadable one was written while the disk failed."""
     try:
         return Suspicion(**json.loads(disk.read_bytes(path)))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OSError) as error:
+        disk.check_unreadable(error)
         what = f"{path} was written while the disk failed, and cannot be read"
         return Suspicion(str(path), 0, what, 0, kind="reboot")
 

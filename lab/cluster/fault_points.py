@@ -54,6 +54,7 @@ _CHANGES: Final = frozenset(disk.CALLS) - {
     "close",
     "pread",
     "listdir",
+    "lseek",
     "read_bytes",
     "map_read",
 }
@@ -242,7 +243,7 @@ class SpoiledDiskCalls:
                 return plain(*arguments, **named)
             if rule.action == "fail":
                 log.warning("disk_fault rule=%r call=%s", rule.text, name)
-                raise OSError(rule.error, os.strerror(rule.error))
+                raise disk.named(OSError(rule.error, os.strerror(rule.error)), arguments[0])
             if rule.action == "during":
                 _half(plain, arguments)
             elif rule.action == "after":

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from failing_disk import failing
 
 from batonmq.epoch.entry import MAX_OFFSET, EpochEntry, entry_after, entry_at, entry_of
 from batonmq.epoch.file_cache import EpochFileCache, decode_entries, encode_entries
@@ -167,6 +168,27 @@ def test_a_bad_file_falls_back_to_the_other_copy(
     assert str(cache.path) in str(caught.value)
     assert reason in str(caught.value)
     assert "epochFileCheckpoint.bak: the first two lines" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", ["EIO", "EUCLEAN", "EBADMSG"])
+def test_what_the_disk_cannot_read_falls_back_to_the_other_copy(
+    cache: EpochFileCache, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.settle()
+    with failing(f"read_bytes {cache.path.name} {error} once"):
+        assert EpochFileCache(cache.path).entries == cache.entries
+    assert "epoch_file_from_backup" in caplog.text
+    with failing(f"read_bytes .bak {error}"):
+        again = EpochFileCache(cache.path)
+    assert again.append(EpochEntry(99, 1 << 40))
+    assert EpochFileCache(cache.path).entries == again.entries
+    for unread in (cache.path.name, ".redo"):  # the newest epochs are in no other file
+        with (
+            failing(f"read_bytes {unread} {error}"),
+            pytest.raises((CorruptLogError, OSError)) as at,
+        ):
+            EpochFileCache(cache.path)
+        assert str(cache.path) in str(at.value)
 
 
 def spoil(path: Path, content: bytes | None) -> None:

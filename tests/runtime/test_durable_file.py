@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -27,6 +28,26 @@ def test_a_write_that_writes_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(disk, "pwrite", lambda fd, data, at: 0)
     with pytest.raises(OSError, match="pwrite of 2 bytes wrote nothing"):
         write_all(-1, b"xy", 0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda fd: disk.pread(fd, 1, 0),
+        lambda fd: disk.ftruncate(fd, -1),
+        lambda fd: disk.posix_fallocate(fd, -1, 0),
+    ],
+)
+def test_an_error_of_a_descriptor_names_its_file(
+    tmp_path: Path, call: Callable[[int], object]
+) -> None:
+    path = tmp_path / "file"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        with pytest.raises(OSError, match=str(path)):
+            call(fd)
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("has_links", [True, False])
