@@ -260,6 +260,7 @@ class BrokerStatus:
         found = {
             "refuses writes": refusal if gate.is_master else "",
             "its disk is full": store.disk_space.reason,
+            "has no index": store.health.index_failure,
             "has set messages aside": path.aside.problem,
             "its log is suspect": store.trust.reason,
             "its log holds records for queues that cannot be": _bad_names(store.health),

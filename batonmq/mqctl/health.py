@@ -47,6 +47,7 @@ _FREE_SPACE = (
 _ADVICE: Final = {
     "refuses writes": "mqctl brokerStatus -b {0}",
     "its disk is full": _FREE_SPACE,
+    "has no index": "restart it: it builds the index again",
     "has set messages aside": "mqctl brokerStatus -b {0}",
     "its start waits for disk space": "free disk space; it continues by itself",
     "is not registered": "mqctl getSyncStateSet",

@@ -31,6 +31,8 @@ class StoreHealth:
         self.full = ""
         #: Whether earlier writes wait for disk space, so that nothing else may be written.
         self.pauses = False
+        #: Why there is no index until the next start builds it again; "" if there is one.
+        self.index_failure = ""
         #: How often the disk was too full.
         self.full_count = 0
         self.on_full: Callable[[], None] = lambda: None

@@ -51,6 +51,10 @@ class StoreFormatError(BatonError):
         return f"{self.path}: {self.what}"
 
 
+class IndexFailedError(BatonError):
+    """Nothing can be found by key until the next start has built the index again."""
+
+
 class TruncationRefused(BatonError):
     """The cut would drop confirmed bytes (R23) or is not at a record boundary."""
 

@@ -14,10 +14,15 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Final
 
 from batonmq.runtime import disk
 
 log = logging.getLogger(__name__)
+
+#: A folder beside the files, which Java passes over: one of them failed, so the next start builds
+#: all of them again from the log.
+UNREADABLE: Final = "unreadable"
 
 
 def _folder_of(path: str) -> str:

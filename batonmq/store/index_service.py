@@ -5,11 +5,16 @@ tick, and before a query. A crash loses what was only noted: dispatch the log ag
 `end_phy_offset` after `load`. Records enter in log order, each once; a record at or below
 `end_phy_offset` is skipped. One thread owns the service; only `sync_file` on the paths of
 `write_back` may run elsewhere. Origin: Java `IndexService`.
+
+The log needs no index. If the disk fails here, the index does nothing more and queries are refused;
+the folder `unreadable` tells the next start to build all of it again.
 """
 
 import logging
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -20,7 +25,8 @@ from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import sync_directory, sync_file
 from batonmq.store.disk_health import StoreHealth
-from batonmq.store.file_handles import FileHandles
+from batonmq.store.errors import IndexFailedError
+from batonmq.store.file_handles import UNREADABLE, FileHandles
 from batonmq.store.index_file import IndexFile, key_hash
 
 if TYPE_CHECKING:
@@ -80,6 +86,37 @@ class IndexService:
         self._put_before_numpy = 0
         #: Whether `load` dropped entries of damaged files.
         self.was_cut = False
+        self._is_failure_noted = False
+
+    # Failing.
+
+    def fail(self, error: Exception) -> None:
+        """The disk failed here; from any thread."""
+        if not self._health.index_failure:
+            self._health.index_failure = f"{error}; a restart builds the index of {self.root} again"
+            log.error("index_failed is_noted=%s reason=%s", self.may_be_passed(), error)
+
+    def may_be_passed(self) -> bool:
+        """Whether a checkpoint or a clean stop may cover records that the index lacks: it lacks
+        none, or the next start is told to build it again. From any thread."""
+        if self._health.index_failure and not self._is_failure_noted:
+            try:
+                disk.makedirs(self.root / UNREADABLE)
+                sync_directory(self.root)
+            except OSError:
+                return False
+            self._is_failure_noted = True
+        return True
+
+    @contextmanager
+    def _lives_without(self) -> Iterator[None]:
+        """Lets a full disk pass (R45); whatever else the disk does costs only the index."""
+        try:
+            yield
+        except (OSError, struct.error) as error:  # struct: the file became shorter
+            if disk.is_short(error):
+                raise
+            self.fail(error)
 
     # Writing.
 
@@ -91,8 +128,7 @@ class IndexService:
         phy_offset: int,
         store_timestamp: int,
     ) -> None:
-        """Notes a record; `keys` is the raw KEYS value. On a full disk it stays noted (R45). Raises
-        OSError if the disk fails."""
+        """Notes a record; `keys` is the raw KEYS value. On a full disk it stays noted (R45)."""
         noted = self._noted
         noted.append((topic, uniq_key, keys, phy_offset, store_timestamp))
         if len(noted) >= _DRAIN_RECORDS and not self._health.pauses:
@@ -101,23 +137,24 @@ class IndexService:
     def put_entries(self, hashes: "Int64s", phy_offsets: "Int64s", timestamps: "Int64s") -> bool:
         """All entries of many records at once, in order; `hashes` as of `key_hash`. False if the
         records must be `put` one by one (a file ends between them, some are indexed already, the
-        disk is full); then nothing changed. Raises OSError if the disk fails."""
+        disk is full or fails); then nothing changed."""
         if self._health.pauses:
             return False
         self._drain_unless_full()
         try:
-            if self._noted or int(phy_offsets[0]) <= self.end_phy_offset:
-                return False
-            file = self._file_with_space()
-            if file.space < len(hashes):
-                return False
-            file.put_batch(hashes, phy_offsets, timestamps)
+            with self._lives_without():
+                if self._noted or int(phy_offsets[0]) <= self.end_phy_offset:
+                    return False
+                file = self._file_with_space()
+                if self._health.index_failure or file.space < len(hashes):
+                    return False
+                file.put_batch(hashes, phy_offsets, timestamps)
+                self._dirty.add(file.path)
+                self.end_phy_offset, self.end_timestamp = file.end_phy_offset, file.end_timestamp
+                return True
         except OSError as error:
             self._health.pause_or_raise(error)
-            return False
-        self._dirty.add(file.path)
-        self.end_phy_offset, self.end_timestamp = file.end_phy_offset, file.end_timestamp
-        return True
+        return False
 
     def _drain_unless_full(self) -> None:
         try:
@@ -127,9 +164,12 @@ class IndexService:
 
     def drain(self) -> None:
         """Makes entries of what was noted. After an OSError (disk full) the rest stays noted."""
-        while self._noted:
-            taken = self._drain_into(self._file_with_space())
-            del self._noted[:taken]
+        with self._lives_without():
+            while self._noted and not self._health.index_failure:
+                taken = self._drain_into(self._file_with_space())
+                del self._noted[:taken]
+        if self._health.index_failure:
+            self._noted.clear()
 
     def _drain_into(self, file: IndexFile) -> int:
         """Indexes records from the front as long as they fit into `file`; how many."""
@@ -260,15 +300,18 @@ class IndexService:
         self, topic: str, key: str, max_num: int, begin_ms: int = 0, end_ms: int = LONG_MAX
     ) -> IndexAnswer:
         """Records with `key` stored in [begin_ms, end_ms], at most `max_num`, newest first. The
-        caller compares the real keys."""
+        caller compares the real keys. Raises IndexFailedError."""
         self._drain_unless_full()
         found = self._still_noted(topic, key.encode(), max_num, begin_ms, end_ms)
         hash_ = key_hash(topic, key)
-        for file in reversed(self._files):
-            if len(found) >= max_num:
-                break
-            if not file.is_empty and file.is_time_matched(begin_ms, end_ms):
-                file.select_phy_offsets(hash_, max_num, begin_ms, end_ms, found)
+        with self._lives_without():
+            for file in reversed(self._files):
+                if len(found) >= max_num or self._health.index_failure:
+                    break
+                if not file.is_empty and file.is_time_matched(begin_ms, end_ms):
+                    file.select_phy_offsets(hash_, max_num, begin_ms, end_ms, found)
+        if self._health.index_failure:
+            raise IndexFailedError(self._health.index_failure)
         return IndexAnswer(found, self.end_timestamp, max(0, self.end_phy_offset))
 
     def _still_noted(
@@ -291,22 +334,24 @@ class IndexService:
         # Also what no file has yet: other bytes may come there.
         self._noted = [record for record in self._noted if record[3] < phy_offset]
         changed = False
-        while self._files:
-            last = self._files[-1]
-            if not last.is_empty and last.begin_phy_offset < phy_offset:
-                changed = last.truncate_to(phy_offset) or changed
-                break
-            changed = changed or not last.is_empty
-            self._remove(last)
+        with self._lives_without():
+            while self._files and not self._health.index_failure:
+                last = self._files[-1]
+                if not last.is_empty and last.begin_phy_offset < phy_offset:
+                    changed = last.truncate_to(phy_offset) or changed
+                    break
+                changed = changed or not last.is_empty
+                self._remove(last)
         self._find_end()
         return changed
 
     def delete_expired(self, log_min_offset: int) -> int:
         """Removes files whose records are all gone from the log, never the last; how many."""
         removed = 0
-        while len(self._files) > 1 and self._files[0].end_phy_offset < log_min_offset:
-            self._remove(self._files[0])
-            removed += 1
+        with self._lives_without():
+            while len(self._files) > 1 and self._files[0].end_phy_offset < log_min_offset:
+                self._remove(self._files[0])
+                removed += 1
         return removed
 
     def _remove(self, file: IndexFile) -> None:
@@ -336,7 +381,8 @@ class IndexService:
             return
         listed = disk.listdir(self.root)
         names = sorted(name for name in listed if natural_number(name) is not None)
-        for name in names:
+        self.was_cut = UNREADABLE in listed
+        for name in () if self.was_cut else names:
             try:
                 file = IndexFile(self.root / name, self._slot_num, self._index_num, self._handles)
                 is_last = name == names[-1]
@@ -359,6 +405,8 @@ class IndexService:
             disk.unlink(self.root / name)
         if dropped:
             sync_directory(self.root)
+        if UNREADABLE in listed:
+            disk.rmtree(self.root / UNREADABLE)  # after all files: none that is left is whole
         newest = self._files[-1] if self._files else None
         if (
             not clean
@@ -374,8 +422,9 @@ class IndexService:
         """Drains; the paths to sync since the last call (slots stay in memory). Raises OSError
         (disk full); then nothing was taken, and the next call tries again."""
         self.drain()
-        for file in self._files[-1:]:
-            file.write_late()
+        with self._lives_without():
+            for file in self._files[-1:]:
+                file.write_late()
         paths = sorted(self._dirty)
         self._dirty.clear()
         return paths
@@ -383,15 +432,17 @@ class IndexService:
     def flush(self) -> None:
         """All that was noted is durable on return, slots too."""
         self.drain()
-        if self._files:
-            self._files[-1].write_slots()
-        for path in self.write_back():
-            sync_file(path)
+        with self._lives_without():
+            if self._files:
+                self._files[-1].write_slots()
+            for path in self.write_back():
+                sync_file(path)
 
     def close(self, *, write_back: bool = True) -> None:
         """Drains and writes the slots, or drops both, and closes; not synced."""
-        if write_back:
-            self.drain()
-            for file in self._files:
-                file.write_slots(release=True)
-        self._handles.close()
+        with self._lives_without():
+            if write_back:
+                self.drain()
+                for file in self._files:
+                    file.write_slots(release=True)
+            self._handles.close()

@@ -23,7 +23,6 @@ from batonmq.epoch.file_cache import EpochFileCache
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
-from batonmq.runtime.durable_file import remove_file
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.store.appender import Appender
 from batonmq.store.background import Background, DiskSpaceWatch
@@ -277,7 +276,12 @@ class MessageStore:
                 raise OSError(errno.ENOSPC, self.health.full)
             self._files.index.flush()
             self._files.close()
-            remove_file(abort_path(self.config.root))
+            # Without a sync: no call that can fail may follow the end of the mark. A power loss
+            # brings it back, and the next start recovers.
+            if self._files.index.may_be_passed():
+                disk.remove(abort_path(self.config.root))
+            else:
+                log.warning("store_not_closed_cleanly reason=%s", self.health.index_failure)
         except Exception as error:
             if self.health.passes(error):
                 log.warning("store_not_closed_cleanly reason=%s", error)

@@ -11,11 +11,9 @@ from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import BLOCK_SIZE, is_zero, next_data, write_all, zero_range
 from batonmq.store.errors import CorruptQueueError
-from batonmq.store.file_handles import FileHandles
+from batonmq.store.file_handles import UNREADABLE, FileHandles
 
 _NAME_DIGITS = 20
-#: A folder in the queue's, which Java passes over: a reader could not read one of the files.
-_UNREADABLE = "unreadable"
 
 
 class QueueFiles:
@@ -56,7 +54,7 @@ class QueueFiles:
         except FileNotFoundError:
             return False
         names = sorted(name for name in listed if natural_number(name) is not None)
-        if not names or _UNREADABLE in listed:
+        if not names or UNREADABLE in listed:
             what = "could not be read" if names else "are missing"
             raise CorruptLogError(self.directory, 0, f"the files of this queue {what}")
         for name in names:
@@ -88,7 +86,7 @@ class QueueFiles:
             disk.check_unreadable(error)
             # A start reads the last files only, so it would not find this page by itself.
             with suppress(OSError):
-                disk.mkdir(f"{self.directory}/{_UNREADABLE}")
+                disk.mkdir(f"{self.directory}/{UNREADABLE}")
             raise CorruptQueueError(path, within, f"{error}; a restart rebuilds it") from error
         if len(data) != end - position:
             what = f"{len(data)} bytes where {end - position} belong"

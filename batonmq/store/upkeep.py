@@ -301,9 +301,12 @@ class CheckpointWriter:
             # The log first: no unit on the disk may point behind it.
             self._files.log.datasync_to(work.dispatched_offset)
             _sync_derived(self._files.consume_queues.root, queues)
-            _sync_derived(self._files.index.root, index)
+            try:
+                _sync_derived(self._files.index.root, index)
+            except OSError as error:
+                self._files.index.fail(error)
             with self._lock:
-                if work.generation == self._generation:
+                if work.generation == self._generation and self._files.index.may_be_passed():
                     self._write(work)
         except OSError as error:
             self._is_running = self._health.passes(error)  # then it is repeated
