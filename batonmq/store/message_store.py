@@ -151,10 +151,8 @@ class MessageStore:
             except BaseException:
                 self._files.close(write_back=False)
                 raise
-        except BaseException as error:
+        except BaseException:
             self._lock.release()
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(self.config.root)  # names the disk
             raise
         self._opened_at_ms = self._clock_ms()
         self.is_open = True

@@ -90,7 +90,7 @@ def test_r37_r45_a_broker_that_cannot_read_its_files_before_a_cut_waits_for_room
     broker = spawn(command, log, env=os.environ | fault_environment(disk=FULL))
     try:
         wait_for("the reason", lambda: "start_waits_for_disk_space" in log.read_text())
-        assert f"{root}: No space left on device" in log.read_text()
+        assert f"{root / 'epochFileCheckpoint.tmp'}: No space left on device" in log.read_text()
         assert "broker_started" not in log.read_text() and (root / "truncation.intent").exists()
     finally:
         stop_all([broker])
