@@ -85,7 +85,7 @@ def data_extents(fd: int, size: int, position: int = 0) -> list[tuple[int, int]]
     before any is read: read-ahead puts pages of zeros in the cache, which then count as data."""
     extents: list[tuple[int, int]] = []
     while position < size and (start := next_data(fd, position)) is not None:
-        position = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        position = min(disk.lseek(fd, start, os.SEEK_HOLE), size)
         extents.append((start, position))
     return extents
 
