@@ -23,6 +23,7 @@ from batonmq.epoch.file_cache import EpochFileCache
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import remove_file, show_file
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.store.appender import Appender
 from batonmq.store.background import Background, DiskSpaceWatch
@@ -274,10 +275,8 @@ class MessageStore:
                 raise OSError(errno.ENOSPC, self.health.full)
             self._files.index.flush()
             self._files.close()
-            # Without a sync: no call that can fail may follow the end of the mark. A power loss
-            # brings it back, and the next start recovers.
             if self._files.index.may_be_passed():
-                disk.remove(abort_path(self.config.root))
+                self._unmark_run()
             else:
                 log.warning("store_not_closed_cleanly reason=%s", self.health.index_failure)
         except Exception as error:
@@ -288,6 +287,16 @@ class MessageStore:
             raise
         finally:
             self._abandon_files()
+
+    def _unmark_run(self) -> None:
+        path = abort_path(self.config.root)
+        try:
+            remove_file(path)
+        except OSError:
+            # It may be gone, but a disk that fails now makes no clean stop. Which boot this was
+            # does not matter: the log is synced.
+            show_file(path, "")
+            raise
 
     def abandon(self) -> None:
         """Closes files and lock without writing or syncing; the abort mark stays. For a broker
