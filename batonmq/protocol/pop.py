@@ -50,14 +50,15 @@ class PopHandle(NamedTuple):
     def decode(cls, text: str) -> PopHandle:
         """Raises RemoteProtocolError that says what is wrong and what is allowed."""
         parts = text.split(" ")
-        numbers = [parts[at] for at in (0, 1, 2, 3, 6, 7)] if len(parts) == _FIELDS else []
+        # Java's proxy appends the commitLogOffset to the handles that it gives its clients.
+        numbers = [*parts[:4], *parts[6:]] if len(parts) in (_FIELDS, _FIELDS + 1) else []
         if not numbers or not all(_is_long(part) for part in numbers) or parts[4] not in FLAGS:
             raise RemoteProtocolError(
                 f"a handle of a popped message is {text[:128]!r}, allowed is what POP gave:"
                 " 'startOffset popTime invisibleTime reviveQid flag(0|1|2) brokerName queueId"
                 " queueOffset'"
             )
-        start, pop_time, invisible, revive_qid, queue_id, offset = map(int, numbers)
+        start, pop_time, invisible, revive_qid, queue_id, offset = map(int, numbers[:6])
         if revive_qid > _INT_MAX or queue_id > _INT_MAX:
             raise RemoteProtocolError(f"a handle's reviveQid or queueId is too large: {text!r}")
         return cls(start, pop_time, invisible, revive_qid, parts[4], parts[5], queue_id, offset)

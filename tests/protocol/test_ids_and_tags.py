@@ -109,6 +109,14 @@ def test_what_no_broker_gave_is_no_recall_handle(text: str) -> None:
         decode_handle(base64.urlsafe_b64encode(text.encode()).decode())
 
 
+def test_a_pop_handle_may_end_with_the_offset_that_javas_proxy_appends() -> None:
+    handle = "1 2 3 4 0 broker-a 6 7"
+    assert PopHandle.decode(f"{handle} 8").encode() == handle
+    for end in ("x", "-8", "8 9"):
+        with pytest.raises(RemoteProtocolError, match="allowed is what POP gave"):
+            PopHandle.decode(f"{handle} {end}")
+
+
 @pytest.mark.parametrize("at", [3, 6])
 def test_numbers_of_a_pop_handle_fit_their_fields(at: int) -> None:
     words = ["1", "2", "3", "4", "0", "broker-a", "6", "7"]
