@@ -442,7 +442,7 @@ def test_a_group_without_dead_letters_is_no_missing_topic(
 
     monkeypatch.setattr(FakeConsumer, "fetch_queues", unknown)
     ran = mqctl("dlq", "show", "g")
-    assert (ran.code, ran.err.strip()) == (1, "mqctl: group g has no dead letters")
+    assert ran.code == 1 and ran.err.endswith("mqctl: group g has no dead letters\n")
 
 
 def test_a_queue_that_cannot_be_read_hides_no_other_queue(
