@@ -89,7 +89,7 @@ class Life:
         store.checkpoints.flush_derived()
         for topic in TOPICS:
             self.rig.read_bodies(store, topic)
-            with suppress(IndexFailedError):
+            with suppress(IndexFailedError, OSError):  # that request fails, nothing else
                 store.queries.query_message(topic, "k", 99, 0, FOREVER_MS)
 
     def _tables(self) -> list[Callable[[], None]]:
