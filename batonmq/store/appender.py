@@ -174,9 +174,6 @@ class Appender:
     def pause(self, why: str) -> None:
         """Refuse puts because the disk is full (R45); "": take them again, unless they are refused
         for another reason."""
-        # Upkeep calls this every round, and must not lift a refusal for another reason.
-        if why == self._pause:
-            return
         is_masters, self._pause = self.is_masters, why
         if is_masters:
             self.refusal = why or None
@@ -204,7 +201,6 @@ class Appender:
             if record.queue_offset != NO_UNIT:
                 record.queue.next_offset = record.queue_offset
         self._end = end
-        self._turn_ms = 0
         return True
 
     @property

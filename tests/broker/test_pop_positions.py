@@ -45,11 +45,14 @@ def test_r30_what_is_skipped_behind_a_write_waits_for_it(tmp_path):
 
 def test_who_else_sets_the_offset_is_followed(tmp_path):
     made, offsets = positions(tmp_path)
+    offsets.commit(*KEY, 0)
     taken = made.take(KEY, 3)
-    offsets.commit("g", "T", 0, 1)
+    offsets.commit(*KEY, 1)
     assert made.next_of(KEY) == 1
     made.confirmed(KEY, taken, 3, ok=True)
     assert offsets.query(*KEY) == 1
+    offsets.commit(*KEY, 0)
+    assert made.next_of(KEY) == 0, "also back to where that pop began"
 
 
 def test_r39_another_message_in_the_place_of_the_popped_one_is_not_given_again():

@@ -311,6 +311,12 @@ def test_a_sync_master_acknowledges_what_is_on_its_own_disk_and_on_its_slaves(fi
     assert heard == [0]
 
 
+def test_r15_each_turn_asks_for_the_flush_that_its_writes_wait_for():
+    path, _ = sync_flush_path()
+    path.end_turn()
+    path.store.background.request_flush.assert_called_once_with()
+
+
 @pytest.mark.parametrize("flushed, code", [(99, 10), (100, 12)])
 def test_a_late_write_is_answered_with_what_it_waits_for(flushed, code):
     path, heard = sync_flush_path()

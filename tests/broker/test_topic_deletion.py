@@ -8,7 +8,7 @@ from lone_broker import Rig, lone_broker, make_group, run_with_broker, until
 from test_answers_wait import unconfirmed
 
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
-from batonmq.broker.tables.old_positions import OldPositions
+from batonmq.broker.tables.old_positions import Deletions, OldPositions
 from batonmq.broker.tables.topic_config import topic_config
 from batonmq.protocol.codes import ResponseCode
 
@@ -153,6 +153,10 @@ async def test_r39_a_pull_that_waits_in_a_deleted_queue_is_answered(rig):
 
 
 def test_r39_what_is_kept_of_deleted_topics_is_bounded():
+    deletions = Deletions()
+    for number in range(1 << 17):
+        deletions.note_topic(f"T{number}", number + 1)
+    assert len(deletions.topics) == 1 << 16 and deletions.since("T131071", 131_071)
     now_ms = 0
     old = OldPositions(lambda: now_ms)
     for number in range(5000):

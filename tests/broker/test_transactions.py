@@ -356,6 +356,20 @@ async def test_only_a_half_that_waits_or_was_given_up_is_checked_again(rig):
     assert len(await messages(rig, "T", 1)) == 1 and not len(transactions)
 
 
+async def test_r39_a_half_of_a_deleted_topic_does_not_come_into_one_made_again(rig, clock):
+    sent, transactions = await half(rig), rig.service.waiting.transactions
+    assert (await rig.ask(215, {"topic": "T"})).code == 0
+    await until(lambda: "T" not in rig.service.store.deleting_topics)
+    await rig.send("T")
+    for code, fields in ((37, end_header(sent, COMMIT)), (323, {"msgId": sent.ext["msgId"]})):
+        refused = await rig.ask(code, fields)
+        assert refused.code == 17 and "deleted since" in (refused.remark or "")
+    assert len(transactions) == 1
+    clock.ahead_ms = 2 * HOUR_MS
+    await until(lambda: not len(transactions))
+    assert end_of(rig, "T", 1) == 0 and end_of(rig, TRANS_HALF_TOPIC) == 1, "no check"
+
+
 async def test_without_a_producer_no_check_is_counted(tmp_path, caplog):
     """The sender of the half has disconnected: the half waits unchanged."""
     caplog.set_level("INFO")

@@ -5,13 +5,18 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from local_log import LocalLog
 
 from batonmq.controller.config import ControllerConfig
-from batonmq.controller.liveness.events import ProposeElect, SessionHeartbeat
+from batonmq.controller.liveness.events import (
+    OfferLead,
+    ProposeElect,
+    SessionClosed,
+    SessionHeartbeat,
+)
 from batonmq.controller.raft.log import Commit, Machine
 from batonmq.controller.rules.commands import (
     CommandResult,
@@ -196,3 +201,24 @@ async def test_r5_a_heartbeat_brings_which_answer_arrived_and_what_the_replica_h
     assert (event.broker_name, event.session_id, event.seen.broker_id) == ("broker-a", 2, 2)
     assert (event.sequence, event.answered) == (9, 7)
     assert [getattr(event.seen, name) for name in FACTS] == [11, 12, 13, 14, 15, 16, 17]
+
+
+async def test_r6_the_end_of_a_stream_brings_how_it_ended(tmp_path, script, monkeypatch):
+    """One that just ended starts an election at once; and a peer may be offered the lead (R50)."""
+    scene = Scene(tmp_path, script)
+    handle = Mock(return_value=[OfferLead("n2", "it hears more")])
+    hand_over = AsyncMock(return_value=True)
+    monkeypatch.setattr(scene.service._core, "handle", handle)
+    monkeypatch.setattr(scene.log, "hand_over", hand_over)
+    session = scene.service.sessions.add("broker-a", 2, "life-2")
+    for goodbye in (None, "planned stop", "its disk failed"):
+        scene.service._watch.session_closed(session, goodbye)
+    await asyncio.sleep(0)
+    assert hand_over.call_args.args[1] == "n2"
+    told = [call.args[0] for call in handle.call_args_list]
+    handle.return_value = []
+    await scene.service.close()
+    assert told == [
+        SessionClosed("broker-a", 2, 2, goodbye=goodbye, why=why)
+        for goodbye, why in ((False, ""), (True, ""), (True, "its disk failed"))
+    ]

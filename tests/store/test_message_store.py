@@ -462,6 +462,10 @@ def test_a_segment_of_another_length_stops_the_start_by_name(rig, store):
         file.write(b"x")
     with pytest.raises(StoreFormatError, match="8193 bytes"):
         rig.open()
+    os.truncate(rig.segment(0), 8192)
+    rig.segment(0).rename(rig.segment(0).with_name(f"{100:020}"))
+    with pytest.raises(StoreFormatError, match="at a multiple of 8192"):
+        rig.open()
 
 
 def test_an_empty_last_file_is_deleted(rig, store):
