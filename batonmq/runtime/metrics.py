@@ -314,6 +314,8 @@ class Metrics:
             await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client sent no request in time, or did not read the answer
+        except asyncio.CancelledError:
+            pass  # R58: it was ended, and asyncio would log a traceback for each cancelled task
         finally:
             self._open.pop(task, None)
             writer.transport.abort()  # R58: else what a peer does not read would stay here with it

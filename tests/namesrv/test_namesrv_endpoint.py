@@ -791,9 +791,9 @@ async def test_r58_addresses_that_a_stranger_registered_are_dialled_a_few_at_a_t
     """Otherwise they would take all descriptors of the name server."""
     monkeypatch.setattr(namesrv_service, "NOTICES_MAX", 2)
     async with name_server() as scene:
-        service = scene.service
-        listens = f"127.0.0.1:{service.port}"
-        change = MinIdChange("broker-a", 0, MASTER, (listens, MASTER, "127.0.0.1:30912"))
+        service, first = scene.service, free_ports(2)
+        listens, *others = (f"127.0.0.1:{port}" for port in (service.port, first, first + 1))
+        change = MinIdChange("broker-a", 0, MASTER, (listens, *others))
         service._notify(change)
         assert len(service._notices) == 2
         await until(lambda: not len(service._notices))

@@ -195,6 +195,8 @@ def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
     metrics = Metrics(settings, "broker")
 
     async def script() -> None:
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
         address = ("127.0.0.1", settings.prom_exporter_port)
         silent = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
         assert (await ask(settings, get("/livez")))[1] == b"ok\n"
@@ -207,6 +209,7 @@ def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
             await asyncio.sleep(0)
         assert await ask(settings, too_long) == (b"", b"")
         assert (await ask(settings, get("/livez")))[1] == b"ok\n"
+        assert not errors
 
     play(metrics, script)
 
