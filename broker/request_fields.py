@@ -10,13 +10,15 @@ from batonmq.protocol.numbers import whole_number
 from batonmq.remoting.command import RemotingCommand
 
 
+def invalid(why: str) -> BrokerRefusal:
+    return BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)
+
+
 def text(request: RemotingCommand, key: str) -> str:
     """A mandatory field."""
     value = request.ext.get(key)
     if not value:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER, f"request {request.code} lacks the field {key!r}"
-        )
+        raise invalid(f"request {request.code} lacks the field {key!r}")
     return value
 
 
@@ -25,9 +27,7 @@ def stored_at(message_id: str) -> int:
     try:
         return decode_offset_msg_id(message_id)[1]
     except ValueError as error:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER, f"msgId {message_id!r}: {error}"
-        ) from error
+        raise invalid(f"msgId {message_id!r}: {error}") from error
 
 
 def number(request: RemotingCommand, key: str, default: int | None = None) -> int:
@@ -37,10 +37,9 @@ def number(request: RemotingCommand, key: str, default: int | None = None) -> in
         return default
     found = whole_number(text(request, key).strip())
     if found is None:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER,
+        raise invalid(
             f"request {request.code}: field {key!r} is {value[:64]!r},"
-            " a whole number of 64 bits is needed",
+            " a whole number of 64 bits is needed"
         )
     return found
 
@@ -51,8 +50,7 @@ def flag(request: RemotingCommand, key: str, default: bool = False) -> bool:
     if not value:
         return default
     if value.lower() not in ("true", "false"):
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER,
-            f"request {request.code}: field {key!r} is {value!r}, true or false is needed",
+        raise invalid(
+            f"request {request.code}: field {key!r} is {value!r}, true or false is needed"
         )
     return value.lower() == "true"

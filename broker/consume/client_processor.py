@@ -26,7 +26,7 @@ from batonmq.broker.consume.consumer_manager import (
 )
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.filter.subscription_filter import filter_of, is_known, prepared
-from batonmq.broker.request_fields import text
+from batonmq.broker.request_fields import invalid, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
@@ -116,10 +116,11 @@ class ClientProcessor:
         answer."""
         data = HeartbeatData.decode_request(request.body)
         if not data.client_id:
-            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
+            raise invalid("heartbeat without a clientID")
         if len(data.client_id) > CLIENT_ID_LENGTH_MAX:
-            why = f"clientID: {len(data.client_id)} characters, allowed are {CLIENT_ID_LENGTH_MAX}"
-            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)
+            raise invalid(
+                f"clientID: {len(data.client_id)} characters, allowed are {CLIENT_ID_LENGTH_MAX}"
+            )
         groups = max(len(data.consumer_data_set), len(data.producer_data_set))
         if groups:
             # Members keep their connection when there are too many connections (R58).

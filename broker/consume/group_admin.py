@@ -16,7 +16,7 @@ from batonmq.auth.signature import SIGNED_FIELDS
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.consume.pull_processor import PullProcessor
-from batonmq.broker.request_fields import flag, number, stored_at, text
+from batonmq.broker.request_fields import flag, invalid, number, stored_at, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_keys import SEPARATOR
 from batonmq.broker.tables.topics import TopicService
@@ -267,9 +267,8 @@ class GroupAdminProcessor:
         when = number(request, "timestamp")
         queue_id = number(request, "queueId", -1)
         if queue_id >= config.read_queue_nums:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId {queue_id} of topic {topic}: it has {config.read_queue_nums} queues",
+            raise invalid(
+                f"queueId {queue_id} of topic {topic}: it has {config.read_queue_nums} queues"
             )
         offset = number(request, "offset", -1)
         if queue_id >= 0 and offset != -1:
@@ -306,7 +305,7 @@ class GroupAdminProcessor:
         copies nothing if no topic is named."""
         source, target = text(request, "srcGroup"), text(request, "destGroup")
         if problem := group_problem(target):
-            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"destGroup: {problem}")
+            raise invalid(f"destGroup: {problem}")
         named = request.ext.get("topic")
         topics = [named] if named else await self._topics_of(source)
         if not flag(request, "offline"):

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from batonmq.broker.request_fields import invalid
 from batonmq.broker.tables.queue_locks import Queue, QueueLockManager
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
-from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, check_group, check_made_topic
 from batonmq.remoting.command import RemotingCommand
@@ -106,19 +106,14 @@ class LockProcessor:
         body = LockBatchRequestBody.decode_request(request.body)
         for name, value in (("clientId", body.client_id), ("consumerGroup", body.consumer_group)):
             if not value:
-                raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"the body lacks {name}")
+                raise invalid(f"the body lacks {name}")
         check_group(body.consumer_group)
         if len(body.client_id) > CLIENT_ID_LENGTH_MAX:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"clientId has {len(body.client_id)} characters, allowed are"
-                f" {CLIENT_ID_LENGTH_MAX}",
+            raise invalid(
+                f"clientId has {len(body.client_id)} characters, allowed are {CLIENT_ID_LENGTH_MAX}"
             )
         if len(body.mq_set) > QUEUES_MAX:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"{len(body.mq_set)} queues in mqSet, at most {QUEUES_MAX} are allowed",
-            )
+            raise invalid(f"{len(body.mq_set)} queues in mqSet, at most {QUEUES_MAX} are allowed")
         for topic in {queue.topic for queue in body.mq_set}:
             check_made_topic(topic)
         return body

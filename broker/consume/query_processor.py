@@ -10,7 +10,7 @@ from __future__ import annotations
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.consume.read_checks import existing_topic
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
-from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.request_fields import flag, invalid, number, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import PositionReport, commit_refusal, queue_end
 from batonmq.broker.tables.topics import TopicService
@@ -86,10 +86,7 @@ class OffsetProcessor:
         # Only at the first commit of a group in a queue (R58: clients choose the number).
         is_first = self._offsets.query(group, topic, queue_id) < 0
         if is_first and not 0 <= queue_id < TOPIC_QUEUES_MAX:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId is {queue_id}, allowed are 0 to {TOPIC_QUEUES_MAX - 1}",
-            )
+            raise invalid(f"queueId is {queue_id}, allowed are 0 to {TOPIC_QUEUES_MAX - 1}")
         if self._offsets.resets.runs(group, topic, queue_id):  # progress from before the reset
             return RemotingCommand.response_to(request)
         progress = PositionReport(group, topic, queue_id, offset)
@@ -103,10 +100,7 @@ class OffsetProcessor:
         (SEARCH_OFFSET_BY_TIMESTAMP, 29)."""
         boundary = request.ext.get("boundaryType", "lower").lower()
         if boundary not in ("lower", "upper"):
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"boundaryType is {boundary!r}, allowed are lower and upper",
-            )
+            raise invalid(f"boundaryType is {boundary!r}, allowed are lower and upper")
         offset = self._store.queries.offset_in_queue_by_time(
             *_queue(request),
             number(request, "timestamp"),
@@ -207,9 +201,7 @@ class QueryProcessor:
         topic, queue_id = _queue(request)
         index, count = number(request, "index"), number(request, "count")
         if not 1 <= count <= UNITS_MAX:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER, f"count is {count}, allowed are 1 to {UNITS_MAX}"
-            )
+            raise invalid(f"count is {count}, allowed are 1 to {UNITS_MAX}")
         queries = self._store.queries
         body = QueryConsumeQueueResponseBody(
             max_queue_index=queries.max_offset_in_queue(topic, queue_id),

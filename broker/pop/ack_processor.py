@@ -18,7 +18,7 @@ from batonmq.broker.consume.read_checks import check_queue, existing_topic
 from batonmq.broker.pop.pop_request import invisible_time
 from batonmq.broker.pop.pop_service import PopService, Taken
 from batonmq.broker.pop.pop_table import Acked, Key, Popped, PopRecord, PutOff
-from batonmq.broker.request_fields import number, text
+from batonmq.broker.request_fields import invalid, number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import BatchAckMessageRequestBody
@@ -84,27 +84,18 @@ class AckProcessor:
         if not entries:
             raise BrokerRefusal(ResponseCode.NO_MESSAGE, "acks is empty: it names no message")
         if len(entries) > ENTRIES_MAX:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"{len(entries)} entries in acks, at most {ENTRIES_MAX} are allowed",
-            )
+            raise invalid(f"{len(entries)} entries in acks, at most {ENTRIES_MAX} are allowed")
         acked, count = [], 0
         for entry in entries:
             if entry.retry not in FLAGS:
-                raise BrokerRefusal(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"acks: 'r' is {entry.retry[:32]!r}, allowed are 0, 1 and 2",
-                )
+                raise invalid(f"acks: 'r' is {entry.retry[:32]!r}, allowed are 0, 1 and 2")
             topic = real_topic(entry.retry, entry.topic, entry.consumer_group)
             # It may have been deleted: what is not in flight is skipped, and the others count.
             key = entry.consumer_group, topic, entry.queue_id
             bits = _bits(entry.bit_set)
             count += bits.bit_count()
             if count > OFFSETS_MAX:
-                raise BrokerRefusal(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"acks: more than {OFFSETS_MAX} messages in one request",
-                )
+                raise invalid(f"acks: more than {OFFSETS_MAX} messages in one request")
             offsets = [entry.start_offset + bit for bit in _positions(bits)]
             acked.append(Acked(key=key, pop_time=entry.pop_time, offsets=offsets))
         self._settle(acked, request, connection)
@@ -161,7 +152,7 @@ class AckProcessor:
         try:
             handle = PopHandle.decode(text(request, "extraInfo"))
         except RemoteProtocolError as exc:
-            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"extraInfo: {exc}") from exc
+            raise invalid(f"extraInfo: {exc}") from exc
         topic = real_topic(handle.flag, topic, group)
         check_queue(existing_topic(self._topics, topic), queue_id, ResponseCode.MESSAGE_ILLEGAL)
         return _Named((group, topic, queue_id), offset, handle)
@@ -222,14 +213,9 @@ def _bits(text: str) -> int:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER, f"acks: 'b' is {text[:32]!r}, base64 is needed: {exc}"
-        ) from exc
+        raise invalid(f"acks: 'b' is {text[:32]!r}, base64 is needed: {exc}") from exc
     if len(data) > BIT_SET_BYTES_MAX:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER,
-            f"acks: 'b' has {len(data)} bytes, at most {BIT_SET_BYTES_MAX} are allowed",
-        )
+        raise invalid(f"acks: 'b' has {len(data)} bytes, at most {BIT_SET_BYTES_MAX} are allowed")
     return int.from_bytes(data, "little")
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.read_checks import existing_topic
+from batonmq.broker.request_fields import invalid
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of
@@ -101,8 +102,7 @@ class AssignmentProcessor:
         mode = SetMessageRequestModeRequestBody.decode_request(request.body)
         topic, group = mode.topic, mode.consumer_group
         if mode.mode not in MODES:
-            what = f"mode is {mode.mode[:32]!r}, allowed are PULL and POP"
-            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, what)
+            raise invalid(f"mode is {mode.mode[:32]!r}, allowed are PULL and POP")
         if topic.startswith(RETRY_PREFIX):
             what = f"the mode of the retry topic {topic} cannot be set: it is PULL"
             raise BrokerRefusal(ResponseCode.NO_PERMISSION, what)

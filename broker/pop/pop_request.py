@@ -18,11 +18,10 @@ from batonmq.broker.consume.read_checks import (
 )
 from batonmq.broker.filter.sql_values import Matches
 from batonmq.broker.filter.subscription_filter import SubscriptionFilter, filter_of
-from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.request_fields import flag, invalid, number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import NAME_BYTES_MAX, check_pop_names
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
@@ -89,8 +88,9 @@ class PopChecks:
         pop.order = flag(request, "order")
         pop.attempt = request.ext.get("attemptId") or ""
         if len(pop.attempt) > NAME_BYTES_MAX:
-            why = f"attemptId has {len(pop.attempt)} characters, allowed are {NAME_BYTES_MAX}"
-            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)
+            raise invalid(
+                f"attemptId has {len(pop.attempt)} characters, allowed are {NAME_BYTES_MAX}"
+            )
         return pop
 
     def peek(self, request: RemotingCommand, connection: Connection) -> PopRequest:
@@ -113,10 +113,7 @@ class PopChecks:
     def _max_num(self, request: RemotingCommand) -> int:
         count = number(request, "maxMsgNums")
         if not 1 <= count <= MESSAGES_MAX:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"maxMsgNums is {count}, allowed are 1 to {MESSAGES_MAX}",
-            )
+            raise invalid(f"maxMsgNums is {count}, allowed are 1 to {MESSAGES_MAX}")
         return count
 
     def _filter(self, request: RemotingCommand) -> SubscriptionFilter:
@@ -129,8 +126,7 @@ def invisible_time(request: RemotingCommand, *, least_ms: int) -> int:
     """The field `invisibleTime` in ms. Raises BrokerRefusal."""
     time_ms = number(request, "invisibleTime")
     if not least_ms <= time_ms <= INVISIBLE_MAX_MS:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER,
-            f"invisibleTime is {time_ms} ms, allowed are {least_ms} to {INVISIBLE_MAX_MS}",
+        raise invalid(
+            f"invisibleTime is {time_ms} ms, allowed are {least_ms} to {INVISIBLE_MAX_MS}"
         )
     return time_ms
