@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from batonmq.broker.request_fields import number
+from batonmq.broker.request_fields import invalid, number
 from batonmq.broker.role_gate import RoleGate
 from batonmq.protocol.codes import (
     RELAY_FIELD,
@@ -39,7 +39,7 @@ from batonmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
-from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, RequestTimeoutError
+from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand, decode_frame, encode_frame
 from batonmq.remoting.connection import (
@@ -135,10 +135,7 @@ def relayed_by(field: str) -> tuple[int, str]:
     """(masterEpoch, the client's "host:port") of a RELAY_FIELD. Raises BrokerRefusal."""
     epoch, at, client = field.partition("@")
     if not (at and epoch.isdecimal() and client.rpartition(":")[2].isdecimal()):
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER,
-            f"{RELAY_FIELD} is {field!r}, allowed is EPOCH@HOST:PORT",
-        )
+        raise invalid(f"{RELAY_FIELD} is {field!r}, allowed is EPOCH@HOST:PORT")
     return int(epoch), client
 
 
