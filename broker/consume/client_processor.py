@@ -276,15 +276,18 @@ class ClientProcessor:
             config = self._topics.groups.get(change.group)
             if config is not None and not config.notify_consumer_ids_changed_enable:
                 continue
-            if len(change.channels) > left or change.group in self._notices:
+            if len(change.channels) > _NOTICES_AT_ONCE:
                 waiting[change.group] = change.channels
+                continue
+            others = tuple(channel for channel in change.channels if channel is not sender)
+            if sender is not None and len(others) < len(change.channels):
+                due_ms = self._clock_ms() + OWN_NOTICE_MS
+                self._own_notices.append((due_ms, change.group, sender))
+            if len(others) > left or change.group in self._notices:
+                waiting[change.group] = others
             else:
-                left -= len(change.channels)
-                others = [channel for channel in change.channels if channel is not sender]
+                left -= len(others)
                 _send_notices(change.group, others)
-                if sender is not None and len(others) < len(change.channels):
-                    due_ms = self._clock_ms() + OWN_NOTICE_MS
-                    self._own_notices.append((due_ms, change.group, sender))
         for group, channels in waiting.items():
             self._notices[group] = list(channels)
 

@@ -55,14 +55,19 @@ def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices():
 
 
 def test_r58_a_change_of_many_groups_sends_a_turns_notices_and_the_others_later():
-    nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=None, groups={}))
+    now_ms = 0
+    nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=lambda: now_ms, groups={}))
     clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, nothing, BrokerConfig())
-    members = tuple(_Channel() for _ in range(100))
-    clients.notify([GroupChanged(f"g{number}", members) for number in range(3)])
-    assert {channel.noticed for channel in members} == {1}
+    sender, *others = members = tuple(_Channel() for _ in range(100))
+    changes = [GroupChanged(f"g{number}", members) for number in range(3)]
+    clients.notify(changes, cast(Any, sender))
+    assert {channel.noticed for channel in others} == {1}
     while clients.tick():
         pass
-    assert {channel.noticed for channel in members} == {3}
+    assert {channel.noticed for channel in others} == {3} and not sender.noticed
+    now_ms = OWN_NOTICE_MS
+    clients.tick()
+    assert sender.noticed == 3
 
 
 def test_a_new_member_gets_its_notice_after_its_first_heartbeat():
