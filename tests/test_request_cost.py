@@ -51,8 +51,8 @@ LINES_MAX_OF = dict.fromkeys((25, 103, 105, 207, 217, 318), 230_000)
 """10 ms."""
 PLACED_MAX = 1024
 """Records of a batch that get their places by one call into C: 2 ms."""
-JSON_BYTES_MAX_OF = {317: FRAME_SIZE_MAX}
-"""Of pieces that are JSON already: they are copied."""
+JSON_BYTES_MAX_OF = {317: FRAME_SIZE_MAX, 106: 1 << 18}
+"""Of 317 the pieces are JSON already: they are copied. Of 106 each broker group is one."""
 MEMORY_MAX = BACKLOG_BYTES_MAX
 """What may wait for one connection."""
 

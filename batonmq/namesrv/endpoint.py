@@ -32,7 +32,6 @@ from batonmq.namesrv.state import (
 from batonmq.namesrv.topics import Parts, listed
 from batonmq.protocol.bodies import (
     BrokerMemberGroup,
-    ClusterInfo,
     DataVersion,
     GetBrokerMemberGroupResponseBody,
     KVTable,
@@ -344,12 +343,14 @@ class NamesrvEndpoint:
     async def cluster_info(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
-        info = ClusterInfo(cluster_addr_table=self._routes.clusters())
-        async for name, broker in in_turns(self._routes.brokers()):
-            info.broker_addr_table[name] = broker
-        if request.get_bool("acceptStandardJsonOnly"):
-            return _done(request, info.encode())
-        return _done(request, _with_bare_ids(info.encode()))
+        is_bare = not request.get_bool("acceptStandardJsonOnly")
+        brokers = []
+        async for name, broker in in_turns(self._routes.brokers()):  # R58: each is encoded, too
+            text = broker.encode()
+            brokers.append(encode_json(name) + b":" + (_with_bare_ids(text) if is_bare else text))
+        body = b'{"brokerAddrTable":{%b},"clusterAddrTable":%b}'
+        clusters = encode_json(self._routes.clusters())
+        return _done(request, body % (b",".join(brokers), clusters))
 
     async def all_topics(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         if not self._config.current.enable_all_topic_list:
