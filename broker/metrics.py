@@ -101,7 +101,8 @@ class BrokerMetrics:
             roles.add(int(gate.role is role), role=role.value.lower())
         own_id = replication.broker_id()
         page.gauge("batonmq_broker_id", "its id in the group, 0 for a classic master", own_id)
-        page.gauge("batonmq_takes_writes", "1 if a send would be taken", gate.refusal is None)
+        takes = gate.refusal is None and not self._path.store.appender.refusal
+        page.gauge("batonmq_takes_writes", "1 if a send would be taken", takes)
         page.gauge("batonmq_master_epoch", "of the mastership it serves", gate.master_epoch)
         problems = page.family("batonmq_problem", "gauge", "1 for each, as in mqctl health")
         for problem in self._status.problems():

@@ -306,8 +306,8 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
         if transport is not None:
             transport.abort()
 
-    async def dial(self, loop: asyncio.AbstractEventLoop, address: str) -> bool:
-        """Connects to `host:port`; False if that failed."""
+    async def dial(self, loop: asyncio.AbstractEventLoop, address: str) -> str:
+        """Connects to `host:port`; why that failed, "" if it did not."""
         tls = self._open_links.tls
         try:
             host, port = dialled_place(address)
@@ -323,9 +323,10 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
         except (OSError, ValueError) as error:
             refused = isinstance(error, ssl.SSLError)
             level = logging.WARNING if refused else logging.DEBUG
-            log.log(level, "ha_dial_failed address=%s reason=%s", address, tls_reason(error))
-            return False
-        return True
+            reason = tls_reason(error)
+            log.log(level, "ha_dial_failed address=%s reason=%s", address, reason)
+            return reason or "no answer"
+        return ""
 
     def _dial_cancelled(self) -> None:
         """Connecting was cancelled, perhaps after it succeeded. uvloop then closes the transport

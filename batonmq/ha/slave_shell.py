@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha import slave_effects as fx
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
+
+_NOT_NOW_MS: Final = 1 << 62
+UNREACHED_MS: Final = 3_000
+"""A master that ends has a successor by then: this one runs, and the way to it is shut."""
 
 
 def local_log(store: MessageStore, samples: LogSamples | None = None) -> LocalLog:
@@ -69,6 +73,8 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._diverged = ""
         self._unproven = ""
         self._cannot_append = ""  # kept over reconnects, until it has all
+        self._dials_since_ms = _NOT_NOW_MS
+        self._dial_failure = ""
 
     @property
     def address(self) -> str:
@@ -77,7 +83,10 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     @property
     def problem(self) -> str:
         """Why this replica cannot follow its master; "" if it can."""
-        return self._cannot_append or self._diverged or self._unproven
+        known = self._cannot_append or self._diverged or self._unproven
+        if known or self._now_ms() - self._dials_since_ms < UNREACHED_MS:
+            return known
+        return f"no connection to {self._address}: {self._dial_failure or 'no answer'}"
 
     def _local_log(self) -> LocalLog:
         return local_log(self._store, self._samples)
@@ -225,6 +234,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
                 self._tasks.spawn(self._prove(view))
             case fx.Following(offset):
                 self._unproven = ""
+                self._dials_since_ms = _NOT_NOW_MS
                 log.info("ha_following address=%s offset=%d", self._address, offset)
             case fx.Diverged(reason):
                 self._diverged = reason
@@ -286,7 +296,11 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     async def _dial(self, address: str) -> None:
         link = self._new_link(MasterFrameReader())
         self._address = address or await self._address_of_java_master()
-        if not self._address or not await link.dial(self._loop, self._address):
+        self._dials_since_ms = min(self._dials_since_ms, self._now_ms())
+        self._dial_failure = "its address is not known"
+        if self._address:
+            self._dial_failure = await link.dial(self._loop, self._address)
+        if self._dial_failure:
             self._disconnected()
 
     async def _address_of_java_master(self) -> str:

@@ -63,7 +63,8 @@ class ForkServer:
                 [sys.executable, "-P", "-m", "batonmq.runtime.fork_server", *LOADED],
                 stdin=theirs.fileno(),
                 preexec_fn=_apart,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread
+                # gRPC's C core reads its variable as it is loaded; a fork has one thread.
+                env={"GRPC_VERBOSITY": "NONE"} | os.environ | {"OPENBLAS_NUM_THREADS": "1"},
             )
 
     async def start(

@@ -35,6 +35,7 @@ from batonmq.protocol.codes import MASTER_ID, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import counted
 
+_LOOK: Final = "mqctl getControllerMetaData"
 BEHIND_ENTRIES = 1_000
 """How many entries a controller may be behind the leader; their replies differ in time anyway."""
 OK, DEGRADED, DOWN = "ok", "degraded", "down"
@@ -159,7 +160,7 @@ class Findings:
             if why and a not in self.left
         ]
         found += [self._reported(a, what) for a, lines in self.reported.items() for what in lines]
-        if not self.groups:
+        if not self.groups and not unreachable:
             found.append(
                 Problem.of("no broker group is registered", "start a broker", is_down=True)
             )
@@ -247,8 +248,8 @@ class Findings:
             if not isinstance(answer, BatonError) and answer.leader_address
         }
         if _refuse(self.controllers):
-            text = "the controllers tell this user nothing: which groups are missing is not known"
-            step = _next_step(str(next(iter(self.controllers.values()))))
+            text = "the controllers tell this client nothing: which groups are missing is not known"
+            step = _next_step(reason(*next(iter(self.controllers.items()))))
             # Masters that a route names say themselves whether they take writes.
             return [Problem.of(text, step, is_down=not any(self.masters))]
         if not self.leader:
@@ -271,13 +272,12 @@ class Findings:
                     is_down=not any(self.masters),
                 )
             ]
-        look = "mqctl getControllerMetaData"
         if len(named) > 1:
             who = ", ".join(sorted(named))
-            return [Problem.of(f"the controllers disagree on their leader: {who}", look)]
+            return [Problem.of(f"the controllers disagree on their leader: {who}", _LOOK)]
         if self.replicas_error is not None:
             text = f"the leading controller does not report the roles: {self.replicas_error}"
-            return [Problem.of(text, look)]
+            return [Problem.of(text, _LOOK)]
         return []
 
     def _log_problems(self) -> list[Problem]:
@@ -286,9 +286,8 @@ class Findings:
             for address, answer in self.controllers.items()
             if not isinstance(answer, BatonError) and answer.log is not None
         }
-        look = "mqctl getControllerMetaData"
         found = [
-            Problem.of(f"controller {a}: {what}", "free disk space" if "disk" in what else look)
+            Problem.of(f"controller {a}: {what}", "free disk space" if "disk" in what else _LOOK)
             for a, log in logs.items()
             for what in log.problems
         ]
@@ -298,7 +297,7 @@ class Findings:
                 behind = leading.applied_index - log.applied_index
                 if behind > BEHIND_ENTRIES:
                     what = f"{counted(behind, 'entry')} behind the leader's log"
-                    found.append(Problem.of(f"controller {address}: {what}", look))
+                    found.append(Problem.of(f"controller {address}: {what}", _LOOK))
         # By rules as well: versions in a rolling upgrade make different states of one log.
         digests: dict[tuple[int, str], dict[str, str]] = {}
         for address, log in logs.items():
@@ -309,7 +308,7 @@ class Findings:
             if len(set(by_address.values())) > 1:
                 who = ", ".join(f"{address} {d[-16:]}" for address, d in by_address.items())
                 text = f"the controllers' states differ after entry {index}: {who}"
-                found.append(Problem.of(text, look))
+                found.append(Problem.of(text, _LOOK))
         return found
 
     def _group_problems(self, name: str) -> list[Problem]:
@@ -433,6 +432,11 @@ def distrusts(why: str) -> bool:
     return "certificate" in why
 
 
+def refuses_client(why: str) -> bool:
+    """Whether a node runs and answers this client nothing."""
+    return may_not(why) or distrusts(why) or closes(why)
+
+
 def of_others(why: str) -> bool:
     """Whether the authority of a certificate is not trusted here: a new certificate is no help."""
     return distrusts(why) and "issuer" in why
@@ -481,11 +485,10 @@ async def poll(
         _roles(controller, controllers, groups), _ask(admin, routed)
     )
     known = replicas.replicas_info_table
-    for name in await groups_of_others(admin, replicas, routes, wanted):
-        del known[name]
+    others = await groups_of_others(admin, replicas, routes, wanted)
     removed = _removed_groups(replicas, routes, wanted)
     # What was removed on purpose is a note, and must not be asked either.
-    for name in removed:
+    for name in {*others, *removed}:
         del known[name]
     answers |= more
     members = {replica.broker_address for info in known.values() for replica in info.replicas}
@@ -524,7 +527,7 @@ async def _roles(
 ) -> tuple[BrokerReplicasInfo, str | None]:
     """What the leading controller records, and why that is not known."""
     if not any(map(_leads, answers.values())):
-        why = "this user may not ask" if _refuse(answers) else "no controller leads"
+        why = "this client may not ask" if _refuse(answers) else "no controller leads"
         return BrokerReplicasInfo(), why
     try:
         return await controller.sync_state_data(groups, every=True), None
@@ -533,9 +536,9 @@ async def _roles(
 
 
 def _refuse(answers: Mapping[str, ControllerMetadata | BatonError]) -> bool:
-    """Whether all controllers answer, and none of them answers this user."""
-    whys = [str(a) if isinstance(a, BatonError) else "" for a in answers.values()]
-    return bool(whys) and all(map(may_not, whys))
+    """Whether all controllers run, and none of them answers this client."""
+    whys = [reason(a, why) if isinstance(why, BatonError) else "" for a, why in answers.items()]
+    return bool(whys) and all(map(refuses_client, whys))
 
 
 def _leads(answer: ControllerMetadata | BatonError) -> bool:

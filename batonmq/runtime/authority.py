@@ -251,7 +251,9 @@ def check_certificate(config: TlsConfig) -> int:
     now_ms, end_ms = wall_ms(), int(end.timestamp() * 1000)
     if not begin.timestamp() * 1000 <= now_ms <= end_ms:
         valid = f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}"
-        raise TlsError(path, f"the certificate is valid from {valid} UTC only")
+        here = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
+        what = f"the certificate is valid from {valid} UTC only, and this clock says"
+        raise TlsError(path, f"{what} {here:%Y-%m-%d %H:%M}")
     days = (end_ms - now_ms) // DAY_MS
     if days < REPORTED_DAYS:
         log.warning("tls_certificate_ends path=%s days_left=%d", path, days)

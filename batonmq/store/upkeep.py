@@ -66,10 +66,11 @@ def disk_space(folder: Path) -> tuple[int, int]:
 
 
 def disk_capacity(folder: Path) -> str:
-    """Size and unused part of a file system, in Java's words. Raises OSError."""
+    """Size and free space of a file system, in Java's words. Raises OSError."""
     space = os.statvfs(folder)
+    # Java also counts what is reserved: a full disk then seems to have space.
     total, free = (
-        byte_count(blocks * space.f_frsize) for blocks in (space.f_blocks, space.f_bfree)
+        byte_count(blocks * space.f_frsize) for blocks in (space.f_blocks, space.f_bavail)
     )
     return f"Total : {total}, Free : {free}."
 

@@ -15,7 +15,7 @@ import pytest
 
 from batonmq.ha.config import HAConfig
 from batonmq.ha.java_peer import PeerIdentity
-from batonmq.ha.links import UNACKNOWLEDGED_MS
+from batonmq.ha.links import UNACKNOWLEDGED_MS, MasterLink
 from batonmq.ha.wire import OwnState, SlaveHandshake, encode_ack, encode_slave_handshake
 from batonmq.protocol.errors import BatonError
 from tests.ha.conftest import expire_first_segment
@@ -295,6 +295,21 @@ async def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_r
     two.ha.dial_now()
     await group.caught_up(one, two)
     assert two.ha.following_problem == ""
+
+
+async def test_a_slave_that_does_not_reach_its_master_says_so(group, wait_until, monkeypatch):
+    """It was in no problem: `mqctl verdict` said that it copies its master, for hours."""
+    monkeypatch.setattr("batonmq.ha.slave_shell.UNREACHED_MS", 0)
+    one, two = await group.add(1), await group.add(2)
+    await group.elect(one, others=False)
+    dial = MasterLink.dial
+    monkeypatch.setattr(MasterLink, "dial", lambda link, loop, _: dial(link, loop, "127.0.0.1:1"))
+    await group.follow(two)
+    await wait_until(lambda: "Connection refused" in two.ha.following_problem)
+    assert two.ha.following_problem.startswith("no connection to 127.0.0.1:")
+    monkeypatch.setattr(MasterLink, "dial", dial)
+    await wait_until(lambda: two.ha.following_problem == "")
+    await group.caught_up(one, two)
 
 
 async def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(

@@ -775,6 +775,8 @@ def test_a_broker_has_one_id_everywhere_and_a_dead_one_is_listed(mqctl: Run, fak
     rows = [line.split() for line in mqctl("clusterList").out.splitlines()]
     assert [row[2:5] for row in rows[1:]] == [["1", MASTER, "MASTER"], ["2", SLAVE, "SLAVE"]]
     assert [row[-1] for row in rows] == ["Writes", "yes", "50%"], "a slave takes no writes: no news"
+    fake.problems = {MASTER: ["refuses writes: the disk is full"]}
+    assert mqctl("clusterList").out.splitlines()[1].split()[-1] == "no"
     del fake.info.broker_addr_table["broker-a"].broker_addrs[2]
     fake.figures[SLAVE]["brokerRole"] = "FENCED"
     rows = [line.split() for line in mqctl("clusterList").out.splitlines()]

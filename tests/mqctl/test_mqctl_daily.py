@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 import batonmq.client.admin.admin
-from batonmq.client.errors import NoMasterError
+from batonmq.client.errors import NoMasterError, SendAttempt, SendFailedError
 from batonmq.mqctl.commands import bench, dlq
 from batonmq.mqctl.main import cli
 from batonmq.protocol.bodies import (
@@ -22,7 +22,6 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
     TopicConfig,
 )
-from batonmq.protocol.errors import RequestTimeoutError
 from tests.mqctl.conftest import MASTER, SLAVE, Run, stored_message, write_cluster
 
 DESTRUCTIVE = (
@@ -131,7 +130,8 @@ def test_bench_counts_what_was_acknowledged_and_what_was_not(
         async def send(self, message: Any) -> Any:
             self.sends += 1
             if self.sends % 4 == 0:
-                raise RequestTimeoutError("10.0.0.1:1", 10, 5)
+                tries = [SendAttempt("b", "h:1", 1, 14, "full")] * self.sends
+                raise SendFailedError("T", tries, self.sends)
             await asyncio.sleep(0)
             return SimpleNamespace(acknowledged=self.sends % 4 != 1, status="FLUSH_SLAVE_TIMEOUT")
 

@@ -488,6 +488,21 @@ def test_a_verdict_by_a_user_that_may_not_ask_calls_no_node_hung(mqctl: Run, fak
     assert "mqctl acl create USER" in mqctl("health").out
 
 
+@pytest.mark.parametrize(
+    "why",
+    ["the certificate of the peer is refused: it has expired", "connection ended: by the peer"],
+)
+def test_controllers_that_refuse_this_client_are_no_lost_majority(
+    mqctl: Run, fake: Any, why: str
+) -> None:
+    """The clock of this host is wrong, or it does not use TLS: nothing is to be started."""
+    for address in fake.metadata:
+        fake.metadata[address] = ConnectError(address, why, sent=True)
+    found = mqctl("health", "--json").json
+    assert not any("majority" in each for each in found["problems"])
+    assert not any("start the" in each for each in found["nextSteps"])
+
+
 def test_a_wrong_secret_is_no_lost_majority_and_no_lack_of_rights(
     mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

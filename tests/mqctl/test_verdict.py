@@ -424,6 +424,18 @@ def test_no_restart_takes_the_last_copy_in_sync(
     assert found == allowed
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_what_runs_and_refuses_this_client_is_not_free_to_be_restarted(leads: bool) -> None:
+    """This host's clock is wrong, or it has no certificate: all run, and none can be asked."""
+    evidence = live((1, 2, 3), {1, 2, 3})
+    why = "the certificate of the peer is refused: certificate has expired"
+    nodes = tuple(replace(node, refused=why) for node in evidence.nodes)
+    evidence = replace(evidence, nodes=nodes, is_live=leads, leader="n" if leads else "")
+    for node in evidence.nodes:
+        found = may_restart(evidence, node)
+        assert not found.allowed and "does not serve" not in found.why
+
+
 def test_no_restart_takes_the_controllers_majority() -> None:
     for up, allowed in ((3, True), (2, False)):
         evidence = live((1, 2, 3), {1, 2, 3}, controllers=up)

@@ -93,7 +93,7 @@ def test_a_certificate_that_cannot_serve_stops_the_start(tmp_path: Path) -> None
     late = made.issue("late.pem", ["broker/a/2"], HOSTS, days=-1).path
     strange = other.issue("x.pem", ["broker/a/1"], HOSTS).path
     another = made.issue("y.pem", ["broker/a/3"], HOSTS).path
-    refused("valid from", server_cert_path=late, server_key_path=late)
+    refused("and this clock says", server_cert_path=late, server_key_path=late)
     refused("its authority", server_cert_path=strange, server_key_path=strange)
     refused("no certificate with its key", server_key_path=another)
     refused("No such file", server_cert_path=tmp_path / "none.pem")

@@ -248,9 +248,10 @@ def test_segments_that_expired_beyond_the_checkpoint_take_no_later_messages_alon
 def test_a_disk_is_as_full_as_df_says(monkeypatch, tmp_path, blocks, free, available, used):
     """What a quota keeps back is neither used nor free: of 252 GB with 48 used and 42 to have, more
     than half is used, not five sixths."""
-    space = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_bavail=available)
+    space = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_bavail=available, f_frsize=1)
     monkeypatch.setattr(upkeep.os, "statvfs", lambda _: space)
     assert upkeep.disk_use((tmp_path,)) == pytest.approx(used)
+    assert upkeep.disk_capacity(tmp_path) == f"Total : {blocks} B, Free : {available} B."
 
 
 def test_r38_units_that_were_in_memory_only_may_expire_and_the_process_be_killed(rig):

@@ -210,7 +210,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         self._run(self.core.disconnected(self._now_ms()))
 
     async def _dial(self, address: str) -> None:
-        if not await self._new_link(ClassicFrameReader()).dial(self._loop, address):
+        if await self._new_link(ClassicFrameReader()).dial(self._loop, address):
             self._disconnected()
 
     async def _ask_log_end(self, address: str) -> None:

@@ -17,7 +17,7 @@ from batonmq.mqctl.routes import (
     every_broker,
     not_registered,
 )
-from batonmq.protocol.bodies import ClusterInfo
+from batonmq.protocol.bodies import PROBLEMS_KEY, ClusterInfo
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
 
@@ -67,7 +67,8 @@ def _show_rates(
         if found is None:
             row += ["" if is_away else Cell.of("no answer", BAD), "", "", "", ""]
         else:
-            takes = {"true": "yes", "false": Cell.of("no", BAD)}
+            refuses = "refuses writes" in found.get(PROBLEMS_KEY, "")  # also for its disk
+            takes = {"true": Cell.of("no", BAD) if refuses else "yes", "false": Cell.of("no", BAD)}
             row += [
                 found.get("brokerVersionDesc", ""),
                 first_rate(found.get("putTps", "")),

@@ -83,7 +83,7 @@ async def ask(
         consumers=tuple(consumers) if consumers is not None else evidence.consumers,
         sources=(*evidence.sources, *sources),
         is_live=is_live,
-        health=found.state if is_live else "",
+        health=found.state if is_live or any(node.refuses_us for node in nodes) else "",
         start="" if is_live else evidence.start,
     )
 

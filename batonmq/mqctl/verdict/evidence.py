@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from batonmq.history.story import Story
+from batonmq.mqctl.health import refuses_client
 from batonmq.protocol.bodies import ReplicasInfo
 
 BROKER: Final = "broker"
@@ -196,6 +197,11 @@ class NodeEvidence:
     def runs(self) -> bool:
         """Whether it is known to serve now."""
         return self.refused is None if self.asked else self.has_process
+
+    @property
+    def refuses_us(self) -> bool:
+        """Whether it runs, and takes no question from here: it may serve all others."""
+        return refuses_client(self.refused or "")
 
     @property
     def is_hung(self) -> bool:

@@ -252,10 +252,13 @@ class Restart:
 def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
     """Whether the cluster keeps a copy of every acknowledged message in sync, its controllers their
     majority and clients a name server while this process restarts."""
+    if node.refuses_us and not (node.kind == BROKER and evidence.leader):
+        text = "it runs and refuses this client: what would be lost is not known"
+        return Restart(node.name, False, text)
     if node.kind != BROKER:
         return _name_server_may(evidence, node)
     group = evidence.group(node.group)
-    if evidence.is_live and node.asked and not node.runs:
+    if evidence.is_live and node.asked and not node.runs and not node.refuses_us:
         return Restart(node.name, True, "it does not serve")
     if not evidence.is_live:
         return Restart(node.name, True, "nothing of its group serves")
