@@ -286,6 +286,7 @@ class BrokerStatus:
         return {
             "brokerRole": gate.role.value,
             "masterEpoch": str(gate.master_epoch),
+            "wallClockMs": str(wall_ms()),
             "brokerActive": str(gate.refusal is None).lower(),
             "actingMaster": str(gate.is_acting).lower(),
             "pendingAcks": str(len(path.acks)),

@@ -436,6 +436,19 @@ def test_what_runs_and_refuses_this_client_is_not_free_to_be_restarted(leads: bo
         assert not found.allowed and "does not serve" not in found.why
 
 
+@pytest.mark.parametrize(
+    ("off_s", "said"), [(86_400, "86400 s ahead of"), (-60, "60 s behind"), (3, ""), (-3, "")]
+)
+def test_a_running_broker_with_a_wrong_clock_is_named(off_s: int, said: str) -> None:
+    """Nothing of it is in this host's files, and a slave stamps nothing."""
+    evidence = replace(live((1, 2, 3), {1, 2, 3}), now_ms=NOW)
+    told = replace(evidence.nodes[1], report={"wallClockMs": str(NOW + off_s * 1000)})
+    nodes = (evidence.nodes[0], told, *evidence.nodes[2:])
+    found = judge(replace(evidence, nodes=nodes)).findings
+    causes = [each.cause for each in found if each.incident == "clock-skew"]
+    assert causes == ([f"broker-2: its clock is {said} this host's"] if said else [])
+
+
 def test_no_restart_takes_the_controllers_majority() -> None:
     for up, allowed in ((3, True), (2, False)):
         evidence = live((1, 2, 3), {1, 2, 3}, controllers=up)

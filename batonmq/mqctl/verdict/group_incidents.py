@@ -21,6 +21,8 @@ from batonmq.protocol.topic_name import TRANS_CHECK_MAX_TIME_TOPIC, is_system_to
 from batonmq.runtime.words import counted
 
 STUCK_MS: Final = 60_000
+TOLD_SKEW_MS: Final = 10_000
+"""Answers come some seconds after the time of the evidence."""
 LAG_MANY: Final = 10_000
 
 
@@ -319,10 +321,15 @@ def _topics_missing(evidence: Evidence) -> Iterator[Finding]:
 
 def _clocks(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
-        ahead = node.log.last_ms - evidence.now_ms
-        stored = node.store.newest_ms - evidence.now_ms if node.store else 0
-        if max(ahead, stored) > SKEW_MS:
-            cause = f"{node.name}: its clock is {max(ahead, stored) // 1000} s ahead of this host's"
+        now_ms = evidence.now_ms
+        stored_ms = node.store.newest_ms if node.store else 0
+        ahead = max(node.log.last_ms, stored_ms, now_ms) - now_ms
+        told = int(node.report.get("wallClockMs", now_ms)) - now_ms
+        if abs(told) > TOLD_SKEW_MS:
+            ahead = told
+        if not -TOLD_SKEW_MS <= ahead <= SKEW_MS:
+            off = f"{ahead // 1000} s ahead of" if ahead > 0 else f"{-ahead // 1000} s behind"
+            cause = f"{node.name}: its clock is {off} this host's"
             fix = Repair("set the clock: no message is lost by it", "timedatectl; chronyc tracking")
             yield Finding("clock-skew", node.name, cause, 0, (), (fix,))
     # The newest only: a clock that was wrong last week is no cause.
