@@ -253,7 +253,7 @@ def _show_finding(out: Output, evidence: Evidence, finding: Finding) -> None:
 
 def _some(what: str, names: list[str], most: int = 4) -> str:
     if not names:
-        return f"no {what}"
+        return f"no {what} known"
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{named(what, names[:most])}{more}"
 
