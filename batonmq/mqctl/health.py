@@ -22,7 +22,8 @@ import msgspec
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.types import ControllerMetadata
-from batonmq.mqctl.context import SIGN, is_unsigned, reason
+from batonmq.mqctl.context import reason
+from batonmq.mqctl.refusals import next_step, refuses_client
 from batonmq.mqctl.routes import broker_addresses, groups_of_others
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
@@ -31,7 +32,7 @@ from batonmq.protocol.bodies import (
     ReplicaIdentity,
     ReplicasInfo,
 )
-from batonmq.protocol.codes import MASTER_ID, ResponseCode
+from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import counted
 
@@ -141,20 +142,20 @@ class Findings:
         unreachable = bool(self.name_servers) and all(self.name_servers.values())
         masters = self.masters
         found = [
-            Problem.of(f"name server {a}: {why}", _next_step(why), is_down=unreachable)
+            Problem.of(f"name server {a}: {why}", next_step(why), is_down=unreachable)
             for a, why in self.name_servers.items()
             if why
         ]
         for address, answer in self.controllers.items():
             if isinstance(answer, BatonError):
                 why = reason(address, answer)
-                found.append(Problem.of(f"controller {address}: {why}", _next_step(why)))
+                found.append(Problem.of(f"controller {address}: {why}", next_step(why)))
         if not self.classic:
             found += self._leader_problems()
             found += self._log_problems()
         found += [
             Problem.of(
-                f"broker {a}: {why}", _next_step(why), is_down=a in masters, group=masters.get(a)
+                f"broker {a}: {why}", next_step(why), is_down=a in masters, group=masters.get(a)
             )
             for a, why in self.brokers.items()
             if why and a not in self.left
@@ -249,7 +250,7 @@ class Findings:
         }
         if _refuse(self.controllers):
             text = "the controllers tell this client nothing: which groups are missing is not known"
-            step = _next_step(reason(*next(iter(self.controllers.items()))))
+            step = next_step(reason(*next(iter(self.controllers.items()))))
             # Masters that a route names say themselves whether they take writes.
             return [Problem.of(text, step, is_down=not any(self.masters))]
         if not self.leader:
@@ -382,23 +383,6 @@ class Findings:
         }
 
 
-_AWAY: Final = "start it again; mqctl verdict says why it ended, and what is safe"
-CLOSES: Final = (
-    "it runs and closes connections. `connections_crowded_out` in its log: it has too few file"
-    " descriptors, so raise LimitNOFILE (ulimit -n) and restart it; else it may take only TLS:"
-    " BATONMQ_TLS_TRUST=ca.pem of its cluster, or mqctl contexts --trust"
-)
-_CERTIFICATE: Final = (
-    "it runs: compare the dates of its certificate, and the clocks: mqctl secure status; new"
-    " certificates: mqctl secure rotate"
-)
-_OTHERS: Final = (
-    "it runs, and its certificate is of an authority that is not trusted here: take the ca.pem of"
-    " its cluster (BATONMQ_TLS_TRUST, mqctl contexts --trust)"
-)
-_RIGHTS: Final = "a super user can allow it: mqctl acl create USER -r Cluster:* -a Get"
-
-
 def _node(address: str, why: str | None) -> dict[str, Any]:
     if why is None:
         return {"address": address, "alive": True}
@@ -415,39 +399,6 @@ def controller_document(address: str, answer: ControllerMetadata | BatonError) -
 
 def no_cluster(why: str) -> Findings:
     return Findings({}, {}, {}, ClusterInfo(), BrokerReplicasInfo(), nowhere=why)
-
-
-def may_not(why: str) -> bool:
-    """Whether a node answered that this user has no right to ask."""
-    return ResponseCode.NO_PERMISSION.name in why
-
-
-def closes(why: str) -> bool:
-    """Whether a node accepted the connection, and ended it without an answer."""
-    return why.startswith("connection ended: ")
-
-
-def distrusts(why: str) -> bool:
-    """Whether one of the two refuses the other's certificate."""
-    return "certificate" in why
-
-
-def refuses_client(why: str) -> bool:
-    """Whether a node runs and answers this client nothing."""
-    return may_not(why) or distrusts(why) or closes(why)
-
-
-def of_others(why: str) -> bool:
-    """Whether the authority of a certificate is not trusted here: a new certificate is no help."""
-    return distrusts(why) and "issuer" in why
-
-
-def _next_step(why: str) -> str:
-    if may_not(why):
-        return SIGN if is_unsigned(why) else _RIGHTS
-    if of_others(why):
-        return _OTHERS
-    return _CERTIFICATE if distrusts(why) else CLOSES if closes(why) else _AWAY
 
 
 async def poll_classic(admin: Admin) -> Findings:

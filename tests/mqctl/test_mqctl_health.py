@@ -555,6 +555,7 @@ STRANGE = "the certificate of the peer is refused: unable to get local issuer ce
         (EXPIRED, ("mqctl secure status", "mqctl secure rotate", "clock")),
         ("sslv3 alert certificate expired", ("mqctl secure rotate",)),
         (STRANGE, ("ca.pem", "BATONMQ_TLS_TRUST")),
+        ("no answer to GET_BROKER_RUNTIME_INFO (28) within 447 ms", ("hangs", "mqctl verdict")),
     ],
 )
 def test_a_process_that_runs_and_refuses_connections_is_not_to_be_started(

@@ -15,7 +15,8 @@ from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
 from batonmq.history.merge import merged
-from batonmq.mqctl.health import Findings, may_not, poll, poll_classic
+from batonmq.mqctl.health import Findings, poll, poll_classic
+from batonmq.mqctl.refusals import may_not
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
     NAME_SERVER,

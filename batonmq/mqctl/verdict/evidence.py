@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from batonmq.history.story import Story
-from batonmq.mqctl.health import refuses_client
+from batonmq.mqctl.refusals import refuses_client
 from batonmq.protocol.bodies import ReplicasInfo
 
 BROKER: Final = "broker"

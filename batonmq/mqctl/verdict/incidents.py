@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from batonmq.mqctl.health import CLOSES, closes, distrusts, of_others
+from batonmq.mqctl.refusals import CLOSES, closes, distrusts, of_others
 from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
 from batonmq.runtime.words import counted
