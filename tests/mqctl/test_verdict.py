@@ -424,6 +424,17 @@ def test_no_restart_takes_the_last_copy_in_sync(
     assert found == allowed
 
 
+def test_the_last_copy_that_is_stopped_continues_and_is_not_started_twice() -> None:
+    evidence = live((3,), {1, 2})
+    stopped = replace(evidence.nodes[2], process=ProcessFacts(77, True), refused="no answer")
+    nodes = (*evidence.nodes[:2], stopped, *evidence.nodes[3:])
+    group = replace(evidence.groups[0], master=0)
+    found = judge(replace(evidence, nodes=nodes, groups=(group,)))
+    (away,) = [each for each in found.findings if each.incident == "members-away"]
+    commands = [repair.command for repair in away.repairs]
+    assert commands[0] == "kill -CONT 77" and not any("batonmq broker" in c for c in commands)
+
+
 @pytest.mark.parametrize("leads", [True, False])
 def test_what_runs_and_refuses_this_client_is_not_free_to_be_restarted(leads: bool) -> None:
     """This host's clock is wrong, or it has no certificate: all run, and none can be asked."""

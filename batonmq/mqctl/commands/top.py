@@ -10,9 +10,9 @@ from typing import Any
 from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.commands.cluster import first_rate, percent
 from batonmq.mqctl.context import CommandContext, ask_all, reason
-from batonmq.mqctl.health import closes, distrusts, may_not
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.refusals import closes, distrusts, may_not
 from batonmq.mqctl.routes import brokers_of, left_out, masters_and_others, not_registered
 from batonmq.protocol.bodies import ClusterInfo
 from batonmq.protocol.errors import BatonError

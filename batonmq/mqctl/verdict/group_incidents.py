@@ -14,6 +14,7 @@ from batonmq.mqctl.verdict.incidents import (
     Finding,
     Recogniser,
     Repair,
+    serving_again,
     since,
     start_of,
 )
@@ -84,7 +85,8 @@ def _masterless(evidence: Evidence) -> Iterator[Finding]:
             n.name for n in evidence.brokers(group.name) if any("suspect" in t for t in n.problems)
         ]
         nodes = [n for i in away if (n := evidence.node_of(group.name, i)) is not None]
-        repairs = [start_of(evidence, node) for node in nodes]
+        silent = [node for node in nodes if not node.runs]
+        repairs = [repair for node in silent for repair in serving_again(evidence, node)]
         ids = ", ".join(map(str, group.members))
         if not any(n.runs for n in evidence.brokers(group.name)):
             name, why = "group-down", "none of its brokers runs"

@@ -156,9 +156,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             pid = process.pid if process is not None else 0
             is_stopped = process is not None and process.stopped
             how = "is stopped (SIGSTOP, a debugger)" if is_stopped else "answers no request"
-            kill = Repair("end it: it is started again, or start it", f"kill -9 {pid}", START_S)
-            on = Repair("let it continue", f"kill -CONT {pid}") if is_stopped else None
-            repairs = tuple(filter(None, (on, kill if pid else start_of(evidence, node))))
+            repairs = serving_again(evidence, node)
             cause = f"{_title(evidence, node)}: its process {pid or ''} {how}".replace("  ", " ")
             name = f"{_role(evidence, node)}-hung"
             yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
@@ -168,6 +166,16 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             cause = f"{_title(evidence, node)}: {node.refused}"
             name = f"{_role(evidence, node)}-away"
             yield Finding(name, node.name, cause, since(evidence, node), groups)
+
+
+def serving_again(evidence: Evidence, node: NodeEvidence) -> tuple[Repair, ...]:
+    """What makes a process serve that does not. One that runs holds the lock of its folder."""
+    if not node.has_process or node.process is None:
+        return (start_of(evidence, node),)
+    pid = node.process.pid
+    kill = Repair("end it: it is started again, or start it", f"kill -9 {pid}", START_S)
+    on = (Repair("let it continue", f"kill -CONT {pid}"),) if node.process.stopped else ()
+    return (*on, kill)
 
 
 def _ended(evidence: Evidence, node: NodeEvidence) -> Iterator[Finding]:
