@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -309,7 +310,12 @@ class Findings:
             if len(set(by_address.values())) > 1:
                 who = ", ".join(f"{address} {d[-16:]}" for address, d in by_address.items())
                 text = f"the controllers' states differ after entry {index}: {who}"
-                found.append(Problem.of(text, _LOOK))
+                ((most, count), *_) = Counter(by_address.values()).most_common()
+                step = _LOOK
+                if count * 2 > len(self.controllers):
+                    odd = ", ".join(a for a, digest in by_address.items() if digest != most)
+                    step = f"stop {odd}, move its folder (controllerStorePath) aside, and start it"
+                found.append(Problem.of(text, step))
         return found
 
     def _group_problems(self, name: str) -> list[Problem]:

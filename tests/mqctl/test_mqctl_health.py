@@ -205,6 +205,23 @@ def test_no_controller_that_answers_is_said_and_not_raised(mqctl: Run, fake: Any
     assert any("no leader" in problem for problem in ran.json["problems"])
 
 
+def test_the_one_controller_whose_state_differs_is_named(whole: Findings, fake: Any) -> None:
+    """An old folder was put in its place."""
+    from batonmq.client.admin.types import ControllerLogStatus
+
+    leads = next(iter(fake.metadata.values()))
+    controllers = {
+        address: replace(
+            leads,
+            is_leader=address == "c:1",
+            log=ControllerLogStatus("n", 1, 1, 50, 50, 1, 1, 0, 0, 40, digest * 64, ()),
+        )
+        for address, digest in (("c:1", "a"), ("c:2", "b"), ("c:3", "a"))
+    }
+    steps = [each.next_step for each in replace(whole, controllers=controllers).problems()]
+    assert any("stop c:2, move its folder" in step for step in steps)
+
+
 def test_health_fails_when_a_controllers_log_is_unwell(mqctl: Run, fake: Any) -> None:
     from dataclasses import replace
 
@@ -231,6 +248,7 @@ def test_health_fails_when_a_controllers_log_is_unwell(mqctl: Run, fake: Any) ->
     (differ,) = told(state_digest="bb" * 32)
     assert differ.startswith("the controllers' states differ after entry 4000:")
     assert "aaaaaaaa" in differ and f"{follower} bbbbbbbb" in differ
+    assert mqctl("health", "--json").json["nextSteps"] == ["mqctl getControllerMetaData"]
     assert told(state_digest="1:" + "bb" * 32) == [], "of other rules, in a rolling upgrade"
     (said,) = told(problems=("the Raft thread has ended",))
     assert said == f"controller {follower}: the Raft thread has ended"

@@ -424,6 +424,40 @@ def test_no_restart_takes_the_last_copy_in_sync(
     assert found == allowed
 
 
+def test_a_process_that_starts_or_stops_is_not_called_hung() -> None:
+    """The verdict told to kill all processes of a cluster that was just stopping."""
+    evidence = live((1, 2, 3), {1, 2, 3})
+    node = replace(evidence.nodes[1], process=ProcessFacts(77), refused="Connection refused")
+    judged = judge(replace(evidence, nodes=(evidence.nodes[0], node, *evidence.nodes[2:])))
+    (first,) = [each for each in judged.findings if each.subject == "broker-2"]
+    assert first.incident == "slave-away" and "does not listen" in first.cause
+    assert not any("kill" in repair.command for repair in first.repairs)
+
+
+def test_a_broker_that_the_controllers_refuse_is_not_behind_a_cut_network() -> None:
+    evidence = live((1, 2), {1, 2})
+    refused = ("is not registered: id 3 of g belongs to another data folder",)
+    node = replace(evidence.nodes[2], refused=None, problems=refused)
+    judged = judge(replace(evidence, nodes=(*evidence.nodes[:2], node, *evidence.nodes[3:])))
+    named = {each.incident for each in judged.causes}
+    assert "not-registered" in named and "controllers-unreached" not in named
+
+
+def test_files_of_another_user_are_named_with_what_to_do() -> None:
+    words = "broker: /data/broker-1/commitlog/.baton: Permission denied"
+    evidence = live((1, 2, 3), {1, 3})
+    ended = replace(
+        evidence.nodes[1],
+        folder="/data/broker-1",
+        process=ProcessFacts(),
+        log=LogTail((words,), last_words=words),
+    )
+    judged = judge(replace(evidence, nodes=(evidence.nodes[0], ended, *evidence.nodes[2:])))
+    first = judged.causes[0]
+    assert (first.incident, first.subject) == ("permission-denied", "broker-2")
+    assert "/data/broker-1/commitlog/.baton" in first.cause and "chown" in first.repairs[0].what
+
+
 def test_the_last_copy_that_is_stopped_continues_and_is_not_started_twice() -> None:
     evidence = live((3,), {1, 2})
     stopped = replace(evidence.nodes[2], process=ProcessFacts(77, True), refused="no answer")

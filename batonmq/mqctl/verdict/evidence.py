@@ -210,7 +210,8 @@ class NodeEvidence:
         # Of another host: only silence says that it hangs. A refused connection says that it ended.
         if self.process is None or not self.process.pid:
             return is_silent and "no answer" in (self.refused or "")
-        return self.process.stopped or is_silent
+        # One that does not listen has just begun, or is ending.
+        return self.process.stopped or (is_silent and "refused" not in (self.refused or ""))
 
 
 @dataclass(frozen=True, slots=True)

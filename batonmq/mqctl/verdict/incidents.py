@@ -162,6 +162,11 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
         elif process is not None and not process.pid and node.folder:
             yield from _ended(evidence, node)
+        elif node.has_process and node.asked and not node.runs:
+            cause = f"{_title(evidence, node)}: its process runs and does not listen"
+            wait = Repair("wait: it starts, or it stops", "mqctl health --watch --within 60")
+            name = f"{_role(evidence, node)}-away"
+            yield Finding(name, node.name, cause, since(evidence, node), groups, (wait,))
         elif process is None and node.asked and not node.runs:
             cause = f"{_title(evidence, node)}: {node.refused}"
             name = f"{_role(evidence, node)}-away"
@@ -221,6 +226,7 @@ LAST_WORDS: Final = {
     "read-only file system": "disk-read-only",
     "input/output error": "disk-failing",
     "too many open files": "descriptors-exhausted",
+    "permission denied": "permission-denied",
     "address already in use": "port-taken",
     "it is taken": "port-taken",
     "holds brokerclustername": "foreign-group",
@@ -232,6 +238,7 @@ LAST_WORDS: Final = {
 
 REFUSED: Final = {
     "port-taken": Repair("end what listens there, or change the port", "ss -ltnp"),
+    "permission-denied": Repair("give it to the user that runs the process (chown), then start it"),
     "config-wrong": Repair("correct the setting that it names"),
     "disk-full": Repair("free disk space; nothing is lost"),
     "members-changed": Repair("give every controller the same controllerDLegerPeers"),

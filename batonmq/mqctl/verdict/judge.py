@@ -16,7 +16,10 @@ _ENDED: Final = (
     "master-killed", "master-stopped", "master-away", "slave-killed", "slave-stopped",
     "slave-away", "name-server-killed", "name-server-stopped", "name-server-away",
 )  # fmt: skip
-_REFUSED: Final = (*_ENDED, "start-refused", "crash-loop", "slave-behind")
+_REFUSED: Final = (
+    *_ENDED, "start-refused", "crash-loop", "slave-behind", "controllers-unreached",
+    "not-registered",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     # Processes that refuse to run, or end again and again.
     "config-wrong": Incident("a setting stops the start", _REFUSED),
     "port-taken": Incident("another process has the port", _REFUSED),
+    "permission-denied": Incident("a process may not use a file", _REFUSED),
     "folder-locked": Incident("another process has the folder", _REFUSED),
     "descriptors-exhausted": Incident(
         "too few file descriptors are left",
@@ -121,7 +125,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "lease-lost": Incident("a master whose lease ended", ("refuses-writes",)),
     "too-few-in-sync": Incident("fewer members than minInSyncReplicas", ("refuses-writes",)),
     "refuses-writes": Incident("a master takes no writes"),
-    "not-registered": Incident("the controllers refuse a broker"),
+    "not-registered": Incident("the controllers refuse a broker", ("controllers-unreached",)),
     "log-suspect": Incident("a log may lack what was acknowledged"),
     "slave-stuck": Incident("a slave cannot follow", ("slave-behind",)),
     "slave-behind": Incident("a slave copies its master"),
