@@ -8,6 +8,7 @@ import functools
 import mmap
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +96,12 @@ def read_bytes(path: Path) -> bytes:
 
 def makedirs(folder: str | Path) -> None:
     """Creates the folder and its parents; fine if they exist."""
-    os.makedirs(folder, exist_ok=True)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except FileExistsError:
+        # Also if it could not look whether that is a folder: then this raises the reason.
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise
 
 
 def remove(path: Path) -> None:
