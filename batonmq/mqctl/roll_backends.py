@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -154,7 +155,8 @@ async def run(argv: list[str], within_s: float) -> bytes:
         async with asyncio.timeout(within_s):
             output, errors = await process.communicate()
     except TimeoutError:
-        process.kill()
+        with suppress(ProcessLookupError):  # it ended just now
+            process.kill()
         await process.wait()
         raise Doubt(f"{command}: no end within {within_s:g} s", command) from None
     if process.returncode:
