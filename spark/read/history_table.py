@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import astuple
 
 from batonmq.history.event import TIMES, HistoryEvent
 from batonmq.history.file import controller_of
@@ -129,17 +131,22 @@ def read_history(
 def event_rows(
     schema: pa.Schema, events: Sequence[HistoryEvent], where: Mapping[str, Any]
 ) -> pa.RecordBatch:
-    """The columns of events; `where`: those that name a place in a file."""
+    """The columns of at least one event; `where`: those that name a place in a file."""
     columns = dict(where)
+    by_field = zip(*map(astuple, events), strict=True)
+    of_field = dict(zip(HistoryEvent.__struct_fields__, by_field, strict=True))
     for column in HISTORY_COLUMNS:
-        if column.name in schema.names:
-            values = [getattr(event, column.field) for event in events]
-            if column.field in TIMES:
-                ms = np.array(values, np.int64)
-                columns[column.name] = timestamps(ms, ms == 0)
-            else:
-                unknown = column.null_for
-                columns[column.name] = [
-                    None if unknown is not None and value == unknown else value for value in values
-                ]
+        if column.name not in schema.names:
+            continue
+        values, unknown = of_field[column.field], column.null_for
+        if column.field in TIMES:
+            ms = np.array(values, np.int64)
+            columns[column.name] = timestamps(ms, ms == 0)
+        elif unknown == ():
+            columns[column.name] = [value or None for value in values]
+        elif unknown is None:
+            columns[column.name] = pa.array(values, column.type)
+        else:
+            array = pa.array(values, column.type)
+            columns[column.name] = pc.if_else(pc.equal(array, unknown), None, array)
     return batch_of(schema, len(events), columns)
