@@ -34,7 +34,8 @@ from batonmq.protocol.bodies import (
     ReplicasInfo,
 )
 from batonmq.protocol.codes import MASTER_ID
-from batonmq.protocol.errors import BatonError
+from batonmq.protocol.errors import DISK_FULL, BatonError
+from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.words import counted
 
 _LOOK: Final = "mqctl getControllerMetaData"
@@ -100,6 +101,8 @@ class Findings:
     """The problems that the brokers that replied report of themselves, by address."""
     figures: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """RocketMQ's runtime figures of the same brokers."""
+    answered_ms: Mapping[str, int] = field(default_factory=dict)
+    """When these came, in ms since 1970."""
     removed_groups: Sequence[str] = ()
     """Groups that the controllers remember, and that are no part of cluster.json any more."""
     classic: bool = False
@@ -174,7 +177,9 @@ class Findings:
 
     def _reported(self, address: str, text: str) -> Problem:
         what, _, why = text.partition(": ")
-        advice = _FREE_SPACE if "disk" in why else _ADVICE.get(what, "")
+        # No other reason that names a disk: it may be the path of one that failed.
+        is_full = what == "refuses writes" and DISK_FULL in why
+        advice = _FREE_SPACE if is_full else _ADVICE.get(what, "")
         # A new master whose disk is full has not refused anything yet: its first write will be.
         group = self.masters.get(address)
         is_down = what == "refuses writes" or (what == "its disk is full" and group is not None)
@@ -516,6 +521,7 @@ class _Answer:
     why: str | None = None
     problems: tuple[str, ...] = ()
     figures: Mapping[str, str] = field(default_factory=dict)
+    at_ms: int = 0
 
 
 def _of_brokers(answers: Mapping[str, _Answer]) -> dict[str, Any]:
@@ -525,6 +531,7 @@ def _of_brokers(answers: Mapping[str, _Answer]) -> dict[str, Any]:
         "brokers": {a: answer.why for a, answer in sorted(answers.items())},
         "reported": {a: answer.problems for a, answer in replied.items()},
         "figures": {a: answer.figures for a, answer in replied.items()},
+        "answered_ms": {a: answer.at_ms for a, answer in replied.items()},
     }
 
 
@@ -538,11 +545,12 @@ async def _ask_one(admin: Admin, address: str) -> _Answer:
         figures = await admin.brokers.runtime_info(address)
     except BatonError as error:
         return _Answer(reason(address, error))
+    at_ms = wall_ms()
     problems = tuple(map(str, json.loads(figures.get(PROBLEMS_KEY, "[]"))))
     if any("disk" in each for each in problems):
         details = await _of_its_disk(admin, address, figures)
         problems = tuple(f"{each}{details}" if "disk" in each else each for each in problems)
-    return _Answer(None, problems, figures)
+    return _Answer(None, problems, figures, at_ms)
 
 
 async def _of_its_disk(admin: Admin, address: str, figures: Mapping[str, str]) -> str:

@@ -11,9 +11,9 @@ from batonmq.protocol.codes import ResponseCode
 _AWAY: Final = "start it again; mqctl verdict says why it ended, and what is safe"
 _SILENT: Final = "it hangs, or just starts: mqctl verdict says which, and what to do"
 CLOSES: Final = (
-    "it runs and closes connections. `connections_crowded_out` in its log: it has too few file"
-    " descriptors, so raise LimitNOFILE (ulimit -n) and restart it; else it may take only TLS:"
-    " BATONMQ_TLS_TRUST=ca.pem of its cluster, or mqctl contexts --trust"
+    "it or a proxy before it closes connections. `connections_crowded_out` in its log: it has too"
+    " few file descriptors, so raise LimitNOFILE (ulimit -n) and restart it; else it may take only"
+    " TLS: BATONMQ_TLS_TRUST=ca.pem of its cluster, or mqctl contexts --trust"
 )
 _CERTIFICATE: Final = (
     "it runs: compare the dates of its certificate, and the clocks: mqctl secure status; new"

@@ -401,6 +401,24 @@ def test_what_a_broker_tells_of_itself_is_a_problem(mqctl: Run, fake: Any) -> No
     assert (ran.code, ran.json["state"]) == (3, "degraded")
 
 
+@pytest.mark.parametrize("what", ["has no index", "refuses writes"])
+def test_a_disk_that_fails_needs_no_space(mqctl: Run, fake: Any, what: str) -> None:
+    """Its path has the word, too."""
+    fake.problems = {MASTER: [f"{what}: /data/disk1/index: Input/output error"]}
+    (step,) = mqctl("health", "--json").json["nextSteps"]
+    assert "fileReservedTime" not in step
+
+
+def test_the_verdict_says_where_a_problem_is_for_which_it_has_no_incident(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batonmq.mqctl.verdict.ask.GROUPS_MAX", 0)  # of which one is stuck
+    fake.problems = {MASTER: ["its log holds records for queues that cannot be: T"]}
+    ran = mqctl("verdict")
+    assert ran.code == 3 and "nothing is broken" not in ran.out
+    assert "mqctl health names it" in ran.out.splitlines()[0]
+
+
 def test_every_problem_that_a_broker_knows_has_a_next_step() -> None:
     """The two tables must not drift apart: what a broker says, and what to do about it."""
     from batonmq.broker.replication import classic, controlled, replication

@@ -430,8 +430,48 @@ def test_a_process_that_starts_or_stops_is_not_called_hung() -> None:
     node = replace(evidence.nodes[1], process=ProcessFacts(77), refused="Connection refused")
     judged = judge(replace(evidence, nodes=(evidence.nodes[0], node, *evidence.nodes[2:])))
     (first,) = [each for each in judged.findings if each.subject == "broker-2"]
-    assert first.incident == "slave-away" and "does not listen" in first.cause
+    assert first.incident == "slave-away" and "refused" in first.cause
     assert not any("kill" in repair.command for repair in first.repairs)
+
+
+STARTS = "2026-11-28T11:59:58.000 INFO x server_started name=broker pid=77"
+SERVES = "2026-11-28T11:59:59.000 INFO x broker_started address=h:2"
+
+
+@pytest.mark.parametrize(
+    ("why", "lines", "incident"),
+    [
+        ("no answer to GET_BROKER_RUNTIME_INFO within 450 ms", (STARTS, SERVES), "slave-hung"),
+        ("no connection within 450 ms", (), "slave-hung"),
+        ("no answer to GET_BROKER_RUNTIME_INFO within 450 ms", (STARTS,), "slave-away"),
+        ("answered SERVICE_NOT_AVAILABLE (14): the broker is starting", (STARTS,), "slave-away"),
+        ("Connection reset by peer", (STARTS, SERVES), "slave-away"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", (STARTS, SERVES), "slave-away"),
+    ],
+)
+def test_only_silence_is_called_hung_and_not_that_of_a_start(
+    why: str, lines: tuple[str, ...], incident: str
+) -> None:
+    """A broker that recovers its log holds questions for longer than the verdict waits."""
+    evidence = live((1, 2, 3), {1, 2, 3})
+    node = replace(
+        evidence.nodes[1], process=ProcessFacts(77), refused=why, log=LogTail(lines, last_ms=NOW)
+    )
+    nodes = (evidence.nodes[0], node, *evidence.nodes[2:])
+    first = judge(replace(evidence, now_ms=NOW, nodes=nodes)).causes[0]
+    assert (first.incident, first.subject) == (incident, "broker-2")
+    is_killed = any("kill" in repair.command for repair in first.repairs)
+    assert is_killed == (incident == "slave-hung")
+
+
+def test_a_process_that_ended_behind_a_proxy_is_started_again() -> None:
+    evidence = live((1, 2, 3), {1, 2, 3})
+    why = "connection ended: closed by the peer"
+    gone: Any = {"folder": "/d/broker-1", "process": ProcessFacts(), "start": "batonmq broker"}
+    node = replace(evidence.nodes[1], refused=why, **gone)
+    judged = judge(replace(evidence, nodes=(evidence.nodes[0], node, *evidence.nodes[2:])))
+    first = judged.causes[0]
+    assert (first.incident, first.repairs[0].command) == ("slave-killed", "batonmq broker")
 
 
 def test_a_broker_that_the_controllers_refuse_is_not_behind_a_cut_network() -> None:
@@ -458,15 +498,28 @@ def test_files_of_another_user_are_named_with_what_to_do() -> None:
     assert "/data/broker-1/commitlog/.baton" in first.cause and "chown" in first.repairs[0].what
 
 
-def test_the_last_copy_that_is_stopped_continues_and_is_not_started_twice() -> None:
+@pytest.mark.parametrize(
+    ("process", "why", "command"),
+    [
+        (ProcessFacts(77, True), "no answer", "kill -CONT 77"),
+        (ProcessFacts(77), "no answer", "kill -9 77"),
+        (ProcessFacts(77), "Connection refused", "mqctl health --watch --within 60"),
+        (ProcessFacts(77), "connection ended: closed by the peer", "mqctl health"),
+        (ProcessFacts(77), "the certificate of the peer is refused: expired", "mqctl health"),
+    ],
+)
+def test_the_last_copy_that_runs_is_not_started_twice_and_killed_only_if_it_hangs(
+    process: ProcessFacts, why: str, command: str
+) -> None:
     evidence = live((3,), {1, 2})
-    stopped = replace(evidence.nodes[2], process=ProcessFacts(77, True), refused="no answer")
-    nodes = (*evidence.nodes[:2], stopped, *evidence.nodes[3:])
+    node = replace(evidence.nodes[2], process=process, refused=why)
+    nodes = (*evidence.nodes[:2], node, *evidence.nodes[3:])
     group = replace(evidence.groups[0], master=0)
     found = judge(replace(evidence, nodes=nodes, groups=(group,)))
     (away,) = [each for each in found.findings if each.incident == "members-away"]
     commands = [repair.command for repair in away.repairs]
-    assert commands[0] == "kill -CONT 77" and not any("batonmq broker" in c for c in commands)
+    assert commands[0] == command and not any("batonmq broker" in c for c in commands)
+    assert any("kill -9" in each for each in commands) == (why == "no answer")
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -492,6 +545,10 @@ def test_a_running_broker_with_a_wrong_clock_is_named(off_s: int, said: str) -> 
     found = judge(replace(evidence, nodes=nodes)).findings
     causes = [each.cause for each in found if each.incident == "clock-skew"]
     assert causes == ([f"broker-2: its clock is {said} this host's"] if said else [])
+    # Its answer came that much later: both clocks agree.
+    came = replace(told, answered_ms=NOW + off_s * 1000)
+    nodes = (evidence.nodes[0], came, *evidence.nodes[2:])
+    assert "clock-skew" not in {f.incident for f in judge(replace(evidence, nodes=nodes)).findings}
 
 
 def test_no_restart_takes_the_controllers_majority() -> None:
@@ -522,6 +579,28 @@ def test_a_master_that_dies_without_a_quorum_is_not_what_to_mend() -> None:
     assert not any("--unclean" in repair.command for repair in said)
     (masterless,) = (f for f in found.findings if f.incident == "no-master")
     assert (masterless.symptom_of, masterless.repairs) == ("quorum-lost", ())
+
+
+def test_controllers_that_only_refuse_this_client_are_a_majority() -> None:
+    whys = ("connection ended: closed by the peer", "the certificate of the peer is refused")
+    controllers = dict(zip(("n:0", "n:1", "n:2"), (None, *whys), strict=True))
+    evidence = replace(live((1, 2, 3), {1, 2, 3}), leader="", controllers=controllers)
+    assert not {"quorum-lost", "no-leader"} & {each.incident for each in judge(evidence).findings}
+
+
+def test_controllers_that_are_stopped_continue_and_are_not_started_twice() -> None:
+    evidence = live((1, 2, 3), {1, 2, 3}, controllers=1)
+    nodes = tuple(
+        node
+        if node.runs
+        else replace(node, process=ProcessFacts(70 + at, True), refused="no answer")
+        for at, node in enumerate(evidence.nodes)
+    )
+    controllers = {"n:0": None, "n:1": "no answer", "n:2": "no answer"}
+    first = judge(replace(evidence, nodes=nodes, leader="", controllers=controllers)).causes[0]
+    assert first.incident == "quorum-lost"
+    kills = ["kill -CONT 74", "kill -9 74", "kill -CONT 75", "kill -9 75"]
+    assert [each.command for each in first.repairs] == kills
 
 
 def test_what_was_not_read_makes_nothing_safe() -> None:
@@ -741,6 +820,7 @@ def test_messages_that_wait_for_ever_are_named(
         (0, {"problems": ("refuses writes: its lease ended",)}, "lease-lost"),
         (0, {"problems": ("refuses writes: minInSyncReplicas is 2",)}, "too-few-in-sync"),
         (0, {"problems": ("refuses writes: a sync failed",)}, "refuses-writes"),
+        (0, {"problems": ("has no index: /d/index: Input/output error",)}, "index-failed"),
         (0, {"problems": ("has set messages aside: 3",)}, "messages-aside"),
         (0, {"report": {"timerOffsetBehind": "20000"}}, "timers-behind"),
         (1, {"problems": ("is not registered: another has its id",)}, "not-registered"),

@@ -90,7 +90,10 @@ async def _dead_letters(
         try:
             queues = await consumer.fetch_queues(dlq_topic(group), timeout_ms=context.timeout_ms)
         except NoRouteError:  # a broker makes the topic with the first dead letter
-            raise CommandFailed(f"group {group} has no dead letters") from None
+            raise CommandFailed(
+                f"no name server knows {dlq_topic(group)}: the group has no dead letters, or its"
+                " brokers are away (mqctl health)"
+            ) from None
         for queue in queues:
             end = await consumer.max_offset(queue, timeout_ms=context.timeout_ms)
             first = 0 if keys else max(0, end - most)

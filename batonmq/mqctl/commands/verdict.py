@@ -193,7 +193,9 @@ def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
     style = GOOD if judgement.state == "ok" else BAD
     where = f" in {evidence.cluster}" if evidence.cluster else ""
     if first is None:
-        _line(out, f"{judgement.state}{where}: nothing is broken", style=style)
+        # Health knows problems for which there is no incident.
+        what = "nothing is broken" if judgement.state == "ok" else "mqctl health names it"
+        _line(out, f"{judgement.state}{where}: {what}", style=style)
     else:
         since = f" since {when(first.since_ms)}" if first.since_ms else ""
         _line(out, f"{judgement.state}: {first.incident}{since}", style=style)

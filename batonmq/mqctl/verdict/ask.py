@@ -15,6 +15,7 @@ from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
 from batonmq.history.merge import merged
+from batonmq.mqctl.context import reason
 from batonmq.mqctl.health import Findings, poll, poll_classic
 from batonmq.mqctl.refusals import may_not
 from batonmq.mqctl.verdict.evidence import (
@@ -60,7 +61,7 @@ async def ask(
     )
     nodes = _nodes(evidence, found)
     answers = {
-        a: str(answer) if isinstance(answer, BatonError) else None
+        a: reason(a, answer) if isinstance(answer, BatonError) else None
         for a, answer in found.controllers.items()
     }
     problems = {
@@ -204,6 +205,7 @@ def _nodes(evidence: Evidence, found: Findings) -> tuple[NodeEvidence, ...]:
             asked=True,
             refused=why,
             report=report,
+            answered_ms=found.answered_ms.get(address, 0),
             due_ms=due_ms(Path(node.folder), _undelivered(report)) if node.folder else 0,
             problems=tuple(found.reported.get(address, ())),
         )

@@ -50,6 +50,8 @@ def line_ms(line: str) -> int:
 
 
 END_MS: Final = 60_000
+_SERVES: Final = (" broker_started ", " namesrv_started ", " controller_started ")
+"""What a process logs once its start is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class LogTail:
         written = line_ms(line)
         # 0, as if it were new: a line without a time, of a trace, is better shown than left out.
         return now_ms - written if written else 0
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the last process has begun, and does not serve yet."""
+        return bool(self.latest(" server_started ")) and not self.latest(*_SERVES)
 
     def latest(self, *texts: str) -> str:
         """The newest line of the last process that has one of these texts."""
@@ -177,6 +184,8 @@ class NodeEvidence:
     asked: bool = False
     report: Mapping[str, str] = field(default_factory=dict)
     """What a broker answered of itself (request 28)."""
+    answered_ms: int = 0
+    """When that answer came; 0: none did."""
     problems: tuple[str, ...] = ()
     """What it reports of itself, as in `mqctl health`."""
     due_ms: int = 0
@@ -201,17 +210,19 @@ class NodeEvidence:
     @property
     def refuses_us(self) -> bool:
         """Whether it runs, and takes no question from here: it may serve all others."""
-        return refuses_client(self.refused or "")
+        # A process that is known to have ended refuses nothing: a proxy before it does.
+        return (self.process is None or self.has_process) and refuses_client(self.refused or "")
 
     @property
     def is_hung(self) -> bool:
         """Whether its process runs and answers no request."""
-        is_silent = self.asked and self.refused is not None
+        why = (self.refused or "") if self.asked else ""
         # Of another host: only silence says that it hangs. A refused connection says that it ended.
         if self.process is None or not self.process.pid:
-            return is_silent and "no answer" in (self.refused or "")
-        # One that does not listen has just begun, or is ending.
-        return self.process.stopped or (is_silent and "refused" not in (self.refused or ""))
+            return "no answer" in why
+        is_silent = "no answer" in why or "no connection within" in why
+        # A broker that recovers its log holds questions for longer than a verdict waits.
+        return self.process.stopped or (is_silent and not self.log.is_starting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from batonmq.mqctl.verdict.evidence import Evidence, GroupEvidence
+from batonmq.mqctl.refusals import refuses_client
+from batonmq.mqctl.verdict.evidence import Evidence, GroupEvidence, NodeEvidence
 from batonmq.mqctl.verdict.incidents import (
     LOOP_MS,
     REFILL_BYTES_S,
@@ -16,14 +17,13 @@ from batonmq.mqctl.verdict.incidents import (
     Repair,
     serving_again,
     since,
-    start_of,
 )
 from batonmq.protocol.topic_name import TRANS_CHECK_MAX_TIME_TOPIC, is_system_topic
 from batonmq.runtime.words import counted
 
 STUCK_MS: Final = 60_000
 TOLD_SKEW_MS: Final = 10_000
-"""Answers come some seconds after the time of the evidence."""
+"""An answer may have waited for some seconds since the broker looked at its clock."""
 LAG_MANY: Final = 10_000
 
 
@@ -43,19 +43,22 @@ def _whole(evidence: Evidence) -> Iterator[Finding]:
 
 def _quorum(evidence: Evidence) -> Iterator[Finding]:
     answers = evidence.controllers
-    up = sum(why is None for why in answers.values())
+    # Who refuses this client serves all others, and may lead.
+    refusing = sum(refuses_client(why or "") for why in answers.values())
+    up = sum(why is None for why in answers.values()) + refusing
     if evidence.is_live and answers and up * 2 <= len(answers):
-        away = [n for n in evidence.name_servers() if n.controller and not n.runs]
+        servers = [n for n in evidence.name_servers() if n.controller]
+        away = [n for n in servers if not n.runs and not n.refuses_us]
         orphans = [group.name for group in evidence.groups if not _has_master(evidence, group)]
         what = "masters continue to take writes, and none that fails is replaced"
         if orphans:
             what = f"{', '.join(orphans)} cannot get a master before a majority runs"
         cause = f"{up} of {len(answers)} controllers run: {what}"
-        repairs = tuple(start_of(evidence, node) for node in away[:2])
+        repairs = tuple(_serving_again(evidence, away[:2]))
         began = max((since(evidence, n) for n in away), default=0)
         groups = tuple(evidence.group_names)
         yield Finding("quorum-lost", "controllers", cause, began, groups, repairs)
-    elif evidence.is_live and answers and not evidence.leader:
+    elif evidence.is_live and answers and not evidence.leader and not refusing:
         cause = "a majority of the controllers answers, and none leads"
         look = Repair("see which of them cannot reach the others", "mqctl getControllerMetaData")
         yield Finding("no-leader", "controllers", cause, 0, (), (look,))
@@ -67,6 +70,11 @@ def _quorum(evidence: Evidence) -> Iterator[Finding]:
         elif "does not answer on its Raft port" in problem and up == len(answers):
             look = Repair("look at the network between the controllers", "mqctl health")
             yield Finding("controllers-cut", "controllers", problem, 0, (), (look,))
+
+
+def _serving_again(evidence: Evidence, nodes: list[NodeEvidence]) -> list[Repair]:
+    # Once each: several may need the same one, to wait.
+    return list(dict.fromkeys(r for node in nodes for r in serving_again(evidence, node)))
 
 
 def _has_master(evidence: Evidence, group: GroupEvidence) -> bool:
@@ -86,7 +94,7 @@ def _masterless(evidence: Evidence) -> Iterator[Finding]:
         ]
         nodes = [n for i in away if (n := evidence.node_of(group.name, i)) is not None]
         silent = [node for node in nodes if not node.runs]
-        repairs = [repair for node in silent for repair in serving_again(evidence, node)]
+        repairs = _serving_again(evidence, silent)
         ids = ", ".join(map(str, group.members))
         if not any(n.runs for n in evidence.brokers(group.name)):
             name, why = "group-down", "none of its brokers runs"
@@ -180,6 +188,7 @@ REPORTED: Final = (
     ("refuses writes", "", "refuses-writes", _WAITS, _STATUS),
     ("is not registered", "", "not-registered", "see who has its id", "mqctl getSyncStateSet"),
     ("its log is suspect", "", "log-suspect", "nothing while its group has a master", ""),
+    ("has no index", "", "index-failed", "restart it: it builds the index again", ""),
     ("has set messages aside", "", "messages-aside", "read the reason", _STATUS),
     ("its group is not well", "", "classic-group", "see who is there", "mqctl clusterList"),
     ("acts for its master", "", "classic-master-away", "start the master", ""),
@@ -326,7 +335,8 @@ def _clocks(evidence: Evidence) -> Iterator[Finding]:
         now_ms = evidence.now_ms
         stored_ms = node.store.newest_ms if node.store else 0
         ahead = max(node.log.last_ms, stored_ms, now_ms) - now_ms
-        told = int(node.report.get("wallClockMs", now_ms)) - now_ms
+        answered_ms = node.answered_ms or now_ms
+        told = int(node.report.get("wallClockMs", answered_ms)) - answered_ms
         if abs(told) > TOLD_SKEW_MS:
             ahead = told
         if not -TOLD_SKEW_MS <= ahead <= SKEW_MS:

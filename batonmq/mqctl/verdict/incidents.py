@@ -64,6 +64,8 @@ Recogniser = Callable[[Evidence], Iterable[Finding]]
 
 # Repairs.
 
+WAIT: Final = Repair("wait: it starts, or it stops", "mqctl health --watch --within 60")
+
 
 def start_of(evidence: Evidence, node: NodeEvidence) -> Repair:
     whole = evidence.start
@@ -143,13 +145,13 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
         process, groups = node.process, node.groups
         # First: who shows or refuses a certificate runs, and must not be killed for its silence.
-        if distrusts(node.refused or ""):
+        if node.refuses_us and distrusts(node.refused or ""):
             cause = f"{node.name}: {node.refused}"
             renew = Repair("renew it, if its dates are wrong and no clock is", ROTATE)
             if of_others(node.refused or ""):
                 renew = Repair("take the ca.pem of its cluster: it is not what is trusted here")
             yield Finding("certificate-refused", node.name, cause, 0, groups, (renew,))
-        elif closes(node.refused or ""):
+        elif node.refuses_us and closes(node.refused or ""):
             cause = f"{_title(evidence, node)}: {node.refused}"
             yield Finding("connections-closed", node.name, cause, 0, groups, (Repair(CLOSES),))
         elif node.is_hung:
@@ -163,10 +165,11 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
         elif process is not None and not process.pid and node.folder:
             yield from _ended(evidence, node)
         elif node.has_process and node.asked and not node.runs:
-            cause = f"{_title(evidence, node)}: its process runs and does not listen"
-            wait = Repair("wait: it starts, or it stops", "mqctl health --watch --within 60")
+            how = "starts" if node.log.is_starting else "runs and does not serve"
+            cause = f"{_title(evidence, node)}: its process {how}: {node.refused}"
             name = f"{_role(evidence, node)}-away"
-            yield Finding(name, node.name, cause, since(evidence, node), groups, (wait,))
+            repairs = serving_again(evidence, node)
+            yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
         elif process is None and node.asked and not node.runs:
             cause = f"{_title(evidence, node)}: {node.refused}"
             name = f"{_role(evidence, node)}-away"
@@ -175,8 +178,13 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
 
 def serving_again(evidence: Evidence, node: NodeEvidence) -> tuple[Repair, ...]:
     """What makes a process serve that does not. One that runs holds the lock of its folder."""
+    if node.refuses_us:
+        return (Repair("it runs, and takes no question from here: see why", "mqctl health"),)
     if not node.has_process or node.process is None:
         return (start_of(evidence, node),)
+    # A kill would make a start begin again, and cut short what a stop still writes.
+    if not node.is_hung:
+        return (WAIT,)
     pid = node.process.pid
     kill = Repair("end it: it is started again, or start it", f"kill -9 {pid}", START_S)
     on = (Repair("let it continue", f"kill -CONT {pid}"),) if node.process.stopped else ()
@@ -421,7 +429,7 @@ def _descriptors(evidence: Evidence) -> Iterator[Finding]:
         line = log.latest(text) if node.runs else log.at_its_end(text)
         was_refused = bool(line) and log.age_ms(line, evidence.now_ms) < LOOP_MS
         # It keeps a part of them for its files, and closes connections long before all are used.
-        line = log.latest(CROWDED_OUT) if node.runs or closes(node.refused or "") else ""
+        line = log.latest(CROWDED_OUT) if node.runs or node.refuses_us else ""
         was_crowded = bool(line) and log.age_ms(line, evidence.now_ms) < LOOP_MS
         if (most and count * 20 >= most * 19) or was_refused or (was_crowded and count * 2 >= most):
             used = f"{count} of its {most} file descriptors are in use"

@@ -129,6 +129,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "log-suspect": Incident("a log may lack what was acknowledged"),
     "slave-stuck": Incident("a slave cannot follow", ("slave-behind",)),
     "slave-behind": Incident("a slave copies its master"),
+    "index-failed": Incident("messages are not found by key"),
     "messages-aside": Incident("messages cannot be delivered"),
     "classic-group": Incident("without controllers: two masters, or none"),
     "classic-master-away": Incident("without controllers: the master is away"),
