@@ -6,6 +6,7 @@ report; see `docs/spark-jobs.md`.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import click
@@ -65,7 +66,10 @@ def main(
     """Failovers as tables: from controllers' histories and brokers' epoch files."""
     inputs = Inputs(**given)
     results = Results(output, TABLES, overwrite=overwrite, form=form, catalog=catalog)
-    with job.sql("epoch_history", inputs.plan.size_bytes, few_rows=True) as engine:
+    with (
+        closing(results),
+        job.sql("epoch_history", inputs.plan.size_bytes, few_rows=True) as engine,
+    ):
         summary, tables = run(engine, inputs, results, job.progress.step)
         page = None
         if not no_report:

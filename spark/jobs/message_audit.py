@@ -7,6 +7,7 @@ work is in `batonmq.spark.audit`.
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +92,7 @@ def main(job: Job, *, output: str | None, overwrite: bool, form: str, **given: A
         result = run_audit(engine, request, plan, job.progress.step)
         summary = summary_of(result, request.stores) | {"table": msgspec.to_builtins(proof)}
         if results is not None:
-            with job.progress.step(f"writing {output}"):
+            with closing(results), job.progress.step(f"writing {output}"):
                 results.begin()
                 engine.write(findings_text(), results.table("findings"))
                 results.publish(summary)

@@ -6,7 +6,7 @@ a file for each batch; see `docs/spark-jobs.md`. Runs until it is stopped.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -89,7 +89,7 @@ def write_failovers(table: str, output: str) -> None:
     """
     inputs = Inputs(history_parquet=(table,))
     results = Results(output, TABLES, overwrite=True)
-    with DuckEngine() as engine:
+    with closing(results), DuckEngine() as engine:
         summary, _ = run(engine, inputs, results, lambda _: nullcontext())
         results.publish(summary)
 

@@ -5,6 +5,7 @@ Reads store folders of brokers, and writes tables and a report; see `docs/spark-
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,7 +91,8 @@ def main(
         chosen = one_per_group(request.stores, unconfirmed=request.unconfirmed)
     keeps = " and keeps its snapshots of consumer_lag"
     results = Results(output, TABLES, overwrite=overwrite, form=form, catalog=catalog, keeps=keeps)
-    with job.sql("topic_stats", sum(each.log_bytes for each in chosen)) as engine:
+    log_bytes = sum(each.log_bytes for each in chosen)
+    with closing(results), job.sql("topic_stats", log_bytes) as engine:
         summary = run(engine, request, chosen, results, job.progress.step)
         page = None
         if not no_report:

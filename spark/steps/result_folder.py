@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.spark.read.storage import UnknownPlace, locate
 from batonmq.spark.steps.sql import GROWING, ICEBERG, PARQUET, ResultTable, names_in, put
 
@@ -18,7 +20,7 @@ REPORT: Final = "report.html"
 class Results:
     """A folder of results, a path or URI: tables, a page, and `summary.json`, which comes last.
 
-    An output without `summary.json` is not whole.
+    An output without `summary.json` is not whole. Close it.
     """
 
     def __init__(
@@ -46,7 +48,8 @@ class Results:
         self._namespace = self._catalog.pop("namespace", name)
         self._ours = (*tables, SUMMARY, REPORT)
         self._overwrite, self._keeps = overwrite, keeps
-        self._is_checked = False
+        self._run = uuid.uuid4().hex
+        self._lock: FolderLock | None = None
         try:
             self._check(names_in(self.folder))
         except UnknownPlace:  # its jar may come with Spark
@@ -55,15 +58,17 @@ class Results:
             raise ValueError(f"--output {error}".replace("--output --output", "--output")) from None
 
     def _check(self, held: Sequence[str]) -> None:
-        self._is_checked = True
-        others = [name for name in held if name not in self._ours and not name.startswith("_")]
+        # A run that died while it wrote a file has left it under the second name.
+        ours = {*self._ours, *(f"{name}.growing" for name in self._ours)}
+        others = [name for name in held if name not in ours and not name.startswith("_")]
         if others:
             raise ValueError(
                 f"--output {self.folder}: it holds {others[0]}, which is not of this job; "
                 "name a folder of its own"
             )
-        # What a run left that did not come to its end is of no use.
-        if not self._overwrite and GROWING not in held and any(n in self._ours for n in held):
+        # What a run left that did not come to its end is of no use; the summary is its end.
+        is_whole = SUMMARY in held or GROWING not in held
+        if not self._overwrite and is_whole and any(n in self._ours for n in held):
             raise ValueError(
                 f"--output {self.folder}: it holds an earlier result; --overwrite replaces it"
                 f"{self._keeps}"
@@ -78,22 +83,44 @@ class Results:
         return [] if page is None else [f"report: {self.folder}/{REPORT}"]
 
     def begin(self) -> None:
-        """From now on the earlier result is not whole. Raises ValueError, OSError."""
-        if not self._is_checked:
-            self._check(names_in(self.folder))
+        """From now on the earlier result is not whole. Raises ValueError, also if another run of
+        this host writes there, OSError."""
         storage, path = locate(self.folder)
         storage.file_system.create_dir(path)
-        put(f"{self.folder}/{GROWING}", "")
+        if not storage.root:
+            lock = FolderLock(Path(path, "_lock"))
+            try:
+                lock.acquire()
+            except FolderLockedError as error:
+                raise ValueError(f"--output {self.folder}: another run writes there") from error
+            self._lock = lock
+        self._check(names_in(self.folder))  # another run may have ended since the first look
+        put(f"{self.folder}/{GROWING}", self._run)
         for name in (SUMMARY, REPORT):
             put(f"{self.folder}/{name}", None)
 
     def publish(self, summary: Mapping[str, Any], page: str | None = None) -> None:
-        """The summary, behind all tables, and a page. Raises OSError."""
+        """The summary, behind all tables, and a page. Raises ValueError if another run began here
+        meanwhile, OSError."""
+        storage, growing = locate(f"{self.folder}/{GROWING}")
+        if storage.read_small(growing) != self._run.encode():
+            # Storage without locks let both in: the other one's result is not whole, either.
+            put(f"{self.folder}/{GROWING}", self._run)
+            put(f"{self.folder}/{SUMMARY}", None)
+            raise ValueError(
+                f"--output {self.folder}: another run wrote there meanwhile, so the tables may "
+                "hold rows of both; run it again, alone"
+            )
         if page is not None:
             put(f"{self.folder}/{REPORT}", page)
         text = json.dumps(summary, indent=2, ensure_ascii=False, default=str)
         put(f"{self.folder}/{SUMMARY}", f"{text}\n")
         put(f"{self.folder}/{GROWING}", None)
+
+    def close(self) -> None:
+        """Lets other runs write there. Raises OSError."""
+        if self._lock is not None:
+            self._lock.release()
 
 
 def own_version() -> str:

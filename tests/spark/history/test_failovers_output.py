@@ -1,6 +1,8 @@
 """The folder of results: what is refused, what a killed run leaves behind."""
 
 import json
+from contextlib import closing
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -8,6 +10,7 @@ import pytest
 
 from batonmq.spark.history.history_job import Inputs
 from batonmq.spark.jobs.command import AUTO, SPARK, Job
+from batonmq.spark.steps import result_folder
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import SMALL_LOG_BYTES, DuckEngine, ResultTable
 
@@ -25,12 +28,47 @@ def test_a_run_that_ends_early_is_not_whole(tmp_path):
         assert (tmp_path / "report.html").read_text() == "page"
         with pytest.raises(ValueError, match="--overwrite replaces it"):
             Results(str(tmp_path), ("t",))
-        Results(str(tmp_path), ("t",), overwrite=True).begin()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["_growing", "t"]
-        again = Results(str(tmp_path), ("t",))  # what is left of that run is of no use
-        again.begin()
-        again.publish({"run": 2})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["summary.json", "t"]
+        results.close()
+        with closing(Results(str(tmp_path), ("t",), overwrite=True)) as failed:
+            failed.begin()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["_growing", "_lock", "t"]
+        (tmp_path / "summary.json.growing").write_text("{")  # it was killed at its last file
+        with closing(Results(str(tmp_path), ("t",))) as again:  # what is left is of no use
+            again.begin()
+            again.publish({"run": 2})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_lock", "summary.json", "t"]
+    (tmp_path / "_growing").write_text("")  # killed behind its summary: it is whole
+    with pytest.raises(ValueError, match="--overwrite replaces it"):
+        Results(str(tmp_path), ("t",))
+
+
+def test_a_folder_takes_one_run_at_a_time(tmp_path):
+    folder = str(tmp_path)
+    with closing(Results(folder, ())) as first, closing(Results(folder, ())) as second:
+        first.begin()
+        with pytest.raises(ValueError, match="another run writes there"):
+            second.begin()
+        first.publish({"run": 1})
+        first.close()
+        with pytest.raises(ValueError, match="--overwrite replaces it"):
+            second.begin()
+
+
+def test_without_a_lock_no_result_is_called_whole_that_two_runs_wrote(tmp_path, monkeypatch):
+    """Object storage has no locks. Whichever ends first, no summary is left."""
+    monkeypatch.setattr(result_folder, "FolderLock", Mock())
+    for order in (0, 1), (1, 0):
+        runs = [Results(str(tmp_path), ()) for _ in range(2)]
+        for each in runs:
+            each.begin()
+        if order[0]:  # the second one cannot know
+            runs[1].publish({})
+        else:
+            with pytest.raises(ValueError, match="another run wrote there meanwhile"):
+                runs[0].publish({})
+        with pytest.raises(ValueError, match="another run wrote there meanwhile"):
+            runs[order[1]].publish({})
+        assert [path.name for path in tmp_path.iterdir()] == ["_growing"]
 
 
 def test_a_table_replaces_the_earlier_one_and_has_its_columns_without_a_row(tmp_path):
