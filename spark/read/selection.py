@@ -6,7 +6,7 @@ The reader alone decides: Spark does not see these options, so they hold exactly
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -28,7 +28,8 @@ _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST, "-2": EARLIEST, "-1": L
 OFFSETS_FORM: Final = '{"topic": {"broker": {"queueId": offset}}}'
 Place = int | str
 """An offset, or one of the words EARLIEST and LATEST."""
-_Given = Annotated[int, msgspec.Meta(ge=-2, le=LONG_MAX)] | Literal["earliest", "latest"]
+_Word = Annotated[str, msgspec.Meta(pattern=rf"(?i)^({'|'.join(_WORDS)})\Z")]
+_Given = Annotated[int, msgspec.Meta(ge=-2, le=LONG_MAX)] | _Word
 _Places = dict[str, dict[str, dict[Annotated[int, msgspec.Meta(ge=0)], _Given]]]
 
 
@@ -79,7 +80,7 @@ def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
         )
     return Bound(
         queues={
-            MessageQueue(topic, broker, queue_id): _WORDS.get(str(place), place)
+            MessageQueue(topic, broker, queue_id): _WORDS.get(str(place).lower(), place)
             for topic, brokers in given.items()
             for broker, queues in brokers.items()
             for queue_id, place in queues.items()

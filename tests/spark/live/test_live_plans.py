@@ -80,7 +80,7 @@ def test_options_are_read_in_every_documented_form():
         (None, {"startingOffsets": '{"T": 7}'}, "got `int`"),
         (None, {"startingOffsets": '{"T": {"b": "latest"}}'}, "got `str`"),
         (None, {"startingOffsets": '{"T": {"b": {"1": true}}}'}, "got `bool`"),
-        (None, {"startingOffsets": '{"T": {"b": {"1": "newest"}}}'}, "Invalid enum value 'newest'"),
+        (None, {"startingOffsets": '{"T": {"b": {"1": "newest"}}}'}, "newest.* matching regex"),
         (
             None,
             {"startingOffsets": f'{{"T": {{"b": {{"1": {1 << 63}}}}}}}'},
@@ -138,7 +138,7 @@ def test_checkpoints_keep_offsets_and_refuse_what_they_do_not_know():
 
 def test_a_bound_says_it_for_queues_or_all():
     assert parse_bound("-1", "startingOffsets", ["T"]).place(queue(0), EARLIEST) == LATEST
-    text = '{"T": {"b": {"0": 0, "1": "latest", "2": -2}}}'
+    text = '{"T": {"b": {"0": 0, "1": "LATEST", "2": "-2"}}}'
     bound = parse_bound(text, "startingOffsets", ["T", "U"])
     assert [bound.place(queue(i), 77) for i in range(4)] == [0, LATEST, EARLIEST, 77]
     there = [queue(0), queue(1), queue(2), queue(0, broker="c")]
