@@ -142,4 +142,7 @@ def entry_rows(number: int, piece: Piece) -> Iterator[pa.RecordBatch]:
 def _line_number(piece: Piece, offset: int) -> int:
     """Of the line at an offset, from 1."""
     before = lines_of(piece.storage, piece.path, 0, 0, _LINE_MAX)
-    return 1 + sum(1 for _ in takewhile(lambda line: line[0] < offset, before))
+    # Of a line above the limit more than one piece comes, and the last one has its end.
+    return 1 + sum(
+        line.endswith(b"\n") for _, line in takewhile(lambda each: each[0] < offset, before)
+    )

@@ -62,6 +62,12 @@ def test_the_first_bad_line_is_named(tmp_path, monkeypatch, text, says, is_torn,
     assert says in error["fault"] and not error["is_torn"]
 
 
+def test_a_line_above_the_limit_is_counted_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(acked_list, "_LINE_MAX", 8)
+    (tmp_path / "a.jsonl").write_text(" " * 20 + "\nx\n")
+    assert "line 2: 'x'" in read(tmp_path / "a.jsonl")[1]["fault"]
+
+
 @pytest.mark.parametrize("piece_bytes", [7, 1 << 20])
 def test_lines_are_read_once_however_the_file_is_cut(tmp_path, monkeypatch, piece_bytes):
     monkeypatch.setattr(acked_list, "_PIECE_BYTES", piece_bytes)
