@@ -205,7 +205,7 @@ def _members(kind: type[Any]) -> Iterator[tuple[str, ...]]:
     for name, member in inspect.getmembers(kind):
         if name.startswith("_") or not any(name in vars(base) for base in _ours(kind)):
             continue
-        if any(name in vars(base) for base in _INNER):
+        if any(name in vars(base) for base in _INNER if issubclass(kind, base)):
             continue
         static = inspect.getattr_static(kind, name)
         if isinstance(static, property | functools.cached_property):

@@ -112,6 +112,12 @@ def test_the_references_are_what_the_code_says() -> None:
         assert there == wanted, f"{name}: make reference"
 
 
+def test_a_member_that_only_shares_the_name_of_an_inner_one_is_in_the_reference() -> None:
+    """`ClientMember`, of which `Admin` is none, has `topics`, too."""
+    admin = (ROOT / "docs" / "python-api.md").read_text("utf-8").partition("### Admin\n")[2]
+    assert "\n| `topics` |" in admin.partition("\n### ")[0]
+
+
 def test_a_way_through_the_house_names_few_files() -> None:
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
     table = text.partition("| to read | in this order |")[2].partition("\n\n")[0]
