@@ -61,6 +61,39 @@ def test_prometheus_takes_each_query(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("values", "counted"), [((), None), ((1, 1), 0), ((1, 0), 1)])
+def test_without_a_controller_no_count_of_groups_is_shown(
+    tmp_path: Path, values: tuple[int, ...], counted: int | None
+) -> None:
+    """A green 0 would say that each group has a master."""
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed")
+    (panel,) = (
+        panel
+        for panel in dashboard(ROOT / "deploy/observe/dashboards/cluster.json")["panels"]
+        if panel["title"] == "Groups without a master"
+    )
+    case = {
+        "interval": "1m",
+        "input_series": [
+            {"series": f'batonmq_group_has_master{{node_id="g{n}"}}', "values": str(value)}
+            for n, value in enumerate(values)
+        ],
+        "promql_expr_test": [
+            {
+                "expr": panel["targets"][0]["expr"].replace("$group", ".*"),
+                "eval_time": "0m",
+                "exp_samples": [] if counted is None else [{"labels": "{}", "value": counted}],
+            }
+        ],
+    }
+    file = tmp_path / "tests.json"
+    file.write_text(json.dumps({"tests": [case]}))
+    done = subprocess.run([tool, "test", "rules", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_is_bad_is_red() -> None:
     """Without steps of its own a figure is green up to 80: no leader would be as well."""
     coloured = {
