@@ -106,7 +106,7 @@ class HistoryLog:
         # Who names an index has the older ones.
         file = self._file
         if file is not None and after_index <= 0:
-            earlier = any(event.log != state.log_name for event in file.recent)
+            earlier = any(name != state.log_name for name in file.logs)
             if earlier or len(events) >= HISTORY_EVENTS_MAX:
                 try:
                     events = await asyncio.to_thread(file.newest, REPLY_EVENTS_MAX, REPLY_SIZE_MAX)

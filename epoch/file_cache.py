@@ -207,7 +207,9 @@ class EpochFileCache:
 
     def _load(self) -> None:
         try:
-            loaded = load_with_backup(self.path, lambda data: (decode_entries(data), data))
+            loaded = load_with_backup(
+                self.path, lambda data: (decode_entries(data), data), is_twin=True
+            )
         except UnreadableFileError as error:
             raise CorruptLogError(str(self.path), 0, "; ".join(error.reasons)) from error
         if loaded is None:

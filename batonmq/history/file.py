@@ -3,14 +3,15 @@
 `history-n0.jsonl` grows. At its size limit it is renamed to `history-n0.000001.jsonl`, the next one
 to `...000002...`; the oldest are removed. A crash leaves the old or the new names. Each event is in
 the files once, although the replicated log is applied again after each restart; a torn line is cut
-off before the next. Nothing is fsynced: the history explains and decides nothing.
+off before the next. Nothing is fsynced: the history explains and decides nothing. So a start passes
+over what the disk cannot read: the other controllers have it, too.
 """
 
 import logging
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Final
@@ -74,9 +75,9 @@ def lines_newest_first(file: FileIO) -> Iterator[tuple[int, bytes]]:
 
 
 class HistoryFile:
-    """Opens or creates `path`, and reads its newest events and those of full files. Keeps at most
-    `files` files of at most `size_max` bytes (more for a larger batch). Raises OSError. `recent`:
-    the newest events of all logs, oldest first; `unreadable_lines`: lines that are no events."""
+    """Opens or creates `path`, and finds the newest event of each log. Keeps at most `files` files
+    of at most `size_max` bytes (more for a larger batch). Raises OSError. `unreadable_lines`: lines
+    that are no events."""
 
     def __init__(
         self, path: Path, *, size_max: int = FILE_SIZE_DEFAULT, files: int = FILES_DEFAULT
@@ -84,7 +85,6 @@ class HistoryFile:
         self._path = path
         self._size_max = size_max
         self._files = files
-        self.recent: deque[HistoryEvent] = deque(maxlen=HISTORY_EVENTS_MAX)
         self.unreadable_lines = 0
         # log name -> (raft_index, part) of its newest event here
         self._newest: dict[str, tuple[int, int]] = {}
@@ -94,6 +94,11 @@ class HistoryFile:
         except BaseException:
             disk.close(self._descriptor)
             raise
+
+    @property
+    def logs(self) -> Collection[str]:
+        """The logs of its events."""
+        return self._newest.keys()
 
     def append(self, events: Iterable[HistoryEvent], *, cut: bool = False) -> int:
         """Writes those events that the files lack; how many. Events of one log come in order.
@@ -120,7 +125,6 @@ class HistoryFile:
             disk.ftruncate(self._descriptor, size_bytes)
             raise
         self._newest = newest
-        self.recent.extend(fresh)
         return len(fresh)
 
     def _with_gap(self, events: list[HistoryEvent]) -> list[HistoryEvent]:
@@ -192,40 +196,45 @@ class HistoryFile:
                 log.warning("history_not_dropped name=%s reason=%s", name, error)
 
     def _load(self) -> None:
-        """The newest file whole, and full ones only while `recent` has space."""
         # First: a torn line would become one with the next that is written.
         self._cut_torn_tail()
+        count = 0
         for path in reversed(files_of(self._path)):
-            events = self._events_in(path)
-            for event in reversed(events):
-                if len(self.recent) < HISTORY_EVENTS_MAX:
-                    self.recent.appendleft(event)
-            if len(self.recent) == HISTORY_EVENTS_MAX:
+            try:
+                count += self._note_newest(path)
+            except OSError as error:
+                disk.check_unreadable(error)
+                log.error("history_file_unreadable path=%s reason=%s", path, error)
+            if count >= HISTORY_EVENTS_MAX:  # the replicated state has no older ones
                 break
         if self.unreadable_lines:
             log.warning("history_unreadable path=%s lines=%d", self._path, self.unreadable_lines)
 
-    def _events_in(self, path: Path) -> deque[HistoryEvent]:
-        """The newest events of one file; notes the newest position of each log there."""
+    def _note_newest(self, path: Path) -> int:
+        """Notes the newest position of each log in a file, up to where the disk cannot read; of how
+        many events. Raises OSError there."""
         decoder = msgspec.json.Decoder(HistoryEvent)
-        events: deque[HistoryEvent] = deque(maxlen=HISTORY_EVENTS_MAX)
-        newest: dict[str, tuple[int, int]] = {}
-        for line in _readable_lines(path):
+        count = 0
+        # From the end: an unreadable place then hides only older events.
+        for line in _whole_lines(path):
             try:
-                event = decoder.decode(line)
+                _is_next(decoder.decode(line), self._newest)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 self.unreadable_lines += 1
-                continue
-            if _is_next(event, newest):
-                events.append(event)
-        for name, position in newest.items():
-            self._newest[name] = max(position, self._newest.get(name, (-1, -1)))
-        return events
+            else:
+                count += 1
+        return count
 
     def _cut_torn_tail(self) -> None:
         size_bytes = os.fstat(self._descriptor).st_size
-        with open(self._path, "rb", buffering=0) as file:
-            whole_bytes = next((at for at, _ in lines_newest_first(file)), 0)
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                whole_bytes = next((at for at, _ in lines_newest_first(file)), 0)
+        except OSError as error:
+            disk.check_unreadable(error)
+            log.error("history_file_unreadable path=%s reason=%s", self._path, error)
+            self._begin_next_file(size_bytes)  # whether this one ends with a whole line is unknown
+            return
         if whole_bytes < size_bytes:
             log.warning(
                 "history_tail_cut path=%s torn_bytes=%d", self._path, size_bytes - whole_bytes
@@ -235,16 +244,6 @@ class HistoryFile:
 
 def _open(path: Path) -> int:
     return disk.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-
-def _readable_lines(path: Path) -> Iterator[bytes]:
-    """Up to where the disk cannot read: the other controllers have these events, too."""
-    try:
-        with open(path, "rb") as file:
-            yield from file
-    except OSError as error:
-        disk.check_unreadable(error)
-        log.error("history_file_unreadable path=%s reason=%s", path, error)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

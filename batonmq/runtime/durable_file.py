@@ -249,9 +249,12 @@ class Loaded(Generic[T]):
     reason: str
 
 
-def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | None:
-    """Reads `path`, or `<path>.bak` if it is missing, empty, unreadable, or refused by `parse`
-    (ValueError). None if neither exists. Raises UnreadableFileError if none can be used."""
+def load_with_backup(
+    path: Path, parse: Callable[[bytes], T], *, is_twin: bool = False
+) -> Loaded[T] | None:
+    """Reads `path`, or `<path>.bak` if it is missing, empty, or refused by `parse` (ValueError).
+    None if neither exists. `is_twin`: `.bak` has the same content, so it also serves where the disk
+    cannot read `path`. Raises UnreadableFileError if none can be used, OSError."""
     reasons: list[str] = []
     found = False
     for candidate in (path, backup_path(path)):
@@ -261,6 +264,9 @@ def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | Non
             reasons.append(f"{candidate.name}: missing")
             continue
         except OSError as error:
+            # An older `.bak` would silently take back what was changed since.
+            if not is_twin:
+                raise
             disk.check_unreadable(error)
             found = True
             reasons.append(f"{candidate.name}: {disk.reason(error)}; {disk.advice(error)}")

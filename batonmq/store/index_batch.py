@@ -16,6 +16,7 @@ from batonmq.protocol.layout import INDEX_ENTRY
 from batonmq.protocol.records.columns import Bools, Bytes, Int64s
 from batonmq.protocol.tags import java_string_hash
 from batonmq.runtime import disk
+from batonmq.runtime.durable_file import next_data
 
 U32 = npt.NDArray[np.uint32]
 Int32s = npt.NDArray[np.int32]
@@ -145,10 +146,10 @@ class SlotTable:
         end = position + 4 * slot_num
         at = position
         while at < end:
-            try:
-                at = max(at, disk.lseek(fd, at, os.SEEK_DATA))
-            except OSError:  # ENXIO: no data from here on
+            data = next_data(fd, at)
+            if data is None:
                 break
+            at = max(at, data)
             at -= (at - position) % 4
             hole = min(disk.lseek(fd, at, os.SEEK_HOLE), end)
             hole += -(hole - position) % 4

@@ -6,8 +6,8 @@ tick, and before a query. A crash loses what was only noted: dispatch the log ag
 `end_phy_offset` is skipped. One thread owns the service; only `sync_file` on the paths of
 `write_back` may run elsewhere. Origin: Java `IndexService`.
 
-The log needs no index. If the disk fails here, the index does nothing more and queries are refused;
-the folder `unreadable` tells the next start to build all of it again.
+The log needs no index. If the disk fails here, nothing touches the index until the next start, and
+queries are refused; the folder `unreadable` tells that start to build all of it again.
 """
 
 import logging
@@ -99,14 +99,24 @@ class IndexService:
     def may_be_passed(self) -> bool:
         """Whether a checkpoint or a clean stop may cover records that the index lacks: it lacks
         none, or the next start is told to build it again. From any thread."""
-        if self._health.index_failure and not self._is_failure_noted:
-            try:
-                disk.makedirs(self.root / UNREADABLE)
-                sync_directory(self.root)
-            except OSError:
-                return False
-            self._is_failure_noted = True
+        try:
+            self._note_failure()
+        except OSError:
+            return False
         return True
+
+    def _note_failure(self) -> None:
+        """Tells the next start of a failure, if there was one. Raises OSError."""
+        if self._health.index_failure and not self._is_failure_noted:
+            disk.makedirs(self.root / UNREADABLE)
+            sync_directory(self.root)
+            self._is_failure_noted = True
+
+    def forget_failure(self) -> None:
+        """The start will read the log from where the index ends, whatever crash follows: ends what
+        was noted before it. Raises OSError."""
+        if self.was_cut and not self._health.index_failure:
+            disk.rmtree(self.root / UNREADABLE)
 
     @contextmanager
     def _lives_without(self) -> Iterator[None]:
@@ -137,16 +147,18 @@ class IndexService:
     def put_entries(self, hashes: "Int64s", phy_offsets: "Int64s", timestamps: "Int64s") -> bool:
         """All entries of many records at once, in order; `hashes` as of `key_hash`. False if the
         records must be `put` one by one (a file ends between them, some are indexed already, the
-        disk is full or fails); then nothing changed."""
+        disk is full or fails now); then nothing changed."""
         if self._health.pauses:
             return False
         self._drain_unless_full()
+        if self._health.index_failure:
+            return True  # the next start indexes them
         try:
             with self._lives_without():
                 if self._noted or int(phy_offsets[0]) <= self.end_phy_offset:
                     return False
                 file = self._file_with_space()
-                if self._health.index_failure or file.space < len(hashes):
+                if file.space < len(hashes):
                     return False
                 file.put_batch(hashes, phy_offsets, timestamps)
                 self._dirty.add(file.path)
@@ -330,7 +342,8 @@ class IndexService:
     # Against the log.
 
     def truncate_to(self, phy_offset: int) -> bool:
-        """Drops what points at or above `phy_offset`, durably; True if anything did."""
+        """Drops what points at or above `phy_offset`, durably; True if anything did. Raises OSError
+        if that fails and the next start cannot be told."""
         # Also what no file has yet: other bytes may come there.
         self._noted = [record for record in self._noted if record[3] < phy_offset]
         changed = False
@@ -342,12 +355,16 @@ class IndexService:
                     break
                 changed = changed or not last.is_empty
                 self._remove(last)
+        # R22: old entries would pass for those of the bytes that come next.
+        self._note_failure()
         self._find_end()
         return changed
 
     def delete_expired(self, log_min_offset: int) -> int:
         """Removes files whose records are all gone from the log, never the last; how many."""
         removed = 0
+        if self._health.index_failure:
+            return removed
         with self._lives_without():
             while len(self._files) > 1 and self._files[0].end_phy_offset < log_min_offset:
                 self._remove(self._files[0])
@@ -405,8 +422,6 @@ class IndexService:
             disk.unlink(self.root / name)
         if dropped:
             sync_directory(self.root)
-        if UNREADABLE in listed:
-            disk.rmtree(self.root / UNREADABLE)  # after all files: none that is left is whole
         newest = self._files[-1] if self._files else None
         if (
             not clean
@@ -422,6 +437,8 @@ class IndexService:
         """Drains; the paths to sync since the last call (slots stay in memory). Raises OSError
         (disk full); then nothing was taken, and the next call tries again."""
         self.drain()
+        if self._health.index_failure:
+            return []
         with self._lives_without():
             for file in self._files[-1:]:
                 file.write_late()
@@ -433,7 +450,7 @@ class IndexService:
         """All that was noted is durable on return, slots too."""
         self.drain()
         with self._lives_without():
-            if self._files:
+            if self._files and not self._health.index_failure:
                 self._files[-1].write_slots()
             for path in self.write_back():
                 sync_file(path)
@@ -441,7 +458,7 @@ class IndexService:
     def close(self, *, write_back: bool = True) -> None:
         """Drains and writes the slots, or drops both, and closes; not synced."""
         with self._lives_without():
-            if write_back:
+            if write_back and not self._health.index_failure:
                 self.drain()
                 for file in self._files:
                     file.write_slots(release=True)

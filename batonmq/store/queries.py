@@ -233,7 +233,7 @@ class StoreQueries:
     ) -> QueryResult:
         """Messages of `topic` with this UNIQ_KEY or key in KEYS, stored in [begin_ms, end_ms],
         newest first: at most `max_num` and 64, and what fits into an answer. Raises
-        CorruptLogError."""
+        CorruptLogError, IndexFailedError."""
         wanted = min(max_num, self._config.max_msgs_num_batch)
         answer = self._index.query(topic, key, wanted, begin_ms, end_ms)
         parts: list[memoryview] = []

@@ -146,6 +146,7 @@ def _find_end(
     if checkpoint.recovery_offset is not None and checkpoint.recovery_offset > start:
         checkpoint.lower_recovery(start)
         checkpoint.flush()
+    files.index.forget_failure()
     damaged = _drop_bad_queues(files, dispatcher.queues, start, totals)
     # Only confirmed records have units, so queues may show a newer confirmed offset.
     visible_end = files.visible_end = max(files.visible_end, consume_queues.last_physical_end)
@@ -415,7 +416,7 @@ def _start_offset(files: StoreFiles) -> int:
         # went back.
         return commit_log.min_offset
     if offset is None or offset > commit_log.end_of_segments:
-        return java_start_offset(
+        offset = java_start_offset(
             commit_log,
             checkpoint,
             dispatched_end=files.consume_queues.last_physical_end,

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
@@ -106,7 +107,7 @@ class Suspicion:
         return self.kind == "damage" and not self.discarded
 
     def __str__(self) -> str:
-        if self.kind == "reboot":
+        if not self.file:  # no place in the log
             return self.what
         return f"{self.file} at offset {self.offset}: {self.what}"
 
@@ -211,7 +212,9 @@ def _decoded(path: Path) -> Suspicion:
     except (ValueError, TypeError, OSError) as error:
         disk.check_unreadable(error)
         what = f"{path} was written while the disk failed, and cannot be read"
-        return Suspicion(str(path), 0, what, 0, kind="reboot")
+        # The strictest that it may have said. Where is unknown: the start checks and writes again
+        # what is above the checkpoint.
+        return Suspicion("", LONG_MAX, what, 0, kind="fsync", until_level=True)
 
 
 def _encoded(report: Suspicion) -> bytes:

@@ -305,6 +305,8 @@ class CheckpointWriter:
             try:
                 _sync_derived(self._files.index.root, index)
             except OSError as error:
+                if disk.is_short(error):
+                    raise
                 self._files.index.fail(error)
             with self._lock:
                 if work.generation == self._generation and self._files.index.may_be_passed():

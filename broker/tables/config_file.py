@@ -1,4 +1,4 @@
-"""One of the broker's `config/*.json` files. If the file cannot be read its `.bak` is used.
+"""One of the broker's `config/*.json` files. If its content is damaged its `.bak` is used.
 
 It reads fastjson's dialect, as Java writes it (`{0:12}`), and writes standard JSON, indented, which
 Java reads as well. The content before becomes `.bak`, as in Java. Origin: Java `ConfigManager`.
@@ -43,7 +43,8 @@ class ConfigFile(Generic[B]):
 
     def load(self) -> B | None:
         """The body, or None if neither the file nor its `.bak` exists. Raises CorruptLogError, with
-        the reasons, if neither of those that exist can be used."""
+        the reasons, if neither of those that exist can be used; OSError if the disk cannot read
+        one."""
         try:
             loaded = load_with_backup(self.path, self._parse)
         except UnreadableFileError as error:

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+from failing_disk import failing
 
 from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.broker.tables.subscription_group import (
@@ -231,6 +232,21 @@ def test_a_bad_file_falls_back_to_bak_and_both_bad_stop_the_start(tmp_path, cont
         topics_at(tmp_path)
     assert str(path) in str(caught.value)
     assert "topics.json.bak: " in str(caught.value)
+
+
+@pytest.mark.parametrize("error", ["EIO", "EUCLEAN", "EBADMSG"])
+def test_r31_a_file_that_the_disk_cannot_read_stops_the_start(tmp_path, error):
+    """Its `.bak` is older: the log's records of what changed since are not dispatched again."""
+    manager = topics_at(tmp_path)
+    for name in ("A", "B"):
+        manager.put(topic_config(name, 8))
+        persist(manager)
+    with (
+        failing(f"read_bytes topics.json {error} once"),
+        pytest.raises(OSError, match=str(tmp_path / "topics.json")),
+    ):
+        topics_at(tmp_path)
+    assert "B" in topics_at(tmp_path)
 
 
 def spoil(path: Path, content: bytes | None) -> None:

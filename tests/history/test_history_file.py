@@ -5,8 +5,9 @@ import os
 import shutil
 
 import pytest
+from failing_disk import failing
 
-from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
+from batonmq.history.event import EventKind, HistoryEvent
 from batonmq.history.file import HistoryFile, numbered
 
 
@@ -60,7 +61,7 @@ def test_a_new_log_begins_again_at_index_1(path):
     written(path, [event(500)])
     assert written(path, [event(1, log="log-b"), event(2, log="log-b")]) == [2]
     file = HistoryFile(path)
-    assert [(each.log, each.raft_index) for each in file.recent] == [
+    assert [(each.log, each.raft_index) for each in file.newest(9, 1 << 20)] == [
         ("log-a", 500),
         ("log-b", 1),
         ("log-b", 2),
@@ -83,18 +84,26 @@ def test_a_garbled_line_is_skipped_and_counted(path):
     history = HistoryFile(path)
     assert history.unreadable_lines == 1
     assert history.append([event(2)]) == 1
-    assert [each.raft_index for each in history.recent] == [1, 2]
+    assert [each.raft_index for each in history.newest(9, 1 << 20)] == [1, 2]
     history.close()
 
 
-def test_recent_is_bounded_and_the_file_is_not(path):
-    written(path, [event(index) for index in range(HISTORY_EVENTS_MAX + 10)])
-    history = HistoryFile(path)
-    assert len(history.recent) == HISTORY_EVENTS_MAX
-    assert history.recent[0].raft_index == 10
+@pytest.mark.parametrize("error", ["EIO", "EUCLEAN"])
+@pytest.mark.parametrize(("readable", "missing"), [(0, 20), (2, 0)])
+def test_a_start_passes_over_what_the_disk_cannot_read(
+    path, readable, missing, error, monkeypatch, caplog
+):
+    """At the end of the file, or before some lines of it. What is read is not written again."""
+    monkeypatch.setattr("batonmq.history.file._BLOCK_SIZE", 400)
+    events = [event(index) for index in range(1, 22)]
+    written(path, events[:20])
+    with failing(f"pread {path.parent} {error} after {readable}"):
+        history = HistoryFile(path)
+    assert f"history_file_unreadable path={path}" in caplog.text
+    assert history.append(events) == missing + 1
     history.close()
     history.close()
-    assert len(lines(path)) == HISTORY_EVENTS_MAX + 10
+    assert len(lines(path)) == 21
 
 
 def test_a_failed_write_leaves_no_half_line_and_loses_no_event(path, monkeypatch):
@@ -124,7 +133,7 @@ def test_a_file_that_may_lack_events_says_where(path, caplog):
     gaps = [(each["log"], each["raft_index"]) for each in lines(path) if each.get("gap")]
     assert gaps == [("log-a", 9)]
     assert caplog.text.count("history_gap") == 1
-    assert [each.raft_index for each in HistoryFile(path).recent] == [1, 2, 3, 5, 6, 9, 10, 1, 2]
+    assert [each["raft_index"] for each in lines(path)] == [1, 2, 3, 5, 6, 9, 10, 1, 2]
 
 
 def disk_that_fills_after(free_bytes):
@@ -175,7 +184,6 @@ def test_what_stands_in_a_numbered_file_is_not_written_again(path):
     """A restart applies the log again from its start; the newest file holds the last line only."""
     seen = [index for file in divided(path, 12, files=9) for index in file]
     history = HistoryFile(path, size_max=400, files=9)
-    assert [each.raft_index for each in history.recent] == seen
     assert history.append([event(index) for index in range(1, 14)]) == 1
     history.close()
     assert [index for file in in_files(path) for index in file] == [*seen, 13]

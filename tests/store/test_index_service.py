@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.tags import java_string_hash
 from batonmq.store import index_batch
-from batonmq.store.file_handles import FileHandles
+from batonmq.store.file_handles import UNREADABLE, FileHandles
 from batonmq.store.index_file import ENTRY, HEADER, IndexFile, file_size, key_hash
 from batonmq.store.index_service import IndexService
 from tests.shared.failing_disk import failing
@@ -361,6 +361,35 @@ def test_a_file_that_the_disk_cannot_read_is_built_anew(tmp_path, clean, caplog)
     again.close()
 
 
+def test_after_a_failure_nothing_touches_the_index(tmp_path):
+    """A slave still dispatches in batches; the next start builds all again."""
+    service = service_at(tmp_path, index_num=100)
+    fill(service, 150)
+    with failing("pwrite * EIO"):
+        service.drain()
+    one = np.array([10**6], dtype=np.int64)
+    with failing("* * EIO") as struck:
+        assert service.put_entries(one, one, one)
+        fill(service, 600, first=150)
+        service.drain()
+        assert service.write_back() == [] and service.delete_expired(10**9) == 0
+        assert not service.truncate_to(100)
+        service.flush()
+    assert not struck and (tmp_path / UNREADABLE).exists()
+    service.close()
+    again = service_at(tmp_path, index_num=100)
+    assert again.was_cut and again.end_phy_offset == -1
+    again.close()
+
+
+def test_r22_a_cut_that_the_index_can_neither_do_nor_note_fails(service, tmp_path):
+    fill(service, 10)
+    service.drain()
+    with failing(f"* {tmp_path} EIO"), pytest.raises(OSError, match=str(tmp_path)):
+        service.truncate_to(300)
+    service.close()
+
+
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
@@ -502,7 +531,9 @@ def test_a_large_table_of_slots_is_read_whole(tmp_path):
     path.write_bytes(bytes(40) + np.arange(1, slots + 1, dtype=">i4").tobytes())
     with path.open("rb") as file:
         table = index_batch.SlotTable.read(file.fileno(), 40, slots)
-    assert table.used() == slots and table.get(slots - 1) == slots
+        assert table.used() == slots and table.get(slots - 1) == slots
+        with failing("lseek slots EIO"), pytest.raises(OSError, match=str(path)):
+            index_batch.SlotTable.read(file.fileno(), 40, slots)
 
 
 def test_r22_entries_that_were_cut_are_in_no_chain():

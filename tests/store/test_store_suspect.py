@@ -92,6 +92,8 @@ def test_r17_a_mark_that_the_disk_cannot_read_makes_the_log_suspect(rig, store, 
     with failing(f"read_bytes {file} {error}"):
         again = rig.open()
     assert again.trust.reason and again.max_phy_offset == end
+    assert again.trust.must_refetch == (file == "suspect"), "it may have been a failed sync"
+    assert again.trust.discard_damaged_tail() == end
 
 
 def test_r17_a_clean_stop_survives_a_reboot(rig, store):
