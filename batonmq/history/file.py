@@ -12,7 +12,6 @@ import os
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -54,14 +53,14 @@ def files_of(path: Path) -> list[Path]:
     return [*(path.parent / name for _, name in full), path]
 
 
-def lines_newest_first(file: FileIO) -> Iterator[tuple[int, bytes]]:
+def lines_newest_first(descriptor: int) -> Iterator[tuple[int, bytes]]:
     """(offset behind its line end, line without it) of the whole lines, newest first."""
-    begin = file.seek(0, os.SEEK_END)
+    begin = os.fstat(descriptor).st_size
     rest = b""
     while begin > 0:
         size = min(_BLOCK_SIZE, begin)
         begin -= size
-        block = disk.pread(file.fileno(), size, begin) + rest
+        block = disk.pread(descriptor, size, begin) + rest
         head, newline, tail = block.partition(b"\n")
         if begin == 0:
             head, newline, tail = b"", b"", block
@@ -228,8 +227,7 @@ class HistoryFile:
     def _cut_torn_tail(self) -> None:
         size_bytes = os.fstat(self._descriptor).st_size
         try:
-            with open(self._path, "rb", buffering=0) as file:
-                whole_bytes = next((at for at, _ in lines_newest_first(file)), 0)
+            whole_bytes = next((at for at, _ in lines_newest_first(self._descriptor)), 0)
         except OSError as error:
             disk.check_unreadable(error)
             log.error("history_file_unreadable path=%s reason=%s", self._path, error)
@@ -249,12 +247,14 @@ def _open(path: Path) -> int:
 def _whole_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, newest first; none if the file is gone."""
     try:
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 - see above
+        descriptor = disk.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return
-    with file:
-        for _, line in lines_newest_first(file):
+    try:
+        for _, line in lines_newest_first(descriptor):
             yield line
+    finally:
+        disk.close(descriptor)
 
 
 def _is_next(event: HistoryEvent, newest: dict[str, tuple[int, int]]) -> bool:

@@ -226,7 +226,7 @@ def _is(path: Path, known: os.stat_result) -> bool:
 def _end_of(file: FileIO, after: EventKey) -> tuple[int, bytes] | None:
     """The newest line of that log that is not newer than `after`, and where it ends."""
     needle = msgspec.json.encode(after[0])
-    for end, line in lines_newest_first(file):
+    for end, line in lines_newest_first(file.fileno()):
         event = _event(line) if needle in line else None
         if event is not None and event.log == after[0] and event.key <= after:
             return end, line + b"\n"
