@@ -226,7 +226,7 @@ class Places:
 
 
 class Holder(Protocol):
-    """A connection that holds bytes of an incomplete frame."""
+    """A connection with an incomplete frame, unread answers or running handlers."""
 
     @property
     def peer_host(self) -> str: ...
@@ -243,14 +243,15 @@ class UnreadAnswers(Crowd[Holder]):
         # In the second after which it is seen that peers read nothing, thousands of them can ask
         # for more than there is memory.
         if self.taken > UNREAD_MAX and (loser := self.take_one()) is not None:
-            loser.abort("too many answers wait, and its host reads the least")
+            loser.abort("too many answers wait, and its host has the most of them")
         return self.taken > MEMORY_MAX
 
 
 class MemoryBudget:
-    """The memory of an endpoint's connections for incomplete frames, and for requests whose
-    handlers run. Beyond the budget only the oldest frame is read on, so frames complete one after
-    the other. If it does not progress, its connection ends."""
+    """The memory of an endpoint's connections for incomplete frames and unread answers. Beyond the
+    budget only the oldest frame is read on, so frames complete one after the other. If it does not
+    progress, its connection ends. Requests whose handlers run have a budget of the same size: they
+    need no more bytes, so beyond it all wait until some handlers end."""
 
     def __init__(
         self,
@@ -258,7 +259,7 @@ class MemoryBudget:
         bytes_max: int = MEMORY_MAX,
         peer_bytes_max: int = PEER_MEMORY_MAX,
     ) -> None:
-        self.held_bytes = 0
+        self.held_bytes = self.running_bytes = 0
         self._loop = loop
         self._bytes_max = bytes_max
         self._peer_bytes_max = peer_bytes_max
@@ -266,12 +267,28 @@ class MemoryBudget:
         self._holders: dict[Holder, tuple[int, float]] = {}
         self._bytes_of_host: Counter[str] = Counter()
         self._of_host: dict[str, dict[Holder, None]] = {}  # oldest first
+        self._running_of_host: Counter[str] = Counter()
         self._waiting: dict[Holder, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def hold(self, holder: Holder, size: int) -> bool:
-        """`holder` now holds `size` bytes. Returns False if it must not read before
-        `memory_came`."""
+    def run(self, host: str, size: int) -> bool:
+        """Handlers keep `size` more bytes of requests of `host`, also after their connection ended:
+        a stranger may connect again. Returns False if it is too much."""
+        self.running_bytes += size
+        self._running_of_host[host] += size
+        if not self._running_of_host[host]:
+            del self._running_of_host[host]
+        return self._may_run(host)
+
+    def _may_run(self, host: str) -> bool:
+        return (
+            self.running_bytes <= self._bytes_max
+            and self._running_of_host[host] <= self._peer_bytes_max
+        )
+
+    def hold(self, holder: Holder, size: int, *, is_running: bool = False) -> bool:
+        """`holder` now holds `size` bytes of a frame and of answers; `is_running`: it has running
+        handlers. Returns False if it must not read before `memory_came`."""
         host = holder.peer_host
         before, since_s = self._holders.get(holder, (0, boot_s()))
         of_host = self._of_host.setdefault(host, {})
@@ -285,7 +302,7 @@ class MemoryBudget:
         self._bytes_of_host[host] += size - before
         if not of_host:
             del self._of_host[host], self._bytes_of_host[host]
-        if not size or self._may_read(holder):
+        if not (size or is_running) or self._may_read(holder):
             self._waiting.pop(holder, None)
             return True
         self._waiting[holder] = None
@@ -294,6 +311,12 @@ class MemoryBudget:
         return False
 
     def _may_read(self, holder: Holder) -> bool:
+        return self._may_run(holder.peer_host) and self.has_place(holder)
+
+    def has_place(self, holder: Holder) -> bool:
+        """Whether its incomplete frame may grow, or its answers wait."""
+        if holder not in self._holders:
+            return True
         if self.held_bytes > self._bytes_max:
             # The oldest frame always continues: if all waited, no memory would be freed.
             return holder is next(iter(self._holders))
@@ -310,11 +333,9 @@ class MemoryBudget:
         for holder, (size, since_s) in self._holders.items():
             if since_s > stale_s:
                 break
-            # Only if others wait for its memory.
-            if is_full or holder.peer_host in waiting_hosts:
-                holder.abort(
-                    f"{size} bytes of requests are not done in {STALE_S:.0f} s: memory is short"
-                )
+            # Only if others wait for its memory, and it does not wait itself.
+            if holder not in self._waiting and (is_full or holder.peer_host in waiting_hosts):
+                holder.abort(f"memory is short, and its {size} bytes wait for {STALE_S:.0f} s")
                 break
         for holder in list(self._waiting):
             if self._may_read(holder):

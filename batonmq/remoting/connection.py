@@ -330,7 +330,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _mark_dirty(self) -> None:
         if self._paused:
-            if self._out_size > BACKLOG_BYTES_MAX or not self.intake.hold(self._out_size):
+            self.intake.hold(self._out_size)
+            has_place = self._dispatcher.memory.has_place(self.intake)
+            if self._out_size > BACKLOG_BYTES_MAX or not has_place:
                 self.abort(f"peer does not read: {self._out_size} bytes wait for it")
             return
         self._dirty = True

@@ -28,7 +28,7 @@ class Intake:
         abort: Callable[[str], None],
     ) -> None:
         self.reader = reader
-        self.running = self._running_bytes = 0
+        self.running = 0
         self.peer_host = ""
         self._turn = turn
         self._memory = memory
@@ -39,7 +39,7 @@ class Intake:
         self._has_memory = True
         self._is_blocked = False
         self._is_reading = True
-        self._held_bytes = 0
+        self._held_bytes = self._out_bytes = 0
 
     def connected(self, transport: asyncio.Transport, peer_host: str) -> None:
         self._transport = transport
@@ -55,8 +55,7 @@ class Intake:
         """Stops handing out frames."""
         self._transport = None
         self._has_frames = False  # a step that waits for its turn finds nothing
-        # R58: handlers run on, and a stranger may connect again.
-        self._memory.hold(self, self._running_bytes)
+        self._memory.hold(self, 0)
 
     def put_by(self, nbytes: int) -> None:
         """Keeps `nbytes` that came after the turn's time was used up."""
@@ -75,8 +74,8 @@ class Intake:
         if self._has_frames:
             self._wait_for_turn()
         # Usually nothing is held, and then reads need no call of the budget.
-        if self.reader.held + self._running_bytes != self._held_bytes:
-            self.hold(0)
+        if self.reader.held != self._held_bytes:
+            self.hold(self._out_bytes)
 
     def _wait_for_turn(self) -> None:
         self._has_frames = True
@@ -96,15 +95,14 @@ class Intake:
     def handler_began(self, size: int) -> None:
         """`size`: of its request, which it keeps until it ends."""
         self.running += 1
-        self._running_bytes += size
+        if not self._memory.run(self.peer_host, size):
+            self.hold(self._out_bytes)
 
     def handler_ended(self, size: int) -> None:
         self.running -= 1
-        self._running_bytes -= size
-        if self._transport is None:
-            self._memory.hold(self, self._running_bytes)
-        elif size:
-            self.hold(0)
+        self._memory.run(self.peer_host, -size)
+        if not self._has_memory:
+            self.hold(self._out_bytes)
         # Only the first that ends below the limit: then the frames are already being handled.
         if self._has_frames and self.running == RUNNING_MAX - 1:
             self._turn.later(self._continue)
@@ -118,18 +116,17 @@ class Intake:
                 self._turn.later(self._continue)
         self._read_or_not()
 
-    def hold(self, out_bytes: int) -> bool:
-        """Counts the memory held for this connection, including `out_bytes` of answers. Returns
-        False if it is too much."""
+    def hold(self, out_bytes: int) -> None:
+        """Counts the memory held for this connection, including `out_bytes` of answers."""
         if self._transport is None:
-            return True
-        self._held_bytes = self.reader.held + self._running_bytes
-        self._has_memory = self._memory.hold(self, self._held_bytes + out_bytes)
+            return
+        self._held_bytes, self._out_bytes = self.reader.held, out_bytes
+        size = self._held_bytes + out_bytes
+        self._has_memory = self._memory.hold(self, size, is_running=self.running > 0)
         self._read_or_not()
-        return self._has_memory
 
     def memory_came(self) -> None:
-        """There is memory for the rest of the frame: reads on."""
+        """There is memory again: reads on."""
         self._has_memory = True
         self._read_or_not()
 

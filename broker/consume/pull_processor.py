@@ -275,14 +275,17 @@ class PullProcessor:
     def tick(self, now_ms: int) -> bool:
         """Answers expired pulls, and checks all queues every 5 s as a safeguard. Each call does a
         slice; returns whether there is more to do now."""
+        end = self._answered_bytes + SLICE_BYTES
         late = self._hold.expired(now_ms, _SLICE)
         self._answer_or_hold_all(late, may_hold=False)
         if now_ms >= self._next_sweep_ms:
             self._next_sweep_ms = now_ms + SWEEP_MS
             self._to_sweep = self._hold.queues()
-        for topic, queue_id in self._to_sweep[-_SLICE:]:
+        for _ in range(min(_SLICE, len(self._to_sweep))):
+            if self._answered_bytes >= end:
+                break
+            topic, queue_id = self._to_sweep.pop()
             self.arrived(topic, queue_id, self._store.queries.max_offset_in_queue(topic, queue_id))
-        del self._to_sweep[-_SLICE:]
         return bool(self._to_sweep) or self._hold.is_late(now_ms)
 
     def disconnected(self, channel: Connection) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from unittest.mock import Mock
 
+import pytest
 from lone_broker import until
 
 from batonmq.broker.consume import pull_processor
@@ -13,6 +14,7 @@ from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
+from batonmq.remoting.intake import SLICE_BYTES
 
 MANY = _SLICE + 12
 
@@ -79,18 +81,24 @@ async def test_r58_a_turn_copies_a_large_message_for_a_few_pulls(rig, monkeypatc
     assert max(counts) == 3 and sum(counts) == MANY
 
 
-async def test_the_sweep_looks_at_every_queue_some_in_a_turn(rig):
+@pytest.mark.parametrize(("size", "turns"), [(0, 3), (SLICE_BYTES // 64, 5)])
+async def test_r58_the_sweep_looks_at_every_queue_some_in_a_turn(rig, size, turns):
     """It is the second way to a message that came between the look-up and the hold."""
     pull, looked = rig.service.pull, []
     many = [("T", number) for number in range(2 * _SLICE + 1)]
     pull._hold = Mock(queues=lambda: list(many), expired=lambda now_ms, limit: [])
     pull._hold.is_late.return_value = False
-    pull.arrived = lambda topic, queue_id, end: looked.append((topic, queue_id))
+
+    def arrived(topic, queue_id, _):
+        looked.append((topic, queue_id))
+        pull._answered_bytes += size
+
+    pull.arrived = arrived
     tick, pull.tick = pull.tick, lambda now_ms: False
     calls = 1
     while tick(1 << 60):
         calls += 1
-    assert sorted(looked) == many and calls == 3
+    assert sorted(looked) == many and calls == turns
     pull._hold = PullHold()
 
 

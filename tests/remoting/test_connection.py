@@ -270,7 +270,7 @@ def test_r58_while_answers_take_too_much_memory_a_peer_that_reads_nothing_is_dro
     assert link.dispatcher.unread.taken == others and not link.loop.live_timers
 
 
-def test_r58_the_host_that_reads_the_least_loses_its_oldest_connection_at_once() -> None:
+def test_r58_the_host_with_the_most_unread_answers_loses_its_oldest_connection_at_once() -> None:
     """Thousands of connections need less than a second to take all memory."""
     link, other, oldest, newer = links = [Link() for _ in range(4)]
     sizes = ("1", other, 100), ("2", oldest, 60), ("2", newer, UNREAD_MAX - 250)

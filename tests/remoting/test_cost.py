@@ -212,31 +212,93 @@ async def test_r58_so_many_handlers_of_a_connection_run_at_once_and_no_more() ->
     await server.close()
 
 
+class Waiting:
+    """A link whose handlers of code 26 end at `gate`."""
+
+    def __init__(self, peer_bytes_max: int) -> None:
+        processors = Processors()
+        processors.register(26, self._wait)
+        self.link = Link(processors)
+        self.memory = self.link.dispatcher.memory
+        self.memory._peer_bytes_max = peer_bytes_max
+        self.gate = asyncio.Event()
+
+    async def _wait(self, cmd: RemotingCommand, _: Connection) -> RemotingCommand:
+        await self.gate.wait()
+        return RemotingCommand.response_to(cmd)
+
+    async def end(self) -> None:
+        self.gate.set()
+        while self.link.dispatcher.tasks:  # noqa: ASYNC110  turns of the loop are the clock
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("begun", [0, 30])
 @pytest.mark.parametrize("is_closed", [False, True])
 @in_a_loop
-async def test_r58_the_body_of_a_running_handler_is_memory_of_its_host(is_closed: bool) -> None:
-    """64 heartbeats of 4 MiB take gigabytes; who has sent them may close and connect again."""
-    gate = asyncio.Event()
-
-    async def waits(_: RemotingCommand, __: Connection) -> None:
-        await gate.wait()
-
-    processors = Processors()
-    processors.register(26, waits)
-    link = Link(processors)
-    memory = link.dispatcher.memory
-    memory._peer_bytes_max = 150
-    assert memory.hold(Peer("127.0.0.1"), 10)
-    link.receive(encode_frame(RemotingCommand.request(26, {}, bytes(200))))
+async def test_r58_requests_whose_handlers_run_are_memory_of_their_host(
+    is_closed: bool, begun: int, clock: Clock
+) -> None:
+    """64 requests of 16 MiB take a gigabyte; who has sent them may close and connect again."""
+    waiting = Waiting(150)
+    link, memory, again = waiting.link, waiting.memory, Peer("127.0.0.1")
+    frame = encode_frame(RemotingCommand.request(26, {}, bytes(100)))
+    link.receive(frame)
+    assert link.transport.reading
+    link.receive(frame + frame[:begun])
     assert not link.transport.reading
     if is_closed:
         link.connection.close("done")
-    assert memory.held_bytes == 210
-    gate.set()
-    while link.dispatcher.tasks:  # noqa: ASYNC110  turns of the loop are the clock
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert memory.held_bytes == 10 and link.transport.reading is not is_closed
+    assert not memory.hold(again, 10)
+    await waiting.end()
+    assert link.transport.reading is not is_closed
+    assert memory.hold(again, 10)
+
+
+@in_a_loop
+async def test_r58_answers_that_are_not_read_stay_counted_when_a_handler_ends() -> None:
+    waiting = Waiting(3000)
+    waiting.link.receive(encode_frame(RemotingCommand.request(26, {}, bytes(10))))
+    waiting.link.connection.pause_writing()
+    waiting.link.connection.write(bytes(1000))
+    waiting.link.connection.write(bytes(1000))
+    waiting.memory.run("127.0.0.1", 3000)  # which costs no peer its answers
+    await waiting.end()
+    assert waiting.memory.held_bytes > 2000 and not waiting.link.connection.closed
+    waiting.link.connection.resume_writing()
+    assert waiting.memory.held_bytes == 0
+
+
+@in_a_loop
+async def test_r58_a_closed_connection_whose_handlers_run_takes_no_turn_of_the_oldest_frame(
+    clock: Clock,
+) -> None:
+    waiting = Waiting(100)
+    link, memory = waiting.link, waiting.memory
+    link.receive(encode_frame(RemotingCommand.request(26, {}, bytes(90))))
+    link.connection.close("done")
+    a, b = Peer("127.0.0.1"), Peer("127.0.0.1")
+    a.memory = memory
+    assert memory.hold(a, 60)
+    clock.now_s += STALE_S + 1
+    assert not memory.hold(b, 60)
+    link.loop.advance(0.05)
+    assert a.aborted and b.rooms == 1
+    await waiting.end()
+
+
+def test_r58_a_frame_that_waits_for_handlers_is_not_late(clock: Clock) -> None:
+    link = Link()
+    memory = MemoryBudget(link.loop, 1000, 70)  # type: ignore[arg-type]
+    a, b = peers = Peer("a"), Peer("a")
+    assert not memory.run("a", 80) and memory.run("c", 70)
+    assert not any(memory.hold(each, 60) for each in peers)
+    clock.now_s += STALE_S + 1
+    link.loop.advance(0.05)
+    assert not memory.run("a", -9) and memory.run("a", -1)
+    link.loop.advance(0.05)
+    assert (a.rooms, b.rooms) == (1, 0) and not a.aborted and not b.aborted
 
 
 @in_a_loop
