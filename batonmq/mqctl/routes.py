@@ -109,7 +109,9 @@ async def groups_of_others(
     ]
     clusters = await asyncio.gather(*(_cluster_of(admin, address) for _, address in asked))
     ours = {"", *routes.cluster_addr_table}
-    return list({name for (name, _), told in zip(asked, clusters, strict=True) if told not in ours})
+    return list(
+        {name for (name, _), cluster in zip(asked, clusters, strict=True) if cluster not in ours}
+    )
 
 
 def _note_unsure(unsure: Brokers) -> None:

@@ -30,7 +30,7 @@ from batonmq.runtime.tls import Tls
 log = logging.getLogger(__name__)
 
 NOTICES_MAX = 1024
-"""Connections to members that are told of a change, and attempts to connect; others find out by
+"""Connections to members that get a notice of a change, and attempts to connect; others find out by
 polling."""
 
 

@@ -7,7 +7,7 @@ tick, and before a query. A crash loses what was only noted: dispatch the log ag
 `write_back` may run elsewhere. Origin: Java `IndexService`.
 
 The log needs no index. If the disk fails here, nothing touches the index until the next start, and
-queries are refused; the folder `unreadable` tells that start to build all of it again.
+queries are refused; because of the folder `unreadable` that start builds all of it again.
 """
 
 import logging
@@ -98,7 +98,7 @@ class IndexService:
 
     def may_be_passed(self) -> bool:
         """Whether a checkpoint or a clean stop may cover records that the index lacks: it lacks
-        none, or the next start is told to build it again. From any thread."""
+        none, or the next start will build it again. From any thread."""
         try:
             self._note_failure()
         except OSError:
@@ -106,7 +106,7 @@ class IndexService:
         return True
 
     def _note_failure(self) -> None:
-        """Tells the next start of a failure, if there was one. Raises OSError."""
+        """Marks a failure, if there was one, for the next start. Raises OSError."""
         if self._health.index_failure and not self._is_failure_noted:
             disk.makedirs(self.root / UNREADABLE)
             sync_directory(self.root)
@@ -343,7 +343,7 @@ class IndexService:
 
     def truncate_to(self, phy_offset: int) -> bool:
         """Drops what points at or above `phy_offset`, durably; True if anything did. Raises OSError
-        if that fails and the next start cannot be told."""
+        if that fails and cannot be marked for the next start."""
         # Also what no file has yet: other bytes may come there.
         self._noted = [record for record in self._noted if record[3] < phy_offset]
         changed = False

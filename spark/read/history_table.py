@@ -61,10 +61,10 @@ def event_of(line: bytes) -> HistoryEvent:
     except _UNREADABLE:
         pass
     try:
-        told = msgspec.structs.asdict(_decode_lenient(line.decode()))
+        found = msgspec.structs.asdict(_decode_lenient(line.decode()))
     except _UNREADABLE as error:
         raise ValueError(str(error)) from error
-    known = {name: value for name, value in told.items() if value is not None}
+    known = {name: value for name, value in found.items() if value is not None}
     wild = (name for name in TIMES if not 0 <= known.get(name, 0) <= TIME_MS_MAX)
     return HistoryEvent(**known | dict.fromkeys(wild, 0))
 

@@ -228,7 +228,7 @@ def lines_of(
     """(offset, line) of the lines that begin in [begin, end) of a file; `end` 0: of all of it, and
     it may be packed. Of a line above `size_max` the beginning.
 
-    Raises OSError, also for a file that is shorter than it was when `end` was told.
+    Raises OSError, also for a file that is shorter than `end`.
     """
     system = storage.file_system
     opened = system.open_input_file if end else system.open_input_stream  # this one unpacks

@@ -44,7 +44,7 @@ Batches = Iterator[pa.RecordBatch]
 OfTask = Callable[[Any], Batches]
 OfRows = Callable[[Batches], Batches]
 Step = Callable[[str], AbstractContextManager[None]]
-"""Tells people that a step begins, and when its block ends."""
+"""Reports that a step begins, and when its block ends."""
 _GROUP_BYTES: Final = 32 << 20
 """So much is a row group of a Parquet file, before it is packed."""
 _WRITTEN: Final = columns_of("long: many")

@@ -105,7 +105,7 @@ def _tail(name: str, path: Path, size: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _settings(path: Path) -> Any:
-    """A settings file; None if it cannot be read or is no YAML: then nothing tells where a secret
+    """A settings file; None if it cannot be read or is no YAML: then it is unknown where a secret
     ends."""
     import yaml  # of the extra `server`: settings are on hosts of servers only
 

@@ -336,9 +336,9 @@ def _clocks(evidence: Evidence) -> Iterator[Finding]:
         stored_ms = node.store.newest_ms if node.store else 0
         ahead = max(node.log.last_ms, stored_ms, now_ms) - now_ms
         answered_ms = node.answered_ms or now_ms
-        told = int(node.report.get("wallClockMs", answered_ms)) - answered_ms
-        if abs(told) > TOLD_SKEW_MS:
-            ahead = told
+        skew_ms = int(node.report.get("wallClockMs", answered_ms)) - answered_ms
+        if abs(skew_ms) > TOLD_SKEW_MS:
+            ahead = skew_ms
         if not -TOLD_SKEW_MS <= ahead <= SKEW_MS:
             off = f"{ahead // 1000} s ahead of" if ahead > 0 else f"{-ahead // 1000} s behind"
             cause = f"{node.name}: its clock is {off} this host's"
