@@ -27,7 +27,7 @@ from batonmq.auth.policy import (
     without,
 )
 from batonmq.auth.signature import ACCESS_KEY
-from batonmq.broker.request_fields import text
+from batonmq.broker.request_fields import invalid, text
 from batonmq.broker.tables.users import USERS_MAX, UserService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -118,12 +118,12 @@ class UserProcessor:
             case "begin":
                 secret = UserInfo.decode_request(request.body).password or ""
                 if not secret:
-                    raise _invalid("a rotation begins with a new secret")
+                    raise invalid("a rotation begins with a new secret")
                 user = rotated(known, secret, request.get_int("until", 0))
             case "finish" | "cancel" as step:
                 user = with_one_secret(known, new=step == "finish")
             case other:
-                raise _invalid(f"step {other[:64]!r}: allowed are begin, finish, cancel")
+                raise invalid(f"step {other[:64]!r}: allowed are begin, finish, cancel")
         self._only_super_changes(request, guard, known)
         await self._confirmed(self._users.put(user), user.username)
         return RemotingCommand.response_to(request)
@@ -238,10 +238,6 @@ class UserProcessor:
 
     async def _confirmed(self, end: int, name: str) -> None:
         await self._path.wait_confirmed(end, f"user {name}")
-
-
-def _invalid(why: str) -> BrokerRefusal:
-    return BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)
 
 
 def _forbidden(why: str) -> BrokerRefusal:

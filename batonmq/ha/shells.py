@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 BUFFER_SIZE = 1 << 20
 _JOIN_BELOW = 32 << 10  # pieces that are smaller on average are joined into one write
 
-_NEVER_MS = 1 << 62
+NEVER_MS = 1 << 62
 
 R = TypeVar("R")
 E = TypeVar("E")
@@ -58,7 +58,7 @@ class Timed(ABC):
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._armed_ms = _NEVER_MS
+        self._armed_ms = NEVER_MS
         self._closed = False
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Timed(ABC):
     def _due(self) -> None:
         # Before the tick, which sets it again.
         self._timer = None
-        self._armed_ms = _NEVER_MS
+        self._armed_ms = NEVER_MS
         self._tick()
 
     def _arm(self) -> None:

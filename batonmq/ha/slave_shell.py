@@ -17,7 +17,7 @@ from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.node_secret import Unproven
 from batonmq.ha.ports import HAListener
 from batonmq.ha.received_log import LocalLog
-from batonmq.ha.shells import BUFFER_SIZE, MasterFollower
+from batonmq.ha.shells import BUFFER_SIZE, NEVER_MS, MasterFollower
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.wire import HAIdentity, MasterFrameReader, MasterHandshake, TransferHeader
 from batonmq.protocol.bodies import HAClientRuntimeInfo
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NOT_NOW_MS: Final = 1 << 62
 UNREACHED_MS: Final = 3_000
 """A master that ends has a successor by then: this one runs, and the way to it is shut."""
 
@@ -73,7 +72,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._diverged = ""
         self._unproven = ""
         self._cannot_append = ""  # kept over reconnects, until it has all
-        self._dials_since_ms = _NOT_NOW_MS
+        self._dials_since_ms = NEVER_MS
         self._dial_failure = ""
 
     @property
@@ -234,7 +233,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
                 self._tasks.spawn(self._prove(view))
             case fx.Following(offset):
                 self._unproven = ""
-                self._dials_since_ms = _NOT_NOW_MS
+                self._dials_since_ms = NEVER_MS
                 log.info("ha_following address=%s offset=%d", self._address, offset)
             case fx.Diverged(reason):
                 self._diverged = reason

@@ -41,6 +41,11 @@ def distrusts(why: str) -> bool:
     return "certificate" in why
 
 
+def is_silent(why: str) -> bool:
+    """Whether a node accepted the question, and did not answer in time."""
+    return "no answer" in why
+
+
 def refuses_client(why: str) -> bool:
     """Whether a node runs and answers this client nothing."""
     return may_not(why) or distrusts(why) or closes(why)
@@ -54,7 +59,7 @@ def of_others(why: str) -> bool:
 def next_step(why: str) -> str:
     if may_not(why):
         return SIGN if is_unsigned(why) else _RIGHTS
-    if "no answer" in why:
+    if is_silent(why):
         return _SILENT
     if of_others(why):
         return _OTHERS

@@ -67,7 +67,7 @@ _OWN: Final = re.compile(r"^batonmq\.[a-z_.]+\.[A-Za-z]+: ")
 MOMENT: Final = click.DateTime(
     ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 )
-_TELL_S: Final = 10.0
+_REPORT_S: Final = 10.0
 _BAR: Final = "spark.ui.showConsoleProgress"
 # A query on few rows costs its planning, and the code that Spark makes and compiles for it.
 _NO_CODE: Final = {
@@ -99,12 +99,12 @@ class JobSteps:
         self.line(f"{text} ...")
         began, over = time.monotonic(), threading.Event()
 
-        def tell() -> None:
-            while not over.wait(_TELL_S):
+        def report() -> None:
+            while not over.wait(_REPORT_S):
                 self.line(f"{text}: {time.monotonic() - began:.0f} s so far")
 
         if not sys.stderr.isatty():
-            threading.Thread(target=tell, daemon=True).start()
+            threading.Thread(target=report, daemon=True).start()
         try:
             yield
         finally:

@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 
 from batonmq.history.event import TIMES, HistoryEvent
 from batonmq.history.file import controller_of
+from batonmq.protocol.fastjson import NOT_JSON
 from batonmq.spark.read.columns import HISTORY_COLUMNS, TIME_MS_MAX, batch_of, timestamps
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.storage import Storage, even_parts, lines_of
@@ -50,7 +51,6 @@ def _decoder(*, lenient: bool) -> Any:
 
 _decode: Final = _decoder(lenient=False)
 _decode_lenient: Final = _decoder(lenient=True)
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def event_of(line: bytes) -> HistoryEvent:
@@ -58,11 +58,11 @@ def event_of(line: bytes) -> HistoryEvent:
     event."""
     try:
         return cast(HistoryEvent, _decode(line if line.isascii() else line.decode()))
-    except _UNREADABLE:
+    except NOT_JSON:
         pass
     try:
         found = msgspec.structs.asdict(_decode_lenient(line.decode()))
-    except _UNREADABLE as error:
+    except NOT_JSON as error:
         raise ValueError(str(error)) from error
     known = {name: value for name, value in found.items() if value is not None}
     wild = (name for name in TIMES if not 0 <= known.get(name, 0) <= TIME_MS_MAX)

@@ -240,7 +240,7 @@ def lines_of(
         while (at < end or not end) and (line := file.readline(size_max)):
             yield at, line
             at += len(line)
-    if at < end:  # what is not read would count as clean
+    if at < end:  # without an error the missing lines would seem to have no fault
         raise OSError(
             f"{path} ends at {at}, {end} bytes were listed: it was replaced meanwhile; read again"
         )

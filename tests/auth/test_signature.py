@@ -364,7 +364,7 @@ def test_the_nodes_have_their_secret_in_the_settings_or_in_one_file(tmp_path: Pa
         _auth(both)
 
 
-@pytest.mark.parametrize("name", ["node", "nobody", "everywhere"])
+@pytest.mark.parametrize("name", ["node", "unknown", "everywhere"])
 def test_r58_a_refused_grpc_call_costs_the_same_whether_its_user_exists(
     name: str, tmp_path: Path
 ) -> None:

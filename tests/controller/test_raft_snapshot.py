@@ -135,7 +135,7 @@ def test_a_piece_that_is_lost_does_not_load(tmp_path):
     leader.snapshots.getTransmissionData("n2")  # lost
     assert not leader.send_to(follower)
     assert follower.snapshots.getTransmissionData("n3") is None, "nothing was taken over"
-    assert leader.send_to(follower), "after its last piece it begins anew"
+    assert leader.send_to(follower), "behind its last piece it starts again with the first"
 
 
 def test_pieces_without_a_first_one_are_passed_over(tmp_path):

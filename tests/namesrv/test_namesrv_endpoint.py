@@ -799,4 +799,6 @@ async def test_r58_addresses_that_a_stranger_registered_are_dialled_a_few_at_a_t
         await until(lambda: not len(service._notices))
         assert service._client.live_connection(listens) is not None
         service._notify(change)
-        assert len(service._notices) == 1, "who has a connection is told"
+        assert len(service._notices) == 1, (
+            "a member with a connection gets its notice above the limit, too"
+        )

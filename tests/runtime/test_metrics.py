@@ -205,7 +205,7 @@ def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
         too_long = b"GET /" + b"x" * 20_000
         for _, other in silent:
             other.close()
-        while metrics.connections:  # noqa: ASYNC110  no event tells of it
+        while metrics.connections:  # noqa: ASYNC110  it sets no event
             await asyncio.sleep(0)
         assert await ask(settings, too_long) == (b"", b"")
         assert (await ask(settings, get("/livez")))[1] == b"ok\n"
@@ -231,7 +231,7 @@ def test_r58_who_does_not_read_the_page_keeps_no_socket_here(
         with socket.create_connection(("127.0.0.1", settings.prom_exporter_port)) as client:
             client.sendall(get("/metrics"))
             async with asyncio.timeout(10):
-                while not metrics.connections:  # noqa: ASYNC110  no event tells of it
+                while not metrics.connections:  # noqa: ASYNC110  it sets no event
                     await asyncio.sleep(0)
                 while len(os.listdir("/proc/self/fd")) > before + 1:  # noqa: ASYNC110
                     await asyncio.sleep(0)

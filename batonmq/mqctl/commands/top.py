@@ -12,7 +12,7 @@ from batonmq.mqctl.commands.cluster import first_rate, percent
 from batonmq.mqctl.context import CommandContext, ask_all, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
-from batonmq.mqctl.refusals import closes, distrusts, may_not
+from batonmq.mqctl.refusals import is_silent, refuses_client
 from batonmq.mqctl.routes import brokers_of, left_out, masters_and_others, not_registered
 from batonmq.protocol.bodies import ClusterInfo
 from batonmq.protocol.errors import BatonError
@@ -120,9 +120,8 @@ def _broker(
 def _row(broker: Mapping[str, Any]) -> Sequence[object]:
     name, address = _short(broker["brokerName"], 14), broker["address"]
     if not broker["answers"]:
-        runs = any(is_so(broker["error"]) for is_so in (closes, distrusts, may_not))
         # A process that has ended refuses the connection; one that hangs lets it wait.
-        runs = runs or "no answer" in broker["error"]
+        runs = refuses_client(broker["error"]) or is_silent(broker["error"])
         state = Cell.of("silent" if runs else "dead", BAD)
         return [name, broker["brokerId"], address, state, *("" for _ in FIGURES)]
     role = broker["role"].upper()

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from batonmq.history.story import Story
-from batonmq.mqctl.refusals import refuses_client
+from batonmq.mqctl.refusals import is_silent, refuses_client
 from batonmq.protocol.bodies import ReplicasInfo
 
 BROKER: Final = "broker"
@@ -219,10 +219,10 @@ class NodeEvidence:
         why = (self.refused or "") if self.asked else ""
         # Of another host: only silence says that it hangs. A refused connection says that it ended.
         if self.process is None or not self.process.pid:
-            return "no answer" in why
-        is_silent = "no answer" in why or "no connection within" in why
+            return is_silent(why)
+        no_reply = is_silent(why) or "no connection within" in why
         # A broker that recovers its log holds questions for longer than a verdict waits.
-        return self.process.stopped or (is_silent and not self.log.is_starting)
+        return self.process.stopped or (no_reply and not self.log.is_starting)
 
 
 @dataclass(frozen=True, slots=True)

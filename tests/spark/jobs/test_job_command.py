@@ -101,7 +101,7 @@ def test_long_work_has_a_line_now_and_then(monkeypatch):
         with job.progress.step("reading"):
             assert told.wait(30)
 
-    monkeypatch.setattr(command, "_TELL_S", 0.001)
+    monkeypatch.setattr(command, "_REPORT_S", 0.001)
     monkeypatch.setattr(command.JobSteps, "line", note)
     assert run(body).exit_code == 0
 
