@@ -218,7 +218,10 @@ class Batch:
     def __init__(self, *indexes, log="a"):
         fields = {"log": log, "time_ms": 1_795_000_000_000, "kind": "elected"}
         events = [HistoryEvent(raft_index=index, **fields) for index in indexes]
-        self.rows = pa.Table.from_batches([event_rows(TABLES["history"], events, {})])
+        schema = TABLES["history"]
+        self.rows = pa.Table.from_batches(
+            [event_rows(schema, events, {})] if events else [], schema
+        )
 
     def toArrow(self):
         return self.rows
