@@ -47,7 +47,7 @@ class GroupLags:
         self._tables = service.tables
         self._store = service.store  # opened later than this is made
         self._pull = service.pull
-        self._popped = service.waiting.pop
+        self._popped = service.features.pop
         self._stored_ms: dict[_Place, int] = {}
         """Store times from the last walk: a message that is still the oldest is not read again."""
 

@@ -55,7 +55,7 @@ class BrokerMetrics:
         self._config = service.config
         self._path = service.path
         self._tables = service.tables
-        self._waiting = service.waiting
+        self._features = service.features
         self._status = service.status
         self._replication = service.replication
         self._lags = GroupLags(service)
@@ -175,10 +175,10 @@ class BrokerMetrics:
             held.add(count, kind=kind)
         oldest_s = path.acks.waited_ms(path.clock_ms()) / 1000
         page.gauge("batonmq_oldest_pending_ack_seconds", "the send that waits longest", oldest_s)
-        waiting, unread = self._waiting.timers.backlog()
+        waiting, unread = self._features.timers.backlog()
         page.gauge("rocketmq_timer_enqueue_lag", "timed messages not read yet", unread)
         page.gauge("rocketmq_timer_dequeue_lag", "timed messages that wait", waiting)
-        popped = len(self._waiting.pop.table)
+        popped = len(self._features.pop.table)
         page.gauge("batonmq_pop_in_flight_messages", "popped, not acknowledged", popped)
 
     async def _of_traffic(self, page: MetricsPage) -> None:

@@ -29,6 +29,7 @@ from batonmq.broker.consume.lock_processor import LockProcessor
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.consume.pull_request import PullChecks
 from batonmq.broker.consume.query_processor import OffsetProcessor, QueryProcessor
+from batonmq.broker.features import LogFeatures
 from batonmq.broker.filter import subscription_filter
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.housekeeping import Housekeeping
@@ -58,7 +59,6 @@ from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.tables.users import UserService, UserTable
 from batonmq.broker.user_processor import UserProcessor
-from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.log_features import RecordKind, SystemRecords
 from batonmq.broker.write.pending_acks import FlowControl
 from batonmq.broker.write.put_hooks import PutHooks
@@ -129,9 +129,15 @@ class BrokerService:
         self.replication = self._new_replication()
         self.filters = ConsumerFilterManager(config.store.root / "config" / "consumerFilter.json")
         self.consumers = clients = ConsumerManager()
-        self.waiting = WaitingMessages(config, self.path, self.tables, self.topics, clients)
+        self.features = LogFeatures(config, self.path, self.tables, self.topics, clients)
         self.status = BrokerStatus(
-            config, self.path, self.tables, self.replication, self._totals, self.relay, self.waiting
+            config,
+            self.path,
+            self.tables,
+            self.replication,
+            self._totals,
+            self.relay,
+            self.features,
         )
         self.registrar = self._new_registrar()
         self._processors = self._build_processors(clients)
@@ -177,7 +183,7 @@ class BrokerService:
     def _build_processors(self, clients: ConsumerManager) -> Processors:
         """The table in `batonmq/broker/__init__.py` says which processor answers which codes."""
         path, topics, offsets = self.path, self.topics, self.tables.offsets
-        in_sync, sent_half = self.replication.in_sync_count, self.waiting.producers.sent_half
+        in_sync, sent_half = self.replication.in_sync_count, self.features.producers.sent_half
         self.send = SendProcessor(
             self.config, path, topics, in_sync, self.relay, sent_half, self.registrar.when_known
         )
@@ -192,13 +198,13 @@ class BrokerService:
             clients, sightings, self._client, self.replication.other_members, path.clock_ms
         )
         self.locks = LockProcessor(path, topics, self.tables.locks)
-        self.waiting.guarded_by(self.endpoint.guard)
+        self.features.guarded_by(self.endpoint.guard)
         self._register_pop(processors := Processors())
         for processor in (
             self.replication,
             self._by_members,
             self.send,
-            self.waiting,
+            self.features,
             self.pull,
             self.clients,
             self.consumer_lists,
@@ -217,7 +223,7 @@ class BrokerService:
                 path.gate,
                 log_begin=lambda: self.store.min_phy_offset,
                 confirm_offset=lambda: self.store.confirm_offset,
-                timers_until_ms=self.waiting.timers.delivered_until_ms,
+                timers_until_ms=self.features.timers.delivered_until_ms,
             ),
         ):
             processor.register(processors)
@@ -245,7 +251,7 @@ class BrokerService:
         )
 
     def _register_pop(self, processors: Processors) -> None:
-        path, topics, popped = self.path, self.topics, self.waiting.pop
+        path, topics, popped = self.path, self.topics, self.features.pop
         broker = self.config.broker
         has_users = self.endpoint.guard is not None
         self.pop = PopProcessor(path, topics, popped, broker, has_users=has_users)
@@ -273,7 +279,7 @@ class BrokerService:
             self.store.arrival_listeners += [
                 self.pull.arrived,
                 self.pop.arrived,
-                self.waiting.arrived,
+                self.features.arrived,
             ]
             self.store.disk_space.on_space = self.replication.service.dial_now
             self.consumer_lists.started()
@@ -306,7 +312,7 @@ class BrokerService:
         """Sets the store's callbacks, which it calls from its recovery on."""
         kinds: dict[str, RecordKind] = {
             METADATA_TOPIC: self.topics,
-            PROGRESS_TOPIC: self.waiting.progress,
+            PROGRESS_TOPIC: self.features.progress,
             USERS_TOPIC: self.users,
         }
         SystemRecords(self.store, self.path.gate, kinds)
@@ -344,7 +350,7 @@ class BrokerService:
         if self._stop_reason == PLANNED_STOP:
             await self.replication.hand_over()
         self.path.gate.close("this broker is stopping: ask the name server for the master")
-        self.waiting.end()
+        self.features.end()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -394,7 +400,7 @@ class BrokerService:
         self._lacks_first_user = self.endpoint.guard is not None
         self._put_first_user()
         self.consumer_lists.became_master()
-        self.waiting.begin()
+        self.features.begin()
 
     def _put_first_user(self) -> None:
         """Makes the configured first user, once in a mastership, unless there is one."""
@@ -412,7 +418,7 @@ class BrokerService:
 
     def role_left(self) -> None:
         self._lacks_first_user = False
-        self.waiting.end()
+        self.features.end()
         self.consumer_lists.role_left()
         self.pull.role_changed()
         self.pop.role_changed()

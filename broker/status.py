@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from batonmq.broker.config import BrokerSections
+from batonmq.broker.features import LogFeatures
 from batonmq.broker.name_server_registrar import MasterToRegister, RouteRegistration
 from batonmq.broker.relay import Relay
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.broker_tables import BrokerTables
-from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
@@ -145,7 +145,7 @@ class BrokerStatus:
         replication: Replication,
         totals: Callable[[], Totals],
         relay: Relay,
-        waiting: WaitingMessages,
+        features: LogFeatures,
     ) -> None:
         self._config = config
         self._path = path
@@ -153,7 +153,7 @@ class BrokerStatus:
         self._replication = replication
         self._totals = totals
         self._relay = relay
-        self._waiting = waiting
+        self._features = features
         self._throughput = Throughput()
         self._days = DailyTotals(totals)
         self._started_ms = wall_ms()
@@ -247,7 +247,7 @@ class BrokerStatus:
             "pageCacheLockTimeMills": str(path.flow.last_write_ms),
             "runtime": running_for(wall_ms() - self._started_ms),
         }
-        info |= NOT_HERE | self._waiting.runtime_info()
+        info |= NOT_HERE | self._features.runtime_info()
         problems = json.dumps(self.problems(), ensure_ascii=False)
         info |= self._of_store()
         return info | self._of_role() | {PROBLEMS_KEY: problems}

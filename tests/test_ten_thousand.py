@@ -393,7 +393,7 @@ async def _filters(world: World) -> None:
 
 @situation("a producer is chosen for a check")
 def _check(world: World) -> None:
-    assert world.service.waiting.producers.channel("p", "T") is not None
+    assert world.service.features.producers.channel("p", "T") is not None
 
 
 @situation("106 of 10,000 broker groups; a registration; a route; silence")

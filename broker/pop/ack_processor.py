@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from batonmq.broker.consume.read_checks import check_queue, existing_topic
+from batonmq.broker.pop.pop_positions import Taken
 from batonmq.broker.pop.pop_request import invisible_time
-from batonmq.broker.pop.pop_service import PopService, Taken
+from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.pop.pop_table import Acked, Key, Popped, PopRecord, PutOff
 from batonmq.broker.request_fields import invalid, number, text
 from batonmq.broker.tables.topics import TopicService

@@ -14,9 +14,10 @@ from typing import Final, cast
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import HeldPop, PopHold
 from batonmq.broker.consume.read_checks import consuming_group, readable_topic
+from batonmq.broker.pop.pop_positions import Taken
 from batonmq.broker.pop.pop_reader import PopReader, QueueSlice, Walk
 from batonmq.broker.pop.pop_request import LATE_MS, PopChecks, PopRequest
-from batonmq.broker.pop.pop_service import PopService, Taken
+from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
 from batonmq.broker.request_fields import number, text
 from batonmq.broker.tables.topics import TopicService

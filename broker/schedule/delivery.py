@@ -1,9 +1,9 @@
 """Delivers delayed and timed messages when they are due. Only a master does.
 
-The shell around `due_queues`. `ScheduleMessageService` and `TimerService` read the units that their
-core asks for, put due messages into the log again, and after them, in the same turn, a progress
-record. A recall (RECALL_MESSAGE, 370) is a message of the timers' queue that names another one by
-its unique key. Origin: org.apache.rocketmq.broker.schedule.ScheduleMessageService,
+The shells around `delay_queues` and `timer_queue`. `ScheduleMessageService` and `TimerService` read
+the units that their core asks for, put due messages into the log again, and after them, in the same
+turn, a progress record. A recall (RECALL_MESSAGE, 370) is a message of the timers' queue that names
+another one by its unique key. Origin: org.apache.rocketmq.broker.schedule.ScheduleMessageService,
 org.apache.rocketmq.store.timer.TimerMessageStore.
 """
 
@@ -14,14 +14,10 @@ import logging
 from functools import partial
 from typing import Final
 
-from batonmq.broker.schedule.due_queues import (
-    DelayQueues,
-    DeliveryProgress,
-    Now,
-    QueueRead,
-    TimerCounts,
-    TimerQueue,
-)
+from batonmq.broker.schedule.delay_queues import DelayQueues, Now, QueueRead
+from batonmq.broker.schedule.delivery_progress import DeliveryProgress
+from batonmq.broker.schedule.timer_queue import TimerCounts, TimerQueue
+from batonmq.broker.tables.delay_offset import TimerProgress
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService, readable_queue
 from batonmq.broker.write.log_features import BLOCKED_MS, REFUSED_MS, LogFeature
@@ -115,10 +111,7 @@ class _DueMessages(LogFeature):
         self._deliverer = deliverer
         self._progress = progress
         self._levels = levels
-        self._make_core()
-
-    def _make_core(self) -> None:
-        raise NotImplementedError
+        self._forget()
 
     def _note(self) -> None:
         """Puts the progress record after the messages of this turn (R30)."""
@@ -137,9 +130,6 @@ class _DueMessages(LogFeature):
 class ScheduleMessageService(_DueMessages):
     TOPICS = (SCHEDULE_TOPIC,)
 
-    def _make_core(self) -> None:
-        self._queues = DelayQueues(lambda queue_id: self._levels.delay_ms(queue_id + 1))
-
     def _continue(self) -> None:
         table, queries = self._progress.delays, self._store.queries
         offsets = {}
@@ -148,10 +138,13 @@ class ScheduleMessageService(_DueMessages):
             least = queries.min_offset_in_queue(SCHEDULE_TOPIC, queue_id)
             most = queue_end(self._store, SCHEDULE_TOPIC, queue_id)
             offsets[queue_id] = min(max(table.get(queue_id + 1, 0), least), most)
-        self._queues.begin(offsets)
+        self._queues = DelayQueues(self._delay_ms, offsets)
 
     def _forget(self) -> None:
-        self._queues.end()
+        self._queues = DelayQueues(self._delay_ms, {})
+
+    def _delay_ms(self, queue_id: int) -> int:
+        return self._levels.delay_ms(queue_id + 1)
 
     def _is_first(self, queue_id: int) -> bool:
         return self._queues.arrived(queue_id)
@@ -214,16 +207,13 @@ class ScheduleMessageService(_DueMessages):
 class TimerService(_DueMessages):
     TOPICS = (TIMER_TOPIC,)
 
-    def _make_core(self) -> None:
-        self._queue = TimerQueue()
-        self._counts = TimerCounts()
-
     def _continue(self) -> None:
         least = self._store.queries.min_offset_in_queue(TIMER_TOPIC, QUEUE)
         most = queue_end(self._store, TIMER_TOPIC, QUEUE)
-        self._queue.begin(self._progress.timer, least, most)
+        self._queue = TimerQueue(self._progress.timer, least, most)
 
     def _forget(self) -> None:
+        self._queue = TimerQueue(TimerProgress(), 0, 0)
         self._counts = TimerCounts()
 
     def delivered_until_ms(self) -> int:

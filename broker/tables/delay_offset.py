@@ -2,9 +2,9 @@
 
 `config/delayOffset.json`: delay level to the offset of the next message to deliver in its queue of
 SCHEDULE_TOPIC_XXXX, and the progress of the timers. Progress records of the log change them
-(`broker.schedule.due_queues`); the file has the result up to the checkpoint, and what a master sent
-about the time before this replica's log. `config/timercheck` (7 i64 in 4096 bytes) is Java's file
-for timers. Origin: Java `ScheduleMessageService`, whose slaves poll the file.
+(`broker.schedule.delivery_progress`); the file has the result up to the checkpoint, and what a
+master sent about the time before this replica's log. `config/timercheck` (7 i64 in 4096 bytes) is
+Java's file for timers. Origin: Java `ScheduleMessageService`, whose slaves poll the file.
 """
 
 import functools

@@ -1,9 +1,9 @@
 """What a slave fetches from its master beside the log, and how a master answers it.
 
 Changes of topics and groups, and the progress of delays, are records of the log
-(`broker.tables.topics`, `broker.schedule.due_queues`). Their state before the slave's first byte is
-fetched once it follows a master, and again when a version differs. Consumer offsets are not in the
-log. They are fetched twice a second, with the masterEpoch; lower epochs are ignored (SAFETY R31).
+(`broker.tables.topics`, `broker.schedule.delivery_progress`). Their state before the slave's first
+byte is fetched once it follows a master, and again when a version differs. Consumer offsets are not
+in the log. They are fetched twice a second, with the masterEpoch; lower epochs are ignored (R31).
 
 The requests go to the master's port - 2, as a Java slave sends them, or to its main port where that
 fails. Until all of them are answered for the followed epoch the replica does not join (R42);

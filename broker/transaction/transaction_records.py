@@ -87,11 +87,11 @@ class Due(NamedTuple):
 
 
 class TransactionTable:
-    """`next_half` and `next_op` are the queue offsets to read next."""
+    """What one mastership knows. `next_half` and `next_op` are the queue offsets to read next."""
 
-    def __init__(self, rules: CheckRules) -> None:
+    def __init__(self, rules: CheckRules, next_half: int = 0, next_op: int = 0) -> None:
         self.rules = rules
-        self.next_half = self.next_op = 0
+        self.next_half, self.next_op = next_half, next_op
         self._open: dict[int, Half] = {}
         self._by_key: dict[bytes, int] = {}
         self._ending: set[int] = set()
@@ -103,19 +103,6 @@ class TransactionTable:
         self._without_producer: dict[str, dict[int, None]] = {}
         self._came: dict[int, None] = {}
         """Halves that waited for a producer, of which one is there now."""
-
-    def begin(self, half_offset: int, op_offset: int) -> None:
-        """A mastership begins: read from these offsets on."""
-        self.next_half, self.next_op = half_offset, op_offset
-        self._open.clear()
-        self._by_key.clear()
-        self._ending.clear()
-        self._replaced.clear()
-        self._ops.clear()
-        self._due.clear()
-        self._due_ms.clear()
-        self._without_producer.clear()
-        self._came.clear()
 
     def __len__(self) -> int:
         return len(self._open)

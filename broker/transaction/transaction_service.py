@@ -130,7 +130,8 @@ class TransactionService(LogFeature):
         ]
         ends = [queue_end(self._store, topic, QUEUE) for topic in self.TOPICS]
         # The recorded progress may be above the end: what it counted was cut by a failover.
-        self._table.begin(min(starts[0], ends[0]), min(starts[1], ends[1]))
+        at = min(starts[0], ends[0]), min(starts[1], ends[1])
+        self._table = TransactionTable(check_rules(self._config), *at)
         self._load_to = ends[0], ends[1]
 
     def _forget(self) -> None:

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.schedule.due_queues import NEVER, NOW, DelayQueues, Now, QueueRead
+from batonmq.broker.schedule.delay_queues import NEVER, NOW, DelayQueues, Now, QueueRead
 
 DELAYS_MS = {0: 1_000, 1: 5_000}
 
 
 def queues(**offsets: int) -> DelayQueues:
-    core = DelayQueues(DELAYS_MS.__getitem__)
-    core.begin({int(name[1:]): offset for name, offset in offsets.items()})
-    return core
+    at = {int(name[1:]): offset for name, offset in offsets.items()}
+    return DelayQueues(DELAYS_MS.__getitem__, at)
 
 
 def due_of(

@@ -15,7 +15,7 @@ from lone_broker import (
 )
 
 from batonmq.broker.schedule import delivery
-from batonmq.broker.schedule.due_queues import (
+from batonmq.broker.schedule.delivery_progress import (
     DeliveryProgress,
     ProgressRecord,
     decode_progress,
@@ -79,7 +79,7 @@ async def test_a_backlog_comes_in_slices_and_whole(rig, clock):
     for number in range(count):
         await rig.send(body=b"%d" % number, DELAY="1")
     taken = list[int]()
-    core: Any = rig.service.waiting.schedule._queues
+    core: Any = rig.service.features.schedule._queues
     delivered = core.delivered
     core.delivered = lambda queue_id, n: (taken.append(n), delivered(queue_id, n))
     clock.stopped_at_ms = wall_ms() + 1_500
@@ -127,7 +127,7 @@ async def test_r30_r45_refused_progress_of_a_level_is_written_when_there_is_disk
     """What waited was of a topic that is deleted, so nothing else is put."""
     await rig.send("T", DELAY="1")
     assert (await rig.ask(215, {"topic": "T"})).code == 0
-    schedule, room = rig.service.waiting.schedule, rig.service.store.disk_space
+    schedule, room = rig.service.features.schedule, rig.service.store.disk_space
     room.set_watermark("it is full")
     clock.ahead_ms = 2_000
     await until(lambda: schedule._queues.offset_of(0) == 1)
@@ -212,7 +212,7 @@ async def test_clients_do_not_write_what_the_broker_writes(rig):
 async def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(rig, clock):
     """The deletion may never be confirmed: then the message comes, and it comes once."""
     await rig.send("T", b"later", DELAY="1")
-    deliverer = rig.service.waiting.schedule._deliverer
+    deliverer = rig.service.features.schedule._deliverer
     answers: list[bool] = []
 
     def deliver(message: NewMessage, stored_at: int) -> bool:

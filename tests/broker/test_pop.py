@@ -158,7 +158,7 @@ async def test_acked_messages_do_not_come_again_and_others_do_with_a_count(rig, 
     assert (await ack(rig, handle)).code == 0
     clock.now_ms += 3_600_000
     assert (await pop(rig)).code == 210 and end_of(rig, RETRY) == 1
-    assert len(rig.service.waiting.pop.table) == 0
+    assert len(rig.service.features.pop.table) == 0
 
 
 async def test_the_golden_pop_ack_and_other_time(rig, clock):
@@ -181,7 +181,7 @@ async def test_the_golden_pop_ack_and_other_time(rig, clock):
     handle = "0 {} {} 0 0 broker-a 3 0".format(*times)
     fields = asked["extFields"] | {"extraInfo": handle, "offset": "0"}
     assert (await rig.ask(200051, fields)).code == 0
-    assert len(rig.service.waiting.pop.table) == 5
+    assert len(rig.service.features.pop.table) == 5
 
 
 GOLD = ("request", "response")
@@ -203,7 +203,7 @@ async def test_another_invisible_time_counts_from_now(rig, clock):
     await until(lambda: end_of(rig, RETRY) == 1)
     gone = await rig.ask(200053, named(new, invisibleTime=1000))
     assert gone.code == 0 and gone.ext["popTime"] == str(clock.now_ms), "as in Java"
-    assert len(rig.service.waiting.pop.table) == 0
+    assert len(rig.service.features.pop.table) == 0
     ((again, _),) = messages(await pop(rig))
     assert again.reconsume_times == 1
 
@@ -216,7 +216,7 @@ async def test_too_many_failures_end_in_the_dead_letters(rig, clock):
         ((message, _),) = messages(await pop(rig, invisibleTime=1000))
         assert message.reconsume_times == count
         clock.now_ms += 1_200
-        await until(lambda: len(rig.service.waiting.pop.table) == 0)
+        await until(lambda: len(rig.service.features.pop.table) == 0)
     assert (await pop(rig)).code == 210
     (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
     assert (dead.body, dead.reconsume_times) == (b"poison", 3)
@@ -326,7 +326,7 @@ async def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(rig, clock
     path, offsets = rig.service.path, rig.service.tables.offsets
     confirmed, path.confirmed = path.confirmed, lambda offset: None
     waits = asyncio.ensure_future(pop(rig))
-    await until(lambda: len(rig.service.waiting.pop.table) == 1)
+    await until(lambda: len(rig.service.features.pop.table) == 1)
     assert (await pop(rig)).code == 210, "another does not get it"
     assert not waits.done() and offsets.query("g", "T", 0) == -1
     path.confirmed = confirmed
@@ -335,7 +335,7 @@ async def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(rig, clock
     assert offsets.query("g", "T", 0) == 1
     path.confirmed = lambda offset: None
     done = asyncio.ensure_future(ack(rig, handle))
-    await until(lambda: len(rig.service.waiting.pop.table) == 0)
+    await until(lambda: len(rig.service.features.pop.table) == 0)
     again = asyncio.ensure_future(ack(rig, handle))
     # It was handled once a later request on its connection is answered.
     assert [(await pop(rig)).code for _ in range(2)] == [210, 210]
@@ -360,7 +360,7 @@ async def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(tmp
         handles[3] = handles[3]._replace(pop_time=int(later.ext["popTime"]))
     crashed(tmp_path, "consumerOffset.json")
     async with lone_broker(tmp_path) as rig:
-        await until(lambda: rig.service.waiting.pop.is_loaded)
+        await until(lambda: rig.service.features.pop.is_loaded)
         assert rig.service.tables.offsets.query("g", "T", 0) == 6
         assert (await ack(rig, handles[1])).code == 0, "a handle of the old master"
         assert bodies(await pop(rig)) == [b"6", b"7"]
@@ -377,7 +377,7 @@ async def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
 ):
     monkeypatch.setattr(pop_service, "SPAN_MIN", 16)
     async with lone_broker(tmp_path) as rig:
-        service, offsets = rig.service.waiting.pop, rig.service.tables.offsets
+        service, offsets = rig.service.features.pop, rig.service.tables.offsets
         await rig.send("T", b"old")
         ((_, old),) = messages(await pop(rig, invisibleTime=3_600_000))
         for _ in range(40):
@@ -398,7 +398,7 @@ async def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
 
 async def test_a_new_master_continues_when_records_expire_while_it_reads_them(tmp_path, clock):
     async with lone_broker(tmp_path, mapped_file_size_consume_queue=2 * UNIT_SIZE) as rig:
-        service = rig.service.waiting.pop
+        service = rig.service.features.pop
         for _ in range(3):
             await rig.send("T", b"one")
             ((_, handle),) = messages(await pop(rig))
@@ -440,9 +440,9 @@ async def test_a_reset_is_followed_also_by_the_next_master(rig, clock):
     assert (await rig.ask(222, fields)).code == 0
     rig.service.role_left()
     rig.service.master_opened()
-    await until(lambda: rig.service.waiting.pop.is_loaded)
+    await until(lambda: rig.service.features.pop.is_loaded)
     assert bodies(await pop(rig)) == [b"1", b"2"]
-    assert len(rig.service.waiting.pop.table) == 3
+    assert len(rig.service.features.pop.table) == 3
 
 
 async def test_modes_and_assignments(tmp_path):
@@ -553,7 +553,7 @@ async def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(rig, clo
     ((_, one),) = messages(await pop(rig, **order))
     offsets, held = rig.service.tables.offsets, HeldConfirms(rig.service.path)
     done = asyncio.ensure_future(ack(rig, one))
-    await until(lambda: rig.service.waiting.pop.table.next_record == 2)
+    await until(lambda: rig.service.features.pop.table.next_record == 2)
     await rig.ask(45)
     assert offsets.query("g", "T", 0) <= 0 and not done.done()
     held.release()
@@ -618,7 +618,7 @@ async def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
     """A new master reads the copy alone."""
     monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
     async with lone_broker(tmp_path) as rig:
-        service, order = rig.service.waiting.pop, {"order": "true", "queueId": 0}
+        service, order = rig.service.features.pop, {"order": "true", "queueId": 0}
         for number in range(3):
             await rig.send("T", b"%d" % number)
         (_, one), (_, two), _ = messages(await pop(rig, **order))
@@ -674,7 +674,7 @@ async def test_r39_a_new_master_counts_nothing_that_was_popped_before_the_topic_
     await rig.send("T", b"new")
     rig.service.role_left()
     rig.service.master_opened()
-    await until(lambda: rig.service.waiting.pop.is_loaded)
+    await until(lambda: rig.service.features.pop.is_loaded)
     assert bodies(await pop(rig)) == [b"new"]
 
 
@@ -683,7 +683,7 @@ async def test_an_ack_of_the_next_offset_is_answered_as_java_does(rig, clock):
     ((_, handle),) = messages(await pop(rig))
     assert (await ack(rig, handle._replace(queue_offset=1))).code == 0
     assert (await ack(rig, handle._replace(queue_offset=2))).code == 208
-    assert len(rig.service.waiting.pop.table) == 1
+    assert len(rig.service.features.pop.table) == 1
 
 
 async def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(tmp_path, clock):
@@ -695,8 +695,8 @@ async def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(tmp
         assert len(messages(await pop(rig, maxMsgNums=4))) == 4
         rig.service.tables.offsets.commit("g", "T", 0, 7)
     async with lone_broker(tmp_path) as rig:
-        await until(lambda: rig.service.waiting.pop.is_loaded)
-        assert len(rig.service.waiting.pop.table) == 4
+        await until(lambda: rig.service.features.pop.is_loaded)
+        assert len(rig.service.features.pop.table) == 4
         assert rig.service.tables.offsets.query("g", "T", 0) == 7
 
 
@@ -710,7 +710,7 @@ async def test_r30_progress_also_waits_for_records_without_a_pending_reply(rig, 
         ((_, handle),) = messages(await pop(rig))
         assert (await ack(rig, handle)).code == 0
     await until(lambda: progress_of(rig) == 0)
-    held, table = HeldConfirms(rig.service.path), rig.service.waiting.pop.table
+    held, table = HeldConfirms(rig.service.path), rig.service.features.pop.table
     monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
     await until(lambda: table.oldest_record == 5)
     await slices()
@@ -737,7 +737,7 @@ async def test_r30_r33_nothing_is_popped_or_acked_while_a_planned_switch_drains_
 
 async def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(rig, clock):
     """The record of the pop may be cut: the group continues at its offset."""
-    service = rig.service.waiting.pop
+    service = rig.service.features.pop
     await rig.send("T")
     await until(lambda: service.is_loaded)
     service.positions.take(("g", "T", 0), 1)
@@ -755,11 +755,11 @@ async def test_r30_a_change_of_the_time_is_answered_when_it_is_confirmed(rig, cl
     ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
     ((_, one),) = messages(await pop(rig, **order))
     path, offsets = rig.service.path, rig.service.tables.offsets
-    held, records = HeldConfirms(path), rig.service.waiting.pop.table.next_record
+    held, records = HeldConfirms(path), rig.service.features.pop.table.next_record
     later = asyncio.ensure_future(rig.ask(200053, named(handle, invisibleTime=600_000)))
     acked = asyncio.ensure_future(ack(rig, one, consumerGroup="o"))
     popped = asyncio.ensure_future(pop(rig))
-    await until(lambda: rig.service.waiting.pop.table.next_record == records + 3)
+    await until(lambda: rig.service.features.pop.table.next_record == records + 3)
     await rig.ask(45)
     assert not later.done() and not acked.done() and not popped.done()
     before = offsets.query("g", "T", 0), offsets.query("o", "T", 0)
@@ -773,7 +773,7 @@ async def test_r30_nothing_is_popped_before_a_new_master_knows_what_is_in_flight
     """Its log ends with a pop that is not confirmed yet."""
     for number in range(2):
         await rig.send("T", b"%d" % number)
-    service, held = rig.service.waiting.pop, HeldConfirms(rig.service.path)
+    service, held = rig.service.features.pop, HeldConfirms(rig.service.path)
     lost = asyncio.ensure_future(pop(rig, maxMsgNums=1))
     await until(lambda: len(service.table) == 1)
     rig.service.role_left()

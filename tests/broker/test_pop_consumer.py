@@ -75,7 +75,7 @@ def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
             (message,) = again
             assert (message.body, message.topic, message.reconsume_times) == (b"5", "T", 1)
             await consumer.ack(message)
-            assert len(rig.service.waiting.pop.table) == 1
+            assert len(rig.service.features.pop.table) == 1
             await consumer.change_invisible_time(got[b"3"], 1000)
             now_ms += 1_200
             assert [message.body for message in await consumer.receive("T")] == [b"3"]

@@ -52,7 +52,7 @@ async def test_r30_a_failed_message_is_acked_under_the_name_of_its_retry_topic(
         assert (await pops.ack(rig, one, topic=retry)).code == 0
         later = pops.named(two, topic=retry, invisibleTime=90_000)
         assert (await rig.ask(200053, later)).code == 0
-        table = rig.service.waiting.pop.table
+        table = rig.service.features.pop.table
         assert len(table) == 1 and table.wake_ms > clock.now_ms + 89_000
         entry = {"b": "AQ==", "c": "g", "it": 90_000, "pt": clock.now_ms, "q": 0, "r": one.flag,
                  "rq": 0, "so": 1, "t": retry}  # fmt: skip
@@ -99,10 +99,10 @@ async def test_r46_a_group_that_pulls_again_gets_what_pop_left_under_the_second_
     clock.now_ms += 61_000
     await until(lambda: end_of(rig, "%RETRY%g") == 2)
     assert end_of(rig, left) == 1
-    await until(lambda: len(rig.service.waiting.pop.table) == 0)
+    await until(lambda: len(rig.service.features.pop.table) == 0)
     rig.service.role_left()
     rig.service.master_opened()
-    await until(lambda: rig.service.waiting.pop.is_loaded)
+    await until(lambda: rig.service.features.pop.is_loaded)
     assert end_of(rig, "%RETRY%g") == 2
 
 
@@ -113,7 +113,7 @@ async def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path, clock):
             assert sent.code == 0, sent.remark
         first = await pops.pop(rig)
         assert len(pops.messages(first)) == 3 and first.ext["restNum"] == "1"
-        assert len(rig.service.waiting.pop.table) == 3
+        assert len(rig.service.features.pop.table) == 3
         second = await pops.pop(rig)
         assert len({body[:1] for body in pops.bodies(first) + pops.bodies(second)}) == 4
 
@@ -144,7 +144,7 @@ async def test_r54_properties_without_space_for_a_handle_stop_no_group(rig, cloc
     await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
     first = await pops.pop(rig)
     assert sorted(pops.bodies(first)) == [b"padded", b"padded", b"small", b"small"]
-    table = rig.service.waiting.pop.table
+    table = rig.service.features.pop.table
     clock.now_ms += 61_000
     await until(lambda: len(table) == 0)
     again = pops.bodies(await pops.pop(rig))
@@ -160,7 +160,7 @@ async def test_r55_a_mastership_that_begins_again_knows_what_is_in_flight(rig, c
     rig.service.path.acks.fail_all(14, "role changed")
     rig.service.store.prepare_master()
     rig.service.master_opened()
-    popped = rig.service.waiting.pop
+    popped = rig.service.features.pop
     await until(lambda: popped.is_loaded)
     assert len(popped.table) == 2
     clock.now_ms += 61_000
@@ -337,7 +337,7 @@ async def test_r54_a_popped_message_without_a_dead_letter_topic_is_set_aside(rig
     assert pops.bodies(await pops.pop(rig)) == [b"good"]
     clock.now_ms += 61_000
     await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
-    await until(lambda: not len(rig.service.waiting.pop.table))
+    await until(lambda: not len(rig.service.features.pop.table))
     assert "message 0 of %RETRY%any" in rig.service.path.aside.problem
 
 
@@ -351,7 +351,7 @@ async def test_r54_what_was_popped_comes_back_whatever_clients_may_send_by_now(r
     assert (await rig.ask(25, {}, b"maxMessageSize=100000\n")).code == 0
     clock.now_ms += 61_000
     await until(lambda: end_of(rig, "%RETRY%g_T" if limit else "%DLQ%g") == 1)
-    await until(lambda: not len(rig.service.waiting.pop.table))
+    await until(lambda: not len(rig.service.features.pop.table))
 
 
 async def test_stock_clients_can_read_each_refusal_of_a_pop(tmp_path, clock, monkeypatch):
@@ -417,7 +417,7 @@ async def test_a_batch_of_acks_counts_whatever_became_of_one_topic(rig, clock):
              "rq": 0, "so": 0, "t": "T"}  # fmt: skip
     acks = [entry | {"t": "deleted"}, entry]
     assert (await rig.ask(200151, body=json.dumps({"acks": acks}).encode())).code == 0
-    assert len(rig.service.waiting.pop.table) == 0
+    assert len(rig.service.features.pop.table) == 0
 
 
 async def test_what_is_left_counts_all_queues_of_the_topic(rig, clock):

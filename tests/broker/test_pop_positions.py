@@ -4,8 +4,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.pop.pop_service import PopPositions, Reviver
+from batonmq.broker.pop.pop_positions import PopPositions
 from batonmq.broker.pop.pop_table import CheckPoint
+from batonmq.broker.pop.reviver import Reviver
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 
 KEY = ("g", "T", 0)

@@ -58,7 +58,7 @@ async def check_features(rig: Rig) -> None:
     rig.answer_ms = 60_000  # a busy machine is behind with the odd requests
     assert (await rig.send(topic, b"now")).code == 0
     assert (await rig.pull(topic)).code == 0
-    await until(lambda: rig.service.waiting.pop.is_loaded)
+    await until(lambda: rig.service.features.pop.is_loaded)
     before = end_of(rig, f"%RETRY%behind_{revived}")
     assert (await rig.send(revived, b"lost")).code == 0
     assert (await pop(rig, topic=revived, consumerGroup="behind", invisibleTime=100)).code == 0

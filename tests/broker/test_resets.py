@@ -222,7 +222,7 @@ async def test_r56_a_reset_of_a_popping_group_outlives_its_master(rig, clock):
 
     async def loaded(rig: Rig) -> None:
         fails_over(rig)
-        await pops.until(lambda: rig.service.waiting.pop.is_loaded)
+        await pops.until(lambda: rig.service.features.pop.is_loaded)
 
     for number in range(4):
         await rig.send("T", b"%d" % number)

@@ -4,16 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.schedule.due_queues import NEVER, TimerQueue
+from batonmq.broker.schedule.timer_queue import NEVER, TimerQueue
 from batonmq.broker.tables.delay_offset import TimerProgress
 
 ANY = 1 << 40
 
 
 def fresh(progress: TimerProgress | None = None, least: int = 0) -> TimerQueue:
-    queue = TimerQueue()
-    queue.begin(progress or TimerProgress(), least, ANY)
-    return queue
+    return TimerQueue(progress or TimerProgress(), least, ANY)
 
 
 @pytest.fixture
@@ -127,8 +125,7 @@ def test_a_million_waiting_ones_fit(queue):
 
 def test_r30_nothing_is_delivered_before_all_that_the_log_had_at_the_start_was_seen():
     """The last of it may recall what is due, and is visible only when it is confirmed again."""
-    queue = TimerQueue()
-    queue.begin(TimerProgress(next_offset=1), 0, 3)
+    queue = TimerQueue(TimerProgress(next_offset=1), 0, 3)
     for due_ms in (100, 200, -300):
         assert not queue.is_caught_up
         queue.seen(abs(due_ms))
@@ -137,38 +134,22 @@ def test_r30_nothing_is_delivered_before_all_that_the_log_had_at_the_start_was_s
 
 def test_r44_what_comes_in_place_of_cut_messages_is_not_taken_for_delivered():
     """The last progress knew of 9 messages; the log has 3 of them after an unclean election."""
-    queue = TimerQueue()
-    queue.begin(TimerProgress(done_ms=100, next_offset=9), 0, 3)
+    queue = TimerQueue(TimerProgress(done_ms=100, next_offset=9), 0, 3)
     assert [queue.seen(50) for _ in range(4)] == [False, False, False, True]
     assert queue.next_due(50) == 3
 
 
 def test_a_late_message_takes_no_delivery_back():
-    queue = TimerQueue()
-    queue.begin(TimerProgress(done_ms=100), 0, ANY)
+    queue = TimerQueue(TimerProgress(done_ms=100), 0, ANY)
     assert queue.seen(50) and not queue.done()
     assert queue.progress().done_ms == 100
 
 
-def test_a_new_mastership_knows_of_no_recall(queue):
-    queue.recalled(b"K")
-    queue.begin(TimerProgress(), 0, 0)
-    assert not queue.is_recalled(b"K")
-
-
-def test_r30_a_mastership_begins_with_nothing_of_an_earlier_one(queue):
-    """Whose messages and recalls may have been cut. The log that it begins with ends at 8, whatever
-    the progress of a longer one was."""
-    for due_ms in (1000, 300, 900):
-        queue.seen(due_ms)
-    assert queue.next_due(1000) == 1
-    queue.done()
-    queue.seen(200)
-    queue.recalled(b"k")
+def test_r30_a_mastership_begins_at_the_end_of_its_log():
+    """It ends at 8, whatever the progress of a longer one was."""
     progress = TimerProgress(done_ms=100, done_offset=7, next_offset=9, from_offset=9)
-    queue.begin(progress, 0, 8)
-    assert len(queue) == 0 and queue.wake_ms == NEVER and queue.is_caught_up
-    assert not queue.is_recalled(b"k") and queue.next_offset == 8
+    queue = TimerQueue(progress, 0, 8)
+    assert queue.is_caught_up and queue.next_offset == 8
     assert queue.progress() == TimerProgress(
         done_ms=100, done_offset=7, next_offset=8, from_offset=8
     )

@@ -52,7 +52,7 @@ async def test_a_timed_message_comes_at_its_millisecond(rig, clock, wish, value,
     assert rig.service.store.queries.units(TIMER_TOPIC, 0, 0, 1)[0][2] == out_ms
     handle = decode_handle(sent.ext["recallHandle"])
     assert handle == RecallHandle("T", "broker-a", out_ms + 1, "KEY1")
-    await until(lambda: len(rig.service.waiting.timers) == 1)
+    await until(lambda: len(rig.service.features.timers) == 1)
     clock.stopped_at_ms = out_ms - 1
     await rig.send("T", b"earlier", queue=3, TIMER_DELIVER_MS=str(out_ms - 1))
     await until(lambda: end_of(rig, "T", 3) > 0)
@@ -79,7 +79,7 @@ async def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(tmp
         due_ms = wall_ms() + 3_600_000
         clock.stopped_at_ms = due_ms - 20
         await rig.send("T", TIMER_DELIVER_MS=str(due_ms))
-        await until(lambda: len(rig.service.waiting.timers) == 1)
+        await until(lambda: len(rig.service.features.timers) == 1)
         for _ in range(20):  # turns of the loop, in which the service falls asleep
             await asyncio.sleep(0)
         clock.stopped_at_ms = due_ms
@@ -146,7 +146,7 @@ async def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path, clo
         assert (await recall(rig, second)).code == 0
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
         clock.ahead_ms = 70_000
-        await until(lambda: len(rig.service.waiting.timers) == 0 and end_of(rig, "T") == 1)
+        await until(lambda: len(rig.service.features.timers) == 0 and end_of(rig, "T") == 1)
         assert [one.body for one in await messages(rig, "T")] == [b"kept"]
         for key in ("K1", "K2"):
             await comes_again(rig, clock, key)
@@ -160,13 +160,13 @@ async def test_a_recall_that_is_over_takes_back_nothing_after_a_restart(tmp_path
         first = await rig.send("T", b"recalled", TIMER_DELAY_SEC="60", UNIQ_KEY="K1")
         assert (await recall(rig, first)).code == 0
         clock.ahead_ms = 70_000
-        await until(lambda: len(rig.service.waiting.timers) == 1)
+        await until(lambda: len(rig.service.features.timers) == 1)
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
-        await until(lambda: len(rig.service.waiting.timers) == 1)
+        await until(lambda: len(rig.service.features.timers) == 1)
         await rig.send("T", b"again", TIMER_DELIVER_MS=str(wall_ms() + 80_000), UNIQ_KEY="K1")
-        await until(lambda: len(rig.service.waiting.timers) == 2)
+        await until(lambda: len(rig.service.features.timers) == 2)
         clock.ahead_ms = 100_000
-        await until(lambda: len(rig.service.waiting.timers) == 1)
+        await until(lambda: len(rig.service.features.timers) == 1)
         await rig.send("T", b"last")
         assert [one.body for one in await messages(rig, "T")] == [b"again", b"last"]
 
@@ -181,7 +181,7 @@ async def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(tmp
         ]
         assert (await recall(rig, copies[1])).code == 0
         clock.ahead_ms = 70_000
-        await until(lambda: len(rig.service.waiting.timers) == 0)
+        await until(lambda: len(rig.service.features.timers) == 0)
         await rig.send("T", b"last")
         assert [one.body for one in await messages(rig, "T")] == [b"last"]
         await comes_again(rig, clock, "K")
@@ -230,7 +230,7 @@ async def test_r30_a_restart_continues_where_the_log_says(tmp_path, clock):
         await until(lambda: end_of(rig, "T") == 2)
     crashed(tmp_path, "delayOffset.json", "timercheck")
     async with lone_broker(tmp_path) as rig:
-        await until(lambda: len(rig.service.waiting.timers) == 2)
+        await until(lambda: len(rig.service.features.timers) == 2)
         clock.ahead_ms = 100_000
         await until(lambda: end_of(rig, "T") == 4)
         bodies = [one.body for one in await messages(rig, "T")]
@@ -253,7 +253,7 @@ async def test_r45_refused_progress_stops_no_timer(tmp_path, clock):
     """What is due was recalled, so nothing is to be put but how far the timer is, and the disk is
     full. What is due later comes when there is room."""
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
-        store, timers = rig.service.store, rig.service.waiting.timers
+        store, timers = rig.service.store, rig.service.features.timers
         recalled = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
         assert (await recall(rig, recalled)).code == 0
         await rig.send("T", b"later", TIMER_DELAY_SEC="40", UNIQ_KEY="K2")
@@ -269,7 +269,7 @@ async def test_r45_refused_progress_stops_no_timer(tmp_path, clock):
 async def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(tmp_path, clock):
     """Also when nothing becomes due any more: what is done would count as waiting for good."""
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
-        store, timers = rig.service.store, rig.service.waiting.timers
+        store, timers = rig.service.store, rig.service.features.timers
         recalled = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
         assert (await recall(rig, recalled)).code == 0
         await until(lambda: len(timers) == 2)
@@ -284,7 +284,7 @@ async def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(tmp_
 
 async def test_a_new_master_continues_when_messages_expire_while_it_reads_them(tmp_path, clock):
     async with lone_broker(tmp_path, mapped_file_size_consume_queue=2 * UNIT_SIZE) as rig:
-        timers = rig.service.waiting.timers
+        timers = rig.service.features.timers
         for number in range(6):
             await rig.send("T", b"%d" % number, TIMER_DELAY_SEC="20")
         timers.end()
@@ -325,7 +325,7 @@ async def test_60_says_up_to_when_all_is_delivered(rig, clock):
     async def read_ms() -> int:
         return int(struct.unpack(">7q", (await rig.ask(60)).body)[0])
 
-    timers = rig.service.waiting.timers
+    timers = rig.service.features.timers
     await until(lambda: knows(timers))
     assert wall_ms() - 60_000 < await read_ms() <= wall_ms() - delivery.LATE_MS
     before_ms = wall_ms()
@@ -342,7 +342,7 @@ async def test_60_says_up_to_when_all_is_delivered(rig, clock):
 
 async def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(rig, clock):
     """That may be cut: a Java slave that took over would begin behind it."""
-    timers, path = rig.service.waiting.timers, rig.service.path
+    timers, path = rig.service.features.timers, rig.service.path
     await rig.send("T", TIMER_DELAY_SEC="20")
     await until(lambda: len(timers) == 1)
     confirmed, path.confirmed = path.confirmed, lambda offset: None
@@ -369,7 +369,7 @@ async def test_how_many_wait_for_which_topic(tmp_path, clock, monkeypatch):
             await rig.send("T", TIMER_DELAY_SEC=str(at), UNIQ_KEY=f"K{at}")
         recalled = await rig.send("T", TIMER_DELAY_SEC="30", UNIQ_KEY="RECALLED")
         await rig.send("U", TIMER_DELAY_SEC="60")
-        timers = rig.service.waiting.timers
+        timers = rig.service.features.timers
         await until(lambda: len(timers) == 6)
         assert await counts(rig) == {"T": 5, "U": 1}
         assert (await recall(rig, recalled)).code == 0
@@ -420,7 +420,7 @@ async def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
     clock.ahead_ms = 30_000
     monkeypatch.setattr(delivery, "READ_UNITS", 2)
     async with lone_broker(tmp_path, broker=RECALLS) as rig:
-        await until(lambda: len(rig.service.waiting.timers) == 5)
+        await until(lambda: len(rig.service.features.timers) == 5)
         assert [one.body for one in await messages(rig, "T")] == [b"soon"]
 
 
@@ -430,7 +430,7 @@ async def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
     monkeypatch.setattr(delivery, "REFUSED_MS", 1)
     async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T", b"timed", TIMER_DELAY_SEC="60")).code == 0
-        await until(lambda: len(rig.service.waiting.timers) == 1)
+        await until(lambda: len(rig.service.features.timers) == 1)
         appender, refused = rig.service.store.appender, []
         real = appender.put_message
 
@@ -444,7 +444,7 @@ async def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
             full.setattr(appender, "put_message", put_message)
             clock.ahead_ms = 60_100
             await until(lambda: len(refused) > 1)
-            assert len(rig.service.waiting.timers) == 1
+            assert len(rig.service.features.timers) == 1
         await until(lambda: end_of(rig, "T") == 1)
         (came,) = await messages(rig, "T")
         assert came.body == b"timed"

@@ -375,8 +375,8 @@ async def test_the_runtime_table_has_what_monitors_of_java_brokers_read(rig):
     )  # fmt: skip
     await rig.send(TIMER_DELAY_SEC="60")
     await rig.send(DELAY="1")
-    await until(lambda: len(rig.service.waiting.timers) == 1)
-    delays = rig.service.waiting.progress
+    await until(lambda: len(rig.service.features.timers) == 1)
+    delays = rig.service.features.progress
     await until(lambda: delays.delays == {1: 1})
     table = loads((await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
     assert [key for key in numbers if not table[key].isdigit()] == []

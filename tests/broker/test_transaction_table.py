@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.broker.transaction.transaction_records import (
-    NEVER,
     CheckRules,
     Due,
     Half,
@@ -129,8 +128,6 @@ def test_progress_stops_at_the_first_open_half_and_at_the_first_op_that_it_may_n
     assert core.progress() == (2, 2)
     core.op_seen(2, [2])
     assert core.progress() == (3, 3)
-    core.begin(3, 3)
-    assert core.wake_ms == NEVER and core.progress() == (3, 3)
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 40))
@@ -145,8 +142,7 @@ def test_r30_reading_again_from_the_progress_finds_the_same_open_ones(ends, when
         if number == when:
             at = first.progress()
         first.op_seen(number, [ended])
-    second = TransactionTable(RULES)
-    second.begin(*at)
+    second = TransactionTable(RULES, *at)
     for one in halves[at[0] :]:
         second.half_seen(one)
     for number, ended in enumerate(ops):
@@ -175,14 +171,6 @@ def test_an_op_of_the_first_copy_leaves_the_last_one_under_its_key():
     core = table(half(0), half(1, checks=1, key="K0"))
     core.op_seen(0, [0])
     assert core.is_waiting(b"K0") and core.to_end(0, b"K0") == [1]
-
-
-def test_a_new_mastership_knows_of_no_end_under_way():
-    core = table(half(0))
-    assert core.to_end(0, b"K0") == [0]
-    core.begin(0, 0)
-    core.half_seen(half(0))
-    assert core.next_due(6_000, 6_000) == Due(half(0), "check")
 
 
 def test_producers_that_come_and_are_not_asked_do_not_multiply_the_checks():

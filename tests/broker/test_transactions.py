@@ -120,7 +120,7 @@ async def test_r30_a_second_commit_is_refused_and_a_rollback_leaves_nothing(rig)
     again = await rig.ask(37, end_header(second, COMMIT))
     assert again.code == 1 and "ended" in (again.remark or "")
     assert end_of(rig, "T", 1) == 1
-    await until(lambda: len(rig.service.waiting.transactions) == 0)
+    await until(lambda: len(rig.service.features.transactions) == 0)
 
 
 async def test_r30_an_answered_end_outlives_a_crash(tmp_path):
@@ -267,7 +267,7 @@ async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path, c
         answers = await asyncio.gather(*ends)
         assert sorted(each.code for each in answers) == [0, 1]
         assert end_of(rig, "T", 1) == 1
-        await until(lambda: len(rig.service.waiting.transactions) == 0 and producer.requests)
+        await until(lambda: len(rig.service.features.transactions) == 0 and producer.requests)
         await asyncio.gather(*producer.answers, return_exceptions=True)
         await producer.client.close()
 
@@ -284,7 +284,7 @@ async def test_an_open_half_is_checked_back_and_committed_once(tmp_path):
         assert (shown.topic, shown.queue_id, shown.body) == ("T", 1, b"body")
         assert shown.properties["TRANSACTION_CHECK_TIMES"] == "1"
         assert shown.physical_offset == int(asked.ext["commitLogOffset"])
-        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        await until(lambda: len(rig.service.features.transactions) == 0)
         assert len(producer.requests) == 1 and end_of(rig, "T", 1) == 1
         await producer.client.close()
 
@@ -308,14 +308,14 @@ async def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path):
         assert end_of(rig, "T", 1) == 0
         config = rig.service.topics.get(TRANS_CHECK_MAX_TIME_TOPIC)
         assert config is not None and (config.read_queue_nums, config.perm) == (1, 6)
-        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        await until(lambda: len(rig.service.features.transactions) == 0)
         # 323: it is checked from the start, and the producer knows by now.
         given_up, producer.outcome = {"topic": lost.topic, "msgId": lost.msg_id}, COMMIT
         assert (await rig.ask(323, given_up)).code == 0
         await until(lambda: end_of(rig, "T", 1) == 1)
         (came,) = await messages(rig, "T", 1)
         assert came.body == b"body" and len(producer.requests) == 3
-        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        await until(lambda: len(rig.service.features.transactions) == 0)
         await producer.client.close()
 
 
@@ -339,7 +339,7 @@ async def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(tmp_path,
 async def test_only_a_half_that_waits_or_was_given_up_is_checked_again(rig):
     """RESUME_CHECK_HALF_MESSAGE (323)."""
     sent, plain = await half(rig), await rig.send("T")
-    transactions = rig.service.waiting.transactions
+    transactions = rig.service.features.transactions
     again = {"topic": "T", "msgId": sent.ext["msgId"]}
     assert (await rig.ask(323, again)).code == 0
     await until(lambda: len(transactions) == 1 and end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
@@ -357,7 +357,7 @@ async def test_only_a_half_that_waits_or_was_given_up_is_checked_again(rig):
 
 
 async def test_r39_a_half_of_a_deleted_topic_does_not_come_into_one_made_again(rig, clock):
-    sent, transactions = await half(rig), rig.service.waiting.transactions
+    sent, transactions = await half(rig), rig.service.features.transactions
     assert (await rig.ask(215, {"topic": "T"})).code == 0
     await until(lambda: "T" not in rig.service.store.deleting_topics)
     await rig.send("T")
@@ -405,12 +405,12 @@ async def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(tmp
     broker = {"transaction_time_out": 300, "transaction_check_interval": 100}
     async with lone_broker(tmp_path, broker=broker) as rig:
         asked: list[object] = []
-        monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
+        monkeypatch.setattr(rig.service.features.producers, "ask", lambda *what: asked.append(what))
         sent = await half(rig)
         with monkeypatch.context() as full:
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
             assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
-        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        await until(lambda: len(rig.service.features.transactions) == 0)
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
         assert not asked
 
@@ -420,7 +420,7 @@ async def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_no
     rig, monkeypatch, again, code
 ):
     """The commit is in the log, its op was refused. What comes again writes the op alone."""
-    sent, transactions = await half(rig), rig.service.waiting.transactions
+    sent, transactions = await half(rig), rig.service.features.transactions
     rig.service.path.hold.begin()  # else the master writes the op by itself
     with monkeypatch.context() as full:
         refuse(rig, full, TRANS_OP_HALF_TOPIC)
@@ -459,10 +459,10 @@ async def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_plac
         assert record is not None
         rig.service.store.appender.put_message(checked_once_more(record, 1))
         rig.service.path.schedule_flush()
-        rig.service.waiting.transactions.end()
+        rig.service.features.transactions.end()
         await until(lambda: end_of(rig, TRANS_HALF_TOPIC) == 2)
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        await until(lambda: len(rig.service.waiting.transactions) == 1)
+        await until(lambda: len(rig.service.features.transactions) == 1)
         (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
         assert op.body == b"0,"
 
@@ -480,7 +480,7 @@ async def test_r30_a_commit_that_was_cut_is_no_commit(rig):
     """1. A master writes the commit and the op, and is deposed; both are cut. 2. It is elected
     again: the transaction is open, and its commit puts the message where it belongs."""
     sent = await half(rig)
-    store, transactions = rig.service.store, rig.service.waiting.transactions
+    store, transactions = rig.service.store, rig.service.features.transactions
     held, end = HeldConfirms(rig.service.path), store.max_phy_offset
     cut = asyncio.ensure_future(rig.ask(37, end_header(sent, COMMIT)))
     await until(lambda: store.max_phy_offset > end)
@@ -501,7 +501,7 @@ async def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again
     """The group's progress is beyond it by then: read from there, it would never be checked."""
     sent, other = await half(rig), await half(rig, "K2")
     service, offsets = rig.service, rig.service.tables.offsets
-    store, transactions = service.store, service.waiting.transactions
+    store, transactions = service.store, service.features.transactions
     assert (await rig.ask(37, end_header(other, ROLLBACK, msgId="K2"))).code == 0
     end = store.max_phy_offset
     assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
@@ -520,7 +520,7 @@ async def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again
 
 async def test_r4_ends_of_one_mastership_are_not_written_in_the_next(rig):
     first, second = await half(rig), await half(rig, "K2")
-    transactions = rig.service.waiting.transactions
+    transactions = rig.service.features.transactions
     channel = next(iter(rig.service.endpoint.server.connections))
     request = RemotingCommand.request(37, end_header(first, ROLLBACK))
     ended = asyncio.ensure_future(transactions.end_transaction(request, channel))
@@ -540,7 +540,7 @@ async def test_a_new_master_continues_when_half_messages_expire_while_it_reads_t
     ) as rig:
         for number in range(6):
             await half(rig, f"K{number}")
-        transactions = rig.service.waiting.transactions
+        transactions = rig.service.features.transactions
         transactions.end()
         progress = TRANS_GROUP
         rig.service.tables.offsets.commit(progress, TRANS_HALF_TOPIC, 0, 0)
@@ -558,7 +558,7 @@ async def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path, clo
         await producer.beat()
         header = send_header("T", 1, {"TRAN_MSG": "true", "PGROUP": "pg"}) | {"f": "4"}
         assert (await rig.ask(310, header, b"body")).code == 0
-        transactions, store = rig.service.waiting.transactions, rig.service.store
+        transactions, store = rig.service.features.transactions, rig.service.store
         await until(lambda: len(transactions) == 1)
         held, end = HeldConfirms(rig.service.path), store.max_phy_offset
         clock.ahead_ms = 2 * HOUR_MS
@@ -581,7 +581,7 @@ async def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path, clo
 
 async def test_r30_ops_are_read_though_half_messages_keep_coming(rig, monkeypatch):
     """Else what has ended stays open for as long as a steady load lasts."""
-    first, service = await half(rig), rig.service.waiting.transactions
+    first, service = await half(rig), rig.service.features.transactions
     await until(lambda: len(service) == 1)
     queries, appender = rig.service.store.queries, rig.service.store.appender
     _, offset = decode_offset_msg_id(first.ext["msgId"])
@@ -613,7 +613,7 @@ async def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(rig)
         rig.ask(323, {"msgId": sent.ext["msgId"]}),
     )
     assert (ended.code, resumed.code) == (0, 1) and "being ended" in (resumed.remark or "")
-    await until(lambda: len(rig.service.waiting.transactions) == 0)
+    await until(lambda: len(rig.service.features.transactions) == 0)
     assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
 
 
@@ -621,7 +621,7 @@ async def test_r30_what_was_given_up_is_taken_back_once(tmp_path):
     """Requests 323: two in one turn, one while the copy waits, one when that is committed, and one
     for a message without a key."""
     async with lone_broker(tmp_path, broker=NO_CHECKS | {"transaction_check_interval": 100}) as rig:
-        table = rig.service.waiting.transactions
+        table = rig.service.features.transactions
         await half(rig, TRANSACTION_CHECK_TIMES="99")
         await until(lambda: end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 1)
         keyless = encode_properties({"REAL_TOPIC": "T", "REAL_QID": "1"}).encode()
@@ -672,7 +672,7 @@ async def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried
     async with lone_broker(
         tmp_path, broker=NO_CHECKS | {"transaction_check_interval": HOUR_MS}
     ) as rig:
-        transactions = rig.service.waiting.transactions
+        transactions = rig.service.features.transactions
         await Asked(rig, UNKNOWN).beat()
         await half(rig, TRANSACTION_CHECK_TIMES=checks)
         await until(lambda: len(transactions) == 1)
@@ -709,7 +709,7 @@ async def test_r44_progress_beyond_the_queues_leaves_nothing_out(rig):
     rig.service.role_left()
     rig.service.master_opened()
     await half(rig)
-    await until(lambda: len(rig.service.waiting.transactions) == 1)
+    await until(lambda: len(rig.service.features.transactions) == 1)
 
 
 async def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(tmp_path, monkeypatch):
@@ -724,14 +724,14 @@ async def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(tmp_
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
             rig.service.store.appender.put_message(checked_once_more(record, 1))
             rig.service.path.schedule_flush()
-            await until(lambda: len(rig.service.waiting.transactions) == 2)
+            await until(lambda: len(rig.service.features.transactions) == 2)
             assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
             await until(lambda: end_of(rig, "T", 1) == 1)
-            rig.service.waiting.transactions.end()
+            rig.service.features.transactions.end()
     crashed(tmp_path)
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) > 0)
-        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        await until(lambda: len(rig.service.features.transactions) == 0)
         assert (await rig.ask(37, end_header(sent, COMMIT))).code == 1
         assert end_of(rig, "T", 1) == 1
 
@@ -743,7 +743,7 @@ async def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
     broker = NO_CHECKS | {"transaction_check_interval": 100}
     async with lone_broker(tmp_path, broker=broker) as rig:
         asked: list[object] = []
-        monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
+        monkeypatch.setattr(rig.service.features.producers, "ask", lambda *what: asked.append(what))
         _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
         record = rig.service.store.queries.look_message_by_offset(offset)
         assert record is not None
@@ -751,8 +751,8 @@ async def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
             rig.service.store.appender.put_message(checked_once_more(record, 1))
             rig.service.path.schedule_flush()
-            await until(lambda: len(rig.service.waiting.transactions) == 2)
-        await until(lambda: len(rig.service.waiting.transactions) == 1)
+            await until(lambda: len(rig.service.features.transactions) == 2)
+        await until(lambda: len(rig.service.features.transactions) == 1)
         (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
         assert op.body == b"0," and end_of(rig, TRANS_HALF_TOPIC) == 2 and not asked
 
@@ -786,7 +786,7 @@ async def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(rig, monkeyp
     """Its unit is there still: only whole files of a queue go."""
     sends = [await half(rig, f"K{number}") for number in range(3)]
     transactions, queries = (
-        rig.service.waiting.transactions,
+        rig.service.features.transactions,
         rig.service.store.queries,
     )
     (gone, _, _), *_ = queries.units(TRANS_HALF_TOPIC, 0, 0, 1)
@@ -812,7 +812,7 @@ async def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_a
     gate.standing(lease=False, required_set_whole=False)
     rig.service.store.appender.put_message(checked_once_more(record, 1))
     rig.service.path.schedule_flush()
-    await until(lambda: len(rig.service.waiting.transactions) == 2)
+    await until(lambda: len(rig.service.features.transactions) == 2)
     assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0
     gate.standing(lease=True, required_set_whole=False)
     await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)

@@ -865,7 +865,7 @@ async def test_a_master_that_was_replaced_does_not_bring_back_a_user(names):
 
 async def test_half_messages_are_shown_to_producers_that_may_write_their_topic(server):
     """Any user can name any producer group: in a heartbeat, and in a half message of its own."""
-    producers = server.service.waiting.producers
+    producers = server.service.features.producers
     for who, topic in ((USER, "Orders"), (OTHER, "Other")):
         await server.create(who)
         await server.grant(who, (f"Topic:{topic}", "Pub"))

@@ -19,7 +19,7 @@ from lone_broker import (
 )
 from test_transactions import COMMIT, NO_CHECKS, half, refuse
 
-from batonmq.broker.schedule.due_queues import TimerQueue
+from batonmq.broker.schedule.timer_queue import TimerQueue
 from batonmq.broker.tables.delay_offset import TimerProgress
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.write import log_features
@@ -105,7 +105,7 @@ async def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(tmp_pat
         clock.ahead_ms = 2 * HOUR_MS
         await until(lambda: end_of(rig, "T") >= 4)
         assert [one.body for one in await messages(rig, "T")] == [b"0", b"1", b"2", b"last"]
-        assert len(rig.service.waiting.transactions) == 1
+        assert len(rig.service.features.transactions) == 1
 
 
 @pytest.mark.parametrize("wait", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
@@ -138,7 +138,7 @@ async def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path):
         for sent in halves:
             assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
         ends = (end_of(rig, "ORDERS"), end_of(rig, "BILLS"), end_of(rig, "BILLS", 1))
-        assert ends == (1, 1, 1) and len(rig.service.waiting.transactions) == 0
+        assert ends == (1, 1, 1) and len(rig.service.features.transactions) == 0
 
 
 async def test_r56_r45_a_refused_op_goes_with_the_next(tmp_path, monkeypatch):
@@ -257,7 +257,7 @@ async def test_r56_a_delay_comes_not_early_where_the_heirs_clock_is_behind(tmp_p
         assert (await rig.send("T", b"in two hours", DELAY="18")).code == 0
     clock.ahead_ms = -60_000
     async with lone_broker(tmp_path) as rig:
-        await until(lambda: rig.service.waiting.schedule._queues.wake_ms > HOUR_MS)
+        await until(lambda: rig.service.features.schedule._queues.wake_ms > HOUR_MS)
         assert end_of(rig, "T") == 0
 
 
@@ -279,8 +279,7 @@ async def test_r56_timers_keep_their_turn_after_a_clock_was_ahead(tmp_path, cloc
 
 
 def test_r56_a_heir_delivers_what_a_clock_made_early_neither_twice_nor_never():
-    first = TimerQueue()
-    first.begin(TimerProgress(), 0, 0)
+    first = TimerQueue(TimerProgress(), 0, 0)
     for due_ms in (500, 900):
         first.seen(due_ms)
     while first.next_due(1000) is not None:  # the clock is ahead
@@ -289,8 +288,7 @@ def test_r56_a_heir_delivers_what_a_clock_made_early_neither_twice_nor_never():
     for due_ms in (700, 300):
         assert first.seen(due_ms)
     assert first.next_due(300) == 3 and first.done(), "not behind the one before it"
-    heir = TimerQueue()
-    heir.begin(first.progress(), 0, 4)
+    heir = TimerQueue(first.progress(), 0, 4)
     heir.clock_shows(250)  # behind again
     seen = [heir.seen(due_ms) for due_ms in (500, 900, 700, 300, 950)]
     assert seen == [False, False, True, False, True]

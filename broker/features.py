@@ -10,7 +10,7 @@ from batonmq.broker.config import BrokerSections
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.schedule.delivery import Delivery, ScheduleMessageService, TimerService
-from batonmq.broker.schedule.due_queues import DeliveryProgress
+from batonmq.broker.schedule.delivery_progress import DeliveryProgress
 from batonmq.broker.schedule.recall_processor import RecallProcessor
 from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.topics import TopicService
@@ -23,7 +23,7 @@ from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.remoting.connection import Processors
 
 
-class WaitingMessages:
+class LogFeatures:
     def __init__(
         self,
         config: BrokerSections,
