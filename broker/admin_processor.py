@@ -16,7 +16,7 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
-from batonmq.broker.tables.topics import TopicService, refuse_too_many_groups
+from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.attributes import altered, parse_attributes
 from batonmq.protocol.bodies import (
@@ -203,10 +203,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     def topic_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        topic = text(request, "topic")
-        config = self._topics.get(topic)
-        if config is None:
-            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
+        config = self._topics.existing(text(request, "topic"))
         return RemotingCommand.response_to(request, body=config.encode())
 
     async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -215,20 +212,16 @@ class AdminProcessor:
         self._path.gate.require_open()
         topic = text(request, "topic")
         _refuse_system_topic(topic)
-        await self._path.wait_confirmed(
-            self._topics.delete_topic(topic), f"deletion of topic {topic}"
-        )
-        return RemotingCommand.response_to(request)
+        end = self._topics.delete_topic(topic)
+        return await self._path.answer(end, request, f"deletion of topic {topic}")
 
     async def update_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Creates or changes a subscription group (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200)."""
         self._path.gate.require_open()
         config = SubscriptionGroupConfig.decode_request(request.body)
         check_group(config.group_name)
-        await self._path.wait_confirmed(
-            self._topics.put_group(config), f"group {config.group_name}"
-        )
-        return RemotingCommand.response_to(request)
+        end = self._topics.put_group(config)
+        return await self._path.answer(end, request, f"group {config.group_name}")
 
     async def update_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The same for several groups (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, 225); all or none,
@@ -237,7 +230,7 @@ class AdminProcessor:
         configs = SubscriptionGroupList.decode_request(request.body).group_config_list
         async for config in in_turns(configs):
             check_group(config.group_name)
-        refuse_too_many_groups(self._topics, configs)
+        self._topics.refuse_too_many_groups(configs)
         for begin in range(0, len(configs), AT_ONCE):
             self._path.gate.require_open()
             end = self._topics.put_groups(configs[begin : begin + AT_ONCE])
@@ -257,8 +250,7 @@ class AdminProcessor:
         if group not in self._topics.groups:
             check_group(group)
         end = self._topics.delete_group(group, with_offsets=flag(request, "cleanOffset"))
-        await self._path.wait_confirmed(end, f"deletion of group {group}")
-        return RemotingCommand.response_to(request)
+        return await self._path.answer(end, request, f"deletion of group {group}")
 
     async def group_forbidden(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Returns whether a group may read a topic; `readable` sets it

@@ -24,7 +24,7 @@ from functools import partial
 from batonmq.auth.policy import UserWrapper
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, RequestTimeoutError
+from batonmq.protocol.errors import BatonError, BrokerRefusal, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
@@ -163,10 +163,10 @@ class RegistrationByMembers:
         address, name_server = request.require("masterAddr"), request.require("nameServer")
         connection = self._client.live_connection(name_server)
         if connection is None or "registrar" not in connection.attachments:
-            return _refused(request, "this broker is not registered there")
+            raise _refused("this broker is not registered there")
         known = self._of_master(())
         if known is None or known[0].address != address:
-            return _refused(request, "this broker follows no such master")
+            raise _refused("this broker follows no such master")
         registration, version = known
         if connection.attachments.get("master") != (address, version):
             registration, version = self._of_master(None) or known
@@ -176,8 +176,8 @@ class RegistrationByMembers:
         return RemotingCommand.response_to(request, reply.code, reply.remark)
 
 
-def _refused(request: RemotingCommand, remark: str) -> RemotingCommand:
-    return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
+def _refused(remark: str) -> BrokerRefusal:
+    return BrokerRefusal(ResponseCode.SYSTEM_ERROR, remark)
 
 
 @dataclass(slots=True)

@@ -86,8 +86,7 @@ class UserProcessor:
             raise _forbidden(f"there are {USERS_MAX} users, no more are made")
         self._only_super_changes(request, guard, user)
         # Put it even if it exists: the record of an earlier request may be unconfirmed.
-        await self._confirmed(self._users.put(user), name)
-        return RemotingCommand.response_to(request)
+        return await self._put(request, user)
 
     async def update_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Changes the given fields. A given password becomes the only one."""
@@ -105,8 +104,7 @@ class UserProcessor:
         self._only_super_changes(request, guard, known, user)
         if not user.is_super:
             self._not_the_last_super(known)
-        await self._confirmed(self._users.put(user), user.username)
-        return RemotingCommand.response_to(request)
+        return await self._put(request, user)
 
     async def rotate(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """`step` begin: a second secret, the body's; the old one counts until `until`, if that is
@@ -125,8 +123,7 @@ class UserProcessor:
             case other:
                 raise invalid(f"step {other[:64]!r}: allowed are begin, finish, cancel")
         self._only_super_changes(request, guard, known)
-        await self._confirmed(self._users.put(user), user.username)
-        return RemotingCommand.response_to(request)
+        return await self._put(request, user)
 
     async def delete_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """No error if the user does not exist."""
@@ -137,8 +134,7 @@ class UserProcessor:
             self._only_super_changes(request, guard, known)
             self._not_the_last_super(known)
         # A record in any case: the deletion by an earlier request may be unconfirmed.
-        await self._confirmed(self._users.delete(name), name)
-        return RemotingCommand.response_to(request)
+        return await self._path.answer(self._users.delete(name), request, f"user {name}")
 
     def get_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Code 0 without a body if there is none, as in Java."""
@@ -163,8 +159,7 @@ class UserProcessor:
         known = self._known(subject_name(text(request, "subject")))
         user = merged(known, AclInfo.decode_request(request.body))
         self._only_super_changes(request, guard, known)
-        await self._confirmed(self._users.put(user), user.username)
-        return RemotingCommand.response_to(request)
+        return await self._put(request, user)
 
     async def delete_acl(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         guard = self._writing()
@@ -172,8 +167,7 @@ class UserProcessor:
         ext = request.ext
         user = without(known, ext.get("policyType"), ext.get("resource"))
         self._only_super_changes(request, guard, known)
-        await self._confirmed(self._users.put(user), user.username)
-        return RemotingCommand.response_to(request)
+        return await self._put(request, user)
 
     def get_acl(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         self._guarded()
@@ -236,8 +230,8 @@ class UserProcessor:
         ):
             raise _forbidden(f"{user.username} is the last super user: make another one first")
 
-    async def _confirmed(self, end: int, name: str) -> None:
-        await self._path.wait_confirmed(end, f"user {name}")
+    async def _put(self, request: RemotingCommand, user: User) -> RemotingCommand:
+        return await self._path.answer(self._users.put(user), request, f"user {user.username}")
 
 
 def _forbidden(why: str) -> BrokerRefusal:

@@ -19,13 +19,13 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 from zlib import crc32
 
 import msgspec
 
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.system_record import decode_system_record
+from batonmq.protocol.system_record import SystemRecord
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import SnapshotOrder, replace_file
 
@@ -33,35 +33,29 @@ log = logging.getLogger(__name__)
 
 #: The queue of the metadata topic for these records; queue 0 has changes of topics.
 POSITIONS_QUEUE: Final = 1
-_VERSION: Final = 1
 
 
-class PositionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PositionRecord(SystemRecord, frozen=True, kw_only=True, omit_defaults=True):
     """One piece of a round. `positions`: topic -> queue id -> next offset."""
 
-    v: int
+    KIND: ClassVar = "position"
+    v: int  # without a default, so that it is written
     positions: dict[str, dict[int, int]]
     since: int
     whole: bool = False
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
 
 
 def position_record(
     positions: dict[str, dict[int, int]], since: int, *, whole: bool
 ) -> PositionRecord:
     """A piece in today's format."""
-    return PositionRecord(v=_VERSION, positions=positions, since=since, whole=whole)
-
-
-_decoder = msgspec.json.Decoder(PositionRecord)
+    return PositionRecord(v=1, positions=positions, since=since, whole=whole)
 
 
 def decode_positions(body: bytes) -> PositionRecord | None:
     """A record's body; None, and logged, for a version or shape that this broker cannot read."""
     try:
-        return decode_system_record(_decoder, body, "position", _VERSION)
+        return PositionRecord.decode(body)
     except RemoteProtocolError as error:
         log.error("position_record_skipped reason=%s", error)
         return None

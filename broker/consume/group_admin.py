@@ -471,10 +471,7 @@ class GroupAdminProcessor:
 
     def _topic(self, request: RemotingCommand) -> tuple[str, TopicConfig]:
         topic = text(request, "topic")
-        config = self._topics.get(topic)
-        if config is None:
-            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        return topic, config
+        return topic, self._topics.existing(topic)
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._broker_name, queue_id)

@@ -180,13 +180,8 @@ class PullProcessor:
                 return
             taken = self._relay.take_raw(channel, self.pull, kind, header, body)
         if not taken:
-            channel.write(
-                refusal(
-                    request.opaque,
-                    ResponseCode.SYSTEM_BUSY,
-                    "this broker is not the master and serves no pulls: ask the name server",
-                )
-            )
+            remark = "this broker is not the master and serves no pulls: ask the name server"
+            channel.write(refusal(request.opaque, ResponseCode.SYSTEM_BUSY, remark))
 
     def _answered_as_slave(self, request: PullFrame, channel: Connection, *, marked: bool) -> bool:
         """Answers or holds the pull; returns False if this slave cannot. A `marked` client, which
@@ -243,9 +238,7 @@ class PullProcessor:
             except Exception as error:
                 log.exception("pull_failed topic=%s queue=%d", held.topic, held.queue_id)
                 remark = f"this pull could not be answered: {error!r}"
-                held.pull.channel.write(
-                    refusal(held.pull.opaque, ResponseCode.SYSTEM_ERROR, remark)
-                )
+                held.pull.refuse(ResponseCode.SYSTEM_ERROR, remark)
             if self._answered_bytes >= end:
                 break
         return count
@@ -306,13 +299,8 @@ class PullProcessor:
             if self._relay.enabled and not pull.ours:
                 self._hold.hold(held)
                 continue
-            pull.channel.write(
-                refusal(
-                    pull.opaque,
-                    ResponseCode.SYSTEM_BUSY,
-                    "the role of this broker changed: ask the name server for the master",
-                )
-            )
+            remark = "the role of this broker changed: ask the name server for the master"
+            pull.refuse(ResponseCode.SYSTEM_BUSY, remark)
         # Messages may have arrived before the pulls were held again: let the next tick sweep.
         self._next_sweep_ms = 0
         if len(before):
@@ -341,15 +329,12 @@ class PullProcessor:
         if pull.channel.closed:
             return
         topic, queue_id = pull.topic, pull.queue_id
-        tags = len(pull.wanted or ())
-        may_hold = may_hold and self._hold.has_place(tags)
+        may_hold = may_hold and self._hold.has_place(len(pull.wanted or ()))
         if topic in self._store.deleting_topics:
             # R39: read nothing. A new master may have in its log a deletion that was already
             # answered. Either `queues_deleted` or the end of this role follows.
             if may_hold:
-                self._hold.hold(
-                    HeldPull(topic, queue_id, deadline_ms, pull.channel, offset, pull, tags=tags)
-                )
+                self._keep(pull, offset, deadline_ms)
             else:
                 shown, why = self._visible(topic, queue_id), "NO_MESSAGE_IN_QUEUE"
                 self._write(pull, ResponseCode.PULL_NOT_FOUND, why, offset, *shown)
@@ -366,7 +351,7 @@ class PullProcessor:
             result = self._read(pull, offset)
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
-            pull.channel.write(refusal(pull.opaque, ResponseCode.SYSTEM_ERROR, str(exc)))
+            pull.refuse(ResponseCode.SYSTEM_ERROR, str(exc))
             return
         code = self._code(pull, offset, result)
         if code == ResponseCode.SUCCESS:
@@ -377,14 +362,16 @@ class PullProcessor:
             self._stats.got(topic, pull.group.group_name, result.message_count, result.size)
         elif may_hold and self._waits(code, result, waited=waited):
             # What was read and did not match is not read again for this pull.
-            waits_from = (
-                result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
-            )
-            self._hold.hold(
-                HeldPull(topic, queue_id, deadline_ms, pull.channel, waits_from, pull, tags=tags)
-            )
+            if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+                offset = result.next_begin_offset
+            self._keep(pull, offset, deadline_ms)
             return
         self._write_result(pull, offset, code, result)
+
+    def _keep(self, pull: Pull, offset: int, deadline_ms: int) -> None:
+        topic, queue_id, tags = pull.topic, pull.queue_id, len(pull.wanted or ())
+        held = HeldPull(topic, queue_id, deadline_ms, pull.channel, offset, pull, tags=tags)
+        self._hold.hold(held)
 
     def _read(self, pull: Pull, offset: int) -> GetMessageResult:
         began_ms = self._clock_ms()

@@ -34,7 +34,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.sysflag import PULL_CLASS_FILTER, PULL_SUBSCRIPTION
 from batonmq.remoting.connection import Connection
-from batonmq.remoting.headers import PullFields, PullFrame
+from batonmq.remoting.headers import PullFields, PullFrame, refusal
 
 # A reply and its header must fit into a frame of 16 MiB.
 MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
@@ -56,6 +56,9 @@ class Pull:
     wanted: frozenset[int] | None
     matches: Matches | None
     ours: bool
+
+    def refuse(self, code: int, remark: str) -> None:
+        self.channel.write(refusal(self.opaque, code, remark))
 
 
 class PullChecks:

@@ -8,7 +8,6 @@ ConsumerManageProcessor, AdminBrokerProcessor and QueryMessageProcessor in Java.
 from __future__ import annotations
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
-from batonmq.broker.consume.read_checks import existing_topic
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.request_fields import flag, invalid, number, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
@@ -82,7 +81,7 @@ class OffsetProcessor:
             raise BrokerRefusal(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!"
             )
-        existing_topic(self._topics, topic)
+        self._topics.existing(topic)
         # Only at the first commit of a group in a queue (R58: clients choose the number).
         is_first = self._offsets.query(group, topic, queue_id) < 0
         if is_first and not 0 <= queue_id < TOPIC_QUEUES_MAX:

@@ -30,19 +30,9 @@ class ReadForbiddenError(BrokerRefusal):
         self.kind = kind
 
 
-def existing_topic(topics: TopicService, name: str) -> TopicConfig:
-    """Raises BrokerRefusal TOPIC_NOT_EXIST."""
-    config = topics.get(name)
-    if config is None:
-        raise BrokerRefusal(
-            ResponseCode.TOPIC_NOT_EXIST, f"topic {name} does not exist on this broker"
-        )
-    return config
-
-
 def readable_topic(topics: TopicService, name: str) -> TopicConfig:
     """Raises BrokerRefusal TOPIC_NOT_EXIST, ReadForbiddenError."""
-    config = existing_topic(topics, name)
+    config = topics.existing(name)
     if not config.perm & PERM_READ:
         raise ReadForbiddenError(
             Forbidden.TOPIC, f"topic {name} may not be read: perm {config.perm}"

@@ -14,7 +14,7 @@ import binascii
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from batonmq.broker.consume.read_checks import check_queue, existing_topic
+from batonmq.broker.consume.read_checks import check_queue
 from batonmq.broker.pop.pop_positions import Taken
 from batonmq.broker.pop.pop_request import invisible_time
 from batonmq.broker.pop.pop_service import PopService
@@ -155,7 +155,7 @@ class AckProcessor:
         except RemoteProtocolError as exc:
             raise invalid(f"extraInfo: {exc}") from exc
         topic = real_topic(handle.flag, topic, group)
-        check_queue(existing_topic(self._topics, topic), queue_id, ResponseCode.MESSAGE_ILLEGAL)
+        check_queue(self._topics.existing(topic), queue_id, ResponseCode.MESSAGE_ILLEGAL)
         return _Named((group, topic, queue_id), offset, handle)
 
     def _check_offset(self, named: _Named, end: int) -> None:

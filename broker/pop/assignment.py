@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.consume.read_checks import existing_topic
 from batonmq.broker.request_fields import invalid
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
@@ -106,7 +105,7 @@ class AssignmentProcessor:
         if topic.startswith(RETRY_PREFIX):
             what = f"the mode of the retry topic {topic} cannot be set: it is PULL"
             raise BrokerRefusal(ResponseCode.NO_PERMISSION, what)
-        existing_topic(self._topics, topic)
+        self._topics.existing(topic)
         self._topics.group(group, writable=True)
         end = self._topics.put_request_mode(mode)
         await self._path.wait_confirmed(end, f"request mode of group {group}")

@@ -26,11 +26,9 @@ from batonmq.broker.pop.pop_table import (
     PopRecord,
     PopTable,
     PutOff,
-    decode_pop_record,
 )
 from batonmq.broker.pop.reviver import QUEUE, Reviver, StrandedRetries, pulls
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
-from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write import log_features
 from batonmq.broker.write.log_features import LogFeature
@@ -87,8 +85,7 @@ class PopService(LogFeature):
         return self._config.pop_in_flight_max
 
     def _continue(self) -> None:
-        least = self._store.queries.min_offset_in_queue(POP_TOPIC, QUEUE)
-        self._load_to = queue_end(self._store, POP_TOPIC, QUEUE)
+        least, self._load_to = self._range_of(POP_TOPIC, QUEUE)
         start = max(self._offsets.query(PROGRESS_GROUP, POP_TOPIC, QUEUE), least)
         self.table = PopTable(min(start, self._load_to))
         self.table.collects = True
@@ -105,13 +102,10 @@ class PopService(LogFeature):
 
     def require_master(self) -> None:
         """Raises BrokerRefusal unless this broker is a master that has read what is in flight."""
-        gate, remark = self._path.gate, ""
-        gate.require_open()
-        if self._path.hold.active:
-            remark = "the master of this group is changing: ask again"
-        elif not self.is_loaded:
+        self._path.gate.require_open()
+        self._path.hold.require_inactive()
+        if not self.is_loaded:
             remark = "this master still reads what is in flight: ask again in a moment"
-        if remark:
             raise BrokerRefusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
 
     def put(self, record: PopRecord) -> int:
@@ -301,7 +295,7 @@ def _readable(record: memoryview | None) -> PopRecord:
     if record is None:
         return PopRecord()
     try:
-        return decode_pop_record(message_to_store(record).body)
+        return PopRecord.decode(message_to_store(record).body)
     except RemoteProtocolError as exc:
         log.error("pop_record_skipped reason=%s", exc)
         return PopRecord()

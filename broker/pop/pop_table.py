@@ -18,14 +18,13 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final, Self
 
 import msgspec
 
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.system_record import decode_system_record
+from batonmq.protocol.system_record import SystemRecord
 
-POP_VERSION: Final = 1
 NO_POSITION: Final = -1
 Key = tuple[str, str, int]
 """Group, topic, queue id; the topic may be a retry topic of POP."""
@@ -72,28 +71,21 @@ class PutOff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     visible: int
 
 
-class PopRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PopRecord(SystemRecord, frozen=True, kw_only=True, omit_defaults=True):
     """`reset`: queues whose position an operator has set; earlier pops no longer count for them."""
 
-    v: int = POP_VERSION
-    popped: list[Popped] = []
-    acked: list[Acked] = []
-    put_off: list[PutOff] = []
-    reset: list[Key] = []
+    KIND: ClassVar = "POP"
+    popped: list[Popped] = msgspec.field(default_factory=list)
+    acked: list[Acked] = msgspec.field(default_factory=list)
+    put_off: list[PutOff] = msgspec.field(default_factory=list)
+    reset: list[Key] = msgspec.field(default_factory=list)
 
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
-
-
-_decoder = msgspec.json.Decoder(PopRecord)
-
-
-def decode_pop_record(body: bytes) -> PopRecord:
-    """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
-    record = decode_system_record(_decoder, body, "POP", POP_VERSION)
-    if not all(one.offsets for one in record.popped):
-        raise RemoteProtocolError("POP record: popped without offsets")
-    return record
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        record = super().decode(body)
+        if not all(one.offsets for one in record.popped):
+            raise RemoteProtocolError("POP record: popped without offsets")
+        return record
 
 
 @dataclass(slots=True, eq=False)

@@ -169,10 +169,7 @@ class ClassicReplication(Replication):
         path = self._path
         path.store.flushed_listeners += [path.flushed, self.ha.notify_flushed]
         self._init_end = max(0, path.store.max_phy_offset)
-        tls = self._config.tls
-        broker = self._config.broker
-        port_tls = tls.for_replicas(broker.broker_name) if tls is not None else None
-        await self.ha.start(broker.bind_host, port_tls, self.node_secret)
+        await self._listen()
         log.info(
             "classic_role role=%s needed_slaves=%d",
             self._config.broker.broker_role,

@@ -134,11 +134,8 @@ class ControllerReplication(Replication):
 
     async def start(self) -> None:
         self._path.store.flushed_listeners.append(self._path.flushed)
-        tls = self._config.tls
         # Before it registers: the role views that follow give its HA address to other replicas.
-        broker = self._config.broker
-        port_tls = tls.for_replicas(broker.broker_name) if tls is not None else None
-        await self.ha.start(broker.bind_host, port_tls, self.node_secret)
+        await self._listen()
         await self.manager.start()
 
     async def hand_over(self) -> None:

@@ -97,6 +97,12 @@ class Replication(ABC):
     def broker_id(self) -> int:
         """This broker's id; 0 for a master of classic mode, and until controllers assign one."""
 
+    async def _listen(self) -> None:
+        """The HA service listens."""
+        broker, tls = self._config.broker, self._config.tls
+        port_tls = tls.for_replicas(broker.broker_name) if tls is not None else None
+        await self.service.start(broker.bind_host, port_tls, self.node_secret)
+
     @abstractmethod
     async def start(self) -> None:
         """Registers at the controllers, or takes the role of the configuration."""

@@ -131,12 +131,9 @@ class ScheduleMessageService(_DueMessages):
     TOPICS = (SCHEDULE_TOPIC,)
 
     def _continue(self) -> None:
-        table, queries = self._progress.delays, self._store.queries
-        offsets = {}
-        # Stay inside the queue: what the progress names may have expired, or been cut.
+        table, offsets = self._progress.delays, {}
         for queue_id in range(max(len(self._levels), *table, 0)):
-            least = queries.min_offset_in_queue(SCHEDULE_TOPIC, queue_id)
-            most = queue_end(self._store, SCHEDULE_TOPIC, queue_id)
+            least, most = self._range_of(SCHEDULE_TOPIC, queue_id)
             offsets[queue_id] = min(max(table.get(queue_id + 1, 0), least), most)
         self._queues = DelayQueues(self._delay_ms, offsets)
 
@@ -208,9 +205,7 @@ class TimerService(_DueMessages):
     TOPICS = (TIMER_TOPIC,)
 
     def _continue(self) -> None:
-        least = self._store.queries.min_offset_in_queue(TIMER_TOPIC, QUEUE)
-        most = queue_end(self._store, TIMER_TOPIC, QUEUE)
-        self._queue = TimerQueue(self._progress.timer, least, most)
+        self._queue = TimerQueue(self._progress.timer, *self._range_of(TIMER_TOPIC, QUEUE))
 
     def _forget(self) -> None:
         self._queue = TimerQueue(TimerProgress(), 0, 0)
@@ -227,9 +222,8 @@ class TimerService(_DueMessages):
         # that takes over walks through each second from here on: a day takes it 0.1 s, but from
         # time 0 it is half an hour at full load, without deliveries.
         first_ms = self._store.queries.earliest_message_time(TIMER_TOPIC, QUEUE)
-        if self._store.queries.min_offset_in_queue(TIMER_TOPIC, QUEUE) >= queue_end(
-            self._store, TIMER_TOPIC, QUEUE
-        ):
+        least, most = self._range_of(TIMER_TOPIC, QUEUE)
+        if least >= most:
             first_ms = self.now_ms()
         return max(0, first_ms - DAY_MS)
 

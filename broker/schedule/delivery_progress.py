@@ -10,34 +10,22 @@ replica stores these records as ordinary messages, and gets the offsets by GET_A
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from batonmq.broker.tables.delay_offset import DelayOffsetManager, TimerProgress
-from batonmq.protocol.system_record import decode_system_record
+from batonmq.protocol.system_record import SystemRecord
 
-PROGRESS_VERSION: Final = 1
 _NO_DELAYS: Final[Mapping[int, int]] = {}
 
 
-class ProgressRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ProgressRecord(SystemRecord, frozen=True, kw_only=True, rename="camel"):
     """`delays`: delay level -> next offset in its queue. `timer`: None if unchanged."""
 
-    v: int = PROGRESS_VERSION
-    delays: dict[int, int] = {}
+    KIND: ClassVar = "progress"
+    delays: dict[int, int] = msgspec.field(default_factory=dict)
     timer: TimerProgress | None = None
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
-
-
-_decoder = msgspec.json.Decoder(ProgressRecord)
-
-
-def decode_progress(body: bytes) -> ProgressRecord:
-    """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
-    return decode_system_record(_decoder, body, "progress", PROGRESS_VERSION)
 
 
 class DeliveryProgress:
@@ -54,7 +42,7 @@ class DeliveryProgress:
 
     def apply_record(self, body: bytes, end: int) -> None:
         """The record that ends at `end` of the log is confirmed. Raises RemoteProtocolError."""
-        record = decode_progress(body)
+        record = ProgressRecord.decode(body)
         self._delays.set_all(record.delays)
         for level in record.delays:
             if level in self._unconfirmed and self._unconfirmed[level][1] <= end:
@@ -68,7 +56,7 @@ class DeliveryProgress:
 
     def take_over_record(self, body: bytes, end: int) -> None:
         """A new master finds this unconfirmed record in its log. Raises RemoteProtocolError."""
-        self._stands(decode_progress(body), end)
+        self._stands(ProgressRecord.decode(body), end)
 
     def delivered(
         self, delays: Mapping[int, int] = _NO_DELAYS, timer: TimerProgress | None = None

@@ -54,8 +54,7 @@ class RecallProcessor:
             )
         self._path.gate.require_open()
         topic = text(request, "topic")
-        if self._topics.get(topic) is None:
-            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
+        self._topics.existing(topic)
         handle = self._checked(topic, text(request, "recallHandle"))
         end_offset = self._put(handle)
         await self._path.wait_confirmed(end_offset, "recall")

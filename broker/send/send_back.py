@@ -59,11 +59,7 @@ class SendBackProcessor:
     def send_back(self, request: RemotingCommand, connection: Connection) -> RemotingCommand | None:
         """Stores a message again (CONSUMER_SEND_MSG_BACK, 36); the answer has only a code."""
         self._path.gate.require_open()
-        if self._path.hold.active:
-            raise BrokerRefusal(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                "the master of this group is changing: send the message again",
-            )
+        self._path.hold.require_inactive()
         group = self._topics.group(text(request, "group"), writable=True)
         # As in Java: this group wants no retries.
         if group.retry_queue_nums <= 0:

@@ -268,11 +268,7 @@ class SendProcessor:
 
     def place_of(self, ext: SendFields) -> tuple[str, int]:
         """Topic and queue of a send that another processor will store. Raises BrokerRefusal."""
-        if self._hold.active:
-            raise BrokerRefusal(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                "the master of this group is changing: send the message again",
-            )
+        self._hold.require_inactive()
         return self._target(ext)
 
     def put_for(

@@ -206,6 +206,19 @@ class NamedTable(ConfigManager[B], Generic[B, C]):
             self._new_version()
         return bool(changed)
 
+    def undo_of(self, names: Iterable[str]) -> Callable[[], None]:
+        """A function that gives these entries back what they are now."""
+        before = {name: self._table.get(name) for name in names}
+
+        def undo() -> None:
+            for name, config in before.items():
+                if config is None:
+                    self.delete(name)
+                else:
+                    self.put(config)
+
+        return undo
+
     def delete(self, name: str) -> bool:
         """Removes an entry; a system entry stays."""
         if name in self._system or self._table.pop(name, None) is None:

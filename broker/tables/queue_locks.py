@@ -72,8 +72,6 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._to_check: Iterator[tuple[str, Queue]] = iter(())
         self._count = 0  # Locks of all groups
         self._is_full = False  # Whether a queue found no place, logged for the operator
-        self.change_count = 0
-        """Grows with each change of an owner."""
 
     def _take_loaded(self, body: QueueLockTable) -> None:
         self._take(body)
@@ -90,7 +88,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
     def replace_all(self, table: QueueLockTable) -> None:
         """Takes over the master's table."""
         self._take(table)
-        self._changed()
+        self._new_version()
 
     def _take(self, table: QueueLockTable) -> None:
         # Only the master knows when a lock was renewed: see `renew_all`.
@@ -169,7 +167,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._is_full = self._is_full and self._count >= INVENTED_MAX
         if not locks:
             del self._groups[change.group]
-        self._changed()
+        self._new_version()
 
     def expired(self, now_ms: int) -> list[tuple[str, str, Queue]]:
         """Some of the expired locks, as (group, client id, queue). A call checks CHECKED_MAX locks,
@@ -200,7 +198,3 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
 
     def _is_expired(self, lock: _Lock, now_ms: int) -> bool:
         return now_ms - max(lock.renewed_ms, self._renewed_all_ms) > LEASE_MS
-
-    def _changed(self) -> None:
-        self.change_count += 1
-        self._new_version()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -322,7 +322,7 @@ class SlaveSynchronize:
         the master is no Java broker."""
         tables = self._tables
         locks, modes = tables.locks, tables.request_modes
-        before = self._tables.version, locks.change_count, modes.change_count
+        before = tables.version, locks.data_version, modes.data_version
         topics = await self._table(
             way, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigAndMappingSerializeWrapper
         )
@@ -341,7 +341,7 @@ class SlaveSynchronize:
         else:
             held, timers = None, await self._if_known(way, RequestCode.GET_TIMER_CHECK_POINT)
         has_log = await self._log_reaches(_offset(delays, EXT_CARRIED_OUT), followed)
-        now = self._tables.version, locks.change_count, modes.change_count
+        now = tables.version, locks.data_version, modes.data_version
         if followed is not self.followed or now != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
@@ -492,30 +492,20 @@ class SlaveSourceProcessor:
         processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, paged(self.all_request_modes))
 
     async def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        wrapper = TopicConfigAndMappingSerializeWrapper(
-            data_version=self._tables.topics.data_version,
-            topic_config_table=dict(self._tables.topics.table),
+        table = self._tables.topics
+        body = TopicConfigAndMappingSerializeWrapper(
+            data_version=table.data_version, topic_config_table=dict(table.table)
         )
-        return RemotingCommand.response_to(
-            request,
-            ext={"totalTopicNum": str(len(wrapper.topic_config_table))},
-            body=await _encoded(wrapper),
-        )
+        return await _reply(request, body, {"totalTopicNum": str(len(table))})
 
     async def all_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
-        wrapper: SubscriptionGroupWrapper = self._tables.groups.wrapper()
-        return RemotingCommand.response_to(
-            request,
-            ext={"totalGroupNum": str(len(wrapper.subscription_group_table))},
-            body=await _encoded(wrapper),
-        )
+        table = self._tables.groups
+        return await _reply(request, table.wrapper(), {"totalGroupNum": str(len(table))})
 
     async def all_locks(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """BATON_GET_QUEUE_LOCKS (60002): who has which queue."""
-        return RemotingCommand.response_to(
-            request, body=await _encoded(self._tables.locks.wrapper())
-        )
+        return await _reply(request, self._tables.locks.wrapper())
 
     async def all_consumer_offsets(
         self, request: RemotingCommand, _: Connection
@@ -531,9 +521,9 @@ class SlaveSourceProcessor:
             EXT_CARRIED_OUT: str(self._confirm_offset()),
             EXT_LOG_BEGIN: str(max(0, self._log_begin())),
         }
-        known = request.ext.get(EXT_OFFSET_VERSION) == version
-        body = b"" if known else await _encoded(self._tables.offsets.wrapper())
-        return RemotingCommand.response_to(request, ext=ext, body=body)
+        if request.ext.get(EXT_OFFSET_VERSION) == version:
+            return RemotingCommand.response_to(request, ext=ext)
+        return await _reply(request, self._tables.offsets.wrapper(), ext)
 
     def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         check = self._tables.delays.timer_check(self._timers_until_ms())
@@ -547,8 +537,7 @@ class SlaveSourceProcessor:
 
     async def all_request_modes(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """GET_ALL_MESSAGE_REQUEST_MODE (402). A group that is not in it has the default mode."""
-        body = await _encoded(self._tables.request_modes.wrapper())
-        return RemotingCommand.response_to(request, body=body)
+        return await _reply(request, self._tables.request_modes.wrapper())
 
 
 def _offset(reply: RemotingCommand, name: str) -> int | None:
@@ -556,6 +545,9 @@ def _offset(reply: RemotingCommand, name: str) -> int | None:
     return reply.require_int(name) if name in reply.ext else None
 
 
-async def _encoded(body: Body) -> bytes:
-    """The JSON of `body`, whose tables must not change meanwhile."""
-    return b"".join([piece async for piece in in_turns(encoded_pieces(body), PIECES_AT_ONCE)])
+async def _reply(
+    request: RemotingCommand, body: Body, ext: Mapping[str, str] | None = None
+) -> RemotingCommand:
+    """A reply with the JSON of `body`, whose tables must not change meanwhile."""
+    pieces = [piece async for piece in in_turns(encoded_pieces(body), PIECES_AT_ONCE)]
+    return RemotingCommand.response_to(request, ext=ext, body=b"".join(pieces))

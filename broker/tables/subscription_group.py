@@ -95,7 +95,6 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
         super().__init__(path, MessageRequestModeSerializeWrapper, clock_ms)
         self._table: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
         self._dirty = False  # without such groups there is no file
-        self.change_count = 0
 
     def _take_loaded(self, body: MessageRequestModeSerializeWrapper) -> None:
         self._table = body.message_request_mode_map
@@ -111,14 +110,10 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
         for mode in modes:
             if self.get(mode.topic, mode.consumer_group) != mode:
                 self._table.setdefault(mode.topic, {})[mode.consumer_group] = mode
-                self._changed()
+                self._new_version()
 
     def replace_all(self, table: MessageRequestModeSerializeWrapper) -> None:
         """Replaces the table by the master's."""
         if table.message_request_mode_map != self._table:
             self._table = table.message_request_mode_map
-            self._changed()
-
-    def _changed(self) -> None:
-        self.change_count += 1
-        self._new_version()
+            self._new_version()

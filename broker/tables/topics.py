@@ -20,7 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Final
+from typing import ClassVar, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.broker.tables.queue_locks import LockChange
 from batonmq.broker.tables.subscription_group import FORBIDDEN_TO_READ
-from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
+from batonmq.broker.tables.topic_config import topic_config
 from batonmq.broker.tables.unwritten import Unwritten
 from batonmq.protocol.bodies import (
     PERM_WRITE,
@@ -39,8 +39,8 @@ from batonmq.protocol.bodies import (
     TopicConfig,
 )
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.protocol.system_record import decode_system_record
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.system_record import SystemRecord
 from batonmq.protocol.topic_name import (
     METADATA_TOPIC,
     check_group,
@@ -55,36 +55,41 @@ from batonmq.store.errors import PutRefused
 log = logging.getLogger(__name__)
 
 
-METADATA_VERSION: Final = 1
-
-
-class MetadataChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class MetadataChange(SystemRecord, frozen=True, kw_only=True, rename="camel"):
     """What one record changes. Names that are absent are untouched.
 
     `deleted_groups`: whether the offsets of the group are deleted too. `forbidden`: group to topic
     to bits, as in `config/subscriptionGroup.json`.
     """
 
-    v: int = METADATA_VERSION
-    topics: dict[str, TopicConfig] = {}
-    deleted_topics: list[str] = []
-    groups: dict[str, SubscriptionGroupConfig] = {}
-    locks: list[LockChange] = []
-    deleted_groups: dict[str, bool] = {}
-    forbidden: dict[str, dict[str, int]] = {}
-    request_modes: list[SetMessageRequestModeRequestBody] = []
-    resets: list[OffsetReset] = []
+    KIND: ClassVar = "metadata"
+    topics: dict[str, TopicConfig] = msgspec.field(default_factory=dict)
+    deleted_topics: list[str] = msgspec.field(default_factory=list)
+    groups: dict[str, SubscriptionGroupConfig] = msgspec.field(default_factory=dict)
+    locks: list[LockChange] = msgspec.field(default_factory=list)
+    deleted_groups: dict[str, bool] = msgspec.field(default_factory=dict)
+    forbidden: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    request_modes: list[SetMessageRequestModeRequestBody] = msgspec.field(default_factory=list)
+    resets: list[OffsetReset] = msgspec.field(default_factory=list)
 
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
-
-
-_decoder = msgspec.json.Decoder(MetadataChange)
-
-
-def decode_metadata(body: bytes) -> MetadataChange:
-    """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
-    return decode_system_record(_decoder, body, "metadata", METADATA_VERSION)
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        """As `SystemRecord.decode`, without names that no file can have (R46)."""
+        change = super().decode(body)
+        # Earlier versions accepted such names, so they may be in the log. All members skip the
+        # same.
+        named = [*change.topics, *change.deleted_topics, *change.groups, *change.deleted_groups]
+        bad = {name for name in named if not is_file_name(name)}
+        if not bad:
+            return change
+        log.error("metadata_names_skipped names=%r", sorted(bad))
+        return replace(
+            change,
+            topics={name: one for name, one in change.topics.items() if name not in bad},
+            deleted_topics=[name for name in change.deleted_topics if name not in bad],
+            groups={name: one for name, one in change.groups.items() if name not in bad},
+            deleted_groups={n: one for n, one in change.deleted_groups.items() if n not in bad},
+        )
 
 
 class TopicService:
@@ -126,6 +131,15 @@ class TopicService:
 
     def get(self, topic: str) -> TopicConfig | None:
         return self.topics.get(topic)
+
+    def existing(self, topic: str) -> TopicConfig:
+        """Raises BrokerRefusal TOPIC_NOT_EXIST."""
+        config = self.topics.get(topic)
+        if config is None:
+            raise BrokerRefusal(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist on this broker"
+            )
+        return config
 
     def for_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
         """The topic of a send, created from `default_topic` if that is allowed.
@@ -188,10 +202,10 @@ class TopicService:
                 check_made_topic(name)
         # First: if no record can be put this raises, and the table must not have changed.
         end = self._append(MetadataChange(topics=dict(zip(names, configs, strict=True))).encode())
-        before = {name: self.topics.get(name) for name in names}
         # R55: a full disk may keep the record from the log until the role ends: then the change is
         # undone.
-        self.unwritten.note(end, partial(_put_back, self.topics, self._changed, before))
+        self.unwritten.note(end, partial(self._changed, None))
+        self.unwritten.note(end, self.topics.undo_of(names))  # undone first
         for config in configs:
             self.topics.put(config)
             log.info(
@@ -248,16 +262,19 @@ class TopicService:
     def put_groups(self, configs: Sequence[SubscriptionGroupConfig]) -> int:
         """The same for several, as one change. Raises BrokerRefusal NO_PERMISSION for more than
         `subscriptionGroupsMax`."""
-        refuse_too_many_groups(self, configs)
+        self.refuse_too_many_groups(configs)
         end = self._append(
             MetadataChange(groups={config.group_name: config for config in configs}).encode()
         )
-        for config in configs:
-            known = self.groups.get(config.group_name)
-            undo = partial(self.groups.delete, config.group_name)
-            self.unwritten.note(end, undo if known is None else partial(self.groups.put, known))
+        self.unwritten.note(end, self.groups.undo_of(config.group_name for config in configs))
         self.groups.put_all(configs)
         return end
+
+    def refuse_too_many_groups(self, configs: Sequence[SubscriptionGroupConfig]) -> None:
+        """Raises BrokerRefusal NO_PERMISSION for more than `subscriptionGroupsMax`."""
+        made = sum(config.group_name not in self.groups for config in configs)
+        most = self._settings.subscription_groups_max
+        _refuse_above("groups", len(self.groups), made, "subscriptionGroupsMax", most)
 
     def delete_group(self, group: str, *, with_offsets: bool) -> int:
         """Deletes a group, and on request its offsets, once the returned offset is confirmed. Its
@@ -322,24 +339,22 @@ class TopicService:
 
     def apply_record(self, body: bytes, end_offset: int) -> None:
         """Applies a confirmed metadata record, which ends at `end_offset`, on a replica.
-        Idempotent. Raises OSError if a topic's files cannot be removed."""
+        Idempotent. Raises OSError if a topic's files cannot be removed, RemoteProtocolError."""
         # R55: it is in the log, so it is not undone any more.
         self.unwritten.written(end_offset)
-        change = _readable(body)
-        if change is not None:
-            self._put(change)
-            self._delete(change, end_offset)
-            self._offsets.resets.begin(change.resets, end_offset)
+        change = MetadataChange.decode(body)
+        self._put(change)
+        self._delete(change, end_offset)
+        self._offsets.resets.begin(change.resets, end_offset)
 
     def take_over_record(self, body: bytes, end_offset: int) -> None:
         """A new master finds this record in its log, not confirmed yet. What it creates and resets
         counts at once, what it deletes when it is confirmed."""
-        change = _readable(body)
-        if change is not None:
-            self._put(change)
-            self._offsets.resets.begin(change.resets, end_offset, confirmed=False)
-            self._count_deletions(change.deleted_topics, end_offset)
-            self._changed(change.deleted_topics)
+        change = MetadataChange.decode(body)
+        self._put(change)
+        self._offsets.resets.begin(change.resets, end_offset, confirmed=False)
+        self._count_deletions(change.deleted_topics, end_offset)
+        self._changed(change.deleted_topics)
 
     def _count_deletions(self, topics: Collection[str], end_offset: int) -> None:
         # Who is elected again before the record is confirmed takes it over again, and it will be
@@ -352,18 +367,13 @@ class TopicService:
         """A record of this master's log, which ends at `end_offset`, is on every member of the set.
         Raises OSError as `apply_record` does."""
         self.unwritten.written(end_offset)
-        change = _readable(body)
-        if change is None:
-            return
+        change = MetadataChange.decode(body)
         self._delete(change, end_offset)
         self._offsets.resets.begin(change.resets, end_offset)
         # One that was created again right after its deletion: that record has just removed it.
-        for config in change.topics.values():
-            if self.topics.get(config.topic_name) is None:
-                self._put(change)
-        for group in change.groups.values():
-            if group.group_name not in self.groups:
-                self._put(change)
+        lacks = any(one.topic_name not in self.topics for one in change.topics.values())
+        if lacks or any(one.group_name not in self.groups for one in change.groups.values()):
+            self._put(change)
 
     def role_left(self) -> None:
         """What was not confirmed may be cut: the log decides."""
@@ -372,12 +382,8 @@ class TopicService:
         self._offsets.resets.role_left()
 
     def _put(self, change: MetadataChange) -> None:
-        for config in change.topics.values():
-            if self.topics.get(config.topic_name) != config:
-                self.topics.put(config)
-        for group in change.groups.values():
-            if self.groups.get(group.group_name) != group:
-                self.groups.put(group)
+        self.topics.put_all(change.topics.values())
+        self.groups.put_all(change.groups.values())
         for name, topics in change.forbidden.items():
             for topic, bits in topics.items():
                 self.groups.set_forbidden(name, topic, bits)
@@ -428,15 +434,6 @@ def _require_writable(config: TopicConfig) -> None:
         )
 
 
-def refuse_too_many_groups(
-    service: TopicService, configs: Sequence[SubscriptionGroupConfig]
-) -> None:
-    """Raises BrokerRefusal NO_PERMISSION for more than `subscriptionGroupsMax`."""
-    made = sum(config.group_name not in service.groups for config in configs)
-    most = service._settings.subscription_groups_max
-    _refuse_above("groups", len(service.groups), made, "subscriptionGroupsMax", most)
-
-
 def _refuse_above(what: str, there: int, made: int, key: str, most: int) -> None:
     """Raises BrokerRefusal NO_PERMISSION if `made` new ones would be too many; others stay."""
     if made and there + made > most:
@@ -446,50 +443,8 @@ def _refuse_above(what: str, there: int, made: int, key: str, most: int) -> None
         )
 
 
-def _put_back(
-    topics: TopicConfigManager,
-    changed: Callable[[None], None],
-    before: dict[str, TopicConfig | None],
-) -> None:
-    for name, config in before.items():
-        if config is None:
-            topics.delete(name)
-        else:
-            topics.put(config)
-    changed(None)
-
-
 def readable_queue(config: TopicConfig, queue_id: int) -> int:
     """A queue that readers see, for a message that waited for `queue_id`: its topic may have fewer
     queues by now (R56)."""
     reads = config.read_queue_nums
     return queue_id % reads if 0 < reads <= queue_id else queue_id
-
-
-def _readable(body: bytes) -> MetadataChange | None:
-    """The change in a record; None, logged, for one of a version that this broker cannot read."""
-    try:
-        return _without_bad_names(decode_metadata(body))
-    except RemoteProtocolError as exc:
-        # Skipped: the messages after it matter more than the setting in it (R54).
-        log.error("metadata_record_skipped topic=%s reason=%s", METADATA_TOPIC, exc)
-        return None
-
-
-def _without_bad_names(change: MetadataChange) -> MetadataChange:
-    """The change without names that no file can have (R46)."""
-    # Earlier versions accepted such names, so they may be in the log. Every member skips the same.
-    named = [*change.topics, *change.deleted_topics, *change.groups, *change.deleted_groups]
-    bad = {name for name in named if not is_file_name(name)}
-    if not bad:
-        return change
-    log.error("metadata_names_skipped names=%r", sorted(bad))
-    return replace(
-        change,
-        topics={name: one for name, one in change.topics.items() if name not in bad},
-        deleted_topics=[name for name in change.deleted_topics if name not in bad],
-        groups={name: one for name, one in change.groups.items() if name not in bad},
-        deleted_groups={
-            name: one for name, one in change.deleted_groups.items() if name not in bad
-        },
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -18,25 +17,20 @@ import msgspec
 from batonmq.auth.policy import Rulebook, User, UserWrapper
 from batonmq.broker.tables.config_file import NamedTable
 from batonmq.broker.tables.unwritten import Unwritten
-from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.system_record import decode_system_record
+from batonmq.protocol.system_record import SystemRecord
 from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 
-RECORD_VERSION: Final = 1
 USERS_MAX: Final = 10_000
 
 
-class UserChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class UserChange(SystemRecord, frozen=True, kw_only=True, rename="camel"):
     """One record: users as they are from now on, and those that are gone."""
 
-    v: int = RECORD_VERSION
-    users: list[User] = []
-    deleted: list[str] = []
-
-
-_decoder = msgspec.json.Decoder(UserChange)
+    KIND: ClassVar = "user"
+    users: list[User] = msgspec.field(default_factory=list)
+    deleted: list[str] = msgspec.field(default_factory=list)
 
 
 class UserTable(NamedTable[UserWrapper, User]):
@@ -94,41 +88,30 @@ class UserService:
 
     def put(self, user: User) -> int:
         """Makes or changes a user; safe once the returned offset is confirmed."""
-        before = self.table.get(user.username)
+        undo = self.table.undo_of([user.username])
         # First: if no record can be put this raises, and the table must not have changed.
-        end = self._append(msgspec.json.encode(UserChange(users=[user])))
-        undo = partial(self.table.delete, user.username)
-        self.unwritten.note(end, undo if before is None else partial(self.table.put, before))
+        end = self._append(UserChange(users=[user]).encode())
+        self.unwritten.note(end, undo)
         self._apply(UserChange(users=[user]))
         return end
 
     def delete(self, name: str) -> int:
         """Removes a user with its policies; as `put`."""
-        before = self.table.get(name)
-        end = self._append(msgspec.json.encode(UserChange(deleted=[name])))
-        if before is not None:
-            self.unwritten.note(end, partial(self.table.put, before))
+        undo = self.table.undo_of([name])
+        end = self._append(UserChange(deleted=[name]).encode())
+        self.unwritten.note(end, undo)
         self._apply(UserChange(deleted=[name]))
         return end
 
     def take_over_record(self, body: bytes, end_offset: int) -> None:
-        self._apply_body(body)
+        self._apply(UserChange.decode(body))
 
     def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
         self.unwritten.written(end_offset)  # applied when it was put
 
     def apply_record(self, body: bytes, end_offset: int) -> None:
         self.unwritten.written(end_offset)
-        self._apply_body(body)
-
-    def _apply_body(self, body: bytes) -> None:
-        try:
-            change = decode_system_record(_decoder, body, "user", RECORD_VERSION)
-        except RemoteProtocolError as error:
-            # The text of a decoder names the type of a value, never the value.
-            log.error("user_record_skipped reason=%s", error)
-            return
-        self._apply(change)
+        self._apply(UserChange.decode(body))
 
     def _apply(self, change: UserChange) -> None:
         changed = self.table.put_all(change.users)

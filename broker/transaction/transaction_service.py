@@ -24,7 +24,6 @@ from batonmq.auth.rights import publish_needs
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.request_fields import flag, number, stored_at, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
-from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService, readable_queue
 from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_records import (
@@ -45,7 +44,7 @@ from batonmq.broker.transaction.transaction_records import (
 )
 from batonmq.broker.write import log_features
 from batonmq.broker.write.log_features import LogFeature
-from batonmq.broker.write.write_path import WritePath
+from batonmq.broker.write.write_path import WritePath, outcome_of
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -104,7 +103,7 @@ class TransactionService(LogFeature):
         self._config = config
         self._table = TransactionTable(check_rules(config))
         self._loaded = asyncio.Event()
-        self._load_to = (0, 0)
+        self._load_to = [0, 0]
         self._torn: list[int] = []
         """Halves whose commit or copy is in the log without an op."""
         self._ops: list[int] = []
@@ -124,15 +123,13 @@ class TransactionService(LogFeature):
         processors.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume_check)
 
     def _continue(self) -> None:
-        starts = [
-            max(self._offsets.query(TRANS_GROUP, topic, QUEUE), least)
-            for topic, least in zip(self.TOPICS, self._first_offsets(), strict=True)
-        ]
-        ends = [queue_end(self._store, topic, QUEUE) for topic in self.TOPICS]
-        # The recorded progress may be above the end: what it counted was cut by a failover.
-        at = min(starts[0], ends[0]), min(starts[1], ends[1])
-        self._table = TransactionTable(check_rules(self._config), *at)
-        self._load_to = ends[0], ends[1]
+        starts, ends = [], []
+        for topic in self.TOPICS:
+            least, most = self._range_of(topic, QUEUE)
+            starts.append(min(max(self._offsets.query(TRANS_GROUP, topic, QUEUE), least), most))
+            ends.append(most)
+        self._table = TransactionTable(check_rules(self._config), *starts)
+        self._load_to = ends
 
     def _forget(self) -> None:
         self._loaded.clear()
@@ -142,7 +139,7 @@ class TransactionService(LogFeature):
         self._resumed.clear()
         if self._op_done is not None and not self._op_done.done():
             self._op_done.set_exception(_changed())
-            self._op_done.exception()  # marked as retrieved: maybe no request waits
+            _retrieved(self._op_done)
         self._op_done = None
 
     def _producer_came(self, group: str) -> None:
@@ -380,12 +377,7 @@ class TransactionService(LogFeature):
         place = real_place(message_to_store(record).properties)
         if place is None:
             raise _refused(f"half message {half.queue_offset} has no REAL_TOPIC and REAL_QID")
-        config = self._topics.get(place[0])
-        if config is None:
-            raise BrokerRefusal(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {place[0]} does not exist any more"
-            )
-        place = place[0], readable_queue(config, place[1])
+        place = place[0], readable_queue(self._topics.existing(place[0]), place[1])
         put = self._path.put_stored(committed(record, latest_offset, place))
         # Until its op is put: an end that fails in between must not commit it again.
         self._store.recent_commits.append(latest_offset, put.physical_offset)
@@ -405,17 +397,8 @@ class TransactionService(LogFeature):
         if done.done():
             return
         offsets, self._ops, self._op_done = self._owed + self._ops, [], None
-        path = self._path
-
-        def outcome(code: int, remark: str) -> None:
-            if done.done():
-                return
-            if code == ResponseCode.SUCCESS:
-                done.set_result(None)
-            else:
-                done.set_exception(BrokerRefusal(code, f"end of the transaction: {remark}"))
-                done.exception()
-
+        path, outcome = self._path, outcome_of(done, "end of the transaction")
+        done.add_done_callback(_retrieved)
         try:
             for at in range(0, len(offsets), OP_OFFSETS_MAX):
                 put = self._store.appender.put_message(
@@ -534,6 +517,12 @@ def _require_same_topic(topics: TopicService, half: MessageExt) -> None:
         raise BrokerRefusal(
             ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} was deleted since: the half is gone"
         )
+
+
+def _retrieved(done: asyncio.Future[None]) -> None:
+    # Maybe no request waits for it: without this asyncio would log an exception never retrieved.
+    if not done.cancelled():
+        done.exception()
 
 
 def _refused(why: str) -> BrokerRefusal:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import ClassVar, Final, Protocol
 
 from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
 from batonmq.protocol.records.codec import RecordHead
@@ -95,6 +96,12 @@ class LogFeature:
     def _next_due_ms(self) -> int:
         """When something may be due next, wall clock ms; by default `_slice` decides that."""
         return 0
+
+    def _range_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The queue offsets that the log has, from its first to one past its last, confirmed or
+        not. What the progress names may have expired, or been cut by a failover: stay inside."""
+        least = self._store.queries.min_offset_in_queue(topic, queue_id)
+        return least, queue_end(self._store, topic, queue_id)
 
     def _is_blocked(self) -> bool:
         path, store = self._path, self._store
@@ -185,5 +192,7 @@ class SystemRecords:
                 kind.own_record_confirmed(body, end_offset)
             else:
                 kind.apply_record(body, end_offset)
-        except RemoteProtocolError as error:  # the records behind it matter more (R54)
+        except RemoteProtocolError as error:
+            # The records behind it matter more (R54). The text names the type of a value, never
+            # the value, which may be a user's secret.
             log.error("system_record_skipped topic=%r reason=%s", head.topic, error)

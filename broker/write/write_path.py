@@ -26,7 +26,7 @@ from typing import Protocol
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write.broker_stats import BrokerStats
-from batonmq.broker.write.pending_acks import SLICE, AckPause, FlowControl, PendingAcks
+from batonmq.broker.write.pending_acks import SLICE, AckPause, FlowControl, Outcome, PendingAcks
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.set_aside import SetAside
 from batonmq.protocol.codes import ResponseCode
@@ -72,6 +72,14 @@ class SendHold:
         self.active = True
         self._timer = asyncio.get_running_loop().call_later(HELD_MOST_S, self.release)
 
+    def require_inactive(self) -> None:
+        """Raises BrokerRefusal while sends are held, for requests that cannot be held."""
+        if self.active:
+            raise BrokerRefusal(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "the master of this group is changing: ask again",
+            )
+
     def take(
         self, handler: RawHandler, connection: Connection, kind: int, header: bytes, body: bytes
     ) -> bool:
@@ -116,6 +124,21 @@ class SendHold:
             if waiting is not None:
                 waiting.cancel()
         self._timer = self._next_slice = None
+
+
+def outcome_of(future: asyncio.Future[None], what: str) -> Outcome:
+    """Ends `future` by the outcome of a write; a failure is BrokerRefusal about `what`."""
+
+    def outcome(code: int, remark: str) -> None:
+        # Who awaited it may have been cancelled, and the future with it.
+        if future.done():
+            return
+        if code == ResponseCode.SUCCESS:
+            future.set_result(None)
+        else:
+            future.set_exception(BrokerRefusal(code, f"{what}: {remark}"))
+
+    return outcome
 
 
 class Replicator(Protocol):
@@ -296,18 +319,14 @@ class WritePath:
     def wait_confirmed(self, end_offset: int, what: str) -> Awaitable[None]:
         """Done when all below `end_offset` is confirmed; else raises BrokerRefusal about `what`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def outcome(code: int, remark: str) -> None:
-            # Who awaited it may have been cancelled, and the future with it.
-            if future.done():
-                return
-            if code == ResponseCode.SUCCESS:
-                future.set_result(None)
-            else:
-                future.set_exception(BrokerRefusal(code, f"{what}: {remark}"))
-
-        self.acks.add_waiter(end_offset, self.clock_ms(), outcome)
+        self.acks.add_waiter(end_offset, self.clock_ms(), outcome_of(future, what))
         return future
+
+    async def answer(self, end_offset: int, request: RemotingCommand, what: str) -> RemotingCommand:
+        """A reply with code 0, once all below `end_offset` is confirmed. Raises as
+        `wait_confirmed`."""
+        await self.wait_confirmed(end_offset, what)
+        return RemotingCommand.response_to(request)
 
     def still_master(self, what: str) -> Awaitable[None]:
         """Done once this broker has proved that it is still the master: all that was put is

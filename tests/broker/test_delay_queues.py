@@ -71,8 +71,7 @@ def test_levels_come_in_turn_so_a_long_backlog_starves_none():
 
 
 def test_a_broker_that_is_no_master_looks_at_nothing():
-    core = queues(q0=0)
-    core.end()
+    core = queues()
     assert core.wake_ms == NEVER and core.next_read(1) is None and not core.arrived(0)
 
 

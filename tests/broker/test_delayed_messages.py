@@ -18,7 +18,6 @@ from batonmq.broker.schedule import delivery
 from batonmq.broker.schedule.delivery_progress import (
     DeliveryProgress,
     ProgressRecord,
-    decode_progress,
 )
 from batonmq.broker.tables.delay_offset import DelayOffsetManager, TimerProgress
 from batonmq.broker.write.put_hooks import PutHooks
@@ -201,7 +200,7 @@ async def test_r44_progress_above_the_end_of_a_queue_goes_back_to_it(rig, clock)
 )
 def test_a_progress_record_that_cannot_be_read_is_named(body):
     with pytest.raises(RemoteProtocolError, match="progress record"):
-        decode_progress(body)
+        ProgressRecord.decode(body)
 
 
 async def test_clients_do_not_write_what_the_broker_writes(rig):

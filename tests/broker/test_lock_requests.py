@@ -58,7 +58,7 @@ async def test_r30_a_lock_is_answered_when_its_record_is_confirmed(rig):
     path = rig.service.path
     confirmed, path.confirmed = path.confirmed, lambda offset: None
     waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
-    await until(lambda: rig.service.tables.locks.change_count > 0)
+    await until(lambda: rig.service.tables.locks.data_version.counter > 0)
     second = await rig.ask(41, body=lock_body("b"))
     assert owned(second) == [] and not waits.done()
     path.confirmed = confirmed
@@ -96,7 +96,7 @@ async def test_locks_survive_a_restart_and_run_out(tmp_path):
         assert owned(await rig.ask(41, body=lock_body("b"))) == []
         locks, now = rig.service.tables.locks, rig.service.path.clock_ms()
         locks.renew_all(now - 3_600_000)
-        while locks.has_locks("g", now) or locks.change_count == 0:
+        while locks.has_locks("g", now) or locks.data_version.counter == 0:
             rig.service.locks.tick(now)
         rig.service.locks.tick(now)
         rig.service.locks.tick(now)

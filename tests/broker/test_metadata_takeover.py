@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from batonmq.broker.tables.topics import MetadataChange, decode_metadata
+from batonmq.broker.tables.topics import MetadataChange
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.records.codec import NewMessage
@@ -27,7 +27,7 @@ def opened(folder: Path) -> tuple[MessageStore, list[MetadataChange]]:
     )
     applied: list[MetadataChange] = []
     store.on_system_record[METADATA_TOPIC] = lambda head, body: applied.append(
-        decode_metadata(body)
+        MetadataChange.decode(body)
     )
     store.open()
     return store, applied
@@ -69,7 +69,7 @@ def test_r31_a_takeover_shows_what_is_unconfirmed_and_again_when_it_is(tmp_path)
     slave, _ = opened(tmp_path / "b")
     shown: list[tuple[bool, list[str]]] = []
     slave.on_system_record[METADATA_TOPIC] = lambda head, body: shown.append(
-        (slave.shows_unconfirmed, decode_metadata(body).deleted_topics)
+        (slave.shows_unconfirmed, MetadataChange.decode(body).deleted_topics)
     )
     master.prepare_master()
     put(master, METADATA_TOPIC, MetadataChange(deleted_topics=["Old"]).encode())

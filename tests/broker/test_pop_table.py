@@ -13,7 +13,6 @@ from batonmq.broker.pop.pop_table import (
     PopTable,
     Position,
     PutOff,
-    decode_pop_record,
 )
 from batonmq.protocol.errors import RemoteProtocolError
 
@@ -97,7 +96,7 @@ def test_an_orderly_queue_wakes_when_what_is_left_is_visible():
 
 def test_r54_a_record_of_messages_without_offsets_is_unreadable():
     with pytest.raises(RemoteProtocolError, match="without offsets"):
-        decode_pop_record(
+        PopRecord.decode(
             PopRecord(popped=[Popped(key=KEY, pop_time=1, due=2, offsets=[], last_phy=0)]).encode()
         )
 
@@ -130,7 +129,7 @@ def test_r30_a_new_master_knows_what_the_old_one_knew(steps, read_from):
     end, now = 0, 1000
 
     def put(record: PopRecord) -> None:
-        records.append(decode_pop_record(record.encode()))
+        records.append(PopRecord.decode(record.encode()))
         old.apply(record, len(records) - 1)
         progress.append(old.oldest_record)
 

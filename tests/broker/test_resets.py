@@ -12,7 +12,7 @@ from test_table_safety import Tables, Wire, following
 
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_resets import OffsetReset
-from batonmq.broker.tables.topics import decode_metadata
+from batonmq.broker.tables.topics import MetadataChange
 from batonmq.protocol.codes import RequestCode
 
 TO_ONE = OffsetReset(group="g", topic="T", offsets={0: 1})
@@ -210,8 +210,8 @@ def test_r56_what_deletes_or_cuts_a_queues_offsets_ends_its_reset(pair):
 def test_r56_earlier_versions_read_the_record_and_theirs_is_read(pair):
     """They skip what they do not know; a master that knows no resets ends none for good."""
     pair.reset(pair.slave)
-    assert decode_metadata(pair.master.log[-1]).v == 1
-    assert decode_metadata(b'{"v":1,"topics":{}}').resets == []
+    assert MetadataChange.decode(pair.master.log[-1]).v == 1
+    assert MetadataChange.decode(b'{"v":1,"topics":{}}').resets == []
     offsets = pair.slave.offsets
     assert offsets.apply_from_master(4, {"T@g": {0: 3}}, 1 << 20)
     assert place(pair.slave) == (3, False)

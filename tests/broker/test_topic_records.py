@@ -10,13 +10,13 @@ from lone_broker import tables_in, until
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.queue_locks import LockChange
-from batonmq.broker.tables.topics import MetadataChange, TopicService, decode_metadata
+from batonmq.broker.tables.topics import MetadataChange, TopicService
 from batonmq.protocol.bodies import (
     SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
     TopicConfig,
 )
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 
 
 class Service(TopicService):
@@ -37,7 +37,7 @@ class Service(TopicService):
         )
 
     def _append_record(self, body: bytes) -> int:
-        self.records.append(decode_metadata(body))
+        self.records.append(MetadataChange.decode(body))
         return 100 * len(self.records)
 
     def _count(self, topics: Collection[str] | None) -> None:
@@ -56,7 +56,7 @@ async def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(r
     seen: list[MetadataChange] = []
     put = service.path.put_system_record
     service.topics._append = lambda body: (
-        seen.append(decode_metadata(body)) or put("rmq_sys_BATON_METADATA", body)
+        seen.append(MetadataChange.decode(body)) or put("rmq_sys_BATON_METADATA", body)
     )
     assert (await rig.send(topic="Made", queue=0)).code == 0
     config = service.tables.topics.get("Made")
@@ -154,11 +154,11 @@ def test_r31_a_queue_that_the_log_shows_exists_on_the_slave(service):
     assert service.get("rmq_sys_BATON_METADATA") is None
 
 
-def test_r31_a_record_of_a_newer_version_is_passed_over(service):
+def test_r31_a_record_of_a_newer_version_changes_nothing(service):
     for body in (b'{"v": 99, "topics": {}}', b"\xff"):
-        service.apply_record(body, 900)
-        service.take_over_record(body, 900)
-        service.own_record_confirmed(body, 900)
+        for arrives in ("apply_record", "take_over_record", "own_record_confirmed"):
+            with pytest.raises(RemoteProtocolError, match="metadata record"):
+                getattr(service, arrives)(body, 900)
     assert service.records == [] and service.dropped_topics == []
 
 

@@ -31,7 +31,7 @@ from batonmq.auth.policy import (
 )
 from batonmq.auth.signature import SigningKey, call_signature
 from batonmq.broker.main import SECTIONS
-from batonmq.broker.tables.topics import decode_metadata
+from batonmq.broker.tables.topics import MetadataChange
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.membership import decode_greeting
 from batonmq.controller.raft.snapshot import BadSnapshot, decode_snapshot, encode_snapshot
@@ -215,7 +215,7 @@ def message_properties(data: bytes) -> None:
 
 def system_records(data: bytes) -> None:
     with suppress(RemoteProtocolError):
-        decode_metadata(data)
+        MetadataChange.decode(data)
     decode_positions(data)
 
 

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from batonmq.broker.tables.topics import decode_metadata
+from batonmq.broker.tables.topics import MetadataChange
 from batonmq.controller.endpoints.remoting_endpoint import _decode
 from batonmq.controller.raft.membership import Membership, check_members
 from batonmq.controller.rules.commands import CommandDecodeError, decode
@@ -31,7 +31,7 @@ LINE = (
 @pytest.mark.parametrize(
     "read, data, error",
     [
-        (decode_metadata, b'{"v":1,"deletedTopics":["\xff"]}', RemoteProtocolError),
+        (MetadataChange.decode, b'{"v":1,"deletedTopics":["\xff"]}', RemoteProtocolError),
         (decode, b'{"v":1,"command":{"type":"\xff"}}', CommandDecodeError),
         (lambda data: _decode(data, HeartbeatData), b'{"clientID":"\xff"}', BrokerRefusal),
         (HeartbeatData.decode, b'{"clientID":"\xff"', RemoteProtocolError),
