@@ -24,6 +24,11 @@ import msgspec
 import batonmq
 from batonmq.broker.config import RUNTIME_KEYS as BROKER_LIVE
 from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
+from batonmq.client.admin.cluster import BrokerAdmin, ClusterAdmin
+from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
+from batonmq.client.admin.messages import MessageAdmin
+from batonmq.client.admin.topics import TopicAdmin
+from batonmq.client.admin.users import UserAdmin
 from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.heartbeats import ClientMember
 from batonmq.client.instance.routes import RouteListener
@@ -172,13 +177,20 @@ def reference() -> str:
 
 
 def _said(thing: Any) -> str:
-    """The first paragraph of its text; "" if it has none of its own."""
+    """Its docstring, as one paragraph; "" if it has none of its own."""
     text = inspect.cleandoc(vars(thing).get("__doc__") or "") if inspect.isclass(thing) else ""
     if not inspect.isclass(thing):
         text = inspect.getdoc(thing) or ""
     if inspect.isclass(thing) and text.startswith(f"{thing.__name__}("):
         return ""  # a dataclass without one
-    return " ".join(text.partition("\n\n")[0].split()).replace("<", "&lt;")
+    return " ".join(text.split()).replace("<", "&lt;")
+
+
+def _assigned(value: Any) -> str:
+    """`=value`; "" without a default, and for one that is no literal of Python."""
+    if isinstance(value, enum.Enum):
+        return f"={type(value).__name__}.{value.name}"
+    return f"={value!r}" if isinstance(value, bool | int | str | None | tuple) else ""
 
 
 def _parameters(function: Any) -> str:
@@ -192,7 +204,7 @@ def _parameters(function: Any) -> str:
         variadic = {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
         star = str(parameter).partition(parameter.name)[0] if parameter.kind in variadic else ""
         starred = starred or star == "*"
-        words.append(star + parameter.name)
+        words.append(star + parameter.name + _assigned(parameter.default))
     return ", ".join(words)
 
 
@@ -208,7 +220,9 @@ def _members(kind: type[Any]) -> Iterator[tuple[str, ...]]:
         if any(name in vars(base) for base in _INNER if issubclass(kind, base)):
             continue
         static = inspect.getattr_static(kind, name)
-        if isinstance(static, property | functools.cached_property):
+        if isinstance(static, functools.cached_property):
+            yield f"`{name}`", f"`{kind.__name__}.{name}`, which has an entry of its own."
+        elif isinstance(static, property):
             yield f"`{name}`", _said(static)
         elif inspect.isfunction(member) or inspect.ismethod(member):
             wait = "await " if inspect.iscoroutinefunction(member) else ""
@@ -221,7 +235,8 @@ def _ours(kind: type[Any]) -> list[type[Any]]:
 
 def _fields(kind: type[Any]) -> list[str]:
     if dataclasses.is_dataclass(kind):
-        return [field.name for field in dataclasses.fields(kind) if not field.name.startswith("_")]
+        fields = (field for field in dataclasses.fields(kind) if not field.name.startswith("_"))
+        return [field.name + _assigned(field.default) for field in fields]
     return list(getattr(kind, "__struct_fields__", ()))
 
 
@@ -246,7 +261,7 @@ def _entry(name: str, kind: Any) -> str:
         parts.append(", ".join(f"`{member}`" for member in kind.__members__) + ".")
     elif fields := _fields(kind):
         parts.append("Fields: " + ", ".join(f"`{field}`" for field in fields) + ".")
-    elif not issubclass(kind, BaseException) and "__init__" in vars(kind):
+    elif "." not in name and not issubclass(kind, BaseException) and "__init__" in vars(kind):
         parts.append(f"`{name}({_parameters(kind)})`")
     rows = [] if issubclass(kind, enum.Enum) else list(_members(kind))
     if rows and not issubclass(kind, BaseException):
@@ -254,18 +269,28 @@ def _entry(name: str, kind: Any) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+_ADMIN_PARTS: Final = {
+    "Admin.brokers": BrokerAdmin,
+    "Admin.cluster": ClusterAdmin,
+    "Admin.consumer_groups": ConsumerGroupAdmin,
+    "Admin.messages": MessageAdmin,
+    "Admin.topics": TopicAdmin,
+    "Admin.users": UserAdmin,
+}
+
+
 def python_api() -> str:
-    names = {name: getattr(batonmq, name) for name in dir(batonmq)}
+    names = {name: getattr(batonmq, name) for name in dir(batonmq)} | _ADMIN_PARTS
     groups: dict[str, list[str]] = {
         "Clients": [],
         "Options, messages and answers": [],
         "Errors": [],
     }
-    for name, kind in names.items():
+    for name, kind in sorted(names.items()):
         if name == "ResponseCode":
             continue
         is_error = inspect.isclass(kind) and issubclass(kind, BaseException)
-        is_client = name.endswith(("Producer", "Consumer", "Admin", "Instance"))
+        is_client = name.endswith(("Producer", "Consumer", "Admin", "Instance")) or "." in name
         group = (
             "Errors" if is_error else "Clients" if is_client else "Options, messages and answers"
         )
@@ -274,10 +299,11 @@ def python_api() -> str:
         "# Python API",
         MADE,
         _text("""
-        All public names of `batonmq`, for the words behind `from batonmq import`. Types and
-        defaults are in the code, which is typed: `help(batonmq.Producer)` shows them. Programs
-        that paste and run are in [examples](../examples/README.md); `batonmq.blocking` has the
-        same classes without asyncio, `batonmq.otel` a hook for OpenTelemetry. Status codes:
+        All public names of `batonmq`, for the words behind `from batonmq import`. Types are in the
+        code: `help(batonmq.Producer)` shows them. Times are in ms unless a text says seconds.
+        Begin with the programs in [examples](../examples/README.md), which paste and run.
+        `batonmq.blocking` has the same classes without asyncio (`BlockingProducer`, ...),
+        `batonmq.otel` a hook for OpenTelemetry. Status codes:
         [reference.md](reference.md#status-codes).
         """),
     ]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Admin(InstanceUser):
     """`async with Admin(name_servers="host:9876") as admin: await admin.topics.names()`
 
+    Its parts are `brokers`, `cluster`, `consumer_groups`, `messages`, `topics` and `users`.
     Calls raise NoNameServerError, NoRouteError, NoMasterError, ConnectError, RequestTimeoutError,
     UnsupportedByBrokerError, and ResponseError for other refusals."""
 

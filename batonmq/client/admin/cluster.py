@@ -17,6 +17,7 @@ class ClusterAdmin:
         self._requests = requests
 
     async def info(self) -> ClusterInfo:
+        """All broker groups and their brokers, as a name server knows them."""
         name_servers = self._requests.client.name_servers
         return await name_servers.cluster_info(deadline_ms=self._requests.deadline_ms())
 
@@ -92,6 +93,7 @@ class BrokerAdmin:
         return await self._requests.change_settings(address, code, settings, what)
 
     async def ha_status(self, address: str) -> HARuntimeInfo:
+        """On a master its slaves and how far each is behind, on a slave its master."""
         reply = await self._requests.ask(address, RequestCode.GET_BROKER_HA_STATUS, {}, "HA status")
         return HARuntimeInfo.decode(reply.body)
 
