@@ -12,9 +12,12 @@ from batonmq.runtime.turns import (
     COPIES_MAX,
     KEYS_AT_ONCE,
     copy_of_keys,
+    for_each,
     gather_apart,
     gather_some,
     in_turns,
+    run_in_turns,
+    to_the_end,
 )
 
 
@@ -125,5 +128,42 @@ def test_results_come_in_order_and_so_many_run_at_once() -> None:
         assert await gather_some(map(one, range(10)), 4) == list(range(10))
         assert most == 4
         assert await gather_apart([[one(1), one(2)], [one(3)]]) == [1, 2, 3]
+
+    asyncio.run(run())
+
+
+def test_each_item_is_acted_on_once_in_slices_and_steps_end() -> None:
+    async def run() -> None:
+        seen: list[int] = []
+        for_each(range(7), seen.append, at_once=3)
+        for slices in (3, 6, 7, 7):
+            assert seen == list(range(slices))
+            await asyncio.sleep(0)
+        steps = iter((True, True, False, True))
+        run_in_turns(lambda: next(steps))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert next(steps)  # the fourth step was not called
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_is_cancelled_waits_for_work_that_must_not_stop_half_way() -> None:
+    async def run() -> None:
+        going, done = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            going.set()
+            await done.wait()
+
+        caller = asyncio.create_task(to_the_end(work()))
+        await going.wait()
+        caller.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not caller.done()
+        done.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
 
     asyncio.run(run())
