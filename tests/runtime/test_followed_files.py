@@ -74,3 +74,21 @@ async def test_r54_files_are_followed_after_an_error_that_nobody_expected(file: 
     await until(lambda: files.version == 2)
     assert files.value.used == NEW
     files.close()
+
+
+async def test_only_changed_files_are_read_again(file: Path) -> None:
+    reads: list[float] = []
+
+    def read() -> Secrets:
+        reads.append(asyncio.get_running_loop().time())
+        return read_passwords(file)
+
+    files = await followed(file, read)
+    os.utime(file, (1, 1))
+    await until(lambda: files.version == 2)
+    await asyncio.sleep(0.02)  # many polls
+    assert len(reads) == 2 and files.taken_ms == 1000
+    files.close()
+    os.utime(file, (2, 2))
+    await asyncio.sleep(0.02)
+    assert len(reads) == 2
