@@ -312,11 +312,11 @@ def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path):
 
 async def test_r30_r45_refused_progress_ends_with_its_mastership(rig, clock):
     """What was delivered with it may be cut: the next one would leave messages out."""
-    waiting = rig.service.waiting
+    features = rig.service.features
     await rig.send("T", DELAY="1")
-    waiting.progress.delivered({5: 9})
-    waiting.end()
-    waiting.begin()
+    features.progress.delivered({5: 9})
+    features.end()
+    features.begin()
     clock.ahead_ms = 1_100
     await until(lambda: end_of(rig, "T") == 1)
     assert json.loads((await rig.ask(45)).body)["offsetTable"] == {"1": 1}

@@ -78,8 +78,8 @@ async def check_features(rig: Rig) -> None:
     await producer.client.close()
     await until(lambda: end_of(rig, topic) >= delivered + 2)
     await until(lambda: end_of(rig, f"%RETRY%behind_{revived}") > before)
-    waiting = rig.service.waiting
-    for feature in (waiting.schedule, waiting.timers, waiting.transactions, waiting.pop):
+    features = rig.service.features
+    for feature in (features.schedule, features.timers, features.transactions, features.pop):
         assert feature._timer is not None, feature
     store = rig.service.store
     await until(lambda: store._files.checkpoint.recovery_offset == store.confirm_offset)

@@ -158,12 +158,12 @@ async def test_r56_r45_a_refused_op_goes_with_the_next(tmp_path, monkeypatch):
 async def test_r56_an_overdue_half_is_checked_when_its_producer_comes(tmp_path, monkeypatch):
     monkeypatch.setattr(log_features, "MAX_PAUSE_MS", 1)
     async with lone_broker(tmp_path, broker={"transaction_time_out": 1}) as rig:
-        waiting, asked = rig.service.waiting, []
-        monkeypatch.setattr(waiting.producers, "ask", lambda *args: asked.append(args))
+        features, asked = rig.service.features, []
+        monkeypatch.setattr(features.producers, "ask", lambda *args: asked.append(args))
         with monkeypatch.context() as away:
-            away.setattr(waiting.producers, "channel", lambda group, topic: None)
+            away.setattr(features.producers, "channel", lambda group, topic: None)
             await half(rig)
-            await until(lambda: bool(waiting.transactions._table._without_producer))
+            await until(lambda: bool(features.transactions._table._without_producer))
         body = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="pg")])
         assert (await rig.ask(34, {}, body.encode())).code == 0
         await until(lambda: bool(asked))
