@@ -701,6 +701,31 @@ async def test_audit_only_lets_pass_what_it_writes_down(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     results = [line["result"].partition(":")[0] for line in lines]
     assert results.count("would be refused") >= 3 and "refused" in results
+    # What is checked nevertheless was refused, and the log must not say that it passed.
+    of_users = (line for line in lines if line["request"].startswith("AUTH_"))
+    assert {line["result"].partition(":")[0] for line in of_users} == {"done", "refused"}
+
+
+async def test_without_authorization_a_user_may_all_but_read_and_change_users(tmp_path):
+    """It must not make itself a super user."""
+    sections = with_users(tmp_path)
+    service = BrokerService(
+        replace(sections, auth=structs.replace(AUTH, authorization_enabled=False)), lambda _: None
+    )
+    await service.start()
+    try:
+        server = Server(service.address, service, Mock())
+        await server.create(USER)
+        send = send_header("T", 0, {})
+        assert (await server.ask(USER, 310, send, b"x")).code == 0
+        back = {"offset": "0", "group": "g", "delayLevel": "0", "originTopic": "T"}
+        assert (await server.ask(USER, 36, back)).code == 0
+        assert (await server.ask(None, 310, send, b"x")).code == DENIED
+        body = UserInfo(username="shop", user_type="Super").encode()
+        for code in (RequestCode.AUTH_UPDATE_USER, RequestCode.AUTH_GET_USER):
+            assert (await server.ask(USER, code, {"username": "shop"}, body)).code == DENIED
+    finally:
+        await service.close()
 
 
 async def test_the_audit_log_names_what_a_body_is_about_and_is_private(tmp_path, monkeypatch):
