@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import assert_never
 
 from batonmq.protocol.incarnation import ProcessName, new_process_name
@@ -202,14 +202,16 @@ class ReplicasManager:
         )
         self._step(ev.Started())
 
-    async def hand_over(self, reason: str) -> bool:
-        """As master, switches (R33) to the member of the set that has most of the log. Returns
-        whether it did."""
+    async def hand_over(self, reason: str, heirs: Collection[int] | None = None) -> bool:
+        """As master, switches (R33) to the member of the set, among `heirs` if given, that has most
+        of the log. Returns whether it did."""
         view, leader = self.view, self.leader
         # Without a leading controller no successor can be elected.
         if self.role is not Role.MASTER or view is None or leader is None:
             return False
         others = view.sync_state_set - {self.broker_id}
+        if heirs is not None:
+            others = others.intersection(heirs)
         if not others:
             return False
         # It has least to catch up, so sends are held for the shortest time.

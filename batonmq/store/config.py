@@ -164,6 +164,11 @@ class StoreConfig(Section, frozen=True, kw_only=True, rename="camel"):
         self.delete_hours  # noqa: B018  raises if deleteWhen is not a list of hours
 
     @property
+    def puts_again_percent(self) -> int:
+        """At most so much of a disk that counted as full is used when it takes puts again."""
+        return self.disk_space_warning_level_ratio - 1
+
+    @property
     def root(self) -> Path:
         return Path(self.store_path_root_dir)
 

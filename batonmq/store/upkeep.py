@@ -45,7 +45,6 @@ _TRIMMED_AT_ONCE: Final = 32
 _NEW_FILE_COST: Final = 2
 _FILES_AT_ONCE: Final = 192
 _UNITS: Final = "KMGTPE"
-_CLEARLY_BELOW: Final = 1  # percentage points
 
 
 def disk_use(folders: tuple[Path, ...]) -> float:
@@ -420,8 +419,7 @@ class Expirer:
         they are refused. At its edge the next segment would fill it again."""
         if not self._is_refusing:
             return
-        below = self._files.config.disk_space_warning_level_ratio - _CLEARLY_BELOW
-        if self._use() * 100 <= below:
+        if self._use() * 100 <= self._files.config.puts_again_percent:
             self._refuse_puts(False)
 
     def _refuse_puts(self, is_full: bool) -> None:

@@ -6,8 +6,9 @@ to the controllers, and changes the role through `RoleActions` when a new role v
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from batonmq.auth.guard import Guard
@@ -23,9 +24,9 @@ from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import SetProposal
 from batonmq.ha.wire import HAIdentity
 from batonmq.history.event import full_disk_reason
-from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
-from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD
-from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.bodies import PROBLEMS_KEY, EpochCacheEntry, EpochEntryCache, KVTable
+from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD, RequestCode
+from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.protocol.role_view import RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
@@ -37,6 +38,18 @@ log = logging.getLogger(__name__)
 
 FULL_MS: Final = 2_000
 HAND_OVER_AGAIN_MS: Final = 30_000
+ASK_MS: Final = 1_000
+
+
+def has_disk_space(status: Mapping[str, str], percent: int) -> bool:
+    """Whether a broker's status (GET_BROKER_RUNTIME_INFO, 28; a Java broker's, too) says that at
+    most `percent` of its disks are used, and that no write found one full."""
+    try:
+        used = [float(status[key]) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio")]
+    except (KeyError, ValueError):
+        return False
+    full = "disk is full" in status.get(PROBLEMS_KEY, "")
+    return not full and all(0 <= ratio * 100 <= percent for ratio in used)
 
 
 class UnfitHandover:
@@ -85,6 +98,7 @@ class ControllerReplication(Replication):
         super().__init__(config, path, slave_sync, hooks, guard)
         self._full_disk = UnfitHandover()
         self._damage = UnfitHandover()
+        self._client = client
         self.ha = AutoSwitchHAService(
             path.store,
             config.ha,
@@ -155,7 +169,6 @@ class ControllerReplication(Replication):
         path = self._path
         full = path.store.disk_space.reason if path.gate.is_master else ""
         if self._full_disk.due(full, now_ms):
-            log.warning("master_with_full_disk_hands_over reason=%s", full)
             self._spawn(self._hand_over_full_disk(full), "not_handed_over")
         trust = path.store.trust
         is_unfit = path.gate.is_master and trust.must_refetch
@@ -169,10 +182,33 @@ class ControllerReplication(Replication):
     async def _hand_over_full_disk(self, full: str) -> None:
         handed, refused_ms = False, self._full_disk.lasts_ms(self._path.clock_ms())
         try:
-            handed = await self.manager.hand_over(full_disk_reason(refused_ms, full))
+            # Replicas may share a file system, and pass the mastership to and fro while it is full.
+            heirs = await self._members_with_disk_space()
+            if heirs and self._path.store.disk_space.reason:
+                log.warning("master_with_full_disk_hands_over reason=%s", full)
+                handed = await self.manager.hand_over(full_disk_reason(refused_ms, full), heirs)
         finally:
             if not handed:
                 self._full_disk.failed(self._path.clock_ms())
+
+    async def _members_with_disk_space(self) -> set[int]:
+        """The other members of the set that say so themselves."""
+        view = self.manager.view
+        if view is None:
+            return set()
+        ids = view.sync_state_set - {self.broker_id()}
+        others = [each for each in view.replicas if each.broker_id in ids]
+        answers = await asyncio.gather(*(self._has_disk_space(each.address) for each in others))
+        return {each.broker_id for each, has in zip(others, answers, strict=True) if has}
+
+    async def _has_disk_space(self, address: str) -> bool:
+        request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+        try:
+            reply = await self._client.call(address, request, ASK_MS)
+            status = KVTable.decode(reply.body).table
+        except BatonError:
+            return False
+        return has_disk_space(status, self._config.store.puts_again_percent)
 
     def on_damage_found(self, error: CorruptLogError) -> None:
         """A master hands over. The next master's bytes then replace what is damaged here."""

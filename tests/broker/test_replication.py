@@ -22,6 +22,7 @@ from batonmq.broker.replication.controlled import (
 )
 from batonmq.broker.write.pending_acks import SLICE
 from batonmq.ha.node_secret import Unproven
+from batonmq.protocol.bodies import PROBLEMS_KEY, KVTable
 from batonmq.protocol.codes import (
     HA_ADDRESS_FIELD,
     INCARNATION_FIELD,
@@ -29,7 +30,7 @@ from batonmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
-from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
+from batonmq.protocol.errors import DISK_FULL, BrokerRefusal, ConnectError, CorruptLogError
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
@@ -48,12 +49,21 @@ def managed(rig: Rig) -> Iterator[tuple[AsyncMock, ControllerReplication]]:
     sections = dataclasses.replace(
         service.config, replicas=ReplicasConfig(controller_grpc_addr="127.0.0.1:1")
     )
-    parts = service.path, service.tables, service.slave_sync, RemotingClient()
+    parts = service.path, service.tables, service.slave_sync, AsyncMock()
     replication = ControllerReplication(sections, *parts, Mock(), guard=None)
-    manager = AsyncMock(lease_valid=lambda now_ms: True, acks_changed=Mock())
+    manager = AsyncMock(lease_valid=lambda now_ms: True, acks_changed=Mock(), broker_id=1)
+    replicas = Replica(1, "b1:1"), Replica(2, "b2:1"), Replica(3, "b3:1")
+    members = frozenset({1, 2})
+    manager.view = RoleView("C", "broker-a", 1, sync_state_set=members, replicas=replicas)
     replication.manager = manager
     service.path.rule = rule
     yield manager, replication
+
+
+def status(**other: str) -> RemotingCommand:
+    """A broker's status (28), with 89 % of its disk used unless `other` says more."""
+    table = {"commitLogDiskRatio": "0.8900", "consumeQueueDiskRatio": "0.8900", **other}
+    return RemotingCommand.request(0, body=KVTable(table=table).encode())
 
 
 async def handed(rig: Rig, replication: ControllerReplication, now_ms: int) -> int:
@@ -69,6 +79,7 @@ async def handed(rig: Rig, replication: ControllerReplication, now_ms: int) -> i
 async def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is_not(rig):
     with managed(rig) as (manager, replication):
         rig.service.store.disk_space.set_watermark(FULL)
+        replication._client.call.return_value = status()
         manager.hand_over.side_effect = [False, True, True]
         assert await handed(rig, replication, NOW_MS) == 0
         first = NOW_MS + FULL_MS
@@ -78,6 +89,29 @@ async def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_
         assert await handed(rig, replication, again) == 2
         assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS - 1) == 2, "it was handed"
         assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS) == 3
+        assert manager.hand_over.await_args.args[1] == {2}
+        rig.service.store.disk_space.set_watermark("")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ConnectError("b2:1", "no answer"),
+        status(commitLogDiskRatio="0.8901"),
+        status(consumeQueueDiskRatio="0.95"),
+        status(commitLogDiskRatio=""),
+        status(**{PROBLEMS_KEY: '["its disk is full: No space left on device"]'}),
+    ],
+)
+async def test_r45_a_full_disk_hands_over_to_no_member_whose_disk_is_hardly_better(rig, answer):
+    """Members on one file system passed the mastership to and fro, for as long as it was full."""
+    with managed(rig) as (_, replication):
+        rig.service.store.disk_space.set_watermark(FULL)
+        replication._client.call.side_effect = [answer, status()]
+        assert await handed(rig, replication, NOW_MS) == 0
+        assert await handed(rig, replication, NOW_MS + FULL_MS) == 0
+        assert (await rig.send()).remark == f"{DISK_FULL}: {FULL}"
+        assert await handed(rig, replication, NOW_MS + 2 * FULL_MS) == 1, "it has space now"
         rig.service.store.disk_space.set_watermark("")
 
 
