@@ -58,6 +58,7 @@ _NO_ATTRIBUTES: Final[dict[str, str]] = {}
 _FILTER_TYPES: Final = frozenset({"", "SINGLE_TAG", "MULTI_TAG"})
 _FILTER_SERVERS_MAX: Final = 16
 TOPICS_AT_ONCE: Final = 8192  # of one registration, in one turn of the loop: about 8 ms
+ROUTED_AT_ONCE: Final = 128  # groups of a topic's route, in one turn: about 4 ms
 GROUPS_AT_ONCE: Final = 4096
 """Groups to which one request (REGISTER_TOPIC_IN_NAMESRV, 217) gives a topic."""
 _REFUSED: Final = {
@@ -321,24 +322,57 @@ class NamesrvEndpoint:
             await in_slices(self._routes.set_perms)
         return count
 
-    def route(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def route(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
         topic = request.require("topic")
+        groups = self._routes.groups_of(topic)
+        if len(groups) > ROUTED_AT_ONCE:
+            return self._wide_route(request, topic, groups)
+        route = self._route(request, topic, groups)
+        if route is None:
+            return _no_route(request, topic)
+        text = route.encode()
+        return _done(request, _with_bare_ids(text) if _wants_bare_ids(request) else text)
+
+    async def _wide_route(
+        self, request: RemotingCommand, topic: str, groups: tuple[str, ...]
+    ) -> RemotingCommand:
+        """In many turns: a stranger can register thousands of groups with one topic (R58)."""
+        brokers, queues, servers, order = [], [], [], b""
+        is_bare = _wants_bare_ids(request)
+        parts = (groups[at : at + ROUTED_AT_ONCE] for at in range(0, len(groups), ROUTED_AT_ONCE))
+        async for some in in_turns(parts, 1):
+            route = self._route(request, topic, some)
+            if route is None:
+                continue
+            text = encode_json(route.broker_datas)[1:-1]
+            brokers.append(_with_bare_ids(text) if is_bare else text)
+            queues.append(encode_json(route.queue_datas)[1:-1])
+            if route.filter_server_table:
+                servers.append(encode_json(route.filter_server_table)[1:-1])
+            if route.order_topic_conf is not None:
+                order = b'"orderTopicConf":%b,' % encode_json(route.order_topic_conf)
+        if not brokers:
+            return _no_route(request, topic)
+        texts = b",".join(brokers), b",".join(servers), order, b",".join(queues)
+        body = b'{"brokerDatas":[%b],"filterServerTable":{%b},%b"queueDatas":[%b]}'
+        return _done(request, body % texts)
+
+    def _route(
+        self, request: RemotingCommand, topic: str, groups: tuple[str, ...]
+    ) -> TopicRouteData | None:
         config = self._config.current
         route = self._routes.route(
             topic,
+            groups,
             support_acting_master=config.support_acting_master,
             # Our own clients find a new master without them.
             replica_routes=config.replica_routes and request.language != LanguageCode.PYTHON,
         )
-        if route is None:
-            remark = f"No topic route info in name server for the topic: {topic}{FAQ_LINE}"
-            return _refused(request, ResponseCode.TOPIC_NOT_EXIST, remark)
-        if config.order_message_enable:
+        if route is not None and config.order_message_enable:
             route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, topic)
-        standard = request.version >= MQ_VERSION_STANDARD_JSON
-        if standard or request.get_bool("acceptStandardJsonOnly"):
-            return _done(request, route.encode())
-        return _done(request, _with_bare_ids(route.encode()))
+        return route
 
     async def cluster_info(
         self, request: RemotingCommand, connection: Connection
@@ -551,6 +585,16 @@ def _done(request: RemotingCommand, body: bytes = b"") -> RemotingCommand:
 
 
 _refused = RemotingCommand.refusal_of
+
+
+def _no_route(request: RemotingCommand, topic: str) -> RemotingCommand:
+    remark = f"No topic route info in name server for the topic: {topic}{FAQ_LINE}"
+    return _refused(request, ResponseCode.TOPIC_NOT_EXIST, remark)
+
+
+def _wants_bare_ids(request: RemotingCommand) -> bool:
+    standard = request.version >= MQ_VERSION_STANDARD_JSON
+    return not standard and not request.get_bool("acceptStandardJsonOnly")
 
 
 def _with_bare_ids(text: bytes) -> bytes:

@@ -425,11 +425,21 @@ class RouteInfoManager:
         """Whether `version` differs from that of the last registration."""
         return self.data_version(cluster_name, broker_addr) != version
 
+    def groups_of(self, topic: str) -> tuple[str, ...]:
+        """The groups that have the topic, and maybe some that were removed."""
+        return self._topics.groups_of.get(topic, ())
+
     def route(
-        self, topic: str, *, support_acting_master: bool = False, replica_routes: bool = False
+        self,
+        topic: str,
+        among: Iterable[str] | None = None,
+        *,
+        support_acting_master: bool = False,
+        replica_routes: bool = False,
     ) -> TopicRouteData | None:
-        """The route of a topic, None if no group has it. A copy: the caller may change it."""
-        queues = self._topics.queues(topic)
+        """The route of a topic, to groups in `among` only if given; None if none has it. A copy:
+        the caller may change it."""
+        queues = self._topics.queues(topic, self.groups_of(topic) if among is None else among)
         if not queues:
             return None
         route = TopicRouteData(

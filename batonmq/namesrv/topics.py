@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
@@ -80,11 +80,11 @@ class TopicQueueTable:
             return {}
         return {topic: config for topic, config in topics.items() if topic not in known}
 
-    def queues(self, topic: str) -> list[QueueData]:
-        """The queues of each group that has the topic."""
+    def queues(self, topic: str, names: Iterable[str]) -> list[QueueData]:
+        """The queues of each of these groups that has the topic."""
         return [
             _queue_data(name, config)
-            for name in self.groups_of.get(topic, ())
+            for name in names
             if (config := self._of_group.get(name, {}).get(topic)) is not None
         ]
 

@@ -17,7 +17,7 @@ import pytest
 from batonmq.controller.config import ControllerConfig
 from batonmq.namesrv import service as namesrv_service
 from batonmq.namesrv.config import NamesrvConfig
-from batonmq.namesrv.endpoint import NamesrvEndpoint
+from batonmq.namesrv.endpoint import ORDER_TOPIC_CONFIG, ROUTED_AT_ONCE, NamesrvEndpoint
 from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import (
@@ -783,6 +783,26 @@ async def test_r58_many_topics_are_listed_in_turns() -> None:
             reply = await ask(RemotingCommand.request(0, {"cluster": cluster}), desk.connection)
         assert reply.body == TopicList(topic_list=list(topics)).encode()
         assert turns.lines < 200 and turns.count > len(WIDE) / LISTED_AT_ONCE
+
+
+@pytest.mark.counts_turns
+@pytest.mark.parametrize("version", [0, MQ_VERSION_STANDARD_JSON])
+async def test_r58_a_route_to_many_groups_is_made_in_turns(version: int) -> None:
+    desk = Desk(replica_routes=True, order_message_enable=True)
+    await desk.endpoint._kv.put(ORDER_TOPIC_CONFIG, "TopicA", "g-1:4")
+    for number in range(3 * ROUTED_AT_ONCE):
+        request = registration(f"10.0.0.1:{number}", 0)
+        request.ext["brokerName"] = f"g-{number}"
+        await desk.register(request)
+    expected = desk.routes.route("TopicA", replica_routes=True)
+    expected.order_topic_conf = "g-1:4"
+    request = RemotingCommand.request(0, {"topic": "TopicA"})
+    request.version = version
+    with counted_turns() as turns:
+        reply = await desk.endpoint.route(request, desk.connection)
+    assert turns.lines < 40 * ROUTED_AT_ONCE and turns.count >= 3
+    assert TopicRouteData.decode(reply.body) == expected
+    assert (reply.body == expected.encode()) == (version > 0)
 
 
 async def test_r58_addresses_that_a_stranger_registered_are_dialled_a_few_at_a_time(
