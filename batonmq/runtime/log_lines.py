@@ -7,6 +7,10 @@ import logging
 import re
 from typing import Final
 
+from batonmq.runtime.clock import boot_s
+
+LINES_MAX: Final = 100
+INTERVAL_S: Final = 10.0
 _CONTROL: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
 _INDENT: Final = "    "
 
@@ -16,6 +20,27 @@ def on_one_line(text: str) -> str:
     if text.isprintable():
         return text
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class LineLimit(logging.Filter):
+    """Passes LINES_MAX lines of one log call in INTERVAL_S. The first line after that says how many
+    were left out. Without it a stranger, who costs a line with each frame, fills the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s, call = boot_s(), (record.pathname, record.lineno)
+        began_s, count = self._seen.get(call, (now_s, 0))
+        if now_s - began_s < INTERVAL_S or record.levelno <= logging.DEBUG:
+            self._seen[call] = (began_s, count + 1)
+            return count < LINES_MAX or record.levelno <= logging.DEBUG
+        self._seen[call] = (now_s, 1)
+        if count > LINES_MAX and isinstance(record.args, tuple):
+            record.msg = f"{record.msg} left_out=%d"
+            record.args = (*record.args, count - LINES_MAX)
+        return True
 
 
 class LineFormatter(logging.Formatter):

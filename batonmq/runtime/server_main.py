@@ -25,7 +25,7 @@ from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.durable_file import show_file
 from batonmq.runtime.followed_files import FollowedFiles
-from batonmq.runtime.log_lines import JsonFormatter, LineFormatter
+from batonmq.runtime.log_lines import JsonFormatter, LineFormatter, LineLimit
 from batonmq.runtime.metrics import Metrics, MetricsConfig
 from batonmq.runtime.service_manager import manager_of_this_process
 from batonmq.runtime.settings import load_settings
@@ -147,6 +147,7 @@ def run_server(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(LineFormatter(LOG_FORMAT, LOG_TIMES))
+    to_stderr.addFilter(LineLimit())
     logging.basicConfig(level=arguments.log_level, handlers=[to_stderr])
     try:
         loaded = load_settings(

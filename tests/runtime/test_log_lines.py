@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from batonmq.runtime.log_lines import LineFormatter
+from batonmq.runtime import log_lines
+from batonmq.runtime.log_lines import INTERVAL_S, LINES_MAX, LineFormatter
 from batonmq.runtime.server_main import LOG_FORMAT
 
 
@@ -32,3 +33,30 @@ def test_r58_a_name_forges_no_line(name: str) -> None:
 def test_r58_other_text_stays_as_it_is() -> None:
     record = logging.LogRecord("n", logging.INFO, "p", 1, "päth=%r", ("日本",), None)
     assert LineFormatter("%(message)s").format(record) == "päth='日本'"
+
+
+def test_one_log_call_writes_a_limited_number_of_lines_and_says_how_many_it_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each bad frame of a stranger cost a line, without a limit."""
+    now_s = 100.0
+    monkeypatch.setattr(log_lines, "boot_s", lambda: now_s)
+    lines: list[str] = []
+    limit = log_lines.LineLimit()
+
+    def write(line: int, level: int = logging.WARNING) -> None:
+        record = logging.LogRecord("l", level, "f.py", line, "dropped peer=%s", ("p",), None)
+        if limit.filter(record):
+            lines.append(record.getMessage())
+
+    for _ in range(LINES_MAX + 7):
+        write(1)
+    write(2)
+    assert len(lines) == LINES_MAX + 1
+    now_s += INTERVAL_S
+    write(1)
+    write(1)
+    assert lines[-2:] == ["dropped peer=p left_out=7", "dropped peer=p"]
+    for _ in range(2 * LINES_MAX):
+        write(3, logging.DEBUG)
+    assert len(lines) == 3 * LINES_MAX + 3
