@@ -447,7 +447,7 @@ async def poll(
         _roles(controller, controllers, groups), _ask(admin, routed)
     )
     known = replicas.replicas_info_table
-    others = await groups_of_others(admin, replicas, routes, wanted)
+    others = groups_of_others(known, routes, wanted)
     removed = _removed_groups(replicas, routes, wanted)
     # What was removed on purpose is a note, and must not be asked either.
     for name in {*others, *removed}:

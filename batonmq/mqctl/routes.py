@@ -7,14 +7,14 @@ controllers and `cluster.json` know it then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.cluster import masters_of, only_cluster, only_group
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import note
-from batonmq.protocol.bodies import BrokerReplicasInfo, ClusterInfo
+from batonmq.protocol.bodies import ClusterInfo, ReplicasInfo
 from batonmq.protocol.errors import BatonError
 
 CONTROLLERS_S: Final = 1.0
@@ -41,22 +41,25 @@ async def not_registered(
     context: CommandContext, admin: Admin, info: ClusterInfo
 ) -> tuple[Brokers, Brokers]:
     """Replicas that the controllers or cluster.json know and no route has, but for those that were
-    removed or are of another cluster. The second ones are of groups that are dead, were removed or
-    are of another cluster: no plan has them, and no replica says of which cluster it is. `info`: of
-    all clusters. Id 0: not known."""
-    table = info.broker_addr_table
+    removed or are of another cluster. The second ones are of groups that are dead or were removed:
+    no plan has them, and no replica lives. `info`: of all clusters. Id 0: not known."""
+    table, clusters = info.broker_addr_table, info.cluster_addr_table
     local = context.target.local
     planned = {address: name for name, address in (local.brokers if local is not None else ())}
     found = {address: (name, 0) for address, name in planned.items()}
+    only = next(iter(clusters), "") if len(clusters) < 2 else ""
+    known_as = dict.fromkeys(planned.values(), only)
     try:
         if context.target.controllers:
             controller = admin.controller(context.target.controllers)
             names = sorted({*table, *planned.values()})
             async with asyncio.timeout(CONTROLLERS_S):
-                known = await controller.sync_state_data(names, every=True)
+                known = (await controller.sync_state_data(names, every=True)).replicas_info_table
+            for name in groups_of_others(known, info, planned.values()):
+                del known[name]
             found |= {
                 replica.broker_address: (name, replica.broker_id)
-                for name, group in known.replicas_info_table.items()
+                for name, group in known.items()
                 for replica in group.replicas
                 # A dead replica that is in no plan was removed. Without a plan it may only be down.
                 if replica.alive
@@ -64,61 +67,41 @@ async def not_registered(
                 or not planned
                 or (name in table and name not in planned.values())
             }
+            known_as |= {
+                name: group.cluster_name or only
+                for name, group in known.items()
+                if any(replica.alive for replica in group.replicas)
+            }
     except (BatonError, TimeoutError):
         pass  # `mqctl health` says so
-    routed = set(broker_addresses(info))
-    found = {address: each for address, each in found.items() if address not in routed}
-    # Controllers do not say which cluster a group is of, and clusters may share them.
-    clusters = info.cluster_addr_table
-    only = next(iter(clusters), "") if len(clusters) < 2 else ""
-    known_as = dict.fromkeys(planned.values(), only)
     known_as |= {name: data.cluster for name, data in table.items()}
-    asked = [(name, address) for address, (name, _) in found.items() if name not in known_as]
-    answers = await asyncio.gather(*(_cluster_of(admin, address) for _, address in asked))
-    told = {name: answer for (name, _), answer in zip(asked, answers, strict=True) if answer}
-    known_as |= told
-    others = {name for name, cluster in told.items() if clusters and cluster not in clusters}
+    routed = set(broker_addresses(info))
     away = sorted(
         (known_as.get(name, only), name, broker_id, address)
         for address, (name, broker_id) in found.items()
-        if name not in others
+        if address not in routed
     )
     unsure = [each for each in away if each[1] not in known_as]
     return [each for each in away if each not in unsure], unsure
 
 
-async def _cluster_of(admin: Admin, address: str) -> str:
-    """Which cluster a broker says it is of; "" if it does not."""
-    try:
-        async with asyncio.timeout(CONTROLLERS_S):
-            return (await admin.brokers.config(address)).get("brokerClusterName", "")
-    except (BatonError, TimeoutError):
-        return ""
-
-
-async def groups_of_others(
-    admin: Admin, replicas: BrokerReplicasInfo, routes: ClusterInfo, planned: Collection[str]
+def groups_of_others(
+    known: Mapping[str, ReplicasInfo], routes: ClusterInfo, planned: Collection[str]
 ) -> list[str]:
-    """Groups of another cluster that has the same controllers, as a broker of them says."""
-    named = {*planned, *routes.broker_addr_table}
-    asked = [
-        (name, replica.broker_address)
-        for name, info in replicas.replicas_info_table.items()
-        for replica in info.replicas
-        if name not in named and routes.cluster_addr_table
+    """Groups of another cluster that has the same controllers, as these record it."""
+    named, clusters = {*planned, *routes.broker_addr_table}, {None, *routes.cluster_addr_table}
+    return [
+        name
+        for name, group in known.items()
+        if len(clusters) > 1 and name not in named and group.cluster_name not in clusters
     ]
-    clusters = await asyncio.gather(*(_cluster_of(admin, address) for _, address in asked))
-    ours = {"", *routes.cluster_addr_table}
-    return list(
-        {name for (name, _), cluster in zip(asked, clusters, strict=True) if cluster not in ours}
-    )
 
 
 def _note_unsure(unsure: Brokers) -> None:
     for name in dict.fromkeys(name for _, name, *_ in unsure):
         note(
-            f"note: {name} is passed over: only the controllers know it, and no broker of it says"
-            " of which cluster it is; `mqctl health` says more"
+            f"note: {name} is passed over: only the controllers know it, and no broker of it"
+            " lives; `mqctl health` says more"
         )
 
 

@@ -524,6 +524,7 @@ class ReplicaIdentity(Body):
 
 
 class ReplicasInfo(Body):
+    cluster_name: str | None = None  # only our controllers say it
     in_sync_replicas: list[ReplicaIdentity] = msgspec.field(default_factory=list)
     master_address: str | None = None
     master_broker_id: int | None = None

@@ -476,6 +476,7 @@ def _replicas_info(view: RoleView) -> dict[str, Any]:
     inside = [described(r) for r in view.replicas if r.broker_id in view.sync_state_set]
     outside = [described(r) for r in view.replicas if r.broker_id not in view.sync_state_set]
     info: dict[str, Any] = {
+        "clusterName": view.cluster_name,
         "inSyncReplicas": inside,
         "masterEpoch": view.master_epoch,
         "notInSyncReplicas": outside,
