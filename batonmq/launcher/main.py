@@ -144,8 +144,8 @@ def up(
 ) -> None:
     """Run a local cluster until ctrl-C or SIGTERM.
 
-    A folder keeps its size and ports; a new one has those in []. `mqctl up` changes it while it
-    runs. DIR/cluster.json has addresses, pids and roles for scripts."""
+    A folder keeps its size, ports and settings; a new one has those in []. `mqctl up` changes it
+    while it runs. DIR/cluster.json has addresses, pids and roles for scripts."""
     _need_server_extra()
     # First: it loads beside the imports below.
     fork_server = _begin_to_load()
@@ -166,7 +166,9 @@ def up(
             replicas=replicas,
             groups=groups,
             base_port=base_port,
-            overrides=preparation.read_overrides(config) if config else None,
+            overrides=(
+                preparation.read_overrides(config) if config else preparation.last_settings(data)
+            ),
             owners=preparation.folder_owners(data),
             last=preparation.last_plan(data),
             secure=secure or preparation.secured(data),

@@ -33,6 +33,7 @@ from batonmq.runtime.tls import DAY_MS, MODES, Mode
 
 MIN_FREE_BYTES: Final = 1 << 30
 """With segments of the usual size, which are sparse at first."""
+_LAST_SETTINGS: Final = Path("conf", "settings.yaml")
 _SPARE_BYTES: Final = 64 << 20
 _RENEWED_BEFORE_MS: Final = 30 * DAY_MS
 HOSTS: Final = ("127.0.0.1", "localhost")
@@ -160,6 +161,12 @@ def read_overrides(path: Path) -> Settings:
     return loaded
 
 
+def last_settings(data_dir: Path) -> Settings:
+    """The `--config` of this folder's last start. Raises LayoutError."""
+    file = data_dir / _LAST_SETTINGS
+    return read_overrides(file) if file.exists() else {}
+
+
 def folder_owners(data_dir: Path) -> dict[int, str]:
     """Number of each broker folder of this cluster -> its group, as its configuration says."""
     found: dict[int, str] = {}
@@ -229,6 +236,9 @@ def write_configs(layout: Layout) -> None:
     for node in layout.nodes:
         node.python_file.unlink(missing_ok=True)  # a new start is of this installation
         write_config(layout, node)
+    # For a start without --config: no store opens with segments of another size.
+    text = yaml.safe_dump(layout.overrides, sort_keys=False)
+    show_file(layout.data_dir / _LAST_SETTINGS, text, 0o600)  # the section auth has secrets
 
 
 def write_config(layout: Layout, node: Node) -> None:

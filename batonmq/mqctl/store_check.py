@@ -45,6 +45,8 @@ class Verdict:
     end: int = 0
     tail: int = 0
     damages: list[BadBytes] = field(default_factory=list)
+    read: int = 0
+    """Bytes that were read from the disk: less than `size` in a sparse file."""
     kept: list[tuple[str, int]] = field(default_factory=list)
     """(file, bytes) that were cut from the log and kept in `truncated/`."""
 
@@ -83,7 +85,7 @@ def verify(segments: list[Path], verdict: Verdict, *, is_open: bool) -> Iterator
         except FileNotFoundError:  # a running broker has expired it
             continue
         try:
-            file = _File(fd, path, base, os.fstat(fd).st_size)
+            file = _File(fd, path, base, os.fstat(fd).st_size, verdict)
             verdict.files += 1
             verdict.size += file.size
             may_end = path is segments[-1]
@@ -104,9 +106,12 @@ class _File:
     path: Path
     base: int
     size: int
+    verdict: Verdict
 
     def read(self, position: int, size: int) -> bytes:
-        return os.pread(self.fd, size, position)
+        data = os.pread(self.fd, size, position)
+        self.verdict.read += len(data)
+        return data
 
 
 def _verify_file(file: _File, verdict: Verdict, *, may_end: bool, is_open: bool) -> Iterator[int]:

@@ -46,6 +46,11 @@ def test_each_figure_of_a_dashboard_exists(file: Path) -> None:
     assert named <= LISTED, sorted(named - LISTED)
 
 
+def test_no_count_is_0_where_nothing_is_scraped() -> None:
+    """A green 0 for a cluster of which Prometheus knows nothing."""
+    assert not [file.name for file in FILES if "vector(" in file.read_text()]
+
+
 def test_prometheus_takes_each_query(tmp_path: Path) -> None:
     tool = shutil.which("promtool")
     if tool is None:

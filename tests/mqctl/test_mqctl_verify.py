@@ -127,9 +127,16 @@ def test_space_that_is_only_allocated_is_not_read(
         return real(fd, size, at)
 
     monkeypatch.setattr("os.pread", pread)
-    ran = mqctl("verifyStore", str(tmp_path), "--json")
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    ran = mqctl("verifyStore", str(tmp_path), "--json", "--rate", "16")
     assert (ran.code, ran.json["records"], ran.json["tailBytes"]) == (0, 5, 0)
     assert read[0] < 16 << 20
+    assert max(waits) < 1, "it waited for 1 GiB"
 
 
 @pytest.mark.parametrize("window", [64, 300, 5000])

@@ -691,6 +691,22 @@ def test_a_broker_whose_disk_is_full_would_not_come_back_from_a_restart() -> Non
     assert not may_restart(evidence, slave).allowed
 
 
+def test_a_broker_that_starts_is_not_restarted_and_its_recovery_begun_again() -> None:
+    evidence = live((1, 2, 3), {1, 3})
+    starting = LogTail(("2026-11-30T00:00:00.000 INFO m server_started pid=77",))
+    node = replace(evidence.nodes[1], process=ProcessFacts(77), log=starting)
+    assert not may_restart(evidence, node).allowed
+    assert may_restart(evidence, replace(node, process=ProcessFacts(0))).allowed
+
+
+def test_a_master_that_only_this_client_cannot_reach_is_the_master() -> None:
+    """The leading controller hears it: no election is under way."""
+    evidence = live((1, 2, 3), {1, 2, 3})
+    cut = replace(evidence.nodes[0], refused="no connection within 450 ms")
+    evidence = replace(evidence, nodes=(cut, *evidence.nodes[1:]))
+    assert not [f for f in judge(evidence).findings if "has no master" in f.cause]
+
+
 def test_a_restart_names_brokers_as_every_other_line_does() -> None:
     evidence = live((1, 2, 3), {1, 2, 3})
     assert may_restart(evidence, evidence.nodes[1]).why == "broker-1, broker-3 have everything"

@@ -41,7 +41,7 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
         for done in verify(segments, verdict, is_open=(log.parent / "abort").exists()):
             progress.say(f"{done >> 20} of {total >> 20} MiB, damaged: {len(verdict.damages)} ...")
             if rate is not None:
-                ahead_s = began_s + done / (rate * (1 << 20)) - boot_s()
+                ahead_s = began_s + verdict.read / (rate * (1 << 20)) - boot_s()
                 await asyncio.sleep(max(0.0, ahead_s))
     kept = [file for file in (log.parent / "truncated").rglob("*") if file.is_file()]
     verdict.kept = sorted((str(file), size_of(file)) for file in kept)

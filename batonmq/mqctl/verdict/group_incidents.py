@@ -49,7 +49,7 @@ def _quorum(evidence: Evidence) -> Iterator[Finding]:
     if evidence.is_live and answers and up * 2 <= len(answers):
         servers = [n for n in evidence.name_servers() if n.controller]
         away = [n for n in servers if not n.runs and not n.refuses_us]
-        orphans = [group.name for group in evidence.groups if not _has_master(evidence, group)]
+        orphans = [group.name for group in evidence.groups if not _has_master(group)]
         what = "masters continue to take writes, and none that fails is replaced"
         if orphans:
             what = f"{', '.join(orphans)} cannot get a master before a majority runs"
@@ -77,16 +77,16 @@ def _serving_again(evidence: Evidence, nodes: list[NodeEvidence]) -> list[Repair
     return list(dict.fromkeys(r for node in nodes for r in serving_again(evidence, node)))
 
 
-def _has_master(evidence: Evidence, group: GroupEvidence) -> bool:
-    master = evidence.node_of(group.name, group.master)
-    return bool(group.master) and group.master in group.alive and (not master or master.runs)
+def _has_master(group: GroupEvidence) -> bool:
+    # By who hears it: a master that does not answer this host may serve all others.
+    return bool(group.master) and group.master in group.alive
 
 
 def _masterless(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_live or evidence.classic:
         return
     for group in evidence.groups:
-        if _has_master(evidence, group) or not group.members:
+        if _has_master(group) or not group.members:
             continue
         away = [i for i in group.members if i not in group.alive]
         suspects = [

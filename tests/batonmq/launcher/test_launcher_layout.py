@@ -25,6 +25,7 @@ from batonmq.launcher.preparation import (
     check_folder,
     folder_owners,
     last_plan,
+    last_settings,
     lock_folder,
     needed_bytes_of,
     write_configs,
@@ -104,6 +105,16 @@ def test_small_segments_need_less_disk_space() -> None:
     small = {"store": {"mappedFileSizeCommitLog": 16 << 20}}
     assert needed_bytes_of(plan(Path("/nowhere"))) == 1 << 30
     assert needed_bytes_of(plan(Path("/nowhere"), overrides=small)) == 160 << 20
+
+
+def test_a_folder_keeps_its_settings(tmp_path: Path) -> None:
+    """Without --config the next start asked for 1 GiB, and no broker opened its small segments."""
+    assert last_settings(tmp_path) == {}
+    small = {"store": {"mappedFileSizeCommitLog": 16 << 20}}
+    write_configs(plan(tmp_path, overrides=small))
+    assert last_settings(tmp_path) == small
+    write_configs(plan(tmp_path))
+    assert last_settings(tmp_path) == {}
 
 
 def test_r47_a_broker_folder_stays_with_its_group(tmp_path: Path) -> None:
