@@ -166,9 +166,7 @@ def up(
             replicas=replicas,
             groups=groups,
             base_port=base_port,
-            overrides=(
-                preparation.read_overrides(config) if config else preparation.last_settings(data)
-            ),
+            overrides=preparation.settings_of(data, config),
             owners=preparation.folder_owners(data),
             last=preparation.last_plan(data),
             secure=secure or preparation.secured(data),

@@ -145,8 +145,8 @@ def check_folder(layout: Layout) -> None:
         )
 
 
-def read_overrides(path: Path) -> Settings:
-    """The user's YAML file by section. Raises LayoutError if it is no mapping of mappings."""
+def _read_settings(path: Path) -> Settings:
+    """A YAML file by section. Raises LayoutError if it is no mapping of mappings."""
     try:
         loaded = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as exc:
@@ -161,10 +161,10 @@ def read_overrides(path: Path) -> Settings:
     return loaded
 
 
-def last_settings(data_dir: Path) -> Settings:
-    """The `--config` of this folder's last start. Raises LayoutError."""
-    file = data_dir / _LAST_SETTINGS
-    return read_overrides(file) if file.exists() else {}
+def settings_of(data_dir: Path, config: Path | None) -> Settings:
+    """Those of `config`; None: of this folder's last start, if any. Raises LayoutError."""
+    file = config or data_dir / _LAST_SETTINGS
+    return _read_settings(file) if config or file.exists() else {}
 
 
 def folder_owners(data_dir: Path) -> dict[int, str]:

@@ -330,32 +330,26 @@ class NamesrvEndpoint:
         if len(groups) > ROUTED_AT_ONCE:
             return self._wide_route(request, topic, groups)
         route = self._route(request, topic, groups)
-        if route is None:
-            return _no_route(request, topic)
-        text = route.encode()
-        return _done(request, _with_bare_ids(text) if _wants_bare_ids(request) else text)
+        return _no_route(request, topic) if route is None else _done(request, _json(request, route))
 
     async def _wide_route(
         self, request: RemotingCommand, topic: str, groups: tuple[str, ...]
     ) -> RemotingCommand:
         """In many turns: a stranger can register thousands of groups with one topic (R58)."""
         brokers, queues, servers, order = [], [], [], b""
-        is_bare = _wants_bare_ids(request)
         parts = (groups[at : at + ROUTED_AT_ONCE] for at in range(0, len(groups), ROUTED_AT_ONCE))
         async for some in in_turns(parts, 1):
             route = self._route(request, topic, some)
             if route is None:
                 continue
-            text = encode_json(route.broker_datas)[1:-1]
-            brokers.append(_with_bare_ids(text) if is_bare else text)
+            brokers.append(_json(request, route.broker_datas)[1:-1])
             queues.append(encode_json(route.queue_datas)[1:-1])
-            if route.filter_server_table:
-                servers.append(encode_json(route.filter_server_table)[1:-1])
+            servers.append(encode_json(route.filter_server_table)[1:-1])
             if route.order_topic_conf is not None:
                 order = b'"orderTopicConf":%b,' % encode_json(route.order_topic_conf)
         if not brokers:
             return _no_route(request, topic)
-        texts = b",".join(brokers), b",".join(servers), order, b",".join(queues)
+        texts = b",".join(brokers), b",".join(filter(None, servers)), order, b",".join(queues)
         body = b'{"brokerDatas":[%b],"filterServerTable":{%b},%b"queueDatas":[%b]}'
         return _done(request, body % texts)
 
@@ -592,9 +586,11 @@ def _no_route(request: RemotingCommand, topic: str) -> RemotingCommand:
     return _refused(request, ResponseCode.TOPIC_NOT_EXIST, remark)
 
 
-def _wants_bare_ids(request: RemotingCommand) -> bool:
-    standard = request.version >= MQ_VERSION_STANDARD_JSON
-    return not standard and not request.get_bool("acceptStandardJsonOnly")
+def _json(request: RemotingCommand, value: object) -> bytes:
+    """`value`, which is or holds broker data, as that peer reads it."""
+    if request.version >= MQ_VERSION_STANDARD_JSON or request.get_bool("acceptStandardJsonOnly"):
+        return encode_json(value)
+    return _with_bare_ids(encode_json(value))
 
 
 def _with_bare_ids(text: bytes) -> bytes:

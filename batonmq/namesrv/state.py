@@ -22,6 +22,7 @@ from operator import not_
 from msgspec.structs import replace
 
 from batonmq.namesrv.live import BrokerLiveInfo, BrokerLiveTable, Key
+from batonmq.namesrv.route_changes import add_replica_routes, relabel_acting_master
 from batonmq.namesrv.topics import Parts, TopicQueueTable, listed
 from batonmq.protocol.bodies import (
     PERM_READ,
@@ -454,9 +455,9 @@ class RouteInfoManager:
                     route.filter_server_table[addr] = list(servers)
         if support_acting_master and not topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
             for data, queue in zip(route.broker_datas, route.queue_datas, strict=True):
-                _relabel_acting_master(data, queue)
+                relabel_acting_master(data, queue)
         if replica_routes:
-            _add_replica_routes(route, self._groups, self._live)
+            add_replica_routes(route, lambda name: self._groups[name].most_addrs, self._live)
         return route
 
     def all_topics(self) -> list[str]:
@@ -560,50 +561,3 @@ def _sets_topics(registration: BrokerRegistration, group: _Group) -> bool:
 def _without(addrs: Mapping[int, str], addr: str, broker_id: int) -> dict[int, str]:
     """`addrs` without `addr` under another id, which was an earlier role of the same broker."""
     return {id_: held for id_, held in addrs.items() if held != addr or id_ == broker_id}
-
-
-def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
-    """If the group has no id 0 and its slaves may act as master, its lowest id is shown as 0."""
-    addrs = data.broker_addrs
-    if not data.enable_acting_master or not addrs or MASTER_ID in addrs:
-        return
-    if not queue.perm & PERM_WRITE:
-        acting = addrs.pop(min(addrs))
-        data.broker_addrs = {MASTER_ID: acting, **addrs}
-
-
-def _add_replica_routes(
-    route: TopicRouteData, groups: Mapping[str, _Group], live: BrokerLiveTable
-) -> None:
-    """Adds write-only queues that lead to a group's master through its slaves: n members get n - 1
-    more names (`NAME%1`, …), each with a living slave that passes requests on as its master."""
-    # A stock producer retries a failed send at another broker name only: when the master dies, it
-    # retries there.
-    for data, queue in list(zip(route.broker_datas, route.queue_datas, strict=True)):
-        if not queue.perm & PERM_WRITE:
-            continue
-        addrs = data.broker_addrs
-        relays = {
-            id_: addr
-            for id_, addr in addrs.items()
-            if (known := live.get((data.cluster, addr))) is not None and known.relays
-        }
-        ways = [addr for id_, addr in relays.items() if id_ != MASTER_ID] or list(relays.values())
-        count = groups[data.broker_name].most_addrs if ways else 0
-        # The names stay when members come and go: a producer that chooses a queue by a key
-        # must not see the list change.
-        for number in range(1, count):
-            name = f"{data.broker_name}%{number}"
-            at = {MASTER_ID: ways[(number - 1) % len(ways)]}
-            route.broker_datas.append(
-                BrokerData(broker_addrs=at, broker_name=name, cluster=data.cluster)
-            )
-            route.queue_datas.append(
-                QueueData(
-                    broker_name=name,
-                    perm=PERM_WRITE,
-                    read_queue_nums=1,
-                    topic_sys_flag=queue.topic_sys_flag,
-                    write_queue_nums=1,
-                )
-            )

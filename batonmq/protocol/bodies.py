@@ -489,8 +489,7 @@ class BatchAckMessageRequestBody(Body):
 # Controllers, and a broker's replication state.
 
 
-# The end of an epoch that is still being written.
-OPEN_END: Final = 9_223_372_036_854_775_807
+OPEN_END: Final = 9_223_372_036_854_775_807  # of an epoch that is still being written
 
 
 class SyncStateSet(Body):

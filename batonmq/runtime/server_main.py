@@ -145,10 +145,7 @@ def run_server(
     faulthandler.enable()  # a signal such as SIGBUS prints the stack
     # gRPC's C core writes a line to stderr for each closed connection.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.setFormatter(LineFormatter(LOG_FORMAT, LOG_TIMES))
-    to_stderr.addFilter(LineLimit())
-    logging.basicConfig(level=arguments.log_level, handlers=[to_stderr])
+    to_stderr = _log_to_stderr(arguments.log_level)
     try:
         loaded = load_settings(
             arguments.config, sections, environ=os.environ, without_effect=without_effect
@@ -179,6 +176,14 @@ def run_server(
             # Not fatal on a full disk: the start itself waits for space, and logs that.
             log.error("pid_file_not_written path=%s reason=%s", arguments.pid_file, exc.strerror)
     return uvloop.run(_run(name, loaded, serve))
+
+
+def _log_to_stderr(level: str) -> logging.Handler:
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(LineFormatter(LOG_FORMAT, LOG_TIMES))
+    to_stderr.addFilter(LineLimit())
+    logging.basicConfig(level=level, handlers=[to_stderr])
+    return to_stderr
 
 
 def _run_start_hook(environ: Mapping[str, str]) -> None:

@@ -25,9 +25,9 @@ from batonmq.launcher.preparation import (
     check_folder,
     folder_owners,
     last_plan,
-    last_settings,
     lock_folder,
     needed_bytes_of,
+    settings_of,
     write_configs,
 )
 
@@ -109,12 +109,12 @@ def test_small_segments_need_less_disk_space() -> None:
 
 def test_a_folder_keeps_its_settings(tmp_path: Path) -> None:
     """Without --config the next start asked for 1 GiB, and no broker opened its small segments."""
-    assert last_settings(tmp_path) == {}
+    assert settings_of(tmp_path, None) == {}
     small = {"store": {"mappedFileSizeCommitLog": 16 << 20}}
     write_configs(plan(tmp_path, overrides=small))
-    assert last_settings(tmp_path) == small
+    assert settings_of(tmp_path, None) == small
     write_configs(plan(tmp_path))
-    assert last_settings(tmp_path) == {}
+    assert settings_of(tmp_path, None) == {}
 
 
 def test_r47_a_broker_folder_stays_with_its_group(tmp_path: Path) -> None:
