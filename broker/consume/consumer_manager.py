@@ -65,6 +65,8 @@ class ClientChannel:
     language: int
     version: int
     last_heartbeat_ms: int
+    #: The newest subVersion of its pulls that was above the known one, since this heartbeat.
+    unannounced: int = 0
 
 
 @dataclass(slots=True)
@@ -190,10 +192,11 @@ class ConsumerManager:
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
+        before = group.members.get(client.channel)
         changed = group.join(client)
-        # Heartbeats without subscriptions only keep the client alive.
+        # Heartbeats without subscriptions only keep the client alive. A change lets it send them.
         if without_subscription:
-            return changed
+            return changed or (before is not None and before.unannounced > 0)
         subscriptions = data.subscription_data_set
         wanted = dict(zip(map(_TOPIC, subscriptions), subscriptions, strict=True))
         known = group.subscriptions
@@ -258,6 +261,16 @@ class ConsumerManager:
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         known = self.groups.get(group)
         return known.subscriptions.get(topic) if known else None
+
+    def is_unannounced(self, group: str, channel: Hashable, version: int) -> bool:
+        """A member pulls with a newer subscription than its group's heartbeats have. Returns
+        whether it did before, since its last heartbeat."""
+        known = self.groups.get(group)
+        member = known.members.get(channel) if known else None
+        if member is None:
+            return False
+        before, member.unannounced = member.unannounced, max(member.unannounced, version)
+        return before >= version
 
     def producer_channel(self, client_id: str) -> Hashable | None:
         """The connection of a client that is a producer in any group."""

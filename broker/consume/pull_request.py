@@ -91,7 +91,7 @@ class PullChecks:
         group = consuming_group(self._topics, ext.consumer_group, writable=self._writable())
         config = readable_topic(self._topics, ext.topic)
         check_queue(config, ext.queue_id)
-        wanted, matches = self._filter(ext, group)
+        wanted, matches = self._filter(ext, group, channel)
         return Pull(
             channel,
             request.opaque,
@@ -106,7 +106,9 @@ class PullChecks:
             request.is_ours,
         )
 
-    def _filter(self, ext: PullFields, group: SubscriptionGroupConfig) -> SubscriptionFilter:
+    def _filter(
+        self, ext: PullFields, group: SubscriptionGroupConfig, channel: Connection
+    ) -> SubscriptionFilter:
         if ext.sys_flag & PULL_CLASS_FILTER:
             raise BrokerRefusal(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, "class filters are not supported"
@@ -114,11 +116,13 @@ class PullChecks:
         if ext.sys_flag & PULL_SUBSCRIPTION:
             kind, expression = ext.expression_type or TAG, ext.subscription or "*"
         else:
-            kind, expression = self._subscribed(ext, group)
+            kind, expression = self._subscribed(ext, group, channel)
         check_subscription(self._topics, ext.consumer_group, ext.topic)
         return filter_of(kind, expression, sql92=self._config.enable_property_filter)
 
-    def _subscribed(self, ext: PullFields, group: SubscriptionGroupConfig) -> tuple[str, str]:
+    def _subscribed(
+        self, ext: PullFields, group: SubscriptionGroupConfig, channel: Connection
+    ) -> tuple[str, str]:
         """(Expression type, expression) from the group's heartbeats."""
         name, topic = ext.consumer_group, ext.topic
         subscription = self._clients.subscription(name, topic)
@@ -133,14 +137,19 @@ class PullChecks:
                 Forbidden.BROADCASTING,
                 f"group {name} may not broadcast: consumeBroadcastEnable is false",
             )
+        kind = subscription.expression_type or TAG
         # The heartbeat with the newer subscription is on its way: filtered by the older one, the
         # group would skip messages.
         if subscription.sub_version < ext.sub_version:
+            is_late = self._clients.is_unannounced(name, channel, ext.sub_version)
+            # A stock client whose rebalance meets a running heartbeat sends none for it, and would
+            # wait for its next one, 30 s. Tags it also compares itself, so it may get them all.
+            if is_late and kind == (ext.expression_type or TAG) == TAG:
+                return TAG, "*"
             raise BrokerRefusal(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
                 f"the subscription of {topic} known here is older than the pull's",
             )
-        kind = subscription.expression_type or TAG
         if kind == SQL92 and self._config.enable_property_filter:
             known = self._filters.get(name, topic)
             if known is None:

@@ -4,6 +4,7 @@ reads from slaves."""
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lone_broker import HeldConfirms, lone_broker, spoil, until
@@ -50,14 +51,16 @@ def bodies(reply: RemotingCommand) -> list[bytes]:
     return [message.body for message in decode_records(reply.body)]
 
 
-def heartbeat(expression: str, version: int, model: str = CLUSTERING) -> bytes:
+def heartbeat(
+    expression: str, version: int, model: str = CLUSTERING, kind: str = "SQL92", **fields: Any
+) -> bytes:
     subscription = SubscriptionData(
-        topic="T", sub_string=expression, expression_type="SQL92", sub_version=version
+        topic="T", sub_string=expression, expression_type=kind, sub_version=version
     )
     consumer = ConsumerData(
         group_name="g", message_model=model, subscription_data_set=[subscription]
     )
-    return HeartbeatData(client_id="me@1", consumer_data_set=[consumer]).encode()
+    return HeartbeatData(client_id="me@1", consumer_data_set=[consumer], **fields).encode()
 
 
 def check_body(kind: str, expression: str) -> bytes:
@@ -107,16 +110,35 @@ async def test_an_sql92_filter_of_a_pull(rig):
 
 async def test_the_filter_comes_from_heartbeats(rig):
     """24 before the first heartbeat, 25 for an older version, 27 for one that does not compile."""
-    silent = pull_header(sysFlag=0, subVersion=5)
+    silent = pull_header("SQL92", sysFlag=0, subVersion=5)
     await rig.send(body=b"no", colour="red")
     await rig.send(body=b"yes", colour="blue")
     assert (await rig.ask(11, silent)).code == 24
     await rig.ask(34, body=heartbeat("colour = 'blue'", 4))
-    assert (await rig.ask(11, silent)).code == 25
+    assert [(await rig.ask(11, silent)).code for _ in range(2)] == [25, 25]
     await rig.ask(34, body=heartbeat("colour = 'blue'", 5))
     assert bodies(await rig.ask(11, silent)) == [b"yes"]
     await rig.ask(34, body=heartbeat("colour = ", 6))
     assert (await rig.ask(11, silent)).code == 27
+
+
+async def test_a_subscription_that_no_heartbeat_brings_is_refused_once_then_read_without_filter(
+    rig,
+):
+    """A stock client that changes its version while a heartbeat runs announces it 30 s later. It
+    compares tags itself; with heartbeats V2 it is asked for its subscriptions."""
+    for tag in ("red", "blue"):
+        await rig.send(body=tag.encode(), TAGS=tag)
+    late = pull_header(sysFlag=0, subVersion=5)
+    await rig.ask(34, body=heartbeat("red", 4, kind="TAG"))
+    assert (await rig.ask(11, late)).code == 25
+    assert bodies(await rig.ask(11, late)) == [b"red", b"blue"]
+    assert (await rig.ask(11, late | {"subVersion": "6"})).code == 25
+    without = heartbeat("", 0, without_sub=True)
+    answers = [(await rig.ask(34, body=without)).ext["IS_SUB_CHANGE"] for _ in range(2)]
+    assert answers == ["true", "false"]
+    await rig.ask(34, body=heartbeat("blue", 6, kind="TAG"))
+    assert bodies(await rig.ask(11, late)) == [b"blue"]
 
 
 async def test_46_tells_at_the_start_what_a_pull_would_refuse(tmp_path):
