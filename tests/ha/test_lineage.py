@@ -142,7 +142,7 @@ async def test_r47_a_foreign_log_below_the_masters_first_byte_is_neither_taken_n
     while one.store.max_phy_offset <= 8192:
         one.put(1, body=b"new cluster ")
     await until(lambda: one.confirm_offset == one.store.max_phy_offset)
-    expire_first_segment(one)
+    await expire_first_segment(one)
     assert one.store.min_phy_offset == 4096
     shutil.copytree(kept, group.tmp_path / "b2")
     two = await group.add(2)
@@ -179,7 +179,7 @@ async def test_r47_a_replica_that_was_away_until_its_bytes_expired_is_known_agai
     await until(lambda: three.ha.required_set == {3})
     while three.store.max_phy_offset <= 8192:
         three.put(1)
-    expire_first_segment(three)
+    await expire_first_segment(three)
     three.ha.set_dead(frozenset())
     await two.start()
     await group.follow(two)

@@ -129,8 +129,8 @@ def test_features_through_a_kill(cluster: ClusterProcess, run_java: RunJava, pyt
         for lines in run.members():
             run.consumer.wait_for("a share", lambda m=lines: any("key" in x for x in list(m)))
         killed = cluster.master()
+        killed_ms = wall_ms()  # before: the next master may serve before this thread runs again
         cluster.kill(killed)
-        killed_ms = wall_ms()
         at_kill = len(run.producer.of("acked"))
         run.producer.wait_for("acks", lambda: len(run.producer.of("acked")) >= at_kill + 400)
         run.stop()
