@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +29,7 @@ from lab.bench import (
     part_start,
 )
 from lab.bench.report import ReportRow, table
-from lab.bench.run import SIDES, BenchPart, BenchRun, machine_facts, progress
+from lab.bench.run import SIDES, BenchPart, BenchRun, machine_facts, names_among, progress
 from lab.cluster.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
 from lab.cluster.processes import ROOT
 
@@ -158,8 +157,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     names = [part.name for part in PARTS]
     parser.add_argument("--rounds", type=int, help="rounds of each row (5; quick 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, raw, here")
-    parser.add_argument("--only", type=_names(names), default=(), metavar=",".join(names))
-    parser.add_argument("--sides", type=_names(SIDES), default=SIDES, metavar=",".join(SIDES))
+    parser.add_argument("--only", type=names_among(names), default=(), metavar=",".join(names))
+    parser.add_argument("--sides", type=names_among(SIDES), default=SIDES, metavar=",".join(SIDES))
     parser.add_argument(
         "--classic", action="store_true", help="pairs without controllers: sends, consume, catchup"
     )
@@ -173,17 +172,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     return options
-
-
-def _names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        chosen = tuple(text.split(","))
-        for name in chosen:
-            if name not in allowed:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(allowed)}")
-        return chosen
-
-    return parse
 
 
 if __name__ == "__main__":

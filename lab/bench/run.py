@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,19 @@ def progress(text: str) -> None:
     """One line of progress, on standard error."""
     minutes, seconds = divmod(int(time.monotonic() - _BEGAN), 60)
     print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
+
+
+def names_among(allowed: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of an option that takes some of these names, with commas between."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = tuple(text.split(","))
+        for name in chosen:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(allowed)}")
+        return chosen
+
+    return parse
 
 
 @dataclass(slots=True)

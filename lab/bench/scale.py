@@ -1,30 +1,30 @@
-"""How cost grows with size: `python -m lab.bench.scale --html scale.html`, about 12 minutes.
+"""How cost grows with size: `python -m lab.bench.scale`, about 12 minutes.
 
 One thing grows at a time: broker groups, queues, connections, members of consumer groups, bodies,
-and what is behind memory. For each size a fresh local cluster of three name servers and two
-replicas a group: sends (16 under way for each group), what they cost each process, memory, the
-longest wait of a light request meanwhile (`lab.bench.pinger`), and how long a kill -9 of the master
-stops writes. `--quick` takes small sizes, for a minute: it shows that the bench works, no more.
-`--json` keeps the figures, `--from` makes the page of such a file. It needs `make setup-spark`.
+and a backlog that is read from the disk. Each size gets a fresh local cluster of three name servers
+and two replicas a group. Measured are sends (16 in flight for each group), their processor time,
+memory, the longest wait of a light request meanwhile (`lab.bench.pinger`), and how long a kill -9
+of the master stops writes. Prints a Markdown table for each. `--quick` takes small sizes, for a
+minute: it shows that the bench works, no more.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from lab.bench.cpu import CpuMeter, anon_mib
 from lab.bench.load_loop import IN_FLIGHT, Phase, SendTarget, write
 from lab.bench.pinger import pinging
-from lab.bench.run import machine_facts, progress
+from lab.bench.report import number
+from lab.bench.run import machine_facts, names_among, progress
 from lab.bench.scale_groups import members
 from lab.bench.scale_store import behind_memory
 from lab.cluster.connection import BlockingConnection
@@ -108,10 +108,7 @@ class Bench:
         began = time.monotonic()
         cluster.restart(master)
         cluster.wait_in_sync(2)
-        return {
-            "failover_ms": took_s * 1000,
-            "back_s": time.monotonic() - began,
-        }
+        return {"failover_ms": took_s * 1000, "back_s": time.monotonic() - began}
 
 
 def pids(cluster: ClusterProcess, role: str) -> list[int]:
@@ -224,47 +221,59 @@ SWEEPS: Final[dict[str, tuple[str, Callable[[Bench, Any], Values]]]] = {
 }
 
 
-def measured(sizes: Sizes, only: list[str], folder: Path) -> dict[str, Any]:
-    bench, sweeps = Bench(folder, sizes), []
-    machine = ", ".join(f"{what} {value}" for what, value in machine_facts().items())
-    for name in only:
-        title, measure = SWEEPS[name]
-        points: list[tuple[float, Values]] = []
-        for size in getattr(sizes, name):
-            progress(f"{name}: {size:,}")
-            values = measure(bench, size)
-            points.append((size, values))
-            progress("  " + ", ".join(f"{key} {value:,.1f}" for key, value in values.items()))
-        sweeps.append({"name": name, "title": title, "points": points})
-    return {"machine": machine, "sweeps": sweeps}
+MEASURES: Final = {
+    "per_second": "sends/s, acknowledged by both replicas",
+    "mb_per_second": "MB/s of bodies written",
+    "read_mb_per_second": "MB/s of bodies read",
+    "master_us": "masters, processor µs for a send",
+    "slave_us": "slaves, the same",
+    "member_us": "master, processor µs for a member",
+    "memory_mib": "anonymous memory of all servers, MiB",
+    "connection_kib": "KiB of the master for a connection",
+    "wait_ms": "longest wait of a light request meanwhile, ms",
+    "gap_ms": "longest gap between two acks, ms",
+    "first_wait_ms": "longest wait while the queues were made, ms",
+    "first_gap_ms": "longest gap while the queues were made, ms",
+    "joins_per_second": "connections with their first heartbeat, per s",
+    "notice_ms": "one of each group left: until all others were notified, ms",
+    "rebalance_ms": "until they also had the new list, ms",
+    "failover_ms": "kill -9 of the master to the first acked write, ms",
+    "back_s": "the killed broker, started again, is in the set, s",
+    "others_percent": "other work meanwhile, % of a core",
+}
+
+
+def sweep_table(title: str, points: Mapping[float, Values]) -> str:
+    """Markdown: a row for each measure that a sweep has, a column for each size."""
+    lines = [[title, *(f"{size:,}" for size in points)], ["---"] * (1 + len(points))]
+    for key, text in MEASURES.items():
+        if any(key in values for values in points.values()):
+            cells = (number(v[key]) if key in v else "" for v in points.values())
+            lines.append([text, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="lab.bench.scale", description=__doc__)
-    parser.add_argument("--only", default=",".join(SWEEPS), help="sweeps, with commas between")
+    names = ",".join(SWEEPS)
+    parser.add_argument("--only", type=names_among(SWEEPS), default=tuple(SWEEPS), metavar=names)
     parser.add_argument("--quick", action="store_true", help="small sizes, short loads")
-    parser.add_argument("--gigabytes", help="sizes of the backlog, with commas between")
+    parser.add_argument("--gigabytes", type=float, nargs="+", help="sizes of the backlog")
     parser.add_argument("--folder", type=Path, help="for the clusters; default: a temporary one")
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--html", type=Path, help="where the page goes")
-    parser.add_argument("--from", dest="source", type=Path, help="figures of an earlier run")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
     if options.gigabytes:
-        sizes = Sizes(gigabytes=tuple(map(float, options.gigabytes.split(","))))
-    if options.source is not None:
-        found = json.loads(options.source.read_text())
-    else:
-        with tempfile.TemporaryDirectory(prefix="batonmq-scale-", dir=options.folder) as folder:
-            found = measured(sizes, options.only.split(","), Path(folder))
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1))
-    if options.html is not None:
-        from lab.bench.scale_page import (
-            write_scale_page,  # its packages come with `make setup-spark`
-        )
-
-        write_scale_page(str(options.html), found)
+        sizes = replace(sizes, gigabytes=tuple(options.gigabytes))
+    print(", ".join(f"{what} {value}" for what, value in machine_facts().items()))
+    with tempfile.TemporaryDirectory(prefix="batonmq-scale-", dir=options.folder) as folder:
+        bench = Bench(Path(folder), sizes)
+        for name in options.only:
+            title, measure = SWEEPS[name]
+            points: dict[float, Values] = {}
+            for size in getattr(sizes, name):
+                progress(f"{name}: {size:,}")
+                points[size] = measure(bench, size)
+            print(f"\n{sweep_table(title, points)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.bench.report import Mark, ReportRow, number, spread, table
+from lab.bench.scale import sweep_table
 
 
 def row(mark: Mark | None, better: str, java: list[float], ours: list[float]) -> ReportRow:
@@ -70,3 +71,13 @@ def test_json_holds_every_sample() -> None:
     document = row(Mark(limit=2.0), "less", [1.0, 3.0], [2.0]).to_json()
     assert document["java"] == {"median": 2.0, "min": 1.0, "max": 3.0, "samples": [1.0, 3.0]}
     assert document["mark"] == "<= 2" and document["met"] is True
+
+
+def test_a_sweep_shows_each_measure_that_it_has_by_size() -> None:
+    points = {10: {"per_second": 4000.0, "wait_ms": 2.0}, 1_000: {"per_second": 2000.0}}
+    assert sweep_table("queues", points).splitlines() == [
+        "| queues | 10 | 1,000 |",
+        "| --- | --- | --- |",
+        "| sends/s, acknowledged by both replicas | 4,000 | 2,000 |",
+        "| longest wait of a light request meanwhile, ms | 2 |  |",
+    ]
