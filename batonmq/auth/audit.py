@@ -59,8 +59,8 @@ class AuditLog:
         *,
         passes: bool = False,
     ) -> None:
-        """`code`: a request code, or the name of what is no request. `passes`: it is not refused
-        yet."""
+        """`code`: a request code, or the name of what is no request. `passes`: it is logged and
+        served (`audit_only`)."""
         second, key = boot_ms() // 1000, (user[:TEXT_MAX], code, peer.rpartition(":")[0])
         if second != self._second:
             self._second = second

@@ -7,7 +7,7 @@ The order in which entries were made never matters. Nothing matches: denied. A s
 everything, a disabled one nothing.
 
 Origin: DefaultAuthorizationProvider, UserAuthorizationHandler, AclAuthorizationHandler. RocketMQ
-5.3.3 sorts a short prefix first and Deny behind Allow, which later versions have mended.
+5.3.3 sorts a short prefix first and Deny behind Allow, which later versions have fixed.
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ class KnownUser:
         return info
 
     def evaluate(self, need: Need, source: str, cluster: str) -> Decision:
-        """Whether the user may, from the address `source`, and what decided. `cluster`: the one
-        that a need without a name is about."""
+        """Whether the user may do it from the address `source`, and what decided. `cluster`: the
+        name for a need that leaves out its cluster."""
         if not self.is_enabled:
             return Decision(False, f"user {self.name} is disabled")
         if self.is_super:
@@ -409,7 +409,8 @@ def merged(user: User, acl: AclInfo) -> User:
 
 
 def without(user: User, kind: str | None, resource: str | None) -> User:
-    """The user without one entry; of one type, of both without `kind`, all without `resource`."""
+    """The user without the entry of `resource`: of policy type `kind`, or of both. Without
+    `resource`: the user without any entry."""
     if not resource:
         return msgspec.structs.replace(user, policies={})
     wanted = _canonical(resource)

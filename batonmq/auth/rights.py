@@ -1,10 +1,11 @@
 """What each request code needs: the one table of brokers, name servers and controllers. Pure.
 
-A request needs all that its row names, and of the actions of one need any. A code without a row is
-denied to all but super users. A retry topic is its group's, also the two spellings of POP's; of a
-dead-letter topic the right on its group is enough to read it. Internal topics are written and read
-by nodes only, but anyone may trace. Origin: DefaultAuthorizationContextBuilder, the annotations of
-request headers; what RocketMQ 5.3.3 checks nowhere has a row here (docs/security.md).
+A request must satisfy each need of its row; of the actions of a need one is enough. A code without
+a row is denied to all but super users. A retry topic belongs to its group, also in both spellings
+of POP; the right on a group is enough to read its dead-letter topic. Internal topics are written
+and read by nodes only, but anyone may trace. Origin: DefaultAuthorizationContextBuilder, the
+annotations of request headers. Codes that RocketMQ 5.3.3 does not check have a row here
+(docs/security.md).
 """
 
 from __future__ import annotations
@@ -76,14 +77,14 @@ def topic_needs(topic: str, *actions: str) -> Needs:
 
 
 def pop_topic_needs(topic: str, group: str) -> Needs:
-    """The same for one that the group itself reads: its own retry topic needs nothing more."""
+    """The same for a topic that the group reads: its own retry topic needs nothing more."""
     own = RETRY_PREFIX + group
     if topic != own and not topic.startswith(f"{own}+"):
         yield from topic_needs(topic, SUB)
 
 
 def ack_topic_needs(topic: str, group: str) -> Needs:
-    """The same for what the group was given by POP, and names by the topic where it lies."""
+    """The same for an ack, which names the topic where the popped message is stored."""
     older = f"{RETRY_PREFIX}{group}_"
     if topic.startswith(older):
         # POP's older name for the group's retries of a topic, or the retry topic of another group.
@@ -108,8 +109,8 @@ def publish_needs(topic: str) -> Needs:
 
 
 def _field(request: RemotingCommand, name: str) -> str:
-    """The field that the handler will read: another one that a stranger adds says nothing. Raises
-    BrokerRefusal: without it nothing can be decided."""
+    """The field that the handler will read; other fields of a request decide nothing. Raises
+    BrokerRefusal if it is missing."""
     if value := request.ext.get(name):
         return value
     raise BrokerRefusal(ResponseCode.NO_PERMISSION, f"the request has no field {name}")

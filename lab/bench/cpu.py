@@ -22,8 +22,8 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def anon_mib(pids: Iterable[int]) -> float:
-    """Anonymous resident memory of these processes together, MiB; of a page that processes share
-    since a fork each has its part."""
+    """Anonymous resident memory of these processes together, MiB. A page that is shared since a
+    fork is divided among its processes."""
     texts = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
     return sum(int(re.findall(r"^Pss_Anon:\s+(\d+)", text, re.M)[0]) for text in texts) / 1024
 

@@ -95,7 +95,7 @@ def _window(
 ) -> dict[str, float]:
     """What the program answers. Raises JavaError for a backlog that did not come in time."""
     if kind in DELAYED:
-        # A group that is new begins with the first message: this one is to find none from before.
+        # A new group reads from the first message on: it must not find older ones.
         topic = f"BenchDelays{time.monotonic_ns()}"
         side.create_topic(topic, QUEUES)
     else:
@@ -113,8 +113,8 @@ def _window(
 
 
 def _wait_calm(side: ClusterSide) -> None:
-    """What an earlier window left to the master, acks of POP or code to compile, is not charged to
-    the next one."""
+    """Waits until the master is idle: what one window left to do (acks of POP, code to compile)
+    must not count for the next one."""
     master = psutil.Process(side.broker_pid(side.master_address()))
     end = time.monotonic() + CALM_LIMIT_S
     while master.cpu_percent(CALM_SAMPLE_S) > CALM_PERCENT and time.monotonic() < end:

@@ -1,8 +1,7 @@
-"""Asks a server every few milliseconds for next to nothing, until its standard input ends:
+"""Sends a trivial request every few milliseconds, until its standard input ends:
 `python -m lab.bench.pinger ADDRESS`. Then it prints how long the slowest answer took.
 
-A turn of the server's loop delays every answer by its length, so this is what a long turn costs
-others; the machine's own delays are in it, too.
+A long turn of the server's loop delays every answer. Delays of the machine are included.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Remoting frames, requests and stored records by hand: what a probe needs, and no more.
+"""Encodes and decodes what a probe needs: remoting frames, requests, stored records.
 
-Nothing is imported of what is measured, so that an error there cannot hide itself here.
+It imports nothing of what is measured, so that an error there cannot hide here.
 Independent of batonmq.
 """
 
@@ -52,8 +52,8 @@ _MAGIC_V2: Final = -626843477
 _BORN_V6: Final = 0x10
 _STORED_V6: Final = 0x20
 SECURE_VARIABLE: Final = "BATONMQ_LAB_SECURE"
-"""Names the folder of certificates while the lab's cluster has TLS and users on: a variable of the
-environment, so that the probes, which are processes of their own, follow."""
+"""Environment variable with the folder of certificates, set while the lab's cluster has TLS and
+users. Probes are processes of their own and inherit it."""
 USER: Final = "admin"
 SECRET: Final = "secret-of-the-lab"
 
@@ -105,8 +105,8 @@ def encode(
 ) -> bytes:
     """A whole request frame with a JSON header.
 
-    It calls itself Python by default: a slave passes the sends of other clients on to
-    the master, and who answered would not be who acknowledged.
+    Its language is Python by default: a slave relays the sends of other clients to the master, and
+    then the broker that answers is not the one that acknowledged.
     """
     fields = {key: str(value) for key, value in ext.items()}
     header = json.dumps(

@@ -14,13 +14,21 @@ import re
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from lab.cluster.frames import BROKER_NAME
-from lab.cluster.processes import HOST, ROOT, pause_s, spawn, spawn_talking, stop_all, tail
+from lab.cluster.processes import (
+    HOST,
+    ROOT,
+    NotInTime,
+    spawn,
+    spawn_talking,
+    stop_all,
+    tail,
+    wait_for,
+)
 
 PEER_VERSION: Final = "5.3.3"
 POM: Final = ROOT / "lab" / "cluster" / "pom.xml"
@@ -276,22 +284,21 @@ class JavaProgram:
         *,
         diagnostics: Callable[[], str] = lambda: "",
     ) -> T:
-        """Polls until `found()` is true. Raises JavaError with `what`, `diagnostics()` and the
-        log's end."""
-        began = time.monotonic()
-        while True:
-            waited_s = time.monotonic() - began
-            ended = self._process.poll() is not None and not self._reader.is_alive()
+        """Polls until `found()` is true, or the program has ended. Raises JavaError with `what`,
+        `diagnostics()` and the log's end."""
+
+        def look() -> T | None:
+            has_ended = self._process.poll() is not None and not self._reader.is_alive()
             result = found()
-            if result:
-                return result
-            if ended or waited_s > limit_s:
-                how = f"{self.name} ended" if ended else f"not within {limit_s:.0f} s"
-                output = tail(self._log) + "\n".join(map(str, self.lines[-5:]))
-                raise JavaError(
-                    f"waited in vain for {what}: {how}, {self._log}\n{diagnostics()}\n{output}"
-                )
-            time.sleep(pause_s(waited_s))
+            if has_ended and not result:
+                raise NotInTime(f"{self.name} ended before: {what}\n{diagnostics()}")
+            return result
+
+        try:
+            return wait_for(what, look, limit_s, diagnostics)
+        except NotInTime as error:
+            output = tail(self._log) + "\n".join(map(str, self.lines[-5:]))
+            raise JavaError(f"{error}\n{self._log}:\n{output}") from None
 
     def send(self, line: str) -> None:
         """One line for its standard input."""

@@ -22,7 +22,7 @@ class NodeProcess:
         """The checkout whose code its next start runs."""
         self.stopped = False
         self.may_end = False
-        """A fault was set since its start: it may end of it, even after the fault is over."""
+        """A fault was set since its start, and may end the process even later."""
         self._listening_pid = 0
         self._faulty = False
 
@@ -69,7 +69,7 @@ class NodeProcess:
             self.signal(RELOAD_SIGNAL)
 
     def make_sound(self) -> None:
-        """No fault on purpose any more. A start under one is ended: it may be begun again."""
+        """Removes its faults. A start that has not finished is killed: a fault may have hit it."""
         if not self._faulty:
             return
         for path in self.fault_files.values():

@@ -1,4 +1,4 @@
-"""Child processes that end with us whatever happens, their logs and ports, and waiting for events.
+"""Child processes that end with this one, their logs and ports, and waiting for events.
 
 Nothing is imported of what is measured. Independent of batonmq.
 """
@@ -31,7 +31,7 @@ PORTS: Final = [area + row for area in range(11_000, 29_000, 2_000) for row in (
 the range from which the kernel takes the source ports of connections: a port that is free when a
 cluster starts must still be free when one of its brokers restarts."""
 CLAIM: Final = 9
-"""This port above the base, which no cluster uses, is bound by the process that uses the base."""
+"""The port `base + CLAIM`, which no cluster uses, is bound by the process that uses the base."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
@@ -46,21 +46,16 @@ def wait_for(
     limit_s: float = READY_S,
     diagnostics: Callable[[], str] = lambda: "",
 ) -> T:
-    """Polls until `found()` is true, and returns it. Raises NotInTime with `what` and, if they are
-    given, `diagnostics()`."""
+    """Polls until `found()` is true, and returns it. Raises NotInTime with `what` and
+    `diagnostics()`."""
     began = time.monotonic()
     while (waited_s := time.monotonic() - began) < limit_s:
         result = found()
         if result:
             return result
-        time.sleep(pause_s(waited_s))
-    raise NotInTime(f"waited {limit_s:.0f} s in vain for {what}\n{diagnostics()}".rstrip())
-
-
-def pause_s(waited_s: float) -> float:
-    """Until the next look: short at first. Many looks would take the processor, for as long as the
-    wait lasts, from what is waited for."""
-    return min(POLL_MAX_S, max(POLL_S, waited_s / 50))
+        # Longer and longer: polling takes the processor from the process that is waited for.
+        time.sleep(min(POLL_MAX_S, max(POLL_S, waited_s / 50)))
+    raise NotInTime(f"not within {limit_s:.0f} s: {what}\n{diagnostics()}".rstrip())
 
 
 def _end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
@@ -75,8 +70,8 @@ def spawn(
     env: Mapping[str, str] | None = None,
     end_signal: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own, so that ctrl-C reaches only us. It ends with us,
-    by `end_signal`, should we be killed."""
+    """Starts a process in its own session, so that ctrl-C reaches only this one. The kernel sends
+    it `end_signal` when this process ends."""
     with log.open("ab") as output:
         return subprocess.Popen(
             list(argv),
@@ -202,8 +197,8 @@ _claimed: list[int] = []
 
 
 def free_base_port(brokers: int) -> int:
-    """A base port whose whole range is free. As long as this process lives no other one is given
-    that base: the cluster's ports are also free while it starts, and while it is killed."""
+    """A base port whose whole range is free. No other process gets that base until this one ends,
+    so the ports also stay free while a server of the cluster is down."""
     for base in (*_claimed, *PORTS):
         if all(map(is_free, ports_of(base, brokers))) and (base in _claimed or _claims(base)):
             return base

@@ -18,7 +18,7 @@ from lab.cluster.connection import BlockingConnection
 from lab.cluster.writer import WriterThread, number_in
 
 RETRIES_MAX = 1000
-"""Answers that bring nothing, as of a broker whose slave did not confirm yet."""
+"""Answers without a message, for example while nothing is confirmed."""
 
 
 def read_topic(
@@ -33,7 +33,7 @@ def read_topic(
 
 def first_messages(address: str, topic: str, count: int) -> list[MessageExt]:
     """At least the first `count` messages of queue 0, as that broker serves them. Fails if it
-    refuses, as one that does not lead."""
+    refuses, for example because it is not the master."""
     found: list[MessageExt] = []
     retries = 0
     with BlockingConnection(address) as connection:

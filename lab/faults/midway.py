@@ -1,7 +1,7 @@
-"""kill -9 inside a step: of a cut, an epoch's append, a vote, a first start.
+"""kill -9 in the middle of a truncation, the append of an epoch, a vote, or a first start.
 
-The process that is to take the step is armed with a fault point and killed there, at a disk call
-chosen at random; then it is started again, without faults.
+A fault point kills the process at a random disk call of that step. Then it is started again,
+without faults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CUT_STEPS = (
 
 
 class Midway(Fault):
-    """The longest gap from the fault on, the step and its kill included."""
+    """Measured is the longest gap after the fault, with the step and its kill."""
 
     measure: ClassVar[Measure] = "gap"
     watch_s = 1.0
@@ -48,7 +48,7 @@ class Midway(Fault):
         return f"kill {moment} {call} {path} after {before}"
 
     def wait_end(self, process: NodeProcess) -> bool:
-        """Whether the armed process died. One whose step had fewer calls lives on."""
+        """Whether the armed process died. It survives if its step makes fewer disk calls."""
         try:
             wait_for("the armed process to die", lambda: not process.runs, DIES_S)
         except NotInTime:
@@ -57,7 +57,7 @@ class Midway(Fault):
 
 
 class KillInEpochAppend(Midway):
-    """A slave is killed while it becomes master, or follows the new one: the other one serves."""
+    """A slave is killed while it becomes master, or begins to follow the other one."""
 
     name = "kill-in-epoch-append"
     title = "kill -9 master, and a slave in its epoch append: longest gap between acks"
@@ -74,9 +74,9 @@ class KillInEpochAppend(Midway):
 
 
 class KillInCut(Midway):
-    """A master with a tail of its own is deposed; when it comes back, it is killed in its cut.
+    """A deposed master whose log has bytes that no slave has is killed in its truncation.
 
-    Both slaves are stopped for a moment, so the tail is of writes that were never acknowledged.
+    Both slaves are stopped while it writes these bytes, so they are never acknowledged.
     """
 
     name = "kill-in-cut"
@@ -102,8 +102,8 @@ class KillInCut(Midway):
 
 
 class KillInVote(Midway):
-    """A controller is killed at a disk call of its own while an election needs it. Unless it leads,
-    the leader and the master die first: what is answered rests on the third, and on its journal."""
+    """A controller is killed at one of its disk calls during an election. Unless it is the leader,
+    the leader and the master are killed first, so the election depends on its journal."""
 
     name = "kill-in-vote"
     title = "kill -9 of a controller inside a write to its log or vote: longest gap between acks"
@@ -123,7 +123,7 @@ class KillInVote(Midway):
 
 
 class KillInFirstStart(Midway):
-    """A slave gets a new disk; its first start on it is killed, and the next one refills it."""
+    """A slave gets an empty disk. Its first start on it is killed, the next one copies the log."""
 
     name = "kill-in-first-start"
     title = "kill -9 of a slave in its first start on a new disk: longest gap between acks"

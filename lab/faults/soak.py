@@ -1,5 +1,5 @@
-"""`python -m lab.faults soak`: faults of the table at random, some with a kill on top, for a long
-time, while consumer groups read along.
+"""`python -m lab.faults soak`: faults of the table at random, some together with a kill, for a
+long time, while consumer groups read along.
 
 Every action and finding is a line of the log. A cluster runs for some minutes and its logs are
 compared byte by byte; then a new one is started, so that starts are tested as well and the disk
@@ -28,12 +28,12 @@ CLUSTER_S: Final = 480.0
 DOUBLE: Final = 0.3
 """How often a process is killed while a fault still lasts."""
 REMARKS: Final = frozenset({"elections"})
-"""Kept in the log and no finding: it happens on a busy machine, and costs no message."""
+"""Logged, but no finding: a busy machine has more elections, and they lose no message."""
 PACE: Final = ("--interval-ms", "4")
 
 
 class Log:
-    """JSON lines in a file, and what is worth seeing on the screen."""
+    """Writes JSON lines to a file, and shows findings."""
 
     def __init__(self, path: Path, progress: Callable[[str], None]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,8 +68,8 @@ def run_soak(
     progress: Callable[[str], None],
     queues: int = 0,
 ) -> int:
-    """The exit code: 1 as soon as a promise was broken or a cluster did not come back. `queues`: so
-    many more are written in turn beside the load."""
+    """The exit code: 1 as soon as a promise was broken or a cluster did not come back. `queues`:
+    how many more queues are written beside the load."""
     missing = why_not()
     if missing:
         progress(

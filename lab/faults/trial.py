@@ -1,4 +1,4 @@
-"""What a fault is; a cluster under load, one fault after the other, the checkers after each."""
+"""The base class of faults, and a cluster under load that gets one after the other, with checks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from lab.faults.consumers import Consumers
 
 FIRST_ACK_S: Final = 60.0
 BEFORE_S: Final = 0.2
-"""The part of the time before a fault that counts for its gap."""
+"""A gap may begin this long before its fault."""
 SETTLE_S: Final = (0.3, 0.8)
-"""Drawn from it, so that a fault meets heartbeats and leases in any phase."""
+"""A random pause, so that a fault meets heartbeats and leases in any phase."""
 MANY_PAUSE_S: Final = 0.002
 MANY_MADE_S: Final = 120.0
 Measure = Literal["first ack", "gap"]
@@ -156,15 +156,15 @@ class Trial:
 
 
 def make_network(*, with_cuts: bool | None = None) -> Network:
-    """Namespaces where they can be had. `with_cuts` False: the loopback in any case."""
+    """Namespaces if they are possible, else the loopback. `with_cuts` False: the loopback."""
     can = with_cuts is not False and not why_not()
     return Namespaces(HOSTS) if can else Network(HOSTS)
 
 
 class Lab:
-    """A context manager: nothing of it runs after the `with` block; its folder stays.
+    """A context manager: all processes end with the `with` block, the folder stays.
 
-    The thread that enters it is inside the probe's namespace until it leaves.
+    The thread that enters it is in the probe's network namespace until then.
     """
 
     def __init__(
@@ -178,11 +178,11 @@ class Lab:
         queues: int = 0,
         secure: bool = False,
     ) -> None:
-        """`consumed`: consumer groups read along, and each must be given every acknowledged write.
-        `queues`: so many more are written in turn, and read back at the end.
+        """`consumed`: consumer groups read along, and each must get every acknowledged write.
+        `queues`: how many more queues are written, and read back at the end.
         `fresh`: a broker that was declared dead while it ran is restarted after the trial, since
-        a process is not declared dead a second time within 10 s (R6). `secure`: of the cluster, and
-        of whatever this process and its children dial meanwhile."""
+        a process is not declared dead a second time within 10 s (R6). `secure`: TLS and users in
+        the cluster, and for the connections of this process and its children."""
         self.folder = folder
         self._fresh = fresh
         self.network = network
@@ -369,7 +369,7 @@ class Lab:
         assert group.master is not None
         try:
             self._reader.read_on(self.cluster.addresses[group.master])
-        except MasterMoved:  # one without room hands over a while after its disk was full
+        except MasterMoved:  # a master hands over some time after its disk is full
             group = self.cluster.wait_whole()
             assert group.master is not None
             self._reader.read_on(self.cluster.addresses[group.master])

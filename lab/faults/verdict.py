@@ -1,8 +1,8 @@
 """`python -m lab.faults verdict`: incidents drawn by a seed, and what `mqctl verdict` says of each.
 
-Most are done to copies of folders that a real cluster under load left; the others to a cluster that
-runs. A verdict is right if it names the incident and its place first. It may never say "safe" where
-a write that the probe saw acknowledged is in no store any more.
+Most are done to copies of the folders of a cluster that was stopped or killed under load, the
+others to a running cluster. A verdict is right if it names the incident and its place first. It
+must never say "safe" if a write that the probe saw acknowledged is in no store.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTINGS: Final[Sections] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
 LOAD: Final = ("--interval-ms", "4", "--body", "900")
 ACKED_LIMIT_S: Final = 120.0
 ACKS: Final = 1_300
-"""Some five segments: incidents take away one in the middle, or hundreds of records at the end."""
+"""About five segments: incidents remove one in the middle, or many records at the end."""
 LIVE_SHARE: Final = 0.2
 
 
@@ -58,17 +58,17 @@ class Outcome:
     @property
     def is_right(self) -> bool:
         is_named = names(self.said, self.expected)
-        return is_named and not self.is_unsafe and not self.is_too_dark
+        return is_named and not self.is_unsafe and not self.is_false_alarm
 
     @property
-    def is_too_dark(self) -> bool:
+    def is_false_alarm(self) -> bool:
         """It said that messages are lost, and none is."""
         return self.safe == "lost" and not self.lost
 
 
 @dataclass(slots=True)
 class Base:
-    """A folder that a cluster left, and where each acknowledged write is: (offset, bytes)."""
+    """The folder of a stopped cluster, and each acknowledged write: (offset, bytes)."""
 
     name: str
     folder: Path
@@ -202,12 +202,12 @@ def _logs(data: Path) -> list[_Log]:
     return [_Log(store) for store in sorted(data.glob("broker-*"))]
 
 
-# Folders that a real cluster left.
+# Folders of a stopped cluster.
 
 
 def make_bases(folder: Path, progress: Callable[[str], None]) -> list[Base]:
-    """What one cluster under load left, made once in a folder: killed, killed again when its set
-    was a single member, and stopped."""
+    """The folders of one cluster, made once: after all processes were killed under load, after the
+    same with a set of one member, and after a clean stop."""
     names = ("killed", "alone", "stopped")
     if not (folder / f"base-{names[-1]}").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -268,7 +268,7 @@ def _load(cluster: HeldCluster) -> Iterator[Load]:
 
 
 def _keep(cluster: HeldCluster, name: str) -> None:
-    """What is left of it as a base; a base is there when it is whole."""
+    """Copies its folder as a base, which appears complete, by a rename."""
     place = cluster.folder.parent / f"base-{name}"
     part = place.with_suffix(".part")
     copy_sparsely(cluster.folder, part)
@@ -280,7 +280,7 @@ def _wait_acked(load: Load, count: int) -> None:
 
 
 def _wait_recorded(cluster: HeldCluster) -> None:
-    """Until the queues of every replica name what lies behind its first segment."""
+    """Until the consume queues of every replica reach beyond its first segment."""
     stores = cluster.data_folders
 
     def is_recorded() -> bool:
@@ -297,7 +297,7 @@ def _kill_all(cluster: HeldCluster) -> None:
 
 
 def _make_alone(cluster: HeldCluster) -> None:
-    """Both slaves die, the set shrinks, and the master goes on alone."""
+    """Kills both slaves, and waits until the set is the master alone."""
     group = cluster.wait_whole()
     for index in range(3):
         if index != group.master:
@@ -311,7 +311,7 @@ def _make_alone(cluster: HeldCluster) -> None:
 
 
 def _acked(place: Path) -> Iterator[tuple[int, bytes]]:
-    """Of each acknowledged write the place, and the bytes that some store of the base has."""
+    """Offset and bytes of each acknowledged write, from any store of the base."""
     logs = _logs(place / "data")
     for line in (place / "acked.jsonl").read_text().splitlines():
         offset = int(json.loads(line)["msg_id"][-16:], 16)
@@ -320,7 +320,7 @@ def _acked(place: Path) -> Iterator[tuple[int, bytes]]:
         yield offset, record
 
 
-# A cluster that runs.
+# A running cluster.
 
 
 @contextmanager

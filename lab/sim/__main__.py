@@ -45,14 +45,18 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lab.sim", description="the cluster, simulated")
     parser.add_argument("what", nargs="?", choices=("lives", "cuts"), default="lives")
-    parser.add_argument("--only", default="", metavar="TEXT", help="of cuts, those named so")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="of cuts: whose names contain it"
+    )
     parser.add_argument("--seeds", default="300", metavar="N|A-B", help="how many, or from A to B")
-    parser.add_argument("--known", action="store_true", help="the lives of known_lives, too")
+    parser.add_argument("--known", action="store_true", help="also the lives of known_lives")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seed", type=int, help="one life")
-    parser.add_argument("--trace", action="store_true", help="tell it")
-    parser.add_argument("--plain", action="store_true", help="of --seed, without features")
-    parser.add_argument("--shrink", action="store_true", help="find the faults that matter")
+    parser.add_argument("--trace", action="store_true", help="print its events")
+    parser.add_argument("--plain", action="store_true", help="of --seed: without features")
+    parser.add_argument(
+        "--shrink", action="store_true", help="leave out faults that its failure does not need"
+    )
     return parser
 
 

@@ -1,7 +1,7 @@
-"""What code finds around itself, replaced for the time of a run: clock, chance, disk, threads.
+"""Replaces what surrounds the code during a run: clock, random numbers, disk, network, threads.
 
-`ambient(...)` is a context; after it everything is as before. Nothing of the code under test is
-changed but what reaches outside: module `time`, `os.urandom` and `os.getpid`, `process.disk`,
+`ambient(...)` is a context manager; after it everything is as before. The code under test is not
+changed. Replaced are module `time`, `os.urandom` and `os.getpid`, the calls of `runtime.disk`,
 `threading` and `queue` where servers use them, gRPC's channel and server, sockets of Raft.
 """
 
@@ -46,7 +46,7 @@ from lab.sim.raft import Notifier, SimRaftTransport, ThreadTime, TickPoller
 from lab.sim.rpc import SimChannel, SimServer
 from lab.sim.threads import Queues, Threads
 
-_JUMP_S = 3.0  # for so long a clock is off, at most
+_JUMP_S = 3.0  # a clock is wrong for at most this long
 WALL_START_S = 1_767_600_000  # a Monday morning of 2026, 08:00 UTC
 
 _SERVERS = frozenset(
@@ -64,20 +64,20 @@ _ALL_TASKS = next(
 subscription_filter.preload()
 IndexService.preload()
 
-#: The real clock, for those who measure the simulation.
+#: The real clock, to measure the simulation.
 real_seconds = time.perf_counter
 processor_seconds = time.process_time
 
 
 class Clocks:
-    """The clocks of hosts. `jumps`: by how many seconds a host's wall clock is off. `passed_s`: how
-    much later it is everywhere than the life is long; nothing ran meanwhile that it tells of."""
+    """The clocks of hosts. `jumps`: by how many seconds a host's wall clock is wrong. `passed_s`:
+    time that was skipped on all hosts, in which nothing ran."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self.jumps: dict[str, float] = {}
         self._jumped: list[tuple[float, str, float]] = []  # when, whose, by how many seconds
-        self.farthest_s = 0.0  # that any host's clock was ever off
+        self.farthest_s = 0.0  # the largest error of any host's clock so far
         self.passed_s = 0.0
 
     def jump(self, host: str, off_s: float) -> None:
@@ -169,12 +169,12 @@ def ambient(
         patches.set(random, "_urandom", chance.randbytes)
         patches.set(random, "Random", _seeded(chance))
         patches.set(os, "getpid", _pid)
-        # Of the one real process that they all share it would take thousands, at each start.
+        # All share the descriptors of one real process: each start would occupy thousands.
         patches.set(sockets, "HELD_MAX", 0)
-        # No code asks for all tasks: they need not be kept.
+        # No code asks for all tasks.
         patches.set(_ALL_TASKS, "add", lambda task: None)
-        # A broker divides it by ten while it loads numpy. One that is killed meanwhile sets it back
-        # never, and after some such lives the next division fails.
+        # A broker divides it by ten while it loads numpy. If it is killed meanwhile it is never
+        # restored, and after some such lives the next division fails.
         patches.set(sys, "setswitchinterval", lambda interval_s: None)
         _replace_network(patches, network)
         _replace_raft(patches)
@@ -192,7 +192,7 @@ def ambient(
 
 def _seeded(chance: random.Random) -> type[random.Random]:
     class Seeded(random.Random):
-        """Without a seed it takes one of the run, and not of the machine."""
+        """Without a seed it takes one from the run's generator."""
 
         def __init__(self, seed: Any = None) -> None:
             super().__init__(chance.getrandbits(64) if seed is None else seed)
@@ -212,7 +212,7 @@ def _replace_network(patches: Patches, network: SimNetwork) -> None:
     patches.set(grpc.aio, "server", lambda options=None: SimServer(network))
     patches.set(batonmq.client.instance.connections, "local_ip", _local_ip)
     patches.set(batonmq.client.instance.connections, "_serial", itertools.count(1))
-    # Sets of them are walked where connections are closed.
+    # Sets of them are iterated: the order must not depend on addresses in memory.
     patches.set(Connection, "__hash__", numbered)
     patches.set(
         StoredQueue, "__hash__", lambda queue: zlib.crc32(queue.topic_bytes) + queue.queue_id
@@ -247,7 +247,7 @@ def _replace_raft(patches: Patches) -> None:
     patches.set(core, "PipeNotifier", Notifier)
     patches.set(core, "threading", Threads)
     patches.set(core, "time", ThreadTime)
-    # Sets of nodes are walked in the order of their hashes.
+    # Sets of nodes are iterated, too.
     patches.set(pysyncobj.node.Node, "__hash__", lambda node: _hash_of_text(node._id))
 
 
@@ -257,7 +257,7 @@ def _hash_of_text(text: str) -> int:
 
 
 def _replace_in_servers(patches: Patches) -> None:
-    """Threads, queues between them, and the look at real ports, in all modules of the servers."""
+    """Replaces threads, queues and the check of real ports in all modules of the servers."""
     for name, module in sorted(sys.modules.items()):
         parts = name.split(".")
         if parts[0] != "batonmq" or len(parts) < 2 or parts[1] not in _SERVERS:

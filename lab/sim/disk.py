@@ -1,13 +1,13 @@
-"""Disks of simulated hosts: real files, of which a crash takes back what was not synced.
+"""Disks of simulated hosts: real files, from which a power failure removes what was not synced.
 
-`SimDisks.calls()` takes the place of the calls in `process.disk`. Files are real ones below
-`root/host` (in memory, if `root` is in /dev/shm), so maps and `stat` work as ever. Beside each file
-stands what its sectors held when they were last synced, and for each folder what was done to its
-names since then. `lose_power` puts a random part of that back: whole sectors, and the names from
-some point on. A failed fsync loses its sectors for good: reads still show them, the next loss of
-power takes them, and a later fsync says nothing of it. That is what Linux does.
+`SimDisks.calls()` replaces the calls of `runtime.disk`. Files are real ones below `root/host` (in
+memory, if `root` is in /dev/shm), so maps and `stat` work as usual. For each file it is kept what
+its sectors held at the last sync, and for each folder the changes of names since then. `lose_power`
+reverts a random part of that: whole sectors, and the names from some point on. After a failed fsync
+its sectors are lost: reads still show them, the next power failure takes them, and later fsyncs
+succeed. That is what Linux does.
 
-Faults are asked from `plan` before each call; see `DiskPlan`.
+`plan` says what fails; see `DiskPlan`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from lab.sim.threads import current_thread
 
 SECTOR = 512
 MOST_WRITTEN = 1 << 26
-"""Bytes that one host may write in its life, some 200 times what lives need: code with a defect
-that never stops writing would take the memory of the machine."""
+"""Bytes that one host may write in its life, 200 times what lives need: a planted defect that
+never stops writing would fill the memory of the machine."""
 _GRAVES = ".graves"
 
 
@@ -50,16 +50,16 @@ class File:
 
 @dataclass
 class DiskPlan:
-    """What goes wrong on one host's disk. Each is over once it happened, but for `full`."""
+    """What goes wrong on one host's disk. Failed calls, a crash and a short write happen once."""
 
     full: bool = False
     log_is_full: bool = False
     """The log has no disk space in its allocated segments, as on a copy-on-write file system."""
     on_log: Callable[[bytes], None] | None = None
-    """Is shown what comes to be written to the log."""
+    """Called with each write to the log."""
     fail_call: tuple[str, int] | None = None  # EIO at the n-th call of that name from now
     fail_within: tuple[str, int, int] | None = None
-    """While that path exists: the n-th changing call fails, with that number."""
+    """(path, n, errno): while that path exists, the n-th changing call fails."""
     crash_at: tuple[int, bool] | None = None  # at the n-th changing call, before or after it
     short_write: int | None = None  # the n-th pwrite writes half
     slow_s: float = 0.0  # of an fsync
@@ -73,7 +73,7 @@ class DiskPlan:
 
 
 class HostDisk:
-    """One host's files. `undo` has, per folder, how to take back each change of its names."""
+    """One host's files. `undo`: folder -> functions that revert the changes of its names."""
 
     def __init__(self, root: Path, rng: random.Random) -> None:
         self.root = root
@@ -129,7 +129,7 @@ class HostDisk:
         raise Crash(f"{name} {path}")
 
     def before_log(self, path: str, data: Any) -> None:
-        """Before a write to the log; zeros fit into a full one."""
+        """Called before a write to the log. Zeros fit into a full one."""
         if self.plan.on_log is not None:
             self.plan.on_log(bytes(data))
         if self.plan.log_is_full and any(data):
@@ -140,11 +140,11 @@ class HostDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.short(path))
 
     def used(self) -> float:
-        """How much of it is, from 0.0 to 1.0."""
+        """The share that is used, 0.0 to 1.0."""
         return max(self.plan.used, 0.97 if self.plan.full else 0.0)
 
     def short(self, path: str) -> str:
-        """Without `root`, which no two runs share: controllers keep what brokers tell of errors."""
+        """Without `root`, which differs between runs: controllers store the texts of errors."""
         return str(path).removeprefix(str(self.root) + "/")
 
     # What is not durable.
@@ -204,7 +204,7 @@ class HostDisk:
         return grave
 
     def lose_power(self) -> None:
-        """The host stopped: what was not synced is there, or not, or in part."""
+        """The host stopped: what was not synced survives, or not, or in part."""
         rng = self.rng
         everything = rng.random() < 0.3
         for file in self.files.values():
@@ -378,7 +378,7 @@ class NameCalls:
 
 
 class SimDisks(NameCalls):
-    """All hosts' disks; which one is meant says the running process."""
+    """All hosts' disks; a call goes to that of the running process."""
 
     def __init__(self, root: Path, rng: random.Random, now_s: Callable[[], float]) -> None:
         super().__init__(root, rng)
@@ -387,7 +387,7 @@ class SimDisks(NameCalls):
         self._open: dict[int, tuple[HostDisk, File, str, SimProcess | None]] = {}
 
     def calls(self) -> dict[str, Callable[..., Any]]:
-        """For `process.disk.replace_calls`."""
+        """For `runtime.disk.replace_calls`."""
         names = (
             "open close pread pwrite write ftruncate posix_fallocate fsync fdatasync syncfs link"
             " rename replace unlink mkdir makedirs remove rmtree listdir read_bytes map_read"
@@ -523,7 +523,7 @@ class SimDisks(NameCalls):
         disk.after(name, path)
 
     def _wait(self, disk: HostDisk) -> None:
-        """A thread waits for the disk; the loop stands still only for a slow one."""
+        """A thread waits for the disk; the loop is blocked only by a slow one."""
         thread, slow_s = current_thread(), disk.plan.slow_s
         if thread is not None:
             thread.pause(disk.rng.uniform(0.0003, 0.002) + slow_s * disk.rng.random())

@@ -1,10 +1,10 @@
-"""What may be gone of the log because it expired, by the rules themselves.
+"""Which part of the log may be missing because it expired.
 
-`Expiry` judges each segment that a store takes away. What is confirmed may go if the disk is that
-full, or if its newest message is as old as messages are kept (`StoreConfig.file_reserved_time`);
-the newest segment never, and none before the log states the positions of all queues behind it
-(R38). A slave takes nothing that no master has taken before (R27). All below
-`begin` may be absent from then on, and nothing else: not from a log, a queue, or a reader.
+`Expiry` checks each segment that a store removes. A confirmed one may go if the disk is full
+enough, or if its newest message is older than `StoreConfig.file_reserved_time`; never the newest
+segment, and none before the log states the positions of all queues after it (R38). A slave removes
+only what a master has removed (R27). What lies below `begin` may be missing from then on, in a
+log, a queue or at a reader; nothing else may.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The faults of a life: drawn before it begins, so that any of them can be left out.
 
-Each is over by itself after `for_s`. `pick` and `pick2` in [0, 1) say whom it meets, among those
-whom it can meet at that time.
+Each is over by itself after `for_s`. `pick` and `pick2` in [0, 1) choose its targets among those
+that are possible at that time.
 """
 
 from __future__ import annotations

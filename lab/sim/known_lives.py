@@ -1,6 +1,6 @@
-"""Lives in which a promise was broken once, or a checker was wrong. `python -m lab.sim --known`
-lives them again, beside its seeds. The mistakes have tests of their own, too: with each change of
-the code a seed becomes another life."""
+"""Seeds whose lives once broke a promise, or showed a wrong checker; `python -m lab.sim --known`
+runs them as well. Each mistake also has its own test: after a change of the code a seed is another
+life."""
 
 from __future__ import annotations
 

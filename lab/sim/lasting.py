@@ -13,7 +13,7 @@ from lab.sim.served import ServedKinds
 from lab.sim.world import Violation
 
 _FIRST = ("L", "L", "L", "M", "M", "F1", "S1", "S2")
-"""Who is at one end of a broken link: those matter most that decide something."""
+"""The role at one end of a broken link: mostly one that decides something."""
 _SLOW_LINK_S = 0.25
 _THIRDS = 3
 _ALONE = 4
@@ -60,7 +60,7 @@ class LastingFaults(ServedKinds):
         return self._begin(fault, "slow link", " and ".join(host.name for host in two))
 
     def lasting_slow_disk(self, fault: PlannedFault) -> str | None:
-        """Not of a broker whose flush the acks wait for: a group with that has a fault itself."""
+        """Not of a broker whose flush the acks wait for: such a group cannot be served."""
         flushed = self.cluster.settings.sync_flush or self.cluster.settings.ha_sync_flush
         hosts = self.cluster.hosts
         host = self._controller(fault) if flushed else hosts[int(fault.pick * len(hosts))]

@@ -79,7 +79,7 @@ _UNANSWERED_S = 12.0
 """A registration is not answered for 3 s, and then the name server has lost the master for longer
 than it may."""
 _OPERATOR_S = 8.0
-"""Whom a group waits for in vain after power was lost, an operator elects then."""
+"""A group may wait for a member that lost bytes with its power. Then an operator elects."""
 
 
 @dataclass
@@ -354,7 +354,7 @@ class Life:
         self.cluster.run(self.plan.seconds)
 
     def become_whole(self) -> None:
-        """The faults are over: the group becomes whole and level, and everybody gets everything."""
+        """The faults are over: the group becomes whole and level, consumers get everything."""
         cluster = self.cluster
         cluster.tell("life", "the faults are over")
         self.faults.end()

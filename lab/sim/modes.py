@@ -1,8 +1,8 @@
 """A group leaves its controllers for a while: one broker writes in classic mode, and comes back.
 
 The operator follows docs/migrate.md: all brokers stop, the last master continues alone without
-controllers, takes writes, and stops or is killed; its machine may be started again. Then it comes
-back under the controllers, and once it leads again the others come: emptied, or as they are (R48).
+controllers, takes writes, and stops or is killed; its machine may be rebooted. Then it comes back
+under the controllers, and once it leads again the others come: emptied, or as they are (R48).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ModeFaults(Kinds):
         self._once(lambda: not keeper.is_up, self._come_back, fault, keeper)
 
     def _come_back(self, fault: PlannedFault, keeper: BrokerHost) -> None:
-        """In most lives behind a reboot, but for a process that was killed: what it did not flush
-        would be gone."""
+        """In half of the lives after a reboot, but not after a kill: then what was not flushed
+        would be lost."""
         if 0.3 <= fault.pick < 0.8:
             keeper.boot += 1
         keeper.classic, keeper.in_hand = False, False
@@ -68,7 +68,7 @@ class ModeFaults(Kinds):
         self._name(fault, keeper)
 
     def _name(self, fault: PlannedFault, keeper: BrokerHost) -> None:
-        """Until it leads the operator names it. It holds all that was acknowledged."""
+        """The operator names it until it leads: it holds all that was acknowledged."""
         if keeper.is_open:
             self._let_others_come(fault, keeper)
             return

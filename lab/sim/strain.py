@@ -44,7 +44,7 @@ _LOOK_S = 0.002
 _AGAIN_S = 0.1
 _WAITS_S = 2.0
 _ANSWERED_S = 0.003
-"""From the arrival of a record at a slave until its confirmation has been answered."""
+"""From the arrival of a record at a slave until its request is answered."""
 _UNNAMED_S = 1.0
 _LAGS_S = 6.0
 _COMMITTED = b"\x06TopicT"
@@ -125,9 +125,9 @@ class StrainFaults(Kinds):
         return f"as {slave.name}, to {master.name}"
 
     def late_confirm(self, fault: PlannedFault) -> str | None:
-        """A slave has the log, and does not learn what of it is confirmed, so it carries out no
-        deletion. It takes over the progress that its master has of the topic made again, and once
-        its file has that it is killed (R39)."""
+        """A slave has the log, but does not learn what is confirmed, so it carries out no deletion.
+        It copies its master's offsets of the topic that was made again, and is killed once its file
+        has them (R39)."""
         _, slaves = self._master_and_slaves()
         slave = self._of(slaves, fault.pick)
         if slave is None or slave.service is None:

@@ -1,7 +1,7 @@
 """When a controller may depose a master, watched from outside: each election that it proposes.
 
-R6: a second closed connection of one process is no verdict at once. R35: whom a controller has
-never seen is not dead before it has led for the time of a first contact.
+R6: a second closed connection of one process is no verdict at once. R35: a broker that a controller
+never saw is not dead before that controller has led for the time of a first contact.
 """
 
 from __future__ import annotations

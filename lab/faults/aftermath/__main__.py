@@ -12,12 +12,13 @@ import random
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Reporter
+import click
+
 from batonmq.mqctl.commands.analysis import lacking
 from lab.faults.aftermath import summary
-from lab.faults.aftermath.fault_schedule import DOZEN, FEW
 from lab.faults.aftermath.run import Aftermath, AftermathOptions
 from lab.faults.aftermath.summary import AftermathResult
 
@@ -30,15 +31,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Mixed failovers of a cluster under load, then Spark jobs over what is left.",
     )
     parser.add_argument("--folder", type=Path, help="made or empty; default: a new temporary one")
-    parser.add_argument("--few", action="store_true", help="four faults instead of fifteen")
     parser.add_argument("--seed", type=int, help="of pauses and choices; default: a random one")
     parser.add_argument("--master", default="local[2]", help="Spark master; default: local[2]")
-    parser.add_argument(
-        "--engine", default="auto", choices=("auto", "spark"),
-        help="of the jobs over the files; default: auto, which does small ones without Spark",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON event a line, verdict last")
     return parser
+
+
+def _say(text: str, bad: bool) -> None:
+    click.secho(f"{time.strftime('%H:%M:%S')}  {text}", fg="red" if bad else None)
 
 
 def main() -> int:
@@ -53,35 +52,25 @@ def main() -> int:
     # SIGTERM ends it as ctrl-C does: no process stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
-    reporter: Reporter = JsonReporter(sys.stdout) if arguments.json else LineReporter(sys.stdout)
-    options = AftermathOptions(
-        folder.absolute(), seed, faults=FEW if arguments.few else DOZEN, master=arguments.master,
-        engine=arguments.engine,
-    )  # fmt: skip
-    run = Aftermath(options, reporter)
-    text = f"seed {seed}, everything in {options.folder}"
-    reporter.report(ClusterEvent("folder", text, {"seed": seed, "folder": str(options.folder)}))
+    run = Aftermath(AftermathOptions(folder.absolute(), seed, master=arguments.master), _say)
+    _say(f"seed {seed}, everything in {folder.absolute()}", False)
     try:
-        verdict = run.run()
+        result = run.run()
     except (KeyboardInterrupt, SystemExit) as stop:
-        reporter.report(ClusterEvent("interrupted", "stopped before the verdict", bad=True))
+        _say("stopped before the result", True)
         return 143 if isinstance(stop, SystemExit) else 130
     except (RuntimeError, OSError) as error:
-        text = f"{type(error).__name__}: {error}"
-        reporter.report(ClusterEvent("failed", text, {"error": text}, bad=True))
+        _say(f"{type(error).__name__}: {error}", True)
         return 1
-    _report(run, verdict, reporter)
-    return 0 if verdict.is_good else 1
+    _show(run, result)
+    return 0 if result.is_good else 1
 
 
-def _report(run: Aftermath, verdict: AftermathResult, reporter: Reporter) -> None:
-    reports = [run.paths.report(job).as_uri() for job in REPORTS]
-    where = [f"report of {job}: {uri}" for job, uri in zip(REPORTS, reports, strict=True)]
+def _show(run: Aftermath, result: AftermathResult) -> None:
+    where = [f"report of {job}: {run.paths.report(job).as_uri()}" for job in REPORTS]
     where.append(f"findings of message_audit: {run.paths.output('message_audit')}")
     where.append(f"cluster, logs and tables: {run.paths.folder}")
-    text = "\n".join(["verdict", *summary.lines(verdict), *where])
-    fields = {**summary.document(verdict), "reports": reports}
-    reporter.report(ClusterEvent("verdict", text, fields, bad=not verdict.is_good))
+    _say("\n".join(["result", *summary.lines(result), *where]), not result.is_good)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The record: what was done to the cluster, to whom and when, and what was seen of it. Pure.
+"""The record: which faults were injected, when, into which processes, and what was seen. Pure.
 
 One JSON object a line. Times are wall clock in ms, `gap_ms` is the longest time without an
 acknowledged write in all of it, ids of brokers are those of the controllers.
@@ -7,8 +7,7 @@ acknowledged write in all of it, ids of brokers are those of the controllers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from lab.faults.aftermath.fault_schedule import PLANNED, kind_of
 from lab.faults.trial import Fault, Trial
@@ -18,21 +17,20 @@ from lab.faults.trial import Fault, Trial
 class FaultRecord:
     """One fault. `[began_ms, ended_ms]` holds all that followed from it.
 
-    `kind`: what the elections that follow must be called, empty if none may follow. `whom`: the
-    processes affected. Epochs and ids of masters are those recorded just before, and after.
+    `kind`: how the history must call the elections that follow, empty if none may. `processes`: the
+    affected ones. Epochs and ids of masters are those recorded just before, and after.
     """
 
     number: int
     what: str
     title: str
     kind: str
-    whom: tuple[str, ...]
+    processes: tuple[str, ...]
     brokers: tuple[int, ...]
     group: str
     began_ms: int
     at_ms: int
     first_ack_ms: int | None
-    healed_ms: int
     ended_ms: int
     gap_ms: float
     epoch_before: int
@@ -47,11 +45,11 @@ class FaultRecord:
 
     @property
     def affected(self) -> str:
-        """`whom` in words, with the ids by which controllers and tables call the brokers."""
+        """`processes` as a text, with the broker ids that controllers and tables use."""
         ids = iter(self.brokers)
         words = [
             f"{name} (broker {next(ids)})" if name.startswith(f"{self.group}-") else name
-            for name in self.whom
+            for name in self.processes
         ]
         return ("away from " if self.kind == PLANNED else "") + ", ".join(words)
 
@@ -59,19 +57,6 @@ class FaultRecord:
     def elections(self) -> int:
         """By how much masterEpoch rose."""
         return self.epoch_after - self.epoch_before
-
-
-def read_records(lines: Iterable[str]) -> list[FaultRecord]:
-    """What `FaultRecord.line` wrote. Raises ValueError for a line that is none."""
-    records = []
-    for number, line in enumerate(lines, 1):
-        document = json.loads(line)
-        if set(document) != {field.name for field in fields(FaultRecord)}:
-            raise ValueError(f"line {number} of the record has other members than a fault's")
-        document["whom"] = tuple(document["whom"])
-        document["brokers"] = tuple(document["brokers"])
-        records.append(FaultRecord(**document))
-    return records
 
 
 def fault_record(
@@ -97,7 +82,6 @@ def fault_record(
         ms(span.began_s),
         ms(span.at_s),
         None if span.first_ack_s is None else ms(span.first_ack_s),
-        ms(span.healed_s),
         ms(span.ended_s),
         round(span.gap_s * 1000, 1),
         before.master_epoch,

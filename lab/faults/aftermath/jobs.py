@@ -8,9 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -24,7 +23,6 @@ POLL_S: Final = 0.1
 ROOT: Final = Path(__file__).resolve().parents[3]
 
 Arguments = Sequence[str | Path]
-Progress = Callable[[str], None]
 
 
 class JobFailed(RuntimeError):
@@ -119,23 +117,3 @@ def _group_exists(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def followed(path: Path, progress: Progress, over: threading.Event) -> threading.Thread:
-    """Passes on each line of a growing file until `over` is set; the thread that does it."""
-
-    def follow() -> None:
-        position = 0
-        while True:
-            last = over.wait(POLL_S)
-            with contextlib.suppress(FileNotFoundError), path.open() as file:
-                file.seek(position)
-                while (line := file.readline()).endswith("\n"):
-                    position = file.tell()
-                    progress(line.rstrip())
-            if last:
-                return
-
-    thread = threading.Thread(target=follow, name=f"follow-{path.name}", daemon=True)
-    thread.start()
-    return thread

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batonmq.launcher.events import ClusterEvent, Reporter
 from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster import GROUP
 from lab.faults.aftermath import jobs
@@ -24,25 +21,24 @@ from lab.faults.aftermath.tables import Name, read_streamed, read_tables
 from lab.faults.trial import Fault, Lab, make_network
 
 LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
-SHOWN_LINES: Final = re.compile(r": \d+\.\d s$|^warning: |^error: ")
 STREAM: Final = "stream_history"
 STREAM_OFTEN: Final = ("--trigger", "2s")
 STREAM_S: Final = 300.0
 REMARKS: Final = frozenset({"elections"})
-"""Of the laboratory's findings those of time: a busy machine may be judged for its slowness."""
+"""Findings that do not count: on a busy machine a slow process may be replaced once more."""
+Say = Callable[[str, bool], None]
+"""Shows a line; True: something is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class AftermathOptions:
-    """`folder` is emptied first and stays; `master` is Spark's; `stream`: with `stream_history`.
-    `engine`: of the jobs behind the cluster; auto: small inputs need no Spark."""
+    """`folder` stays; `master` is Spark's; `stream`: with `stream_history`."""
 
     folder: Path
     seed: int
     faults: Sequence[type[Fault]] = DOZEN
     master: str = "local[2]"
     stream: bool = True
-    engine: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +77,9 @@ class Paths:
 class Aftermath:
     """One run in a fresh folder."""
 
-    def __init__(self, options: AftermathOptions, reporter: Reporter) -> None:
+    def __init__(self, options: AftermathOptions, say: Say) -> None:
         self._options = options
-        self._reporter = reporter
+        self._say = say
         self.paths = Paths(options.folder)
         self.result = AftermathResult()
         self._jobs: jobs.Jobs | None = None
@@ -115,7 +111,7 @@ class Aftermath:
     def run_cluster(self) -> None:
         """The cluster from its start to its clean end."""
         count = len(self._options.faults)
-        self._report("demo_begins", f"three controllers, three replicas, {count} faults in turn")
+        self._say(f"three controllers, three replicas, {count} faults in turn", False)
         load = [*LOAD, "--acked", str(self.paths.acked)]
         self.paths.folder.mkdir(parents=True, exist_ok=True)
         if self._options.stream:
@@ -123,17 +119,17 @@ class Aftermath:
         network = make_network(with_cuts=False)
         with Lab(self.paths.folder / "cluster", network, load=load, consumed=True) as lab:
             group = lab.cluster.wait_whole()
-            self._report("cluster_ready", f"whole, and a write acked; {_master(lab, group.master)}")
+            assert group.master is not None
+            name = lab.cluster.brokers[group.master].name
+            self._say(f"whole, and a write acked; {name} is master", False)
             with self._streaming(lab):
                 self._do_all(lab)
             self.result.findings += [
                 finding for finding in lab.close_and_compare() if finding.rule not in REMARKS
             ]
             self.result.acked = len(lab.load.acks)
-        text = (
-            f"the cluster has ended; {self.result.acked:,} writes acknowledged, and each consumed"
-        )
-        self._report("cluster_ended", text, acknowledged=self.result.acked)
+        acked = self.result.acked
+        self._say(f"the cluster has ended; {acked:,} writes acknowledged, and each consumed", False)
 
     def _do_all(self, lab: Lab) -> None:
         rng = random.Random(self._options.seed)
@@ -162,23 +158,13 @@ class Aftermath:
         text += f", longest gap between acks {done.gap_ms:.0f} ms"
         for finding in found:
             text += f"\n          {finding.rule}: {finding.text}"
-        self._report(
-            "fault",
-            text,
-            bad=bool(found),
-            number=done.number,
-            fault=done.what,
-            whom=list(done.whom),
-            masterEpoch=done.epoch_after,
-            gapMs=done.gap_ms,
-            findings=[[one.rule, one.text] for one in found],
-        )
+        self._say(text, bool(found))
 
     # --- the jobs ---
 
     @contextlib.contextmanager
     def _streaming(self, lab: Lab) -> Iterator[None]:
-        """The history goes down to Parquet while the block runs, to the last election."""
+        """The history is written as Parquet while the block runs, up to the last election."""
         if not self._options.stream:
             yield
             return
@@ -195,7 +181,7 @@ class Aftermath:
         def has_all() -> bool:
             return streamed_names() >= lab.cluster.history().keys()
 
-        self._report("job_begins", f"{STREAM} … (until the end of the cluster)", job=STREAM)
+        self._say(f"{STREAM} … (until the end of the cluster)", False)
         yield
         lab.cluster.wait_for("all events streamed", has_all, STREAM_S)
         kept = lab.cluster.history().keys()
@@ -203,16 +189,9 @@ class Aftermath:
         self.spark.answer(STREAM)
         streamed = [name for name, _ in read_streamed(output)]
         self.result.streamed = len(streamed)
-        self.result.stream_wrong = stream_wrong(streamed, kept)
-        text = f"{STREAM}: {len(streamed)} events, each once"
-        self._report(
-            "job_ended",
-            "\n".join([text, *self.result.stream_wrong]),
-            bad=bool(self.result.stream_wrong),
-            job=STREAM,
-            events=len(streamed),
-            output=str(output),
-        )
+        wrong = self.result.stream_wrong = stream_wrong(streamed, kept)
+        text = f"{STREAM}: {len(streamed)} events"
+        self._say("\n".join([text, *wrong]), bool(wrong))
 
     def run_jobs(self) -> None:
         """All jobs over what the cluster left."""
@@ -235,34 +214,7 @@ class Aftermath:
         return self.result.audit
 
     def _job(self, name: str, arguments: jobs.Arguments) -> jobs.JobResult:
-        output = self.paths.output(name)
-        self._report("job_begins", f"{name} …", job=name)
-        over = threading.Event()
-        follower = jobs.followed(self.paths.folder / f"{name}.log", self._shown_lines(name), over)
-        try:
-            result = self.spark.run(
-                name, [*arguments, "--output", output, "--engine", self._options.engine]
-            )
-        finally:
-            over.set()
-            follower.join()
-        text = f"{name}: {result.seconds:.0f} s, exit code {result.code}"
-        self._report("job_ended", text, job=name, code=result.code, output=str(output))
+        self._say(f"{name} …", False)
+        result = self.spark.run(name, [*arguments, "--output", self.paths.output(name)])
+        self._say(f"{name}: {result.seconds:.0f} s, exit code {result.code}", False)
         return result
-
-    def _shown_lines(self, name: str) -> jobs.Progress:
-        """Of a job's log what a person wants: steps that are over, warnings, errors."""
-
-        def progress(line: str) -> None:
-            if SHOWN_LINES.search(line):
-                self._report("job_says", f"  {name}: {line}", job=name, line=line)
-
-        return progress
-
-    def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
-        self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
-
-
-def _master(lab: Lab, index: int | None) -> str:
-    assert index is not None
-    return f"{lab.cluster.brokers[index].name} is master"

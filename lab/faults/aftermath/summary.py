@@ -1,4 +1,4 @@
-"""The result of a run, and its summary: lines for people, one document for scripts. Pure."""
+"""The result of a run, and the lines that show it. Pure."""
 
 from __future__ import annotations
 
@@ -124,44 +124,3 @@ def _failover_cells(row: FailoverRow) -> tuple[str, ...]:
     kind, cause = row.kind.replace("_", " "), row.cause.replace("_", " ")
     why = f"{kind}: {cause}" if cause not in ("", kind) else kind
     return (str(row.epoch), why, f"{row.master_before} -> {row.master}", cost)
-
-
-def document(result: AftermathResult) -> dict[str, Any]:
-    """The same for scripts."""
-    comparison, audit = result.finished()
-    return {
-        "good": result.is_good,
-        "agrees": comparison.agrees,
-        "faults": [_document(one) for one in comparison.faults],
-        "wrong": comparison.wrong,
-        "unasked": [row.epoch for row in comparison.unplanned],
-        "acknowledged": result.acked,
-        "auditExitCode": audit.code,
-        "auditFound": audit.document.get("kinds", []),
-        "streamed": result.streamed,
-        "streamWrong": result.stream_wrong,
-        "findings": [[one.rule, one.text] for one in result.findings],
-    }
-
-
-def _document(fault: FaultComparison) -> dict[str, Any]:
-    record: FaultRecord = fault.record
-    return {
-        "number": record.number,
-        "fault": record.what,
-        "whom": list(record.whom),
-        "gapMs": record.gap_ms,
-        "failovers": [
-            {
-                "masterEpoch": row.epoch,
-                "kind": row.kind,
-                "cause": row.cause,
-                "masterBefore": row.master_before,
-                "master": row.master,
-                "unavailableMs": row.unavailable_ms,
-                "withoutWritesMs": row.without_writes_ms,
-            }
-            for row in fault.failovers
-        ],
-        "wrong": list(fault.wrong),
-    }

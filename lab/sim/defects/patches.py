@@ -45,7 +45,7 @@ class Defect:
 
     @property
     def plain(self) -> bool:
-        """Whether it is sought in lives with neither features nor worn disks: none is wanted."""
+        """Whether plain lives suffice: it needs neither features nor worn disks."""
         heads = (each.partition(" ") for each in self.lives)
         return not any(head in NOT_PLAIN or kind in NEVER_PLAIN for head, _, kind in heads)
 
@@ -99,7 +99,7 @@ def _applied(text: str, path: str, hunks: list[Hunk]) -> str:
         size, wanted = len(hunk.old), hunk.line + moved
         places = [at for at in range(len(lines) - size + 1) if lines[at : at + size] == hunk.old]
         if not places:
-            raise PatchError(f"{path} has nowhere these lines:\n" + "\n".join(hunk.old))
+            raise PatchError(f"{path} does not contain these lines:\n" + "\n".join(hunk.old))
         at = min(places, key=lambda place: abs(place - wanted))
         lines[at : at + size] = hunk.new
         moved = at - hunk.line + len(hunk.new) - size

@@ -2,7 +2,7 @@
 
 Each message has properties, or lacks them, and what is to be delivered is computed here from what
 was sent. A broker filters by what a member's heartbeat says, and that is in no log: a new master
-knows nothing of it at first. What does not pass holds up no offset.
+knows nothing of it at first. Messages that do not pass do not hold up the offset.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A group that locks its queues: one owner at any moment, one call at a time, nothing skipped.
 
-An owner is a member that takes a queue's lock for its own: by its own clock, half a lease from when
-it asked. Two of them never hold the same queue, whatever masters come and go, for a lock is a
-record of the log, and a new master takes it for renewed. What a member consumes is next in its
-queue, or was consumed before: a message that fails stands in the way of those behind it.
+A member owns a queue while it believes that it has the lock: by its own clock, for half a lease
+after its request. Two members never own the same queue, also over failovers: a lock is a record of
+the log, and a new master counts it as renewed. A member gets the next message of its queue, or one
+that was consumed before: a failed message blocks those after it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class OrderlyReader(SimConsumer):
         return self._member
 
     def owned(self) -> list[int]:
-        """The queues whose lock it takes for its own. In its process."""
+        """The queues whose lock it believes to have. To be called in its process."""
         service = self._member._service if self._member is not None else None
         if not isinstance(service, OrderlyService):
             return []

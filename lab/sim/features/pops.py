@@ -1,13 +1,12 @@
 """A group that pops: what is popped is acknowledged, or comes back.
 
-The records of POP say in their order what is in flight. A queue is popped without a gap and nothing
-of it twice; what comes back does so when its time is over, by the clock of the broker that gives it
-back, and only while it is in flight; it ends as acknowledged by a client, or with a copy in the log
-that has a higher count. An ack that was answered is in the confirmed log, so no failover takes it
-back: what comes again then was never answered, or given back before. In order a queue
-waits until nothing of it is in flight, or what is left is due: then that comes again, with all
-behind the first of it. The same attempt gets it sooner. What is done before the first is not
-popped again.
+The records of POP in the log say what is in flight. A queue is popped without a gap, and no message
+of it twice. A message is revived only while it is in flight and its time is over, by the clock of
+the broker that revives it. It ends when a client acknowledges it, or with a copy in the log that
+has a higher count. An answered ack is in the confirmed log, so no failover reverts it. In order, a
+queue waits until none of its messages is in flight, or the rest is due: then they come again, with
+all behind the first of them. The same attempt gets them sooner. What is done before the first is
+not popped again.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from lab.cluster.probe import acked_line
 from lab.faults.aftermath import fault_schedule as catalogue
 from lab.faults.aftermath import summary
 from lab.faults.aftermath.compare import HistoryComparison, compare, contiguous, stream_wrong
-from lab.faults.aftermath.fault_records import FaultRecord, fault_record, read_records
+from lab.faults.aftermath.fault_records import FaultRecord, fault_record
 from lab.faults.aftermath.fault_schedule import DOZEN, FAILOVER, FEW, PLANNED, kind_of
 from lab.faults.aftermath.jobs import JobResult
 from lab.faults.aftermath.summary import AftermathResult
@@ -28,11 +28,11 @@ from lab.faults.trial import Trial, TrialSpan
 GROUP = "broker-a"
 KILL = FaultRecord(
     1, "kill-master", "kill -9 master", FAILOVER, ("broker-a-0",), (1,), GROUP,
-    10_000, 10_010, 10_060, 10_500, 13_000, 55.0, 1, 2, 1, 2, 3, 5,
+    10_000, 10_010, 10_060, 13_000, 55.0, 1, 2, 1, 2, 3, 5,
 )  # fmt: skip
 SWITCH = FaultRecord(
     2, "planned-switch", "a switch", PLANNED, ("broker-a-1",), (2,), GROUP,
-    20_000, 20_010, 20_020, 21_000, 21_500, 20.0, 2, 3, 2, 3, 5, 6,
+    20_000, 20_010, 20_020, 21_500, 20.0, 2, 3, 2, 3, 5, 6,
 )  # fmt: skip
 
 
@@ -186,12 +186,6 @@ def test_a_stream_has_every_event_once() -> None:
     assert "no history does" in stream_wrong([("log", 9, 0), *kept], kept)[0]
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
-    assert read_records([KILL.line(), SWITCH.line()]) == [KILL, SWITCH]
-    with pytest.raises(ValueError, match="line 2"):
-        read_records([KILL.line(), '{"what": "else"}'])
-
-
 def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
     before = GroupState(0, 1, 3, frozenset({0, 1, 2}), {0: 1, 1: 3, 2: 2})
     after = replace(before, master=2, master_epoch=2, set_epoch=5)
@@ -201,13 +195,13 @@ def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
     done = fault_record(7, KillMaster(), trial, group=GROUP, names=names, wall_s=1_000.0)
     assert (done.began_ms, done.at_ms, done.first_ack_ms) == (1_001_000, 1_001_250, 1_001_300)
     assert (done.master_before, done.master_after, done.elections) == (1, 2, 1)
-    assert done.whom == ("namesrv-1", "broker-a-1") and done.brokers == (3,)
+    assert done.processes == ("namesrv-1", "broker-a-1") and done.brokers == (3,)
     assert done.affected == "namesrv-1, broker-a-1 (broker 3)"
     assert done.gap_ms == 50.0
     unaffected = replace(span, affected=())
     trial = replace(trial, span=unaffected)
     planned = fault_record(8, SwitchFault(), trial, group=GROUP, names=names, wall_s=0.0)
-    assert planned.whom == ("broker-a-0",) and planned.kind == PLANNED
+    assert planned.processes == ("broker-a-0",) and planned.kind == PLANNED
 
 
 def test_the_demo_does_a_dozen_failovers_of_many_kinds() -> None:
@@ -246,7 +240,7 @@ def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> 
     assert "away from broker-a-1 (broker 2)" in text
     assert "agrees with every one" in text and "1,234" in text and "none is missing" in text
     assert "17 events streamed" in text and "each once" in text
-    assert good.is_good and summary.document(good)["good"] is True
+    assert good.is_good
     bad = replace(
         good,
         comparison=compared(with_failover(1, master=3)),
@@ -260,9 +254,6 @@ def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> 
     assert "critical: 1,204 missing in broker-a#2" in text and "critical: 3 lost\n" in text
     assert "lagging" not in text
     assert "FOUND" in text and "lost: a write" in text and "the stream lacks one" in text
-    document = summary.document(bad)
-    assert document["agrees"] is False and document["auditExitCode"] == 1
-    assert document["faults"][0]["wrong"]
 
 
 @pytest.mark.parametrize(
