@@ -32,7 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--folder", type=Path, help="made or empty; default: a new temporary one")
     parser.add_argument("--seed", type=int, help="of pauses and choices; default: a random one")
-    parser.add_argument("--master", default="local[2]", help="Spark master; default: local[2]")
+    parser.add_argument(
+        "--master", default="local[2]", help="Spark master of the stream; default: local[2]"
+    )
     return parser
 
 

@@ -17,7 +17,7 @@ from lab.faults.aftermath.compare import HistoryComparison, compare, stream_wron
 from lab.faults.aftermath.fault_records import FaultRecord, fault_record
 from lab.faults.aftermath.fault_schedule import DOZEN
 from lab.faults.aftermath.summary import AftermathResult
-from lab.faults.aftermath.tables import Name, read_streamed, read_tables
+from lab.faults.aftermath.tables import read_streamed, read_tables
 from lab.faults.trial import Fault, Lab, make_network
 
 LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
@@ -32,7 +32,7 @@ Say = Callable[[str, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class AftermathOptions:
-    """`folder` stays; `master` is Spark's; `stream`: with `stream_history`."""
+    """`folder` stays. `stream`: with `stream_history`, on the Spark `master`."""
 
     folder: Path
     seed: int
@@ -82,29 +82,14 @@ class Aftermath:
         self._say = say
         self.paths = Paths(options.folder)
         self.result = AftermathResult()
-        self._jobs: jobs.Jobs | None = None
 
     def run(self) -> AftermathResult:
         """Raises NotInTime, RuntimeError or OSError for what did not come about."""
-        try:
-            self.run_cluster()
-            self.run_jobs()
-        finally:
-            self.close()
+        self.run_cluster()
+        self.compare_history()
+        self.audit()
+        self._job("topic_stats", ["--stores", self.paths.stores, "--bucket", "1s"])
         return self.result
-
-    def close(self) -> None:
-        """Ends Spark."""
-        if self._jobs is not None:
-            self._jobs.__exit__()
-            self._jobs = None
-
-    @property
-    def spark(self) -> jobs.Jobs:
-        """The session of all jobs; it starts beside the faults."""
-        if self._jobs is None:
-            self._jobs = jobs.Jobs(self.paths.folder, self._options.master)
-        return self._jobs
 
     # --- the cluster ---
 
@@ -114,8 +99,6 @@ class Aftermath:
         self._say(f"three controllers, three replicas, {count} faults in turn", False)
         load = [*LOAD, "--acked", str(self.paths.acked)]
         self.paths.folder.mkdir(parents=True, exist_ok=True)
-        if self._options.stream:
-            _ = self.spark  # it starts beside the cluster
         network = make_network(with_cuts=False)
         with Lab(self.paths.folder / "cluster", network, load=load, consumed=True) as lab:
             group = lab.cluster.wait_whole()
@@ -170,34 +153,26 @@ class Aftermath:
             return
         output = self.paths.output(STREAM)
         controllers = ";".join(lab.cluster.controllers)
-        arguments = ["--controllers", controllers, "--output", str(output), *STREAM_OFTEN]
-        self.spark.begin(STREAM, arguments)
-
-        def streamed_names() -> set[Name]:
-            if self.spark.has_ended():
-                raise jobs.JobFailed(f"{STREAM} has ended, see its log in {self.paths.folder}")
-            return {name for name, _ in read_streamed(output)}
-
-        def has_all() -> bool:
-            return streamed_names() >= lab.cluster.history().keys()
-
+        arguments = ["--controllers", controllers, "--output", output, *STREAM_OFTEN]
         self._say(f"{STREAM} … (until the end of the cluster)", False)
-        yield
-        lab.cluster.wait_for("all events streamed", has_all, STREAM_S)
-        kept = lab.cluster.history().keys()
-        self.spark.stop()
-        self.spark.answer(STREAM)
+        folder = self.paths.folder
+        with jobs.running(folder, STREAM, [*arguments, "--master", self._options.master]) as job:
+
+            def has_all() -> bool:
+                if job.poll() is not None:
+                    raise jobs.JobFailed(f"{STREAM} has ended, see its log in {folder}")
+                streamed = {name for name, _ in read_streamed(output)}
+                return streamed >= lab.cluster.history().keys()
+
+            yield
+            lab.cluster.wait_for("all events streamed", has_all, STREAM_S)
+            kept = lab.cluster.history().keys()
+        jobs.check_ended(folder, STREAM, job)
         streamed = [name for name, _ in read_streamed(output)]
         self.result.streamed = len(streamed)
         wrong = self.result.stream_wrong = stream_wrong(streamed, kept)
         text = f"{STREAM}: {len(streamed)} events"
         self._say("\n".join([text, *wrong]), bool(wrong))
-
-    def run_jobs(self) -> None:
-        """All jobs over what the cluster left."""
-        self.compare_history()
-        self.audit()
-        self._job("topic_stats", ["--stores", self.paths.stores, "--bucket", "1s"])
 
     def compare_history(self) -> HistoryComparison:
         """The history as tables, held against the record."""
@@ -215,6 +190,8 @@ class Aftermath:
 
     def _job(self, name: str, arguments: jobs.Arguments) -> jobs.JobResult:
         self._say(f"{name} …", False)
-        result = self.spark.run(name, [*arguments, "--output", self.paths.output(name)])
+        # Without --master: small inputs need no Spark.
+        output = ["--output", self.paths.output(name)]
+        result = jobs.run(self.paths.folder, name, [*arguments, *output])
         self._say(f"{name}: {result.seconds:.0f} s, exit code {result.code}", False)
         return result

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,15 +25,14 @@ GROUP = "broker-a"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
     """The cluster has lived and ended; the history was read."""
     folder = tmp_path_factory.mktemp("aftermath")
     options = AftermathOptions(folder, seed=1, faults=FEW, stream=False)
     aftermath = Aftermath(options, lambda text, bad: None)
     aftermath.run_cluster()
     aftermath.compare_history()
-    yield aftermath
-    aftermath.close()
+    return aftermath
 
 
 @pytest.fixture(scope="module")
