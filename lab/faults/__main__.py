@@ -53,7 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     table = commands.add_parser("table", help="measure every fault, print the table")
     table.add_argument("--trials", type=int, default=20)
     table.add_argument("--only", type=_names, help="NAME,NAME,…")
-    table.add_argument("--json", type=Path, help="every trial, written after each fault")
     clients = commands.add_parser("clients", help="what stock Java clients see of a fault")
     clients.add_argument("--trials", type=int, default=10)
     clients.add_argument("--only", type=_client_names, help="NAME,NAME,…")
@@ -127,7 +126,6 @@ def main() -> int:
         trials=arguments.trials,
         seed=seed,
         folder=folder,
-        json_file=arguments.json,
         progress=_progress,
     )
 

@@ -11,7 +11,6 @@ from statistics import median
 class FaultFigures:
     """All trials of one fault. `limit_s` is the longest allowed, `median_limit_s` of the median."""
 
-    name: str
     title: str
     peer: str = ""
     limit_s: float | None = None
@@ -21,6 +20,18 @@ class FaultFigures:
     other: int = 0
     elections: list[int] = field(default_factory=list)
     left_out: str = ""
+
+    def add(self, seconds: float | None, elections: int) -> None:
+        """One trial; `seconds` None: nothing was acknowledged."""
+        if seconds is not None:
+            self.seconds.append(seconds)
+        self.elections.append(elections)
+
+    def found(self, rules: Iterable[str]) -> None:
+        """Counts findings by their rule."""
+        for rule in rules:
+            self.lost += rule == "lost"
+            self.other += rule != "lost"
 
     @property
     def meets_limits(self) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,6 @@ from lab.cluster.writer import QueueAck
 from lab.faults.catalogue import BY_NAME, FAULTS
 from lab.faults.figures import FaultFigures, markdown
 from lab.faults.kills import late_acks
-from lab.faults.table import TableResults
 from lab.faults.trial import InjectedFault
 
 EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]
@@ -177,23 +174,21 @@ def test_the_longest_gap_has_its_ends_inside() -> None:
 
 
 def test_a_row_keeps_its_limits_or_not() -> None:
-    row = FaultFigures("a", "A", limit_s=0.15, median_limit_s=0.06, seconds=[0.05, 0.05, 0.14])
+    row = FaultFigures("A", limit_s=0.15, median_limit_s=0.06, seconds=[0.05, 0.05, 0.14])
     assert row.meets_limits
     row.seconds.append(0.151)
     assert not row.meets_limits
-    assert not FaultFigures("a", "A", median_limit_s=0.06, seconds=[0.07]).meets_limits
-    assert not FaultFigures("a", "A").meets_limits
-    assert FaultFigures("a", "A", seconds=[99.0]).meets_limits
+    assert not FaultFigures("A", median_limit_s=0.06, seconds=[0.07]).meets_limits
+    assert not FaultFigures("A").meets_limits
+    assert FaultFigures("A", seconds=[99.0]).meets_limits
 
 
 def test_the_table_names_what_was_left_out_and_what_missed_its_limit() -> None:
     rows = [
-        FaultFigures(
-            "a", "fault a", "10 s", 1.0, None, [0.5, 1.5], lost=1, other=2, elections=[0, 2]
-        ),
-        FaultFigures("b", "fault b", left_out="no root"),
-        FaultFigures("c", "fault c", median_limit_s=0.06, limit_s=0.15, seconds=[0.05]),
-        FaultFigures("d", "fault d"),
+        FaultFigures("fault a", "10 s", 1.0, None, [0.5, 1.5], lost=1, other=2, elections=[0, 2]),
+        FaultFigures("fault b", left_out="no root"),
+        FaultFigures("fault c", median_limit_s=0.06, limit_s=0.15, seconds=[0.05]),
+        FaultFigures("fault d"),
     ]
     table = markdown(rows).splitlines()
     assert table[2] == "| fault a | 10 s | 1 s | 1.000 s | **1.500 s** | 2 | 0-2 | 1 | 2 |"
@@ -256,24 +251,9 @@ def test_every_fault_has_a_name_of_its_own_and_a_title() -> None:
     assert all(fault.hold_s[0] <= fault.hold_s[1] for fault in FAULTS)
 
 
-# --- results ---
-
-
-def document(fault: str, seconds: float | None, *rules: str) -> dict[str, Any]:
-    return {
-        "fault": fault,
-        "seconds": seconds,
-        "elections": 1,
-        "findings": [[rule, "text"] for rule in rules],
-    }
-
-
-def test_a_row_holds_what_the_trials_and_the_end_of_the_cluster_found(tmp_path: Path) -> None:
-    results = TableResults(tmp_path / "table.json")
-    results.trials = [document("kill-master", 0.05), document("kill-slave", None, "lost", "order")]
-    results.findings = [{"fault": "kill-slave", "rule": "stuck", "text": "…"}]
-    results.save()
-    assert json.loads((tmp_path / "table.json").read_text())["trials"] == results.trials
-    assert results.row(BY_NAME["kill-master"]).seconds == [0.05]
-    row = results.row(BY_NAME["kill-slave"])
-    assert (row.seconds, row.lost, row.other) == ([], 1, 2)
+def test_a_row_counts_trials_and_findings() -> None:
+    row = FaultFigures("a")
+    row.add(0.05, 1)
+    row.add(None, 2)
+    row.found(["lost", "order", "stuck"])
+    assert (row.seconds, row.elections, row.lost, row.other) == ([0.05], [1, 2], 1, 2)
