@@ -85,6 +85,6 @@ class ClassicGroup(OwnProcesses[str]):
 
 
 def in_sync(address: str) -> int:
-    """How many slaves that master has near enough; 0 while it does not answer."""
+    """How many slaves that master counts as in sync; 0 while it does not answer."""
     status = ha_status(address, timeout_s=1.0)
     return 0 if status is None else status.in_sync_slaves

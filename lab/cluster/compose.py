@@ -344,7 +344,7 @@ class ComposeCluster(Cluster):
         return int(state["ExitCode"])
 
     def logs(self) -> list[Path]:
-        """Written anew from what the engine keeps."""
+        """Written from what the engine keeps."""
         folder = self.folder / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*NAME_SERVERS, *BROKERS):

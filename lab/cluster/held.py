@@ -280,13 +280,13 @@ class HeldCluster(Cluster):
         if found is None:
             return None
         index = {process.node.address: j for j, process in enumerate(self.brokers)}
-        everybody = [*found["inSyncReplicas"], *found["notInSyncReplicas"]]
+        replicas = [*found["inSyncReplicas"], *found["notInSyncReplicas"]]
         return GroupState(
             index.get(found.get("masterAddress") or ""),
             int(found["masterEpoch"]),
             int(found["syncStateSetEpoch"]),
             frozenset(index[one["brokerAddress"]] for one in found["inSyncReplicas"]),
-            {index[one["brokerAddress"]]: int(one["brokerId"]) for one in everybody},
+            {index[one["brokerAddress"]]: int(one["brokerId"]) for one in replicas},
         )
 
     def ha_status(self, index: int) -> HaStatus | None:

@@ -21,8 +21,8 @@ SENDERS: Final = ("sync", "async", "batch", "transaction", "ordered")
 CONSUMERS: Final = ("concurrent", "orderly", "lite")
 ROLLED_BACK: Final = "rolledback"
 POLL_S: Final = 31.0
-"""After that long a stock client goes to the present master. Whoever strikes that one earlier
-strikes an address that the client does not use."""
+"""A stock client uses a new master only after this time. A fault of that master before would hit
+an address that the client does not use."""
 WHOLE_S: Final = 150.0
 """A transaction whose end got lost is asked for after 6 s, then each 30 s."""
 

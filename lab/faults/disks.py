@@ -12,7 +12,7 @@ from lab.cluster.stores import copy_sparsely, put_back, wipe
 from lab.faults.trial import Fault, InjectedFault, Lab
 
 SHRUNK_AFTER_S = 1.5
-NOBODY_ACKS_S = 1.5
+NO_ACKS_S = 1.5
 
 
 class AllBrokers(Fault):
@@ -135,7 +135,7 @@ class WipedSlaveAlone(Fault):
         died = time.monotonic()
         lab.cluster.launch(brokers[spoiled])
         lab.cluster.wait_listening(spoiled)
-        time.sleep(NOBODY_ACKS_S)
+        time.sleep(NO_ACKS_S)
         acked = len(lab.load.since(died + 0.05))  # an ack may be on its way to the probe
         group = lab.cluster.wait_for("the group's record", lab.cluster.group)
         whole = sorted(group.in_sync - {spoiled})

@@ -66,7 +66,7 @@ class SimCluster(World):
 
     @property
     def master(self) -> BrokerHost | None:
-        """Who takes writes; the first of them while there are two."""
+        """The broker that takes writes; the first one while there are two."""
         return next((host for host in self.brokers.values() if host.is_open), None)
 
     def check(self) -> None:
@@ -128,7 +128,7 @@ class SimCluster(World):
             self.run(step_s)
 
     def close(self) -> None:
-        self.network.muted = True  # nobody is left to hear of the ends
+        self.network.muted = True  # no process is left to notice the ends
         for host in self.hosts:
             host.kill()
         self.loop.finish()

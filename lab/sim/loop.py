@@ -183,7 +183,7 @@ def numbered(thing: Any) -> int:
     return number
 
 
-def number_anew() -> None:
+def restart_numbers() -> None:
     """A new run begins."""
     global _numbers
     _numbers = itertools.count(1)
@@ -241,7 +241,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
-        number_anew()
+        restart_numbers()
         self.rng = rng
         self.now_s = START_S
         self.errors: list[BaseException | str] = []
@@ -321,8 +321,7 @@ class SimLoop(asyncio.BaseEventLoop):
     get_debug = staticmethod(bool)  # False; each future asks, and this is no call of Python code
 
     def _run_once(self) -> None:
-        """As asyncio's, on the virtual clock: what is ready, after what became due. Until `stop`,
-        and not once."""
+        """As asyncio's, on the virtual clock, but it loops until `stop`."""
         ready, timers = self._ready, self._timers
         while True:
             while timers and timers[0][2].callback is None:

@@ -36,7 +36,7 @@ from lab.sim.world import World
 _DIGEST_EVERY = 4  # it reads the whole state
 
 
-def _began_anew(host: BrokerHost, end: int, shown: int) -> bool:
+def _has_new_log(host: BrokerHost, end: int, shown: int) -> bool:
     """R27: all that it had is kept aside, and its log begins at `end`, or is still to begin."""
     for folder in (host.disk.root / "store" / "truncated").glob("*-*-*"):
         _, first, last = map(int, folder.name.split("-"))
@@ -88,7 +88,7 @@ class Promises:
         store, (boot, shown) = host.service.store, self._shown.get(host.name, (0, 0))
         end = store.max_phy_offset
         # A reboot may lose what was not synced, and an unclean election cuts what was shown.
-        is_less = end < shown and not store.trust.reason and not _began_anew(host, end, shown)
+        is_less = end < shown and not store.trust.reason and not _has_new_log(host, end, shown)
         if boot == host.boot and is_less and not self.given_up.any:
             self._violate(f"R24: {host.incarnation} has {end} of {shown}")
 

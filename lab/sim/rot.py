@@ -1,8 +1,8 @@
 """Bits that flipped at rest, in logs: which, whether they still show, and what was there.
 
-Whoever compares bytes of a log with the truth reads them by `Rot.read`: a bad byte that no reader
-met yet is no broken promise. It is one to serve it, to copy it, to cut good records for it, or to
-continue behind it unsuspected; those show elsewhere.
+Checkers that compare a log with the truth read it by `Rot.read`: a bad byte that no process has
+read breaks no promise. To serve or copy it, to cut good records because of it, or to continue
+without being suspect does; other checkers see that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rot:
         """The hosts of which a bit ever flipped, or a call to the disk failed."""
 
     def flip(self, host: BrokerHost, offset: int, mask: int) -> None:
-        """Changes the byte of its log at `offset` on its disk, behind everybody's back."""
+        """Changes the byte of its log at `offset` on its disk. The broker does not notice."""
         path = self._segment(host, offset)
         size = host.world.settings.segment_size
         with open(path, "r+b") as file:

@@ -36,7 +36,7 @@ class CallContext:
         return ""
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()  # nobody signs here
+        return ()  # no client signs in the simulation
 
     def set_trailing_metadata(self, trailing: tuple[tuple[str, str], ...]) -> None:
         self.trailing = trailing

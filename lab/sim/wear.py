@@ -1,7 +1,7 @@
 """Faults of disks that wear out: bits flip at rest, calls fail for good, cuts find no disk space.
 
-One broker of a life has such a disk: nothing is promised where two disks lose the same byte. It
-is met only while others have all that it may lose.
+One broker of a life has such a disk: nothing is promised where two disks lose the same byte. Its
+faults happen only while others have all that it may lose.
 """
 
 from __future__ import annotations

@@ -153,10 +153,11 @@ class Aftermath:
             return
         output = self.paths.output(STREAM)
         controllers = ";".join(lab.cluster.controllers)
-        arguments = ["--controllers", controllers, "--output", output, *STREAM_OFTEN]
+        arguments: jobs.Arguments = ["--controllers", controllers, "--output", output]
         self._say(f"{STREAM} … (until the end of the cluster)", False)
         folder = self.paths.folder
-        with jobs.running(folder, STREAM, [*arguments, "--master", self._options.master]) as job:
+        often = [*STREAM_OFTEN, "--master", self._options.master]
+        with jobs.running(folder, STREAM, [*arguments, *often]) as job:
 
             def has_all() -> bool:
                 if job.poll() is not None:
@@ -191,7 +192,7 @@ class Aftermath:
     def _job(self, name: str, arguments: jobs.Arguments) -> jobs.JobResult:
         self._say(f"{name} …", False)
         # Without --master: small inputs need no Spark.
-        output = ["--output", self.paths.output(name)]
+        output: jobs.Arguments = ["--output", self.paths.output(name)]
         result = jobs.run(self.paths.folder, name, [*arguments, *output])
         self._say(f"{name}: {result.seconds:.0f} s, exit code {result.code}", False)
         return result

@@ -101,7 +101,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 
 def test_r5_r36_a_master_cut_off_from_the_controllers(scene: Scene) -> None:
-    """After 800 ms of silence another is elected; it goes on until its slaves leave it (R36)."""
+    """After 800 ms of silence another is elected; it continues until its slaves leave it (R36)."""
     seen = scene.play("master and controllers")
     assert seen.elected_s is not None and seen.elected_s >= SESSION_S - BEAT_S
     assert seen.lease_lost_s is not None and seen.lease_lost_s <= seen.elected_s
@@ -117,7 +117,7 @@ def test_r5_a_master_whose_heartbeats_do_not_arrive_learns_of_its_end(scene: Sce
 
 
 def test_r5_r36_a_master_that_receives_from_no_controller(scene: Scene) -> None:
-    """Its heartbeats arrive but confirm no answer any more, and it goes on without a lease (R36).
+    """Its heartbeats arrive but confirm no answer any more, and it continues without a lease (R36).
     So another is elected little later than if it were silent: once the followers, too, miss what it
     would answer (R50)."""
     seen = scene.play("controllers to master")
@@ -133,7 +133,7 @@ def test_r5_r36_a_master_that_receives_from_no_controller(scene: Scene) -> None:
 )
 def test_r14_a_master_cut_off_from_its_replicas(scene: Scene, name: str) -> None:
     """The controllers reach all brokers: none is elected. After 600 ms without acks the replicas
-    leave the set; the master goes on alone, and takes them back when the network is whole."""
+    leave the set; the master continues alone, and takes them back when the network is whole."""
     seen = scene.play(name)
     assert seen.elected_s is None and seen.refused_s is None and seen.lease_lost_s is None
     assert seen.shrunk_s is not None and seen.shrunk_s >= SHRINK_S - 0.05
@@ -141,7 +141,7 @@ def test_r14_a_master_cut_off_from_its_replicas(scene: Scene, name: str) -> None
 
 
 def test_r44_an_unclean_election_beside_a_master_that_goes_on_alone(scene: Scene) -> None:
-    """1. The master's replicas are cut off: the set is {1}. 2. So are the controllers: it goes on
+    """1. The master's replicas are cut off: the set is {1}. 2. So are the controllers: it continues
     (R36), however long its lease is over. 3. An operator asks for another: none is elected, one
     master acknowledges. 4. The operator accepts what that costs: then it is elected."""
     cluster, named = scene.cluster, scene.slaves[0].broker_id

@@ -107,7 +107,7 @@ def test_what_was_given_up_and_is_sent_again_is_promised_again() -> None:
 
 
 def test_what_the_old_master_shows_after_the_election_counts_as_got_there() -> None:
-    """It goes on to show what is given up: the group gets ahead by that, too, and by no more."""
+    """It still shows what is given up: the group gets ahead by that, too, and by no more."""
     life = _Life()
     life.deliver(1)
     messages, confirmed = life.messages, {"m0", "m1", "m4", "m5", "m6"}
