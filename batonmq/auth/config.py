@@ -25,8 +25,8 @@ class _InitUser(msgspec.Struct):
 
 
 class NodeUser(msgspec.Struct, rename="camel", omit_defaults=True):
-    """As which nodes sign. While the secret is replaced one of `next` and `former` is believed,
-    too: see `secret_file`."""
+    """The user as which nodes sign. While its secret is replaced, `next` or `former` is accepted as
+    well: see `secret_file`."""
 
     access_key: str
     secret_key: str
@@ -66,8 +66,8 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """HA peers without TLS need not prove that they know the secret of the nodes: any host that
     reaches an HA port can read the log."""
     audit_only: bool = False
-    """What would be refused is written to the audit log, and passes: to turn users on without a
-    refusal."""
+    """Requests that would be refused are written to the audit log and served: for a first try of
+    users and rights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

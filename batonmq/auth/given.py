@@ -1,5 +1,5 @@
-"""The user that signs a client's requests, as it is given: by its keys, or by a file that has them;
-and the files by which it connects with TLS. No error shows a secret."""
+"""Reads the user that signs a client's requests, from its keys or a file that has them, and the
+files by which it connects with TLS. No error shows a secret."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stands before the handlers of a port: who signed the request, and whether that user may.
+"""Wraps the handlers of a port: checks who signed a request, and whether that user may send it.
 
-A signature is checked for every request, decisions are kept by connection until the rulebook
-changes. Without `authenticationEnabled` no guard is made, and no request passes here.
+A signature is checked for every request. Decisions are kept for each connection until users or
+rights change. Without `authenticationEnabled` there is no guard.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Guard:
         """Raises OSError where the audit log cannot be written."""
         self._config = config
         self.hint = ""
-        """Follows a refusal of a name or signature."""
+        """Is added to a refusal of a name or signature."""
         self._open_codes = config.not_authenticated
         self._free_codes = config.not_authorized
         self._node_file: FollowedFiles[NodeUser] | None = None
@@ -126,7 +126,7 @@ class Guard:
 
     @property
     def node_secrets(self) -> Secrets:
-        """Those of now: what this node signs with, and what it believes as well."""
+        """The secrets with which this node signs now, and those that it accepts as well."""
         return self._node.secrets
 
     @property
@@ -158,7 +158,7 @@ class Guard:
         return self._nodes.get(name) is not None
 
     def stand_before(self, processors: Processors) -> None:
-        """From now on every handler is called only for those who may."""
+        """Wraps every handler with the check."""
         for code, handler in processors.handlers.items():
             processors.handlers[code] = self.before(code, handler)
         for code, raw in processors.raw_handlers.items():
@@ -251,8 +251,8 @@ class Guard:
         header: bytes,
         body: bytes,
     ) -> Later:
-        """What the same user was allowed on this connection needs its signature only. Everything
-        else, and every refusal, goes the way of all requests."""
+        """Checks only the signature if the same user was allowed the same on this connection.
+        Anything else, and every refusal, takes the full check."""
         request = signed_send(header) if kind == TYPE_JSON else None
         if request is not None:
             ext = request.ext
@@ -274,7 +274,7 @@ class Guard:
         """Raises BrokerRefusal. Keeps what is allowed for the next one."""
         name = self.check(code, request, connection)
         known = self._known(name)
-        # What passes without a check is no decision to keep.
+        # What passes unchecked is no decision.
         if len(known) != 1 or code in self._open_codes or self._config.audit_only:
             return
         if len(request.ext["b"]) > KEPT_MAX:
@@ -292,7 +292,7 @@ class Guard:
         return self._check(code, request, connection, _proof(request))
 
     def user_of(self, request: RemotingCommand, connection: Connection) -> str:
-        """Of a request that has passed: as `check` says."""
+        """The user of a request that has passed, as from `check`."""
         return self._signer_of(request, connection.peer, _proof(request))[0]
 
     def user_of_call(self, metadata: Metadata, peer: str) -> str:

@@ -30,8 +30,8 @@ _SKIPPED: Final = frozenset({SIGNATURE})
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client signs with. `access_key`: the name of the user. Raises ValueError where one of
-    the two is missing."""
+    """What a client signs with. `access_key`: the name of the user. Raises ValueError if a key is
+    missing."""
 
     access_key: str
     secret_key: str
@@ -46,7 +46,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SigningKey:
-    """A secret, prepared: the two blocks with which every HMAC begins are hashed once."""
+    """A secret; the two blocks with which every HMAC begins are hashed once."""
 
     __slots__ = ("_inner", "_outer", "_secret")
 
@@ -136,9 +136,9 @@ _BOOL: Final = {None: "", True: "true", False: "false"}
 
 
 def signed_text(f: _SignedFields) -> str:
-    """What a stock client signs of a send. Made from the decoded values, so a signature over it
-    proves just these: a value in another spelling ("04"), or a field that is not here, gives
-    another text, and the caller must look at all fields as they came."""
+    """The text that a stock client signs for a send, made from the decoded values. A value in
+    another spelling ("04") or a further field gives another text; then the caller must check all
+    fields as they came."""
     number = _NUMBER
     return (
         f"{f.access_key}{f.security_token}{f.producer_group}{f.topic}{f.default_topic}"
@@ -183,7 +183,7 @@ class Signer:
         self.use(credentials)
 
     def use(self, credentials: Credentials) -> None:
-        """From now on these."""
+        """Signs with these from now on."""
         self.access_key = credentials.access_key
         self._key = SigningKey(credentials.secret_key)
         self._fields = {ACCESS_KEY: credentials.access_key}
@@ -191,7 +191,7 @@ class Signer:
             self._fields[SECURITY_TOKEN] = credentials.security_token
 
     def __call__(self, request: RemotingCommand) -> None:
-        """Signs it; a request that is sent again is signed again."""
+        """Signs a request; one that is sent again is signed again."""
         # A new table: the caller's may be shared by several requests.
         fields = request.ext | self._fields
         fields[SIGNATURE] = self._key.sign(fields, request.body, _SKIPPED)

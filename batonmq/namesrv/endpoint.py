@@ -73,8 +73,8 @@ FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for furthe
 
 
 class NamesrvEndpoint:
-    """Handlers over one RouteInfoManager. `clock_ms` is monotonic. `notify` tells the members of a
-    group that its lowest broker id has changed (notifyMinBrokerIdChanged)."""
+    """Handlers over one RouteInfoManager. `clock_ms` is monotonic. `notify` notifies the members of
+    a group that its lowest broker id has changed (notifyMinBrokerIdChanged)."""
 
     def __init__(
         self,

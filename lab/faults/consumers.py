@@ -62,7 +62,7 @@ def _consumer(group: str, name_servers: str, given: GivenFile) -> PushConsumer:
 
 async def _come_and_go(name_servers: str, given: GivenFile) -> None:
     while True:
-        with contextlib.suppress(BatonError):  # no broker to greet: it comes again
+        with contextlib.suppress(BatonError):  # no broker answers: it tries again
             async with _consumer(COMING, name_servers, given):
                 await asyncio.sleep(STAY_S)
         await asyncio.sleep(AWAY_S)

@@ -201,7 +201,7 @@ def _break(cluster: SimCluster, cut: Cut, role: dict[str, Host]) -> None:
 
 
 def break_host(host: Host, kind: str) -> None:
-    """Until `mend_host`."""
+    """Its disk is slow or full, or its process hangs, from now on."""
     if kind == "slow disk":
         host.disk.plan.slow_s = _SLOW_DISK_S
     elif kind == "full disk":

@@ -39,7 +39,7 @@ COMMIT, ROLLBACK, UNKNOWN = (
 
 
 class Transactions(Checker):
-    """`_halves`: of a name, the queue offsets of those that are open. `_sent`: how often it was
+    """`_open`: queue offsets of the open half messages of a name. `_sent`: how often a name was
     sent, since a send that is tried again may be stored twice."""
 
     def __init__(self, log: FeatureLog, group: str) -> None:
