@@ -21,6 +21,7 @@ import msgspec
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import text_problem
+from batonmq.runtime import disk
 from batonmq.runtime.durable_file import load_with_backup, replace_file
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class KVConfig:
         self._path = path
         self._table: Table = {}
         self._size = 0
+        self._is_stored = True
+        """Not after a failed write: the file may have what was refused."""
         self._waiting: list[_Change] = []
         self._writer: asyncio.Task[None] | None = None
 
@@ -140,18 +143,17 @@ class KVConfig:
             if not table[namespace]:  # an empty one would stay for good
                 del table[namespace]
         failure: BrokerRefusal | None = None
-        # An equal table is on the disk already.
-        if kept and table != self._table:
+        if kept and not (self._is_stored and table == self._table):
+            self._is_stored = False
             try:
                 await self._store(table)
+                self._is_stored = True
             # Each change needs an answer. RuntimeError: no thread can be started; ValueError: the
             # file had a text that is no UTF-8.
             except (OSError, RuntimeError, ValueError) as error:
-                log.error("key_values_not_stored path=%s reason=%r", self._path, str(error))
-                failure = BrokerRefusal(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"cannot store the key-values in {self._path}: {error}; nothing was changed",
-                )
+                reason = disk.described(error)
+                log.error("key_values_not_stored path=%s reason=%r", self._path, reason)
+                failure = _refusal(f"cannot store the key-values, none was changed: {reason}")
         if failure is None:
             self._table, self._size = table, size
         for change in kept:

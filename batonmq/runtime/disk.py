@@ -178,6 +178,14 @@ def advice(error: OSError) -> str:
     return _ADVICE.get(error.errno or 0, "")
 
 
+def described(error: BaseException) -> str:
+    """Its text for people: the file, the reason, and what to do. Other errors speak themselves."""
+    if not isinstance(error, OSError):
+        return str(error)
+    named = f"{error.filename}: " if error.filename else ""
+    return "; ".join(filter(None, (named + reason(error), advice(error))))
+
+
 def check_unreadable(error: Exception) -> None:
     """Raises an OSError again, unless the disk could not read a place: what has a second copy, or
     is derived from the log, is then made again."""

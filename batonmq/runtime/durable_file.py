@@ -136,7 +136,8 @@ def replace_file(
 ) -> None:
     """Writes `data` to `path`, durable on return; creates the parent folder. `keep_previous`: the
     former content becomes `<path>.bak`. `shared`: other processes may replace the file at the same
-    time. Raises OSError; then the old content stays."""
+    time. Raises OSError; then the file has the old content or, if the folder could not be synced,
+    the new one."""
     disk.makedirs(path.parent)
     owner = f".{os.getpid()}" if shared else ""
     temp = path.with_name(f"{path.name}{owner}{_TEMP_SUFFIX}")

@@ -75,6 +75,8 @@ class RuntimeSettings(Generic[C]):
         self._sections: tuple[msgspec.Struct, ...] = (config, *more)
         self._rules = rules
         self._kept: dict[str, str] = {}
+        self._unsure: set[str] = set()
+        """Keys of failed writes: the file may have their new values."""
         self._one_at_a_time = asyncio.Lock()
         self._set_log_level()
 
@@ -84,7 +86,10 @@ class RuntimeSettings(Generic[C]):
         path = self._rules.path
         if path is None or not path.exists():
             return
-        kept = parse_properties(disk.read_bytes(path).decode("utf-8"))
+        try:
+            kept = parse_properties(disk.read_bytes(path).decode())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: {error}") from error
         for key in sorted(kept.keys() - self._rules.keys):
             log.warning("setting_no_longer_used key=%s where=%s", key, path)
         kept = {key: value for key, value in kept.items() if key in self._rules.keys}
@@ -110,12 +115,13 @@ class RuntimeSettings(Generic[C]):
             change = self.plan(text)
             try:
                 # On the disk first: a restart must not undo what was answered as changed.
-                await asyncio.to_thread(self.keep, change)
+                await asyncio.to_thread(self._keep, change)
             except OSError as error:
-                raise BrokerRefusal(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"cannot keep the settings in {self._rules.path}: {error}; none was changed",
-                ) from error
+                self._unsure |= change.kept.keys()
+                why = f"cannot keep the settings, none was changed: {disk.described(error)}"
+                raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, why) from error
+            if change.kept:
+                self._unsure.clear()
             self.apply(change)
         return change
 
@@ -130,7 +136,7 @@ class RuntimeSettings(Generic[C]):
         changed = {
             key: value
             for key, value in wanted.items()
-            if key in present and value != value_text(present[key])
+            if key in present and (value != value_text(present[key]) or key in self._unsure)
         }
         unknown = wanted.keys() - present.keys() if self._rules.refuses_unknown else set()
         without_effect = unknown & self._rules.without_effect
@@ -160,8 +166,7 @@ class RuntimeSettings(Generic[C]):
         if level := getattr(self.current, "log_level", ""):
             logging.getLogger().setLevel(level)
 
-    def keep(self, change: SettingChange) -> None:
-        """Stores a change, so that it survives a restart; from any thread. Raises OSError."""
+    def _keep(self, change: SettingChange) -> None:
         if self._rules.path is not None and change.kept:
             kept = self._kept | change.kept
             text = property_text(dict(sorted(kept.items())))

@@ -205,7 +205,7 @@ async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
         await main.metrics.start()
         await serve(main)
     except (BatonError, OSError, ValueError) as exc:
-        print(f"{name}: {_reason(exc)}", file=sys.stderr)
+        print(f"{name}: {disk.described(exc)}", file=sys.stderr)
         return 1
     finally:
         await main.metrics.close()
@@ -213,7 +213,7 @@ async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
             main.tls.close()
         main.manager.close()
     if main.failure is not None:
-        print(f"{name}: stopped: {_reason(main.failure)}", file=sys.stderr)
+        print(f"{name}: stopped: {disk.described(main.failure)}", file=sys.stderr)
         return 1
     # By this line `mqctl verdict` distinguishes a stopped process from a killed one.
     log.info("server_stopped name=%s pid=%d", name, os.getpid())
@@ -243,12 +243,3 @@ class ShortCollections:
 def keep_what_is_loaded() -> None:
     gc.collect()
     gc.freeze()
-
-
-def _reason(exc: BaseException) -> str:
-    """The text of an error; for a failed system call without Python's `[Errno 13]`, and with what
-    to do."""
-    if not isinstance(exc, OSError) or not exc.strerror:
-        return str(exc)
-    parts = [f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror, disk.advice(exc)]
-    return "; ".join(filter(None, parts))

@@ -77,11 +77,11 @@ _decode_meta: Final = msgspec.json.Decoder(_Meta).decode
 class VoteFile:
     """Term and vote, in the file `meta`. While the disk is full they are only in memory."""
 
-    def __init__(self, path: Path, on_fatal: Callable[[str], NoReturn]) -> None:
+    def __init__(self, path: Path, refused: Callable[[str, OSError], object]) -> None:
         self.path = path
         self.term = 0
         self.voted_for: str | None = None
-        self._on_fatal = on_fatal
+        self._refused = refused
         self._is_durable = True
 
     def set(self, term: int, voted_for: str | None) -> None:
@@ -95,9 +95,8 @@ class VoteFile:
             return True
         try:
             self.write()
-        except OSError as exc:
-            if not disk.is_short(exc):
-                self._on_fatal(f"cannot store term and vote in {self.path}: {exc}")
+        except OSError as error:
+            self._refused("store term and vote", error)
             return False
         self._is_durable = True
         return True
@@ -147,7 +146,9 @@ class DurableJournal:
         self._replaced = False
         self._commit_index = 0
         self._joined = self._joined_durable = False
-        self._vote = VoteFile(folder / "meta", on_fatal)
+        self._vote = VoteFile(folder / "meta", self._refused)
+        self.missing = ""
+        """What the disk did not take last, and why, for people."""
         disk.makedirs(folder)
         sync_directory(folder.parent)
         sync_directory(folder)  # names that an earlier process replaced, and could not sync
@@ -228,8 +229,8 @@ class DurableJournal:
         """Makes everything durable, if the disk takes it. May be called again."""
         if self._fd >= 0:
             self.sync()
-            disk.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            _close(fd)
 
     def holds(self, index: int, term: int) -> bool:
         """Whether that committed entry is in the log, or in the snapshot that it begins with."""
@@ -303,9 +304,8 @@ class DurableJournal:
         try:
             replace_file(self._path, content)
             opened = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as exc:
-            if not disk.is_short(exc):
-                self.on_fatal(f"cannot replace {self._path}: {exc}")
+        except OSError as error:
+            self._refused("write the log again", error)
             # The new file may have the name already, though it could not be opened: then nothing
             # may be appended to the old one.
             self._replaced = self._replaced or not _has_name(self._fd, self._path)
@@ -325,19 +325,23 @@ class DurableJournal:
             try:
                 write_all(self._fd, group, self._end)
             except OSError as error:
-                if not disk.is_short(error):
-                    raise
+                self._refused("write the log", error)
                 disk.ftruncate(self._fd, self._end)
                 return False
             disk.fdatasync(self._fd)
         except OSError as error:
-            if not disk.is_short(error):
-                self.on_fatal(f"cannot write {self._path}: {error}")
+            self._refused("write the log", error)
             # R40: a second sync may return 0 over what this one lost, so the next one writes a new
             # file from memory.
             self._replaced = True
             return False
         return True
+
+    def _refused(self, what: str, error: OSError) -> None:
+        """The disk took less than all. Ends the process, unless it may take it later (R53)."""
+        if not disk.is_short(error):
+            self.on_fatal(f"cannot {what}: {disk.described(error)}")
+        self.missing = disk.described(error)
 
     # Loading.
 
@@ -388,8 +392,9 @@ class DurableJournal:
         if tuple(self._entries[position : position + 2]) != head:
             # The snapshot came from a leader, and the node ended before the journal was replaced.
             # What is in the journal is older than the snapshot, or was never committed.
-            self._entries = list(head)
-            self._rewrite()
+            self.clear()  # until the file is replaced, nothing may be appended to the old one
+            self._entries += head
+            self.sync()
         elif position:
             self.deleteEntriesTo(position)
 

@@ -428,11 +428,9 @@ class RaftLog:
                 " log; if most controllers report this, no leader can be elected: restore the old"
                 " folder of one of them"
             )
-        if node.transport.disk_is_full:
-            found.append(
-                f"the disk of {self._settings.folder} is full: this node neither leads nor votes"
-                " until there is disk space"
-            )
+        if node.transport.disk_is_full and self._journal is not None:
+            missing = self._journal.missing
+            found.append(f"it neither leads nor votes until it can store its log: {missing}")
         if not node.tick_thread_alive():
             found.append("the Raft thread has ended: restart this node")
         return tuple(found)

@@ -135,11 +135,12 @@ class FileSnapshots:
         try:
             replace_file(self._path, data)
         except OSError as error:
-            if disk.is_short(error):
-                log.warning("raft_snapshot_not_stored path=%s reason=%r", self._path, str(error))
-                self._again_s = boot_s() + _FULL_RETRY_S
-                return False
-            self._on_fatal(f"cannot store the snapshot {self._path}: {error}")
+            reason = disk.described(error)
+            if not disk.is_short(error):
+                self._on_fatal(f"cannot store the snapshot: {reason}")
+            log.warning("raft_snapshot_not_stored reason=%r", reason)
+            self._again_s = boot_s() + _FULL_RETRY_S
+            return False
         self._data = data
         return True
 

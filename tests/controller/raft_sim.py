@@ -60,7 +60,7 @@ class MemoryJournal(DurableJournal):
     def __init__(self, disk: Disk, head: tuple[LogEntry, LogEntry] | None) -> None:
         self._disk = disk
         self._entries = list(disk.entries)
-        self._vote = VoteFile(Path(), fatal)
+        self._vote = VoteFile(Path(), lambda what, error: fatal(what))
         self._vote.term, self._vote.voted_for = disk.term, disk.voted_for
         self._commit_index = 0
         self._end = 0

@@ -131,12 +131,12 @@ def test_r58_a_disk_call_that_fails_is_an_error_and_loses_nothing(
                 answered = ""
             except BrokerRefusal as refusal:
                 answered = refusal.remark or ""
-        assert not answered or str(path) in answered
+        assert not answered or str(path.parent) in answered
         assert kv.get("n", "new") == (None if answered else "2")
         assert opened(path).get("n", "old") == "1"
-        asyncio.run(kv.put("n", "next", "3"))
-        table = opened(path).namespace("n") or {}
-        assert table == (kv.namespace("n") or {}) and table["next"] == "3"
+        # It may be on the disk, though its answer was an error: to delete it must be a write.
+        asyncio.run(kv.delete("n", "new"))
+        assert opened(path).namespace("n") == {"old": "1"}
         return bool(struck)
 
     walk_errors(f"{call} * {error}", attempt)

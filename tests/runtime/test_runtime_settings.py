@@ -12,6 +12,7 @@ import pytest
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.runtime.section import LogLevel, Section
+from tests.shared.failing_disk import failing, walk_errors
 
 
 class Config(msgspec.Struct, rename="camel"):
@@ -52,6 +53,28 @@ def test_changes_of_different_days_outlast_a_restart_together(tmp_path: Path) ->
     path.write_text("holdMs=9000\nlistenPort=7\n")
     with pytest.raises(ValueError, match=f"{path}: holdMs is above"):
         settings(path)
+    path.write_bytes(b"holdMs=\xff")
+    with pytest.raises(ValueError, match=f"{path}: .*can't decode"):
+        settings(path)
+
+
+def test_a_value_that_is_set_back_after_a_failed_write_outlasts_a_restart(tmp_path: Path) -> None:
+    """The file may have the new value, though the answer was an error."""
+
+    def attempt(rule: str, number: int) -> bool:
+        path = tmp_path / str(number) / "kept.properties"
+        made = settings(path)
+        with failing(rule) as struck:
+            try:
+                asyncio.run(made.update(b"sendLimit=20"))
+            except BrokerRefusal as refusal:
+                assert "Input/output error; the disk fails" in (refusal.remark or "")
+                assert made.current.send_limit == 10
+        asyncio.run(made.update(b"sendLimit=10"))
+        assert settings(path).current.send_limit == 10
+        return bool(struck)
+
+    assert walk_errors("changes * EIO", attempt) > 4
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ LOOP_STARTS: Final = 4
 LOOP_SPAN_MS: Final = 60_000
 LEAVING_MS: Final = 3_000
 """A master that hands over in order to stop has left the set by then."""
+_FULL: Final = ("disk is full", "waits for disk space", "No space left", "Disk quota exceeded")
+"""Problems that a process reports of itself."""
 CROWDED_OUT: Final = " connections_crowded_out "
 SPACE_AGAIN: Final = " disk_has_space "
 """Lines of a process's log."""
@@ -389,7 +391,7 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
         repairs: tuple[Repair, ...]
         groups = node.groups
         reported = next(
-            (t for t in node.problems if "disk is full" in t or "waits for disk space" in t), ""
+            (t for t in node.problems if any(words in t for words in _FULL)), ""
         )
         has_none = 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
         ended = "" if node.runs else node.log.at_its_end("No space left", "ENOSPC")
