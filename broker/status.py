@@ -261,6 +261,7 @@ class BrokerStatus:
             "refuses writes": refusal if gate.is_master else "",
             "its disk is full": store.disk_space.reason,
             "has no index": store.health.index_failure,
+            "cannot read a queue": store.health.queue_failure,
             "has set messages aside": path.aside.problem,
             "its log is suspect": store.trust.reason,
             "its log holds records for queues that cannot be": _bad_names(store.health),

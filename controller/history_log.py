@@ -22,6 +22,7 @@ from batonmq.history.event import HISTORY_EVENTS_MAX, EventKey, EventKind, Histo
 from batonmq.history.file import HistoryFile
 from batonmq.history.reader import HistoryReader, Page
 from batonmq.protocol.errors import NotLeaderError
+from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.tasks import Tasks
 
@@ -44,7 +45,8 @@ class HistoryLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: HistoryFile | None = None
-        self._is_behind = False
+        self.failure = ""
+        """Why the newest events are not in the file."""
         self._reader = HistoryReader(path)
         self._reading = asyncio.Lock()
 
@@ -68,7 +70,7 @@ class HistoryLog:
         if self._file is None:
             return
         cut = False
-        if commit.command is None or self._is_behind:
+        if commit.command is None or self.failure:
             events = list(commit.state.history)
             cut = len(events) >= HISTORY_EVENTS_MAX  # the state may have dropped older ones
         else:
@@ -89,10 +91,10 @@ class HistoryLog:
         try:
             self._file.append(events, cut=cut)
         except OSError as error:
-            self._is_behind = True
-            log.error("history_not_written reason=%s", error)
+            self.failure = disk.described(error)
+            log.error("history_not_written reason=%r", self.failure)
             return
-        self._is_behind = False
+        self.failure = ""
 
     async def events(
         self, state: ControllerState, broker_name: str, after_index: int, limit: int

@@ -196,8 +196,11 @@ class ControllerService:
         self._history.open(config.history_file_size, config.history_files)
 
     def _problems(self) -> tuple[str, ...]:
-        missing = self._start_retry.missing
-        return (f"its start waits for disk space: {missing}",) if missing else ()
+        found = {
+            "its start waits for disk space": self._start_retry.missing,
+            "its history is not written": self._history.failure,
+        }
+        return tuple(f"{what}: {why}" for what, why in found.items() if why)
 
     # Called by the log and the gate.
 

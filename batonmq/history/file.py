@@ -12,6 +12,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -88,6 +89,8 @@ class HistoryFile:
         # log name -> (raft_index, part) of its newest event here
         self._newest: dict[str, tuple[int, int]] = {}
         self._descriptor = _open(path)
+        self._end = os.fstat(self._descriptor).st_size
+        """Behind the last whole line."""
         try:
             self._load()
         except BaseException:
@@ -102,8 +105,7 @@ class HistoryFile:
     def append(self, events: Iterable[HistoryEvent], *, cut: bool = False) -> int:
         """Writes those events that the files lack; how many. Events of one log come in order.
         `cut`: older ones may have been lost; then the first line behind the file's end says so
-        (`gap`). Raises OSError; then what was written is taken off again, so that the next line
-        begins at a line's start."""
+        (`gap`). Raises OSError; then the next call takes off what was written."""
         # A copy: a failed write must leave what counts as written.
         newest = dict(self._newest)
         if cut:
@@ -112,17 +114,15 @@ class HistoryFile:
         if not fresh:
             return 0
         raw = "".join(event.to_json() + "\n" for event in fresh).encode()
-        size_bytes = os.fstat(self._descriptor).st_size
+        if os.fstat(self._descriptor).st_size > self._end:
+            disk.ftruncate(self._descriptor, self._end)
         # Not an empty one: a batch that is larger than the limit would make empty files.
-        if size_bytes and size_bytes + len(raw) > self._size_max:
-            size_bytes = self._begin_next_file(size_bytes)
-        try:
-            written_bytes = disk.write(self._descriptor, raw)
-            while written_bytes < len(raw):
-                written_bytes += disk.write(self._descriptor, raw[written_bytes:])
-        except OSError:
-            disk.ftruncate(self._descriptor, size_bytes)
-            raise
+        if self._end and self._end + len(raw) > self._size_max:
+            self._begin_next_file()
+        written_bytes = disk.write(self._descriptor, raw)
+        while written_bytes < len(raw):
+            written_bytes += disk.write(self._descriptor, raw[written_bytes:])
+        self._end += len(raw)
         self._newest = newest
         return len(fresh)
 
@@ -164,16 +164,17 @@ class HistoryFile:
             finally:
                 disk.close(descriptor)
 
-    def _begin_next_file(self, size_bytes: int) -> int:
-        """Numbers the full file and begins an empty one; the size to continue from. If that fails
-        the full one grows on: better too large than lost."""
+    def _begin_next_file(self) -> None:
+        """Numbers the full file and begins an empty one. If that fails the full one grows on:
+        better too large than lost."""
         folder, name = self._path.parent, self._path.name
         try:
             full_ones = full_files(name, disk.listdir(folder))
             # Behind the highest, not into a gap: readers take the numbers as the order.
             number = full_ones[-1][0] + 1 if full_ones else 1
             full = folder / numbered(name, number)
-            disk.rename(self._path, full)
+            with suppress(FileNotFoundError):  # an earlier call could not take it back
+                disk.rename(self._path, full)
             try:
                 descriptor = _open(self._path)
             except OSError:
@@ -181,11 +182,10 @@ class HistoryFile:
                 raise
         except OSError as error:
             log.warning("history_not_divided path=%s reason=%s", self._path, error)
-            return size_bytes
-        disk.close(self._descriptor)
-        self._descriptor = descriptor
+            return
+        former, self._descriptor, self._end = self._descriptor, descriptor, 0
         self._drop_oldest([*full_ones, (number, full.name)])
-        return 0
+        disk.close(former)
 
     def _drop_oldest(self, full_ones: list[tuple[int, str]]) -> None:
         for _, name in full_ones[: max(0, len(full_ones) - (self._files - 1))]:
@@ -225,19 +225,18 @@ class HistoryFile:
         return count
 
     def _cut_torn_tail(self) -> None:
-        size_bytes = os.fstat(self._descriptor).st_size
         try:
             whole_bytes = next((at for at, _ in lines_newest_first(self._descriptor)), 0)
         except OSError as error:
             disk.check_unreadable(error)
             log.error("history_file_unreadable path=%s reason=%s", self._path, error)
-            self._begin_next_file(size_bytes)  # whether this one ends with a whole line is unknown
+            self._begin_next_file()  # whether this one ends with a whole line is unknown
             return
-        if whole_bytes < size_bytes:
-            log.warning(
-                "history_tail_cut path=%s torn_bytes=%d", self._path, size_bytes - whole_bytes
-            )
+        if whole_bytes < self._end:
+            torn_bytes = self._end - whole_bytes
+            log.warning("history_tail_cut path=%s torn_bytes=%d", self._path, torn_bytes)
             disk.ftruncate(self._descriptor, whole_bytes)
+            self._end = whole_bytes
 
 
 def _open(path: Path) -> int:

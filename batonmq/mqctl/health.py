@@ -52,6 +52,7 @@ _ADVICE: Final = {
     "refuses writes": "mqctl brokerStatus -b {0}",
     "its disk is full": _FREE_SPACE,
     "has no index": "restart it: it builds the index again",
+    "cannot read a queue": "restart it: it builds the queue again",
     "has set messages aside": "mqctl brokerStatus -b {0}",
     "its start waits for disk space": "free disk space; it continues by itself",
     "is not registered": "mqctl getSyncStateSet",

@@ -33,6 +33,8 @@ class StoreHealth:
         self.pauses = False
         #: Why there is no index until the next start builds it again; "" if there is one.
         self.index_failure = ""
+        #: The newest page of a consume queue that could not be read; "" if none.
+        self.queue_failure = ""
         #: How often the disk was too full.
         self.full_count = 0
         self.on_full: Callable[[], None] = lambda: None

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from batonmq.runtime import disk
+from batonmq.store.disk_health import StoreHealth
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +125,9 @@ class NewFiles:
 class FileHandles:
     """Least recently used descriptors, opened on demand."""
 
-    def __init__(self, limit: int = 256) -> None:
+    def __init__(self, limit: int, health: StoreHealth | None = None) -> None:
         assert limit >= 1
+        self.health = health or StoreHealth()
         self._limit = limit
         self._fds: OrderedDict[str, int] = OrderedDict()
         #: New files of the same kind, made by a thread.

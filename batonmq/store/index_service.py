@@ -342,8 +342,8 @@ class IndexService:
     # Against the log.
 
     def truncate_to(self, phy_offset: int) -> bool:
-        """Drops what points at or above `phy_offset`, durably; True if anything did. Raises OSError
-        if that fails and cannot be marked for the next start."""
+        """Drops what points at or above `phy_offset`, durably; True if anything did. If it fails and
+        cannot be marked, no checkpoint follows, so the next start cuts the index (R22)."""
         # Also what no file has yet: other bytes may come there.
         self._noted = [record for record in self._noted if record[3] < phy_offset]
         changed = False
@@ -355,8 +355,6 @@ class IndexService:
                     break
                 changed = changed or not last.is_empty
                 self._remove(last)
-        # R22: old entries would pass for those of the bytes that come next.
-        self._note_failure()
         self._find_end()
         return changed
 

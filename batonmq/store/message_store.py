@@ -295,7 +295,10 @@ class MessageStore:
         except OSError:
             # It may be gone, but a disk that fails now makes no clean stop. Which boot this was
             # does not matter: the log is synced.
-            show_file(path, "")
+            try:
+                show_file(path, "")
+            except OSError as error:
+                log.critical("stop_not_noted reason=%r", disk.described(error))
             raise
 
     def abandon(self) -> None:

@@ -3,7 +3,6 @@ first byte. Units are not parsed here. One thread; only `sync_file` on the paths
 may run elsewhere."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from batonmq.protocol.errors import CorruptLogError
@@ -84,14 +83,24 @@ class QueueFiles:
             data = disk.pread(self._handles.fd(path), end - position, within)
         except OSError as error:
             disk.check_unreadable(error)
-            # A start reads the last files only, so it would not find this page by itself.
-            with suppress(OSError):
-                disk.mkdir(f"{self.directory}/{UNREADABLE}")
-            raise CorruptQueueError(path, within, f"{error}; a restart rebuilds it") from error
+            failure = CorruptQueueError(path, within, self._noted(error))
+            self._handles.health.queue_failure = str(failure)
+            raise failure from error
         if len(data) != end - position:
             what = f"{len(data)} bytes where {end - position} belong"
             raise CorruptQueueError(path, within, what)
         return data
+
+    def _noted(self, error: OSError) -> str:
+        """Marks the queue, since a start reads its last files only; what a restart will do."""
+        try:
+            disk.mkdir(f"{self.directory}/{UNREADABLE}")
+        except FileExistsError:
+            pass
+        except OSError as refused:
+            why = disk.described(refused)
+            return f"{disk.reason(error)}; it cannot be marked for a rebuild: {why}"
+        return f"{disk.reason(error)}; a restart rebuilds it"
 
     def next_data(self, position: int) -> int | None:
         """The first position from `position` on that was ever written, or up to a block before it;

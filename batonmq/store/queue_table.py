@@ -109,7 +109,7 @@ class ConsumeQueueStore:
         self.health = health or StoreHealth()
         self._before_rebuild = before_rebuild
         self._file_size = whole_units(file_size)
-        self._handles = FileHandles(open_files_max)
+        self._handles = FileHandles(open_files_max, self.health)
         self._shared = SharedByQueues()
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._ids: dict[str, set[int]] = {}

@@ -155,6 +155,8 @@ def _find_end(
     if not files.was_clean:
         damaged = consume_queues.drop_damaged(start, expects_none=False) or damaged
         consume_queues.truncate_dirty(start)
+        # R22: a cut that failed here, unmarked, left entries of bytes that were replaced since.
+        files.index.truncate_to(start)
     confirmed = Confirmed(stored_confirm, confirm_rule.proven(visible_end))
     end, damage = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
     _write_again(files, start := min(start, end))

@@ -837,6 +837,7 @@ def test_messages_that_wait_for_ever_are_named(
         (0, {"problems": ("refuses writes: minInSyncReplicas is 2",)}, "too-few-in-sync"),
         (0, {"problems": ("refuses writes: a sync failed",)}, "refuses-writes"),
         (0, {"problems": ("has no index: /d/index: Input/output error",)}, "index-failed"),
+        (0, {"problems": ("cannot read a queue: /d/0: Input/output error",)}, "queue-unreadable"),
         (0, {"problems": ("has set messages aside: 3",)}, "messages-aside"),
         (0, {"report": {"timerOffsetBehind": "20000"}}, "timers-behind"),
         (1, {"problems": ("is not registered: another has its id",)}, "not-registered"),

@@ -382,14 +382,6 @@ def test_after_a_failure_nothing_touches_the_index(tmp_path):
     again.close()
 
 
-def test_r22_a_cut_that_the_index_can_neither_do_nor_note_fails(service, tmp_path):
-    fill(service, 10)
-    service.drain()
-    with failing(f"* {tmp_path} EIO"), pytest.raises(OSError, match=str(tmp_path)):
-        service.truncate_to(300)
-    service.close()
-
-
 @pytest.mark.parametrize(
     ("header", "reason"),
     [

@@ -123,9 +123,21 @@ def test_g8_a_queue_that_a_reader_could_not_read_is_built_by_the_next_start(
         assert refused.value.file == str(place(rig, 0)[0])
     assert store.queries.get_message(TOPIC, 0, 90, 10).message_count == 10
     assert store.queries.message_store_timestamp(TOPIC, 0, 0) == -1
+    assert store.health.queue_failure.endswith("a restart rebuilds it")
     stop(rig, store, how)
     store = rig.open_master()
     assert bodies(rig, store) == HUNDRED and not store.trust.reason
+
+
+def test_a_queue_that_can_neither_be_read_nor_marked_is_in_health(rig, store, bad_files):
+    """No restart would build it again, and none would report it."""
+    rig.put_confirmed(store, *HUNDRED)
+    store.checkpoints.flush_derived()
+    bad_files()
+    with failing("mkdir unreadable EROFS"), pytest.raises(CorruptLogError):
+        store.queries.get_message(TOPIC, 0, 0, 32)
+    assert "Input/output error; it cannot be marked" in store.health.queue_failure
+    assert "the file system is read-only" in store.health.queue_failure
 
 
 def test_r37_a_cut_that_cannot_read_a_queue_says_nothing_of_the_log(rig, store, bad_files):

@@ -11,6 +11,7 @@ from failing_disk import failing, walk_errors
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
+from batonmq.store import message_store
 from batonmq.store.errors import PutUnavailable, StoreStateError
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedByLog
@@ -80,6 +81,16 @@ def test_r40_whatever_disk_call_of_a_stop_fails_it_was_no_clean_stop(rig, error)
         return bool(struck)
 
     assert walk_errors(f"changes * {error}", attempt) > 10
+
+
+def test_r40_a_failed_stop_that_cannot_be_noted_is_logged(rig, store, monkeypatch, caplog):
+    """The mark may be gone, and a file system that became read-only takes no other one."""
+    broken = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS), "abort"))
+    for name in ("remove_file", "show_file"):
+        monkeypatch.setattr(message_store, name, broken)
+    with pytest.raises(OSError, match="Read-only"):
+        store.close()
+    assert "stop_not_noted reason='abort: Read-only file system; the file" in caplog.text
 
 
 @pytest.mark.parametrize("error", ["EIO", "EUCLEAN", "EBADMSG"])

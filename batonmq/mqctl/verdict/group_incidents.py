@@ -189,6 +189,7 @@ REPORTED: Final = (
     ("is not registered", "", "not-registered", "see who has its id", "mqctl getSyncStateSet"),
     ("its log is suspect", "", "log-suspect", "nothing while its group has a master", ""),
     ("has no index", "", "index-failed", "restart it: it builds the index again", ""),
+    ("cannot read a queue", "", "queue-unreadable", "restart it: it builds the queue again", ""),
     ("has set messages aside", "", "messages-aside", "read the reason", _STATUS),
     ("its group is not well", "", "classic-group", "see who is there", "mqctl clusterList"),
     ("acts for its master", "", "classic-master-away", "start the master", ""),

@@ -130,6 +130,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "slave-stuck": Incident("a slave cannot follow", ("slave-behind",)),
     "slave-behind": Incident("a slave copies its master"),
     "index-failed": Incident("messages are not found by key"),
+    "queue-unreadable": Incident("a consume queue cannot be read"),
     "messages-aside": Incident("messages cannot be delivered"),
     "classic-group": Incident("without controllers: two masters, or none"),
     "classic-master-away": Incident("without controllers: the master is away"),
