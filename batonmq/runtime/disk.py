@@ -165,6 +165,7 @@ _UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
 _BAD_DISK = "the disk fails: look into the kernel's log, and replace it"
 _ADVICE = {
     **dict.fromkeys(_UNREADABLE, _BAD_DISK),
+    errno.ESTALE: "the network file system has lost this file: mount it again",
     errno.EROFS: "the file system is read-only, often since its disk failed: check and remount it",
     errno.ENOSPC: "make space on that disk",
     errno.EDQUOT: "make space, or raise the quota of this user",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class FollowedFiles(Generic[T]):
         try:
             value = self._read()
         except (BatonError, OSError) as error:
-            return self._refused(str(error))
+            return self._refused(disk.described(error))
         # They are read one after the other; of two versions none is whole.
         if stamp_of(self._paths) != self._stamp:
             return self._refused("the files changed while they were read; the next try follows")

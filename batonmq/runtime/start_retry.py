@@ -30,7 +30,7 @@ class StartRetry:
         repeated."""
         if not disk.is_short(error):
             return False
-        missing = f"{error.filename or self._where}: {error.strerror}"
+        missing = disk.described(disk.named(error, self._where))
         if missing != self.missing:
             self.missing = missing
             log.error("start_waits_for_disk_space reason=%r", missing)

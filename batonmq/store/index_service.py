@@ -93,8 +93,9 @@ class IndexService:
     def fail(self, error: Exception) -> None:
         """The disk failed here; from any thread."""
         if not self._health.index_failure:
-            self._health.index_failure = f"{error}; a restart builds the index of {self.root} again"
-            log.error("index_failed is_noted=%s reason=%s", self.may_be_passed(), error)
+            reason = disk.described(error)
+            self._health.index_failure = f"{reason}; a restart builds the index again"
+            log.error("index_failed is_noted=%s reason=%r", self.may_be_passed(), reason)
 
     def may_be_passed(self) -> bool:
         """Whether a checkpoint or a clean stop may cover records that the index lacks: it lacks
@@ -342,8 +343,8 @@ class IndexService:
     # Against the log.
 
     def truncate_to(self, phy_offset: int) -> bool:
-        """Drops what points at or above `phy_offset`, durably; True if anything did. If it fails and
-        cannot be marked, no checkpoint follows, so the next start cuts the index (R22)."""
+        """Drops what points at or above `phy_offset`, durably; True if anything did. If it fails
+        and cannot be marked, no checkpoint follows, so the next start cuts the index (R22)."""
         # Also what no file has yet: other bytes may come there.
         self._noted = [record for record in self._noted if record[3] < phy_offset]
         changed = False

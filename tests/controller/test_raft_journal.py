@@ -318,7 +318,9 @@ def test_a_disk_that_refuses_the_journal_ends_the_node(tmp_path, monkeypatch, ca
 def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(tmp_path, monkeypatch):
     journal = filled(tmp_path, 4)
     broken_disk(monkeypatch, "fsync", errno.EIO)
-    with pytest.raises(AssertionError, match="cannot store term and vote: Input/output error; the disk"):
+    with pytest.raises(
+        AssertionError, match="cannot store term and vote: Input/output error; the disk"
+    ):
         journal.setCurrentTerm(9, "n2")
     with pytest.raises(AssertionError, match="cannot write the log again"):
         journal.deleteEntriesTo(2)

@@ -25,7 +25,7 @@ from batonmq.protocol.errors import BatonError
 from batonmq.protocol.records.codec import decode_records
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file
-from batonmq.store.errors import CutUnfinishedError, IndexFailedError, PutRefused
+from batonmq.store.errors import IndexFailedError, PutRefused
 from batonmq.store.file_handles import UNREADABLE
 from lab.cluster.fault_points import _paths
 from lab.cluster.up import rounds

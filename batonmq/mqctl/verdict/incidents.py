@@ -390,9 +390,7 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
         repairs: tuple[Repair, ...]
         groups = node.groups
-        reported = next(
-            (t for t in node.problems if any(words in t for words in _FULL)), ""
-        )
+        reported = next((t for t in node.problems if any(words in t for words in _FULL)), "")
         has_none = 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
         ended = "" if node.runs else node.log.at_its_end("No space left", "ENOSPC")
         if reported or has_none or (ended and SPACE_AGAIN not in ended):
