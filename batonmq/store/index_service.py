@@ -100,18 +100,14 @@ class IndexService:
     def may_be_passed(self) -> bool:
         """Whether a checkpoint or a clean stop may cover records that the index lacks: it lacks
         none, or the next start will build it again. From any thread."""
-        try:
-            self._note_failure()
-        except OSError:
-            return False
-        return True
-
-    def _note_failure(self) -> None:
-        """Marks a failure, if there was one, for the next start. Raises OSError."""
         if self._health.index_failure and not self._is_failure_noted:
-            disk.makedirs(self.root / UNREADABLE)
-            sync_directory(self.root)
+            try:
+                disk.makedirs(self.root / UNREADABLE)
+                sync_directory(self.root)
+            except OSError:
+                return False
             self._is_failure_noted = True
+        return True
 
     def forget_failure(self) -> None:
         """The start will read the log from where the index ends, whatever crash follows: ends what

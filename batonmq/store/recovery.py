@@ -354,7 +354,7 @@ def _names_its_message(
 
 def _write_again(files: StoreFiles, start: int) -> None:
     """After a failed write-back the page cache shows as clean what is on no disk (R40). So the log
-    above `start` and the index are written again; queues are rebuilt anyway."""
+    above `start` is written again; queues and index are rebuilt anyway."""
     report = files.suspect_mark.report
     # Only a failed sync makes clean pages doubtful.
     if report is None or report.kind != "fsync" or files.was_clean:
@@ -367,7 +367,6 @@ def _write_again(files: StoreFiles, start: int) -> None:
         segment.write(offset - segment.start_offset, part)
         offset += len(part)
     commit_log.datasync_to(commit_log.max_offset)
-    files.index.truncate_to(start)
 
 
 def _adopt_queues(

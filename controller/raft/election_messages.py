@@ -121,7 +121,7 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         now_s = pysyncobj.syncobj.monotonicTime()
         if now_s < self._sync_again_s:
             return False
-        if self._journal.sync() is not False:
+        if self._journal.sync():
             if self._sync_again_s:
                 log.info("raft_disk_full_over")
             self._sync_again_s = 0.0

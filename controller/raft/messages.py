@@ -41,13 +41,9 @@ from pysyncobj.node import Node
 
 from batonmq.controller.raft.election_messages import (
     HIGHER_TERM,
-    PAUSE_S,
     PRE_VOTE,
     PRE_VOTE_ANSWER,
-    STEP_S,
-    ElectionOrder,
     ElectionTransport,
-    election_window_ms,
 )
 from batonmq.controller.raft.journal import end_aside
 from batonmq.controller.raft.log import DigestWatch, Heard
@@ -68,8 +64,6 @@ _STATE_DIGEST: Final = "digest"
 _HEARING: Final = "hearing"
 
 _NEEDS_DURABLE_LOG: Final = frozenset({"request_vote", "response_vote", "next_node_idx"})
-
-__all__ = ["PAUSE_S", "STEP_S", "ElectionOrder", "MendedTransport", "election_window_ms"]
 
 COMPACT_AFTER_BYTES: Final = 8 << 20
 """A journal of this size is compacted, however few entries it has: one message must hold the whole
@@ -187,7 +181,8 @@ class MendedTransport(ElectionTransport):
             self._pre_vote.cancel()
             self._may_stand_once = False
         if "prevLogIdx" not in message:
-            self._mend_snapshot_piece(message)
+            # The follower's own log is not compared with the leader's while it gets a snapshot.
+            message["commit_index"] = 0
             return True
         if not self._keep_agreeing_entries(message):
             return False
@@ -236,10 +231,6 @@ class MendedTransport(ElectionTransport):
                     node,
                     {"type": _STATE_DIGEST, "index": index, "digest": answer, "answer": True},
                 )
-
-    def _mend_snapshot_piece(self, message: dict[str, Any]) -> None:
-        # The follower's own log is not compared with the leader's while it gets a snapshot.
-        message["commit_index"] = 0
 
     def _holds_all_of_leader(self, acknowledgement: dict[str, Any]) -> bool:
         """Whether this log has reached the end of the leader's, with its first entry of this

@@ -163,7 +163,7 @@ class FileSnapshots:
         entry before it."""
         _, last, before_last, _ = data
         # In this turn: no entry may be applied between the state and its index.
-        if self._store(encode_snapshot(self._capture(), (last, before_last))) is False:
+        if not self._store(encode_snapshot(self._capture(), (last, before_last))):
             return
         self.last_index = last[1]
         self._index = index
@@ -210,7 +210,7 @@ class FileSnapshots:
             return False
         if self._holds(index, term):
             return False  # to load it would cut entries that this node acknowledged
-        if self._store(whole) is False:
+        if not self._store(whole):
             return False
         self.last_index = index
         return True

@@ -1,8 +1,6 @@
 """R45: a broker that is started on a full disk waits for room, and can be stopped meanwhile."""
 
 import asyncio
-import os
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -16,12 +14,7 @@ from batonmq.runtime import start_retry
 from batonmq.runtime.metrics import MetricsPage
 from batonmq.runtime.server_main import started
 from tests.broker.lone_broker import Rig, run_with_broker, sections_of, until
-from tests.shared.failing_disk import failing, walk_errors
-
-
-def open_below(folder):
-    links = Path("/proc/self/fd").iterdir()
-    return [name for name in map(os.path.realpath, links) if name.startswith(str(folder))]
+from tests.shared.failing_disk import failing, open_below, walk_errors
 
 
 def write_one(folder):

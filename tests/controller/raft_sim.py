@@ -101,8 +101,9 @@ class MemorySnapshots(FileSnapshots):
             _, (last, before_last) = decode_snapshot(disk.snapshot)
             self.head = (before_last, last)
 
-    def _store(self, data: bytes) -> None:
+    def _store(self, data: bytes) -> bool:
         self._data = self._disk.snapshot = data
+        return True
 
 
 class Core(SyncObj):  # type: ignore[misc]

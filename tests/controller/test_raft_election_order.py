@@ -2,7 +2,12 @@
 
 import asyncio
 
-from batonmq.controller.raft.messages import PAUSE_S, STEP_S, ElectionOrder, election_window_ms
+from batonmq.controller.raft.election_messages import (
+    PAUSE_S,
+    STEP_S,
+    ElectionOrder,
+    election_window_ms,
+)
 
 MEMBERS = ["h:1", "h:2", "h:3"]
 

@@ -52,16 +52,6 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_synced_entries_term_and_vote_survive(tmp_path):
-    journal = filled(tmp_path, 5)
-    journal.setCurrentTerm(7, "n2")
-    journal.add(b"never synced", 6, 7)
-    again = open_journal(killed(tmp_path))
-    assert again[:] == [(b"command %d" % i, i, 1) for i in range(1, 6)]
-    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (7, "n2")
-    again.close()
-
-
 def test_cut_and_add_is_one_group_and_agreeing_entries_are_not_written_again(tmp_path, syncs):
     journal = filled(tmp_path, 4)
     before, size = len(syncs), journal.size_bytes
@@ -79,17 +69,6 @@ def test_cut_and_add_is_one_group_and_agreeing_entries_are_not_written_again(tmp
     again = open_journal(tmp_path)
     assert again[:] == [(b"command 1", 1, 1), (b"command 2", 2, 1), (b"other 3", 3, 2)]
     again.close()
-
-
-def test_commit_advance_syncs_first(tmp_path, syncs):
-    journal = filled(tmp_path, 1)
-    journal.add(b"x", 2, 1)
-    before = len(syncs)
-    journal.setRaftCommitIndex(2)
-    assert len(syncs) == before + 1
-    journal.setRaftCommitIndex(2)
-    assert len(syncs) == before + 1
-    journal.close()
 
 
 def test_prefix_up_to_the_snapshot_is_cut_at_open(tmp_path):

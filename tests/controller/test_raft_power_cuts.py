@@ -1,10 +1,7 @@
 """G7: what a node stored before it answered is there after a power cut; files only synced in part
 are not trusted. `power_cut` keeps of each file and folder what was synced, and nothing else."""
 
-import errno
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +18,6 @@ from batonmq.controller.raft.membership import (
     check_members,
 )
 from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
-from batonmq.runtime import disk
 
 
 def fatal(what: str) -> NoReturn:
@@ -30,6 +26,16 @@ def fatal(what: str) -> NoReturn:
 
 def opened(folder: Path, head: tuple[LogEntry, LogEntry] | None = None) -> DurableJournal:
     return DurableJournal(folder, head, fatal)
+
+
+def snapshots(folder: Path, state: str) -> FileSnapshots:
+    return FileSnapshots(
+        folder / "snapshot",
+        capture=lambda: {"state": state},
+        restore=lambda state, index: None,
+        holds=lambda index, term: False,
+        on_fatal=fatal,
+    )
 
 
 def entry(index: int, term: int = 1) -> LogEntry:
@@ -125,20 +131,18 @@ def test_g7_each_change_of_the_log_is_durable_on_return_and_whole_before(act, tm
 
 
 @pytest.mark.parametrize("call", ["fsync", "fdatasync"])
-def test_r40_what_a_start_shows_after_a_failed_sync_is_on_the_disk(call, tmp_path, monkeypatch):
+def test_r40_what_a_start_shows_after_a_failed_sync_is_on_the_disk(call, tmp_path):
     """A failed sync ends the node. The kernel shows the lost bytes to the next start, and its next
     sync returns 0 over them: what this start answers by must be written again. Each sync of a life
     fails once; so does one of a start, which ends it."""
-    number, once = 0, FailsOnce(getattr(disk, call), 0)
-    while number == 0 or once.failed:
-        once = FailsOnce(once.real, number)
-        monkeypatch.setattr(disk, call, once)
-        with watching(tmp_path / f"raft-{number}") as cut:
+
+    def attempt(rule: str, number: int) -> bool:
+        with failing(rule) as struck, watching(tmp_path / f"raft-{number}") as cut:
             for _ in range(2):  # the second one after a clean stop
                 try:
                     _life(cut.root)
                 except (AssertionError, OSError):
-                    assert once.failed
+                    assert struck
                     again = opened(cut.root, None)
                     shown = again[:], again.getCurrentTerm(), again.getVotedForNodeId()
                     shown_joining = again.joining
@@ -147,22 +151,9 @@ def test_r40_what_a_start_shows_after_a_failed_sync_is_on_the_disk(call, tmp_pat
                     assert (found, left.joining) == (shown, shown_joining), number
                     again.close()
                     left.close()
-        number += 1
-    assert number > 6
+        return bool(struck)
 
-
-class FailsOnce:
-    """A sync whose call number `at` (from 0) fails."""
-
-    def __init__(self, real: Callable[[int], None], at: int) -> None:
-        self.real, self.left, self.failed = real, at, False
-
-    def __call__(self, fd: int) -> None:
-        self.left -= 1
-        if self.left == -1:
-            self.failed = True
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        self.real(fd)
+    assert walk_errors(f"{call} * EIO", attempt) > 6
 
 
 def _life(root: Path) -> None:
@@ -232,47 +223,27 @@ def test_r53_a_full_disk_keeps_a_snapshot_from_being_stored_only_for_a_while(
     monkeypatch.setattr("batonmq.controller.raft.snapshot._FULL_RETRY_S", 0)
 
     def attempt(rule: str, number: int) -> bool:
-        path = tmp_path / str(number) / "snapshot"
-        with failing(rule) as struck, watching(path.parent) as cut:
-            snapshots = FileSnapshots(
-                path,
-                capture=lambda: {"n": 7},
-                restore=lambda state, index: None,
-                holds=lambda index, term: False,
-                on_fatal=fatal,
-            )
+        with failing(rule) as struck, watching(tmp_path / str(number)) as cut:
+            taken = snapshots(cut.root, "new")
             for _ in range(3):
-                if snapshots.checkSerializing()[0] == SERIALIZER_STATE.NOT_SERIALIZING:
-                    snapshots.serialize((None, entry(7), entry(6), None), 6)
-            assert snapshots.last_index == 7
+                if taken.checkSerializing()[0] == SERIALIZER_STATE.NOT_SERIALIZING:
+                    taken.serialize((None, entry(7), entry(6), None), 6)
+            assert taken.last_index == 7
             left = cut.leave(tmp_path / f"left-{number}") / "snapshot"
-            assert decode_snapshot(left.read_bytes())[0] == {"n": 7}
+            assert decode_snapshot(left.read_bytes())[0] == {"state": "new"}
         return bool(struck)
 
     walk_errors(f"{call} * {error}", attempt)
 
 
-def test_r40_a_start_on_a_full_disk_needs_no_room(tmp_path, monkeypatch):
+def test_r40_a_start_on_a_full_disk_needs_no_room(tmp_path):
     """A quorum whose disk filled up starts again: its files are written again in place."""
     journal = opened(tmp_path)
     journal.setCurrentTerm(1, "n1")
     add(journal, *SYNCED)
     journal.close()
-    real_open, real_pwrite = disk.open, disk.pwrite
-
-    def open_old(path: Path, flags: int, *mode: int) -> int:
-        if flags & (os.O_CREAT | os.O_TRUNC):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real_open(path, flags, *mode)
-
-    def overwrite(fd: int, data: bytes, offset: int) -> int:
-        if offset + len(data) > os.fstat(fd).st_size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real_pwrite(fd, data, offset)
-
-    monkeypatch.setattr(disk, "open", open_old)
-    monkeypatch.setattr(disk, "pwrite", overwrite)
-    again = opened(tmp_path)
+    with failing("room * ENOSPC"):
+        again = opened(tmp_path)
     assert again[:] == SYNCED
     again.close()
 
@@ -319,15 +290,6 @@ def test_g7_a_snapshot_is_durable_before_the_log_is_shortened(tmp_path):
     root = tmp_path / "raft"
     root.mkdir()
 
-    def snapshots(folder: Path, state: str) -> FileSnapshots:
-        return FileSnapshots(
-            folder / "snapshot",
-            capture=lambda: {"state": state},
-            restore=lambda state, index: None,
-            holds=lambda index, term: False,
-            on_fatal=fatal,
-        )
-
     snapshots(root, "old").serialize((None, entry(4), entry(3), ()), 3)
 
     def take(folder: Path) -> None:
@@ -341,20 +303,11 @@ def test_g7_a_snapshot_is_durable_before_the_log_is_shortened(tmp_path):
 
 
 def test_g7_a_leaders_snapshot_is_durable_before_it_is_loaded(tmp_path):
-    def snapshots(path: Path) -> FileSnapshots:
-        return FileSnapshots(
-            path,
-            capture=lambda: {"state": "whole"},
-            restore=lambda state, index: None,
-            holds=lambda index, term: False,
-            on_fatal=fatal,
-        )
-
-    leader = snapshots(tmp_path / "leader")
+    leader = snapshots(tmp_path, "whole")
     leader.serialize((None, entry(9), entry(8), ()), 8)
     leader.checkSerializing()
     with watching(tmp_path / "follower") as cut:
-        follower = snapshots(cut.root / "snapshot")
+        follower = snapshots(cut.root, "unused")
         loadable = False
         while not loadable:
             loadable = follower.setTransmissionData(leader.getTransmissionData("n2"))

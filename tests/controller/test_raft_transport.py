@@ -47,8 +47,9 @@ class FakeJournal(list[tuple[bytes, int, int]]):
     def join(self) -> None:
         self.joining = False
 
-    def sync(self) -> None:
+    def sync(self) -> bool:
         self.syncs += 1
+        return True
 
 
 class Harness:

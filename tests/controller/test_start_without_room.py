@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from batonmq.namesrv.service import NamesrvService
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.runtime import start_retry
 from batonmq.runtime.server_main import started
-from tests.shared.failing_disk import failing, walk_errors
+from tests.shared.failing_disk import failing, open_below, walk_errors
 from tests.shared.ports import free_ports
 from tests.shared.waiting import opened
 
@@ -36,11 +35,6 @@ def config_in(folder: Path) -> ControllerConfig:
         raft_election_timeout_max_ms=60,
         raft_heartbeat_ms=10,
     )
-
-
-def open_below(folder: Path) -> list[str]:
-    links = Path("/proc/self/fd").iterdir()
-    return [name for name in map(os.path.realpath, links) if name.startswith(str(folder))]
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -1,8 +1,10 @@
 """A disk that fails in this process, at one call after the other, as `kill_walk` kills a child."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from lab.cluster.fault_points import SpoiledDiskCalls, parse_disk_faults
 
@@ -25,6 +27,12 @@ def failing(rules: str) -> Iterator[Struck]:
         yield Struck(faults)
     finally:
         faults.remove()
+
+
+def open_below(folder: Path) -> list[str]:
+    """The files of `folder` that this process has open."""
+    links = Path("/proc/self/fd").iterdir()
+    return [name for name in map(os.path.realpath, links) if name.startswith(str(folder))]
 
 
 def walk_errors(rule: str, attempt: Callable[[str, int], bool], stride: int = 1) -> int:
