@@ -288,17 +288,17 @@ class RaftLog:
         journal, snapshots = self._open_folder()
         try:
             check_members(settings.folder, self._membership)
-        except BaseException:
+            conf = self._conf(
+                f"{host}:{port}",
+                password=self._password,
+                journalFile=journal,
+                serializer=snapshots,
+                deserializer=snapshots.deserialize,
+            )
+            self._node = self._join(conf)
+        except BaseException:  # also without descriptors for its sockets
             journal.close()
             raise
-        conf = self._conf(
-            f"{host}:{port}",
-            password=self._password,
-            journalFile=journal,
-            serializer=snapshots,
-            deserializer=snapshots.deserialize,
-        )
-        self._node = self._join(conf)
         names = {peer.raft_address: peer.node_id for peer in settings.peers}
         self._node.transport.on_hearing = lambda address, *report: self._post(
             self.reports.on_report, names.get(address, address), *report

@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from batonmq.client.admin.admin import Admin
 from batonmq.controller.config import ControllerConfig
+from batonmq.controller.raft.node import RaftLog
 from batonmq.controller.requests import OutcomeUnknownError
 from batonmq.controller.rules.commands import RegisterBroker
 from batonmq.controller.service import ControllerService
@@ -103,6 +107,16 @@ async def test_r53_a_name_server_answers_while_its_controller_waits_for_room(tmp
             assert (await admin.cluster.info()).broker_addr_table == {}
         stop.set()
         assert not await start
+
+
+def test_r53_a_start_that_gets_no_descriptors_for_its_port_closes_its_files(tmp_path, monkeypatch):
+    service = ControllerService(config_in(tmp_path / "store"))
+    no_more = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    monkeypatch.setattr(RaftLog, "_join", Mock(side_effect=[no_more, ValueError("the second try")]))
+    monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)
+    with pytest.raises(ValueError, match="the second try"):
+        asyncio.run(service.start())
+    assert not open_below(tmp_path)
 
 
 def test_another_error_of_the_disk_ends_the_start(tmp_path):
