@@ -4,7 +4,7 @@ gets no duration, which would only show how far the clocks differ."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -171,7 +171,8 @@ class Story:
         """id() of each step with an impossible clock -> what is wrong, as a sentence."""
         wrong: dict[int, str] = {}
         ordered = self.in_order()
-        began = _beginning(ordered)
+        causal = (step for step in ordered if _IS_CAUSAL(step.name))
+        began = next(causal, ordered[0] if ordered else None)
         latest: StoryStep | None = None
         for step in ordered:
             is_causal = _IS_CAUSAL(step.name)
@@ -264,11 +265,6 @@ class Story:
     def ended_ms(self) -> int:
         """The time of its last step, on whichever clock."""
         return max((step.time_ms for step in self.steps), default=0)
-
-
-def _beginning(ordered: Sequence[StoryStep]) -> StoryStep | None:
-    first = next((step for step in ordered if _IS_CAUSAL(step.name)), None)
-    return first if first is not None else next(iter(ordered), None)
 
 
 def _comes_before(beside: StoryStep, causal: StoryStep) -> bool:

@@ -145,7 +145,8 @@ def _read_section(
     known = {field.encode_name: field.type for field in fields}
     seen: dict[str, str] = {}
     for key_node, value_node in body.value:
-        key, where = _key(str(key_node.value), sections[section]), _where(file, key_node)
+        key, where = str(key_node.value), _where(file, key_node)
+        key = _aliases(sections[section]).get(key, key)
         if _is_no_longer_used(key, sections[section], where):
             continue
         if key not in known:
@@ -249,10 +250,6 @@ def _keys(kind: type[msgspec.Struct]) -> set[str]:
 
 def _aliases(kind: type[msgspec.Struct]) -> Mapping[str, str]:
     return kind.ALIASES if issubclass(kind, Section) else {}
-
-
-def _key(name: str, kind: type[msgspec.Struct]) -> str:
-    return _aliases(kind).get(name, name)
 
 
 def _is_no_longer_used(key: str, kind: type[msgspec.Struct], where: str) -> bool:

@@ -49,8 +49,9 @@ class SignedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             # The audit log has what changes something; reads would fill it.
             if not RIGHTS[code].changes:
                 return await answer
+            group_text = f"group={group}"
             return await self._guard.noted(
-                user, peer_of(context), code, f"group={group}", answer, _code_of
+                user, peer_of(context), code, group_text, answer, lambda reply: reply.status.code
             )
 
         async def session(messages: Any, context: Any) -> None:
@@ -80,7 +81,3 @@ def peer_of(context: Any) -> str:
 
 def _status(refusal: BrokerRefusal) -> pb.Status:
     return pb.Status(code=refusal.code, remark=refusal.remark)
-
-
-def _code_of(reply: Any) -> int:
-    return int(reply.status.code)
