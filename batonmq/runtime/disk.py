@@ -180,7 +180,7 @@ def advice(error: OSError) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Its text for people: the file, the reason, and what to do. Other errors speak themselves."""
+    """Its text for people: for a failed disk call the file, the reason, and what to do."""
     if not isinstance(error, OSError):
         return str(error)
     named = f"{error.filename}: " if error.filename else ""
