@@ -233,10 +233,6 @@ class EpochFileCache:
         return self._entries
 
     @property
-    def last_entry(self) -> EpochEntry | None:
-        return self._entries[-1] if self._entries else None
-
-    @property
     def last_epoch(self) -> int:
         """The newest epoch, -1 if there is none."""
         return self._entries[-1].epoch if self._entries else -1
@@ -253,11 +249,9 @@ class EpochFileCache:
         return self._store(tuple(e for e in self._entries if e.start_offset < offset))
 
     def truncate_prefix_by_offset(self, offset: int) -> bool:
-        """Drops the entries that end at or below `offset`, whose bytes expired; never the last."""
-        last = self.last_entry
-        return self._store(
-            tuple(e for e in self._entries if e.end_offset > offset or e is last),
-        )
+        """Drops the entries that end at or below `offset`, whose bytes expired; never the last,
+        which has no end."""
+        return self._store(tuple(e for e in self._entries if e.end_offset > offset))
 
     def drop_above(self, log_end: int) -> bool:
         """Drops the entries that start above the log's end, whose bytes were never written (R25).

@@ -94,7 +94,7 @@ class OpenAlter:
         return self._doubt()
 
     def stands_still(self, code: int, now_ms: int) -> list[ev.Effect]:
-        """An answer with `code` proved nothing. Returns whether this has lasted too long."""
+        """An answer with `code` proved nothing: drops the sessions if that lasts too long."""
         if self._ids_remembered or not self._unknown or code not in _REFUSALS:
             return []
         if self._dropping_until_ms is not None and now_ms < self._dropping_until_ms:
@@ -103,11 +103,8 @@ class OpenAlter:
         # brokers.
         is_first = self._dropping_until_ms is None
         self._dropping_until_ms = now_ms + STANDS_STILL_MS
-        return (
-            []
-            if is_first
-            else [ev.DropSessions("a set change is unknown, and its copies are refused")]
-        )
+        what = "a set change is unknown, and its copies are refused"
+        return [] if is_first else [ev.DropSessions(what)]
 
     def leader_changed(self, leader: str) -> list[ev.Effect]:
         """Another controller leads: repeats the request there, without waiting for the old one."""

@@ -69,7 +69,8 @@ class IdentityFile:
         # Keep an existing code: an id may have been assigned for it.
         if fields is None or not fields[3]:
             self._check_code = secrets.token_hex(16)
-            self._write_temp(0)
+            parts = (self._cluster_name, self._broker_name, "0", self._check_code)
+            replace_file(self.temp_path, _SEPARATOR.join(parts).encode())
         else:
             self._check_code = fields[3]
         return LoadedIdentity(0, self._check_code, self._folder_secret())
@@ -92,10 +93,6 @@ class IdentityFile:
         # and this folder would get a second id.
         replace_file(self.path, line.encode())
         remove_file(self.temp_path)
-
-    def _write_temp(self, broker_id: int) -> None:
-        parts = (self._cluster_name, self._broker_name, str(broker_id), self._check_code)
-        replace_file(self.temp_path, _SEPARATOR.join(parts).encode())
 
     def _read(self, path: Path, count: int) -> list[str] | None:
         """The fields of one file; None if it is missing (or temporary and torn)."""

@@ -63,7 +63,6 @@ class ReplicasManager:
         *,
         incarnation: str = "",
         on_fatal: Callable[[BaseException], None] | None = None,
-        clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
         config.timings.check()
         self._name = ProcessName(incarnation) if incarnation else new_process_name()
@@ -72,7 +71,6 @@ class ReplicasManager:
         self._actions = actions
         self._sets = sets
         self._on_fatal = on_fatal
-        self._clock_ms = clock_ms
         self._identity = IdentityFile(config.identity_path, config.cluster_name, config.broker_name)
         self._role_file = RoleFile(config.role_path)
         self._incarnations = IncarnationLog(config.role_path.with_name("lives"))
@@ -93,7 +91,7 @@ class ReplicasManager:
         )
         kind = RemotingLink if config.protocol == "remoting" else GrpcLink
         self._link: ControllerLink = kind(config, self.incarnation, events)
-        self._switch = SwitchRunner(actions, self._link, self.report_event, clock_ms)
+        self._switch = SwitchRunner(actions, self._link, self.report_event, boot_ms)
 
     @property
     def broker_id(self) -> int:
@@ -248,7 +246,7 @@ class ReplicasManager:
             return
         # In order, even if one waits for a full disk: later effects rely on earlier ones.
         try:
-            self._effects.add(state.step(event, self._clock_ms()))
+            self._effects.add(state.step(event, boot_ms()))
         finally:  # R54: also after an unexpected error
             self._arm()
 
@@ -260,7 +258,7 @@ class ReplicasManager:
             self._timer.cancel()
             self._timer = None
         if deadline_ms is not None and not self._closed:
-            delay_s = max(deadline_ms - self._clock_ms(), 0) / 1000
+            delay_s = max(deadline_ms - boot_ms(), 0) / 1000
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, ev.Tick())
 
     def _perform(self, effect: ev.Effect) -> None:
@@ -324,7 +322,7 @@ class ReplicasManager:
         self._switch.requested(
             task,
             master_epoch=current.highest_master_epoch if current and is_master else None,
-            lease=self.lease_valid(self._clock_ms()),
+            lease=self.lease_valid(boot_ms()),
         )
 
     def _open_sessions(self, broker_id: int) -> None:

@@ -39,9 +39,8 @@ class SyncPolicy:
     calm_ack_ms: int = 300
     """While a replica has not acked for this long, ticks come every `tick_ms`. It is below
     `slave_silent_ms` by more than a calm tick."""
-    stall_ms: int = (
-        100  # R8: if a tick is later than this, the deadlines of other replicas are postponed.
-    )
+    stall_ms: int = 100
+    """R8: if a tick is later than this, the deadlines of other replicas are postponed."""
 
 
 @dataclass(slots=True)
@@ -61,11 +60,11 @@ class Follower:
     tables_since_ms: int = 0  # since when it lacks the tables of this mastership
     ack: int = -1
     ack_ms: int = 0
-    pongs: int = 0
+    pongs: int = 0  # acks of the same offset within a second: two show that it answers heartbeats
     held: int = -1  # the last ack of any connection: a new connection alone is no progress (R14)
     judged_from_ms: int = 0  # older bytes count as unacked since this moment
     rate: float = 0.0  # bytes per second acked in the last RATE_WINDOW_MS
-    rate_ms: int = 0
+    rate_ms: int = 0  # when `rate` was measured, and `ack` at that moment
     rate_ack: int = 0
     joined_ms: int = -1 << 40
     joins_in_vain: int = 0
@@ -93,9 +92,8 @@ class Follower:
         if self.following:
             self.absent_since_ms = now_ms
         self.ack = -1
-        self.ack_ms = self.tables_since_ms = (
-            now_ms  # R8: all its deadlines begin with the new epoch
-        )
+        # R8: all its deadlines begin with the new epoch.
+        self.ack_ms = self.tables_since_ms = now_ms
 
     def measure_rate(self, first: bool, now_ms: int) -> None:
         """Call after an ack; `first`: the first one of the connection."""

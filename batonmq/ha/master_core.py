@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -23,7 +23,7 @@ from batonmq.ha.java_peer import heartbeat_epoch
 from batonmq.ha.lineage import LogSamples, points_of
 from batonmq.ha.node_secret import PROVE_MS, SWITCH, MasterProof, NodeSecret, Unproven
 from batonmq.ha.proof import STRANGERS_MAX, ProofVerdict, Registrations, master_introduced
-from batonmq.ha.slave_connection import LinkStage, SlaveConnection
+from batonmq.ha.slave_connection import ANY_ACK, LinkStage, SlaveConnection
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
     TRANSFER_HEADER,
@@ -89,9 +89,6 @@ class SlaveFollowing:
 
 
 MasterEffect = SyncEffect | SendBytes | SendLog | CloseConnection | SlaveFollowing | Unproven
-
-
-_NO_ACK: Final = 1 << 62
 
 
 class MasterCore:
@@ -393,7 +390,7 @@ class MasterCore:
         start, skips = entries[-1].start_offset, master_epoch > self.sync.master_epoch + 1
         for connection in self.connections.values():
             sent = max(connection.next_offset, connection.verified)
-            connection.earlier_end = _NO_ACK if skips and connection.is_ours else sent
+            connection.earlier_end = ANY_ACK if skips and connection.is_ours else sent
         # R9: old acks must not count once anything is sent in the new epoch.
         settled = self.sync.begin_epoch(master_epoch, start, recorded, now_ms)
         effects = self.epochs_changed(entries, now_ms)
@@ -463,7 +460,7 @@ class MasterCore:
         self._following[connection.connection_id] = connection
         # R13: without our first bytes it cannot join
         if start > self.min_offset and ack == 0:
-            self.sync.set_whole(connection.broker_id, connection.connection_id, False)
+            self.sync.lacks_beginning(connection.broker_id)
         return []
 
     def _refuse_gone(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks, SlaveLink
 from batonmq.ha.master_core import SendLog
 from batonmq.ha.slave_effects import AppendLog, BeginAt
+from batonmq.ha.slave_policy import NEVER_MS
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.runtime.clock import wall_ms
 
@@ -22,8 +23,6 @@ log = logging.getLogger(__name__)
 
 BUFFER_SIZE = 1 << 20
 _JOIN_BELOW = 32 << 10  # pieces that are smaller on average are joined into one write
-
-NEVER_MS = 1 << 62
 
 R = TypeVar("R")
 E = TypeVar("E")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.node_secret import MasterProof
 from batonmq.ha.wire import SlaveHandshake
+
+ANY_ACK: Final = 1 << 62
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class SlaveConnection:
     """The end of our log at the handshake: the first ack cannot be above it."""
     epoch: int = -1  # the epoch that the slave has entered on this connection
     earlier_end: int = 0
-    """Acks up to here may be from before this mastership; `1 << 62`: all may."""
+    """Acks up to here may be from before this mastership; ANY_ACK: all may."""
     start_offset: int = 0
     next_offset: int = 0
     acked: int = -1

@@ -33,7 +33,13 @@ from batonmq.ha.received_log import (
     epochs_after,
     judge_log,
 )
-from batonmq.ha.slave_policy import EPOCHS_AHEAD_MAX, MasterSilence, Redial, SlavePolicy
+from batonmq.ha.slave_policy import (
+    EPOCHS_AHEAD_MAX,
+    NEVER_MS,
+    MasterSilence,
+    Redial,
+    SlavePolicy,
+)
 from batonmq.ha.wire import (
     HAIdentity,
     MasterHandshake,
@@ -133,9 +139,7 @@ class SlaveCore:
         self.silence = MasterSilence(policy, now_ms)
         self._redial = Redial(policy, now_ms)
         self._peer: MasterHandshake | None = None
-        self._named = (
-            False  # whether the master is a BatonMQ broker, so that both ends name themselves
-        )
+        self._named = False  # whether the master is a BatonMQ broker: both ends name themselves
         self._secret = secret
         self._proof: SlaveProof | None = None  # until the master has answered it
         self._followed = (-1, -1)
@@ -235,7 +239,7 @@ class SlaveCore:
         """Ends the slave side before this replica acts as master (R1)."""
         connected = self.phase is not SlavePhase.READY
         self._move(SlaveStep.STOP)
-        self._redial.never()
+        self._redial.at_ms = NEVER_MS
         return [fx.Hangup("the slave side ends")] if connected else []
 
     @property
@@ -260,7 +264,7 @@ class SlaveCore:
             was_dialling = self.phase is SlavePhase.CONNECTING
             effects = self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
             if was_dialling:  # connecting took long enough: no further pause
-                self._redial.at(now_ms)
+                self._redial.at_ms = now_ms
             return effects
         if (
             self.phase is SlavePhase.TRANSFER
@@ -341,7 +345,7 @@ class SlaveCore:
             effects = self._hang_up(
                 f"the master's bytes before {difference} are not ours: it checks its copy", now_ms
             )
-            self._redial.at(now_ms)
+            self._redial.at_ms = now_ms
             return effects
         decision = judge_log(log, peer, member=member, unclean_epoch=self.view.unclean_epoch)
         if isinstance(decision, Refuse):
@@ -413,7 +417,7 @@ class SlaveCore:
     def _begin_again(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
         """R27: sets the old log aside; the next handshake finds an empty one."""
         effects = self._hang_up(reason, now_ms)
-        self._redial.at(now_ms)
+        self._redial.at_ms = now_ms
         # now, before BeginAt is done: the next handshake must not claim these bytes
         self.log.max_offset = self.log.confirm_offset = 0
         return [fx.BeginAt(0, reason), fx.AdoptEpochs(()), *effects]

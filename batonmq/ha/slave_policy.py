@@ -38,7 +38,7 @@ class SlavePolicy:
     stall_ms: int = 100
 
 
-_NEVER = 1 << 62
+NEVER_MS: Final = 1 << 62
 
 
 class Redial:
@@ -48,7 +48,8 @@ class Redial:
     without an end."""
 
     def __init__(self, policy: SlavePolicy, now_ms: int) -> None:
-        self.at_ms = now_ms  # when to connect, if there is no connection
+        self.at_ms = now_ms
+        """When to connect, if there is no connection."""
         self._lost = Backoff(policy.retry_ms, policy.retry_ms_max)
         self._policy = policy
         self._diverged_times = 0
@@ -67,13 +68,6 @@ class Redial:
         the same reason, that is news."""
         self.progress()
         self._diverged_reason = ""
-
-    def at(self, now_ms: int) -> None:
-        self.at_ms = now_ms
-
-    def never(self) -> None:
-        """The slave side ends: do not connect again."""
-        self.at_ms = _NEVER
 
     def later(self, now_ms: int) -> None:
         """A connection ended or failed: sets the next attempt."""

@@ -17,8 +17,9 @@ from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.node_secret import Unproven
 from batonmq.ha.ports import HAListener
 from batonmq.ha.received_log import LocalLog
-from batonmq.ha.shells import BUFFER_SIZE, NEVER_MS, MasterFollower
+from batonmq.ha.shells import BUFFER_SIZE, MasterFollower
 from batonmq.ha.slave_core import SlaveCore
+from batonmq.ha.slave_policy import NEVER_MS
 from batonmq.ha.wire import HAIdentity, MasterFrameReader, MasterHandshake, TransferHeader
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError

@@ -216,7 +216,6 @@ class SyncState:
         now_ms: int,
         *,
         learner: bool = False,
-        whole: bool = True,
         tables_awaited: bool = False,
     ) -> None:
         """A new connection of that id: from now on only its acks count (R18). `tables_awaited`: it
@@ -233,7 +232,7 @@ class SyncState:
         follower.tables_stale = False
         follower.connection_id = connection_id
         follower.learner = learner
-        follower.whole = whole
+        follower.whole = True
         follower.ack = -1
         follower.pongs = 0
         follower.rate = 0.0
@@ -274,11 +273,9 @@ class SyncState:
             return self._settle(now_ms)
         return self._advance()
 
-    def set_whole(self, broker_id: int, connection_id: int, whole: bool) -> None:
-        """Notes whether the slave has everything from our first byte on."""
-        follower = self._followers.get(broker_id)
-        if follower is not None and follower.connection_id == connection_id:
-            follower.whole = whole
+    def lacks_beginning(self, broker_id: int) -> None:
+        """The slave, which is connected, does not get our first bytes on this connection."""
+        self._followers[broker_id].whole = False
 
     def tables_held(
         self, broker_id: int, connection_id: int, epoch: int, now_ms: int

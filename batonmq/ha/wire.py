@@ -386,11 +386,6 @@ class MasterFrameReader:
         self._body_left = 0
         self.handshake: MasterHandshake | None = None
 
-    @property
-    def body_left(self) -> int:
-        """Bytes of the current body that are still to come; 0 between frames."""
-        return self._body_left
-
     def feed(
         self, data: memoryview
     ) -> Iterator[HAIdentity | MasterHandshake | TransferHeader | memoryview]:

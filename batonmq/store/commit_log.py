@@ -268,7 +268,7 @@ class CommitLog:
             expected = self.min_offset + len(self.segments) * self.segment_size
             segment = Segment(path, self.segment_size, self.health)
             if self.gap is None and segment.start_offset != expected:
-                self.gap = (self.folder / f"{expected:0{NAME_DIGITS}d}", expected)
+                self.gap = (self.folder / segment_name(expected), expected)
             (self._detached if self.gap else self.segments).append(segment)
         self.set_end(self.end_of_segments)
 
@@ -332,7 +332,7 @@ class CommitLog:
     def file_of(self, offset: int) -> str:
         """The path of the file that holds, or would hold, `offset`."""
         start = offset - offset % self.segment_size
-        return str(self.folder / f"{start:0{NAME_DIGITS}d}")
+        return str(self.folder / segment_name(start))
 
     def damage(self, offset: int, what: str) -> CorruptLogError:
         """The error that names the file of `offset`."""

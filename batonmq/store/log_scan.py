@@ -148,7 +148,7 @@ def whole_records_end(log: CommitLog, offset: int, end: int) -> tuple[int, str |
 def check_record(log: CommitLog, offset: int) -> RecordHead:
     """The head of the CRC-checked record at `offset`. Raises CorruptLogError."""
     try:
-        head = _scan(log, offset, check_crc=True)
+        head = _scan(log, offset)
     except CorruptRecord as error:
         raise log.damage(offset, error.what) from None
     if head is None or head.kind != "message":
@@ -156,19 +156,20 @@ def check_record(log: CommitLog, offset: int) -> RecordHead:
     return head
 
 
-def _scan(log: CommitLog, offset: int, *, check_crc: bool) -> RecordHead | None:
-    """The record or blank at `offset`; None if it is not whole. Raises CorruptRecord."""
+def _scan(log: CommitLog, offset: int) -> RecordHead | None:
+    """The record or blank at `offset`, CRC-checked; None if it is not whole. Raises
+    CorruptRecord."""
     segment = log.segment_at(offset)
     if segment is None:
         return None
     position = offset - segment.start_offset
-    return scan_in_file(segment.buffer, position, offset, segment.end_offset, check_crc=check_crc)
+    return scan_in_file(segment.buffer, position, offset, segment.end_offset, check_crc=True)
 
 
 def fault_of_record(log: CommitLog, offset: int) -> CorruptLogError | None:
     """What is wrong with the record or blank at `offset`, a record boundary; None if it is good."""
     try:
-        head = _scan(log, offset, check_crc=True)
+        head = _scan(log, offset)
     except CorruptRecord as error:
         return log.damage(offset, error.what)
     return None if head is not None else log.damage(offset, RecordFault.NOT_WHOLE.text())
@@ -258,7 +259,7 @@ def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: in
             pass
         return scanner.offset == offset
     try:
-        return _scan(commit_log, offset, check_crc=True) is not None
+        return _scan(commit_log, offset) is not None
     except CorruptRecord:
         return False
 

@@ -88,7 +88,6 @@ class MessageStore:
         confirm_rule: StartConfirmRule,
         clock_ms: Callable[[], int] = wall_ms,
         disk_use_of: DiskUseOf = disk_use,
-        boot_id: Callable[[], str] = kernel_boot_id,
     ) -> None:
         """`store_host` is ip and port, 8 or 20 bytes. Touches no file; `open` does."""
         self.config = config
@@ -122,7 +121,7 @@ class MessageStore:
         self._store_host = store_host
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
-        self._boot_id = boot_id
+        self._boot_id = kernel_boot_id
         self._lock = FolderLock(config.root / "lock")
         self.health = StoreHealth()
         self._loop: asyncio.AbstractEventLoop | None = None

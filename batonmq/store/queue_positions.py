@@ -62,13 +62,13 @@ def decode_positions(body: bytes) -> PositionRecord | None:
 
 
 class _Stored(msgspec.Struct, kw_only=True, rename="camel"):
-    """The file. Offsets are of the log; -1: none. `began`: see `began_at`."""
+    """The file. Offsets are of the log; -1: none."""
 
-    began: int = 0
-    wanted: int = -1
-    stated: int = -1
+    began: int = 0  # see `began_at`
+    wanted: int = -1  # a whole round is missing that begins here or later
+    stated: int = -1  # where the newest whole round begins, and where its last piece ends
     stated_end: int = -1
-    placing_end: int = -1
+    placing_end: int = -1  # the highest end of the records that gave the positions in `placed`
     placed: dict[str, dict[int, int]] = {}
 
 

@@ -107,7 +107,7 @@ class ConsumeQueueStore:
         self.root = root
         self.deleted = DeletedFolders(root.with_name(f"{root.name}.deleted"))
         self.health = health or StoreHealth()
-        self._before_rebuild = before_rebuild
+        self.before_rebuild = before_rebuild
         self._file_size = whole_units(file_size)
         self._handles = FileHandles(open_files_max, self.health)
         self._shared = SharedByQueues()
@@ -132,7 +132,7 @@ class ConsumeQueueStore:
                     "consume_queue_damaged topic=%s queue_id=%d reason=%s", topic, queue_id, error
                 )
                 if not damaged:  # once, and before the first of them is removed
-                    self._before_rebuild()
+                    self.before_rebuild()
                 damaged.append(error)
                 self._destroy(queue)
                 continue
@@ -234,7 +234,7 @@ class ConsumeQueueStore:
     def rebuild(self, queues: Sequence[ConsumeQueue]) -> None:
         """Removes them; the caller rebuilds them by dispatching the log from its beginning."""
         if queues:
-            self.note_rebuild()
+            self.before_rebuild()
         for queue in queues:
             self._destroy(self._remove(queue.topic, queue.queue_id))
 
@@ -244,11 +244,6 @@ class ConsumeQueueStore:
         found = [queue for queue in self._queues.values() if queue.folder == folder]
         self.rebuild(found)
         return bool(found)
-
-    def note_rebuild(self) -> None:
-        """The log must be dispatched from its beginning: by the next start if this one is killed.
-        Raises OSError."""
-        self._before_rebuild()
 
     def truncate_dirty(self, phy_offset: int) -> int:
         """Drops units of records at or above `phy_offset`, durably; how many queues had some."""
@@ -260,10 +255,6 @@ class ConsumeQueueStore:
     def _sync(self, paths: list[Path]) -> None:
         if paths:
             sync_below(self.root, paths)
-
-    def correct_min_offsets(self, log_min_offset: int) -> None:
-        for queue in self._queues.values():
-            queue.correct_min_offset(log_min_offset)
 
     # Flushing and deletion.
 

@@ -325,7 +325,7 @@ def _drop_short_queues(files: StoreFiles, table: QueueTable, start: int, *, is_a
     for topic, queue_id in lost:
         log.error("consume_queue_units_lost topic=%s queue_id=%d", topic, queue_id)
     if lost:
-        files.consume_queues.note_rebuild()
+        files.consume_queues.before_rebuild()
     files.consume_queues.rebuild([queues[key] for key in lost if key in queues])
     return bool(lost)
 
@@ -377,7 +377,8 @@ def _adopt_queues(
     if are_rebuilt:
         files.positions.want_from(log_begin)
     queues.log_ends_at(log_end, log_begin)
-    files.consume_queues.correct_min_offsets(log_begin)  # drops what has expired
+    for queue in files.consume_queues.queues():
+        queue.correct_min_offset(log_begin)  # leaves out what has expired
     queues.adopt_loaded()
 
 

@@ -376,6 +376,7 @@ def test_a_table_that_was_moved_on_in_place_of_the_master_is_newer_than_its(mana
     assert manager.data_version.counter == 40
     assert manager.apply_from_master(0, {"T@g": {0: 6}}, None, DataVersion(counter=30))
     assert manager.data_version.counter >= 40
+    persist(manager)
     before = manager.data_version.counter
     manager.act_for_master()
     assert manager.data_version.counter >= before + 1_000 and persist(manager)

@@ -10,10 +10,12 @@ from lone_broker import Rig, free_port, lone_broker, make_group, until
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.service import BrokerService
+from batonmq.broker.tables import offset_clamp
 from batonmq.broker.tables.offset_clamp import OffsetClamp, PositionReport, commit_refusal
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.codes import ResponseCode as Code
 from batonmq.protocol.role_view import RoleView
+from batonmq.protocol.topic_name import TRANS_GROUP, TRANS_HALF_TOPIC
 from batonmq.runtime.turns import AT_ONCE
 from batonmq.store.config import StoreConfig
 from batonmq.store.store_files import abort_path
@@ -80,6 +82,14 @@ async def test_r44_offsets_above_a_log_that_a_power_failure_shortened_go_back_to
         assert tables.offsets.query("h", "T", 0) == 3
         assert tables.delays.table == {1: 9 if is_clean else 0}
         assert tables.offsets.lowered == (0 if is_clean else 3)
+
+
+async def test_r44_the_half_of_one_ended_transaction_is_read_again(rig, monkeypatch):
+    monkeypatch.setattr(offset_clamp, "queue_end", lambda *_: 9)
+    offsets = rig.service.tables.offsets
+    offsets.commit(TRANS_GROUP, TRANS_HALF_TOPIC, 0, 1)
+    await OffsetClamp(rig.service.tables, rig.service.store).for_view(AFTER_UNCLEAN)
+    assert offsets.query(TRANS_GROUP, TRANS_HALF_TOPIC, 0) == 0
 
 
 async def test_r44_a_large_table_does_not_hold_up_the_loop(rig):

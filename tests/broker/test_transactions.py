@@ -617,6 +617,17 @@ async def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(rig)
     assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
 
 
+@pytest.mark.parametrize("code", [37, 323])
+async def test_r30_while_a_new_master_reads_its_halves_none_ends_or_is_resumed(
+    rig, monkeypatch, code
+):
+    sent = await half(rig)
+    monkeypatch.setattr(transaction_service, "LOADING_S_MAX", 0)
+    rig.service.waiting.transactions._loaded = Mock(wait=asyncio.Event().wait)
+    refused = await rig.ask(code, end_header(sent, COMMIT) | {"msgId": sent.ext["msgId"]})
+    assert refused.code == 14 and "still reading" in (refused.remark or "")
+
+
 async def test_r30_what_was_given_up_is_taken_back_once(tmp_path):
     """Requests 323: two in one turn, one while the copy waits, one when that is committed, and one
     for a message without a key."""

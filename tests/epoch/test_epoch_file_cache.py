@@ -50,7 +50,7 @@ def test_init_from_file(cache: EpochFileCache) -> None:
     assert found is not None
     assert found.end_offset == 500
     assert again.last_epoch == 3
-    assert again.last_entry == EpochEntry(3, 500)
+    assert again.entries[-1] == EpochEntry(3, 500)
 
 
 def test_truncate_suffix(cache: EpochFileCache) -> None:
@@ -81,7 +81,7 @@ def test_append_refuses_what_does_not_grow(cache: EpochFileCache) -> None:
 def test_the_last_end_is_open_again_after_a_truncation(cache: EpochFileCache) -> None:
     """Java resets a copy: epoch 2 keeps its end 500 and covers nothing written afterwards."""
     assert cache.truncate_suffix_by_offset(500)
-    assert cache.last_entry == EpochEntry(2, 300, MAX_OFFSET)
+    assert cache.entries[-1] == EpochEntry(2, 300, MAX_OFFSET)
     assert entry_at(cache.entries, 600) == EpochEntry(2, 300)
 
 
@@ -92,7 +92,7 @@ def test_an_empty_list_is_written(cache: EpochFileCache) -> None:
     again = EpochFileCache(cache.path)
     assert again.entries == ()
     assert again.last_epoch == -1
-    assert again.last_entry is None
+    assert again.entries == ()
     assert entry_at(again.entries, 0) is None
 
 

@@ -45,19 +45,47 @@ def answer(max_offset, last_epoch, history, named=None):
 
 
 @pytest.fixture
-def slave(memory_log, slave_host, entries):
-    """A host in TRANSFER on a log of 100 bytes of epoch 1, and a function to make one."""
+def connected(slave_host):
+    """A function to make a host that has just connected to the master of `seen`."""
 
-    def make(policy=None, log=None, peer_end=100, history=((1, 0),), incarnation="i1"):
-        log = log or memory_log(b"1" * 100, (1, 0))
-        named = view(history[-1][0], incarnation=incarnation)
-        core = SlaveCore(identity(2), named, log.facts(), policy or SlavePolicy(), NOW)
+    def make(log, seen=None, policy=None):
+        core = SlaveCore(identity(2), seen or view(), log.facts(), policy or SlavePolicy(), NOW)
         host = slave_host(core, log)
         host.perform(core.tick(NOW), NOW)
         host.connect(NOW)
-        peer = answer(peer_end, history[-1][0], entries(*history))
-        host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
         return host
+
+    return make
+
+
+def dialling(log, seen=None, policy=None):
+    """A core that has begun to connect."""
+    core = SlaveCore(identity(2), seen or view(), log.facts(), policy or SlavePolicy(), NOW)
+    core.tick(NOW)
+    return core
+
+
+def answered(host, peer, now=NOW):
+    host.perform(host.core.handshake_received(peer, host.log.facts(), now), now)
+    return host
+
+
+def again(host, peer):
+    """The connection ends; the master answers on the next one."""
+    host.perform(host.core.disconnected(NOW), NOW)
+    host.perform(host.core.tick(host.core.wakeup_ms), NOW)
+    host.connect(NOW)
+    return answered(host, peer)
+
+
+@pytest.fixture
+def slave(memory_log, connected, entries):
+    """A function to make a host in TRANSFER, on a log of 100 bytes of epoch 1."""
+
+    def make(policy=None, log=None, history=((1, 0),), incarnation="i1"):
+        log = log or memory_log(b"1" * 100, (1, 0))
+        host = connected(log, view(history[-1][0], incarnation=incarnation), policy)
+        return answered(host, answer(100, history[-1][0], entries(*history)))
 
     return make
 
@@ -79,35 +107,27 @@ def test_the_first_ack_comes_straight_after_the_handshake(host):
 
 
 def test_r2_a_slave_follows_its_master_into_no_epoch_that_it_was_not_told_of(
-    memory_log, slave_host, entries
+    memory_log, connected, entries
 ):
     """1 hears of epoch 1. 2 its master was elected again, for epoch 3: what it confirms on our acks
     could be cut by the master of epoch 2, of whom we may yet hear. 3 hears of epoch 3."""
     log = memory_log(b"1" * 100, (1, 0))
     peer = answer(200, 3, entries((1, 0), (3, 200)))
     for epoch, phase in ((1, SlavePhase.READY), (3, SlavePhase.TRANSFER)):
-        core = SlaveCore(identity(2), view(epoch=epoch), log.facts(), SlavePolicy(), NOW)
-        host = slave_host(core, log)
-        host.perform(core.tick(NOW), NOW)
-        host.connect(NOW)
-        host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
-        assert core.phase is phase
+        assert answered(connected(log, view(epoch)), peer).core.phase is phase
 
 
 def test_r2_a_handshake_while_a_newer_epoch_is_stored_gets_no_first_ack(
-    memory_log, slave_host, entries
+    memory_log, connected, entries
 ):
     """1 dials the master of epoch 1. 2 a view of epoch 2 comes, and its disk is slow. 3 the
     master answers: it must not count this replica, which may elect another one by now. 4 the view
     of epoch 2 names the same process again: now it does."""
-    log = memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
-    host = slave_host(core, log)
-    host.perform(core.tick(NOW), NOW)
-    host.connect(NOW)
+    host = connected(memory_log(b"1" * 100, (1, 0)))
+    core = host.core
     core.fenced_epoch = 2
     host.take_sent()
-    host.perform(core.handshake_received(answer(100, 1, entries((1, 0))), log.facts(), NOW), NOW)
+    answered(host, answer(100, 1, entries((1, 0))))
     assert core.phase is SlavePhase.TRANSFER and encode_ack(100) not in host.take_sent()
     assert beat(host, NOW + 100) == []
     assert core.follow(view(2), NOW + 150) == []
@@ -134,19 +154,14 @@ def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(host):
     assert host.core.is_caught_up
 
 
-def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, slave_host, entries):
+def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, connected, entries):
     """The master of epoch 2 began at 200, its confirmOffset still stands at 50: what lies between
     may have been acknowledged in epoch 1, and this log ends at 100."""
-    log = memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(identity(2), view(epoch=2), log.facts(), SlavePolicy(), NOW)
-    host = slave_host(core, log)
-    host.perform(core.tick(NOW), NOW)
-    host.connect(NOW)
-    peer = answer(200, 2, entries((1, 0), (2, 200)))
-    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
-    assert core.phase is SlavePhase.TRANSFER
+    host = connected(memory_log(b"1" * 100, (1, 0)), view(epoch=2))
+    answered(host, answer(200, 2, entries((1, 0), (2, 200))))
+    assert host.core.phase is SlavePhase.TRANSFER
     beat(host, NOW + 10, confirm=50)
-    assert not core.is_caught_up
+    assert not host.core.is_caught_up
 
 
 def test_a_frame_at_another_offset_ends_the_connection(host):
@@ -203,8 +218,7 @@ def test_a_master_without_an_address_is_looked_at_again_soon(memory_log):
 
 
 def test_a_new_view_dials_at_once(memory_log):
-    core = SlaveCore(identity(2), view(), memory_log().facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(memory_log())
     core.disconnected(NOW)
     for _ in range(6):
         core.tick(core.wakeup_ms)
@@ -255,8 +269,7 @@ def test_a_master_with_an_incarnation_is_given_2_s_from_the_first_byte(host):
 
 def test_a_dial_that_nobody_answers_is_made_anew_after_1_s(memory_log):
     """TCP tries again after 1, 3, 7 ... s: a link that works again would wait for that."""
-    core = SlaveCore(identity(2), view(), memory_log().facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(memory_log())
     dialled = [
         ms
         for ms in range(50, 4_100, 50)
@@ -276,8 +289,7 @@ def test_r8_a_stall_of_our_own_is_not_the_masters_silence(host):
 def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
     """A stopped process still accepts connections."""
     log = memory_log()
-    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(log)
     core.connected(log.facts(), NOW + 90)
     hung_up = [
         ms
@@ -300,9 +312,8 @@ def test_an_idle_slave_acks_on_its_own_after_1_s(slave):
 
 def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log, entries):
     log = memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(identity(2), view(9), log.facts(), SlavePolicy(), NOW)
+    core = dialling(log, view(9))
     now, reports, waits = NOW, 0, []
-    core.tick(now)
     for _ in range(9):
         core.connected(log.facts(), now)
         peer = answer(500, 9, entries((9, 0)))
@@ -337,8 +348,7 @@ def test_an_empty_log_whose_files_cannot_begin_where_the_masters_log_does_says_s
 ):
     log = memory_log(b"", (1, 0))
     log.entries = ()
-    core = SlaveCore(identity(2), view(1), log.facts(), SlavePolicy(segment_size=4096), NOW)
-    core.tick(NOW)
+    core = dialling(log, view(1), SlavePolicy(segment_size=4096))
     core.connected(log.facts(), NOW)
     core.handshake_received(answer(9000, 1, entries((1, 0))), log.facts(), NOW)
     effects = core.frame_received(TransferHeader(0, 6144, 1, 0, 0), NOW)
@@ -381,15 +391,10 @@ def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_ap
     assert reports == 2, "at the first failure, and when it was stuck again later in the log"
 
 
-def test_the_ack_is_clamped_to_the_own_log(memory_log, slave_host, entries):
+def test_the_ack_is_clamped_to_the_own_log(memory_log, connected, entries):
     """Java quirk: with its last epoch entry above its own end a slave reports more than it has."""
     log = memory_log(b"1" * 80, (1, 0), (2, 100))
-    core = SlaveCore(identity(2), view(2), log.facts(), SlavePolicy(), NOW)
-    host = slave_host(core, log)
-    host.perform(core.tick(NOW), NOW)
-    host.connect(NOW)
-    peer = answer(300, 2, entries((1, 0), (2, 100)))
-    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+    host = answered(connected(log, view(2)), answer(300, 2, entries((1, 0), (2, 100))))
     assert host.take_sent().endswith(encode_ack(80))
     assert log.history == [(1, 0)]
 
@@ -397,8 +402,7 @@ def test_the_ack_is_clamped_to_the_own_log(memory_log, slave_host, entries):
 def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
     """R27: the master's list begins above our end; its older epochs went with its segments."""
     log = memory_log(b"1" * 80, (1, 0))
-    core = SlaveCore(identity(2), view(3), log.facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(log, view(3))
     core.connected(log.facts(), NOW)
     peer = answer(900, 3, entries((3, 500)))
     effects = core.handshake_received(peer, log.facts(), NOW)
@@ -408,8 +412,7 @@ def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
 
 def test_log_bytes_before_our_ack_are_refused(memory_log):
     log = memory_log()
-    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(log)
     core.connected(log.facts(), NOW)
     assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW) == [], "Java's early beat"
     assert core.frame_received(TransferHeader(0, 0, 9, 0, 0), NOW) == [], "no epoch is entered"
@@ -422,8 +425,7 @@ def test_log_bytes_before_our_ack_are_refused(memory_log):
 
 def slave_of_java(memory_log, entries, log=None):
     log = log or memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(identity(2), view(incarnation=""), log.facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(log, view(incarnation=""))
     return core, log, MasterHandshake(150, 1, entries((1, 0)))
 
 
@@ -468,8 +470,7 @@ def test_bytes_under_an_epoch_of_two_java_masters_are_not_taken_for_equal(
     log = memory_log(b"1" * 120, (1, 0), (5, 100), confirm=110)
     members = (1, 2) if is_member else (1,)
     seen = view(epoch=7, incarnation="", members=members)
-    core = SlaveCore(identity(2), seen, log.facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(log, seen)
     peer = MasterHandshake(150, 5, entries((1, 0), (5, 100)))
     proof = PeerIdentity("C", "broker-a", 0, 5, 7)
     assert shake(core, log, peer, NOW) == [fx.ProveMaster(core.view)]
@@ -508,8 +509,7 @@ def test_r2_a_java_master_proves_an_epoch_that_its_list_lacks(
     starts where the one before starts. Its tables say in which epoch it acts."""
     # We led epoch 2, and wrote nothing.
     log = memory_log(b"1" * 100, (1, 0), (2, 100), confirm=100)
-    core = SlaveCore(identity(2), view(epoch=3, incarnation=""), log.facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(log, view(epoch=3, incarnation=""))
     peer = MasterHandshake(150, 1, entries((1, 0)))
     assert shake(core, log, peer, NOW) == [fx.ProveMaster(core.view)]
     proof = PeerIdentity("C", "broker-a", 0, 1, table_epoch)
@@ -527,9 +527,7 @@ def test_r2_a_java_master_proves_an_epoch_that_its_list_lacks(
 
 def named_slave(memory_log):
     log = memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
-    return core, log
+    return dialling(log), log
 
 
 def test_r41_the_slave_names_its_process_in_front_of_its_handshake(memory_log):
@@ -635,16 +633,10 @@ def test_r23_nothing_else_does(memory_log, entries, unclean_epoch, own, master):
     assert isinstance(decision, Refuse) and "no unclean election explains it" in decision.reason
 
 
-def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs(memory_log, slave_host, entries):
+def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs(memory_log, connected, entries):
     log = memory_log(b"1" * 100, (1, 0), confirm=90)
-    core = SlaveCore(
-        identity(2), replace(view(2), unclean_epoch=2), log.facts(), SlavePolicy(), NOW
-    )
-    host = slave_host(core, log)
-    host.perform(core.tick(NOW), NOW)
-    host.connect(NOW)
-    peer = answer(60, 2, entries((1, 0), (2, 60)))
-    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+    host = connected(log, replace(view(2), unclean_epoch=2))
+    core = answered(host, answer(60, 2, entries((1, 0), (2, 60)))).core
     assert core.phase is SlavePhase.TRANSFER
     assert core.log.confirm_offset == core.log.max_offset == 60
 
@@ -696,10 +688,8 @@ def test_r21_a_proof_names_the_master_and_the_history_that_it_showed(changed, pr
 
 @pytest.mark.parametrize("confirm, cuts", [(60, True), (61, False), (100, False)])
 def test_r23_not_one_confirmed_byte_is_cut(memory_log, entries, confirm, cuts):
-    log = memory_log(b"1" * 100, (1, 0), confirm=confirm)
-    decision = judge_log(
-        log.facts(), MasterHandshake(200, 2, entries((1, 0), (2, 60))), member=False
-    )
+    own = memory_log(b"1" * 100, (1, 0), confirm=confirm).facts()
+    decision = judge_log(own, MasterHandshake(200, 2, entries((1, 0), (2, 60))), member=False)
     assert isinstance(decision, CutTo if cuts else Refuse)
 
 
@@ -716,24 +706,30 @@ def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
 
 
 @pytest.mark.parametrize(
-    "own_end, confirm, begins, member, again",
+    "confirm, begins, member, unclean, drops",
     [
-        (100, 60, 100, False, True),  # our end is where its history begins: that is expired, too
-        (100, 60, 90, False, True),  # the bytes behind that are of an epoch that ended before
-        (100, 90, 90, False, True),
-        (100, 95, 90, False, False),  # but not if we know that they are confirmed
-        (100, 60, 90, True, False),  # or a member's
-        (100, 60, 0, False, False),  # nothing of its history is expired: it is another one
+        (60, 100, False, 0, True),  # our end is where its history begins: that is expired, too
+        (60, 90, False, 0, True),  # the bytes behind that are of an epoch that ended before
+        (90, 90, False, 0, True),
+        (95, 90, False, 0, False),  # but not if we know that they are confirmed
+        (60, 90, True, 0, False),  # or a member's
+        (60, 0, False, 0, False),  # nothing of its history is expired: it is another one
+        # An unclean election, of epoch 3, dropped some of them; its epoch has expired, too.
+        (95, 90, False, 3, True),
+        (95, 90, True, 3, False),
+        (95, 90, False, 1, False),  # not one before our bytes were confirmed
+        (95, 90, False, 7, False),  # nor one of which this master does not know
+        (95, 0, False, 3, True),  # the replica that it chose was empty
     ],
 )
-def test_r27_a_log_from_before_the_masters_history_begins_anew(
-    memory_log, entries, own_end, confirm, begins, member, again
+def test_r27_a_log_from_before_the_masters_history_begins_again(
+    memory_log, entries, confirm, begins, member, unclean, drops
 ):
     """The master's first segments are expired, and with them the epochs that both had."""
-    log = memory_log(b"1" * own_end, (1, 0), confirm=confirm)
-    master_log = MasterHandshake(200, 3, entries((3, begins)))
-    decision = judge_log(log.facts(), master_log, member=member)
-    assert isinstance(decision, BeginAgain if again else Refuse)
+    own = memory_log(b"1" * 100, (1, 0), confirm=confirm).facts()
+    master_log = MasterHandshake(200, 5, entries((5, begins)))
+    decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
+    assert isinstance(decision, BeginAgain if drops else Refuse)
 
 
 @pytest.mark.parametrize(
@@ -754,57 +750,27 @@ def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
 
 
 def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
-    memory_log, slave_host, entries
+    memory_log, connected, entries
 ):
     """1. An unclean election chose an empty replica: this log of 100 confirmed bytes goes aside.
     2. On the next connection 60 bytes come, all confirmed: readers see them at once."""
     log = memory_log(b"1" * 100, (1, 0), confirm=100)
-    now_view = replace(view(2), unclean_epoch=2)
-    core = SlaveCore(identity(2), now_view, log.facts(), SlavePolicy(), NOW)
-    host = slave_host(core, log)
-    host.perform(core.tick(NOW), NOW)
-    host.connect(NOW)
     peer = answer(60, 2, entries((2, 0)))
-    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+    host = answered(connected(log, replace(view(2), unclean_epoch=2)), peer)
+    core = host.core
     assert (log.end, core.log.known_confirm) == (0, 0)
-    host.perform(core.tick(core.wakeup_ms), NOW)
-    host.connect(NOW)
-    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+    again(host, peer)
     host.perform(core.frame_received(TransferHeader(60, 0, 2, 0, 60), NOW), NOW)
     host.perform(core.log.append(memoryview(b"2" * 60)), NOW)
     host.perform(core.turn_ended(60, NOW), NOW)
     assert (log.end, log.confirm) == (60, 60)
 
 
-@pytest.mark.parametrize(
-    "unclean, member, begins, again",
-    [
-        (3, False, 90, True),
-        (3, True, 90, False),
-        (0, False, 90, False),  # no unclean election explains what is confirmed
-        (1, False, 90, False),  # nor one before it was
-        (7, False, 90, False),  # nor one of which this master does not know
-        (3, False, 0, True),  # the replica that it chose was empty
-    ],
-)
-def test_r27_an_unclean_election_may_be_missing_in_the_masters_history(
-    memory_log, entries, unclean, member, begins, again
-):
-    """1. A replica that is away has 95 confirmed bytes of epoch 1. 2. The unclean election of epoch
-    3 drops some of them; 5 begins at 90. 3. All before that expires at the master."""
-    own = memory_log(b"1" * 100, (1, 0), confirm=95).facts()
-    master_log = MasterHandshake(200, 5, entries((5, begins)))
-    decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
-    assert isinstance(decision, BeginAgain if again else Refuse)
-
-
-def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave_host, entries):
+def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, connected, entries):
     """The view may be older than what this log has accepted."""
     log = memory_log(b"1" * 100, (1, 0), (3, 50))
-    core = SlaveCore(identity(2), view(epoch=2), log.facts(), SlavePolicy(), NOW)
-    host = slave_host(core, log)
-    host.perform(core.tick(NOW), NOW)
-    host.connect(NOW)
+    host = connected(log, view(epoch=2))
+    core = host.core
     host.take_sent()
     (hangup,) = core.handshake_received(answer(50, 2, entries((1, 0), (2, 50))), log.facts(), NOW)
     assert isinstance(hangup, fx.Hangup) and "has accepted 3" in hangup.reason
@@ -871,11 +837,7 @@ def test_ha_sync_flush_the_first_ack_of_each_connection_is_of_the_whole_log(slav
     assert host.take_sent().endswith(encode_ack(100))
     host.perform(host.core.frame_received(TransferHeader(20, 100, 1, 0, 0), NOW), NOW)
     host.perform(host.core.log.append(memoryview(b"2" * 20)), NOW)
-    host.perform(host.core.disconnected(NOW), NOW)
-    host.perform(host.core.tick(host.core.wakeup_ms), NOW)
-    host.connect(NOW)
-    peer = answer(120, 1, host.log.entries)
-    host.perform(host.core.handshake_received(peer, host.log.facts(), NOW), NOW)
+    again(host, answer(120, 1, host.log.entries))
     host.take_sent()
     host.perform(host.core.turn_ended(100, NOW), NOW)
     assert host.take_sent() == b""
@@ -923,8 +885,7 @@ def test_r2_the_elected_process_gets_no_ack_before_it_is_in_the_epoch_of_the_vie
 ):
     """It was elected again, and this replica heard of it first."""
     log = memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(identity(2), view(epoch=3), log.facts(), SlavePolicy(), NOW)
-    core.tick(NOW)
+    core = dialling(log, view(epoch=3))
     core.connected(log.facts(), NOW)
     peer = answer(100, 2, entries((1, 0), (2, 100)))
     (hangup,) = core.handshake_received(peer, log.facts(), NOW)
@@ -952,11 +913,7 @@ def test_r27_only_the_first_frame_says_that_the_next_byte_is_gone(host):
 def test_r27_a_slave_that_was_served_before_hears_that_its_next_byte_is_gone(host):
     """It was cut off until the master's segments had expired."""
     beat(host, NOW)
-    host.perform(host.core.disconnected(NOW), NOW)
-    host.perform(host.core.tick(host.core.wakeup_ms), NOW)
-    host.connect(NOW)
-    peer = answer(900, 1, host.log.entries)
-    host.perform(host.core.handshake_received(peer, host.log.facts(), NOW), NOW)
+    again(host, answer(900, 1, host.log.entries))
     effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
     assert any(isinstance(effect, fx.BeginAt) for effect in effects)
 
@@ -971,17 +928,13 @@ def test_a_java_master_that_proves_nothing_is_given_3_s(memory_log, entries):
 
 
 def test_r23_what_a_frame_confirmed_is_not_cut_though_no_reader_has_seen_it(
-    memory_log, slave_host, entries
+    memory_log, connected, entries
 ):
     """1. The master confirms all 100 bytes; this store is still busy showing them. 2. The next
     master's log leaves ours at 60, by no unclean election."""
     log = memory_log(b"1" * 100, (1, 0), confirm=0)
-    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
-    host = slave_host(core, log)
-    host.perform(core.tick(NOW), NOW)
-    host.connect(NOW)
-    first = answer(100, 1, entries((1, 0)))
-    host.perform(core.handshake_received(first, log.facts(), NOW), NOW)
+    host = answered(connected(log), answer(100, 1, entries((1, 0))))
+    core = host.core
     beat(host, NOW + 10, confirm=100)
     assert log.confirm == 0 and core.log.confirm_offset == 100
     host.perform(core.follow(view(2, "master:3", "i3", 3), NOW + 20), NOW + 20)

@@ -306,16 +306,18 @@ def test_load_refuses_wrong_length_and_missing_file(tmp_path):
     queue.close()
 
 
-def test_a_torn_unit_with_a_negative_field_ends_the_queue(tmp_path):
+@pytest.mark.parametrize(
+    ("unit", "end"),
+    [((-1, 100, 0), 4), ((400, -1, 0), 4), ((400, 0, -1), 4), ((400, 1 << 24, 0), 8)],
+)
+def test_a_unit_that_no_writer_made_ends_the_queue(tmp_path, unit, end):
     queue = filled(tmp_path, 8)
     queue.close()
-    path = folder_of(queue) / f"{0:020d}"
-    data = bytearray(path.read_bytes())
-    data[4 * UNIT_SIZE] = 0x80
-    data[6 * UNIT_SIZE + 8] = 0xFF
-    path.write_bytes(data)
+    with open(folder_of(queue) / f"{0:020d}", "r+b") as file:
+        file.seek(4 * UNIT_SIZE)
+        file.write(UNIT.struct.pack(*unit))
     queue.load()
-    assert queue.max_offset == 4
+    assert queue.max_offset == end
     queue.close()
 
 
@@ -370,7 +372,8 @@ def test_store_of_queues_over_a_restart(tmp_path):
     assert store.truncate_dirty(1401) == 4
     assert store.find("A", 0).max_offset == 15
     assert store.find("A", 2).max_offset == 14
-    store.correct_min_offsets(500)
+    for queue in store.queues():
+        queue.correct_min_offset(500)
     assert {queue.min_offset for queue in store.queues()} == {5}
     assert store.delete_topic("A") == 3
     assert not (root / "A").exists()

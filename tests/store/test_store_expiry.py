@@ -33,6 +33,12 @@ OLD, YOUNG = NOW_MS - 80 * HOUR_MS, NOW_MS - HOUR_MS
         ([OLD, YOUNG], 5, 0.1, True, 1, False),
         ([OLD] * 30, 4, 0.1, False, 10, False),
         ([], 4, 0.95, False, 0, True),
+        # Just old enough, and exactly at each watermark.
+        ([NOW_MS - 72 * HOUR_MS], 4, 0.1, False, 1, False),
+        ([NOW_MS - 72 * HOUR_MS + 1], 4, 0.1, False, 0, False),
+        ([OLD], 5, 0.75, False, 0, False),
+        ([YOUNG], 5, 0.85, False, 0, False),
+        ([YOUNG], 5, 0.90, False, 1, False),
     ],
 )
 def test_what_may_go(ages, hour, disk, manual, count, full):
@@ -131,8 +137,11 @@ def test_a_full_disk_refuses_puts_until_there_is_room(rig, store):
         rig.put(store)
     store.prepare_master()
     assert not store.appender.is_writable
-    rig.disk_ratio = 0.5
-    store.expirer.clean_expired()
+    rig.disk_ratio = 0.895  # the next segment would fill it again
+    store.expirer.notice_space()
+    assert not store.appender.is_writable
+    rig.disk_ratio = 0.89
+    store.expirer.notice_space()
     assert rig.put(store).queue_offset == 1
 
 
@@ -249,8 +258,9 @@ def test_a_disk_is_as_full_as_df_says(monkeypatch, tmp_path, blocks, free, avail
     """What a quota keeps back is neither used nor free: of 252 GB with 48 used and 42 to have, more
     than half is used, not five sixths."""
     space = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_bavail=available, f_frsize=1)
-    monkeypatch.setattr(upkeep.os, "statvfs", lambda _: space)
-    assert upkeep.disk_use((tmp_path,)) == pytest.approx(used)
+    empty = SimpleNamespace(f_blocks=9, f_bfree=9, f_bavail=9, f_frsize=1)
+    monkeypatch.setattr(upkeep.os, "statvfs", lambda path: empty if path.name == "y" else space)
+    assert upkeep.disk_use((tmp_path / "y", tmp_path)) == pytest.approx(used), "the fullest counts"
     assert upkeep.disk_capacity(tmp_path) == f"Total : {blocks} B, Free : {available} B."
 
 

@@ -476,3 +476,14 @@ def test_g8_bytes_that_are_no_records_end_the_process_also_between_reads(rig, mo
     assert len(failed) == 1 and store.health.has_failed and store._next_slice is None
     store._dispatch_slice()
     assert len(failed) == 1
+
+
+def test_a_dispatch_that_fails_while_it_keeps_up_with_a_master_ends_the_process(rig, monkeypatch):
+    monkeypatch.setattr("batonmq.store.slave_log._DISPATCH_LAG_MAX", -1)
+    master, _ = master_with(rig, 2)
+    slave = slave_of(rig)
+    slave._on_fatal = failed = Mock()
+    error = OSError(errno.EIO, "a queue file")
+    monkeypatch.setattr(slave._dispatcher, "advance", Mock(side_effect=error))
+    slave.slave_log.append_replicated(0, log_of(master))
+    failed.assert_called_once_with(error)

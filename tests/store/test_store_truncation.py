@@ -216,8 +216,10 @@ def test_r23_what_was_cut_is_kept_aside(rig):
     assert b"".join(p.read_bytes() for p in sorted(kept.iterdir()))[: len(log) - cut] == log[cut:]
 
 
-def test_kept_sets_are_bounded(rig):
-    store = rig.open_master(truncated_log_max_sets=2)
+@pytest.mark.parametrize("limit", ["truncated_log_max_sets", "truncated_log_max_bytes"])
+def test_kept_sets_are_bounded(rig, limit):
+    """Each set here is one segment file."""
+    store = rig.open_master(**{limit: 2 if "sets" in limit else 2 * 8192})
     for number in range(12):
         store.prepare_master()
         rig.put(store, b"%d" % number)

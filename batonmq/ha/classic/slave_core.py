@@ -16,7 +16,7 @@ from enum import Enum
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.classic.wire import Answer, FrameHead, Hello, encode_hello, encode_report
 from batonmq.ha.node_secret import SWITCH, NodeSecret, SlaveProof, Unproven
-from batonmq.ha.slave_policy import Redial, SlavePolicy
+from batonmq.ha.slave_policy import NEVER_MS, Redial, SlavePolicy
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
 
@@ -130,7 +130,7 @@ class ClassicSlaveCore:
         if self.stage is not ClassicPhase.WAIT:
             return []
         self._redial.progress()
-        self._redial.at(now_ms)
+        self._redial.at_ms = now_ms
         return self.tick(now_ms)
 
     @records_event
@@ -302,7 +302,7 @@ class ClassicSlaveCore:
     @records_event
     def stop(self, now_ms: int) -> list[ClassicSlaveEffect]:
         self._enter(ClassicPhase.STOPPED, now_ms)
-        self._redial.never()
+        self._redial.at_ms = NEVER_MS
         return [fx.Hangup("the slave side ends")]
 
     def tick(self, now_ms: int) -> list[ClassicSlaveEffect]:
