@@ -140,9 +140,7 @@ class StoreQueries:
         queue's unconfirmed end."""
         is_slave = not self._appender.is_masters
         if maximum == 0 and 0 <= offset <= assigned:
-            return GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset if is_slave else min(
-                offset, assigned
-            )
+            return GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset
         if offset < minimum:
             return GetMessageStatus.OFFSET_TOO_SMALL, offset if is_slave else minimum
         if offset == maximum or offset <= assigned:

@@ -845,17 +845,20 @@ def test_ha_sync_flush_the_first_ack_of_each_connection_is_of_the_whole_log(slav
     assert host.take_sent() == encode_ack(120)
 
 
-@pytest.mark.parametrize(("behind", "shown"), [(10, 0), (11, 11)])
+@pytest.mark.parametrize(
+    ("behind", "ms", "master_end", "shown"),
+    [(10, 0, 100, 0), (11, 0, 100, 11), (10, 19, 100, 0), (10, 20, 100, 10), (10, 0, 10, 10)],
+)
 def test_a_flood_of_old_bytes_is_shown_to_readers_before_they_are_far_behind(
-    entries, behind, shown
+    entries, behind, ms, master_end, shown
 ):
-    policy = SlavePolicy(backlog_lag_bytes=10)
-    log = ReceivedLog(LocalLog(0, 0, 0, entries((1, 0))), policy, NOW)
-    log.begin_transfer(1, 100)
+    """The last full read was `ms` ago, and the master's log ended at `master_end` then."""
+    log = ReceivedLog(LocalLog(0, 0, 0, entries((1, 0))), SlavePolicy(backlog_lag_bytes=10), NOW)
+    log.begin_transfer(1, master_end)
     log.frame_begins(1, 0, 100)
     log.append(memoryview(b"1" * behind))
     log.read_filled(NOW)
-    log.confirm(NOW, [])
+    log.confirm(NOW + ms, [])
     assert log.confirm_offset == shown
 
 

@@ -102,6 +102,22 @@ def test_r24_what_is_not_confirmed_is_not_judged(rig, clock, store):
     assert store.scrub.bytes_total == confirmed
 
 
+def test_a_pass_ends_where_the_confirmed_log_did_when_it_began_and_the_next_comes_a_minute_later(
+    rig, clock, store
+):
+    end = rig.put_confirmed(store, b"a" * 80)
+    store.scrub.step()
+    rig.put_confirmed(store, b"b" * 80)
+    store.scrub.step()
+    assert store.scrub.passes == 1
+    clock[0] += 59_999
+    store.scrub.step()
+    assert store.scrub.bytes_total == end
+    clock[0] += 1
+    store.scrub.step()
+    assert store.scrub.bytes_total > 2 * end
+
+
 def test_r24_a_slice_that_was_cut_while_it_was_read_is_forgotten(rig, clock, store):
     first = rig.put_confirmed(store, b"a" * 80)
     rig.put_confirmed(store, b"b" * 80)
@@ -180,6 +196,9 @@ def test_it_continues_after_a_restart_where_it_was(rig, clock):
     again.scrub._load()
     read_all(again)
     assert not again.trust.reason and again.scrub.bytes_total == again.confirm_offset
+    (rig.root / "scrub").write_text('{"logId":"another log","offset":9,"passedAtMs":0}')
+    again.scrub._load()
+    assert again.scrub.offset == 0
 
 
 async def test_a_rate_of_0_turns_it_off(rig):
