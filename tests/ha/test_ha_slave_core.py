@@ -100,12 +100,6 @@ def host(slave):
     return slave()
 
 
-def test_the_first_ack_comes_straight_after_the_handshake(host):
-    """Java waits for the next 5 s heartbeat, and its master streams nothing until then."""
-    assert host.core.phase is SlavePhase.TRANSFER
-    assert host.take_sent().endswith(encode_ack(100))
-
-
 def test_r2_a_slave_follows_its_master_into_no_epoch_that_it_was_not_told_of(
     memory_log, connected, entries
 ):

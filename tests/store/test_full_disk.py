@@ -529,7 +529,7 @@ def test_r45_puts_are_taken_a_second_after_the_disk_has_space_again(rig, store):
     rig.disk_ratio = 0.895
     loop.move(2)
     assert not store.appender.is_writable, "at the edge"
-    rig.disk_ratio = 0.885
+    rig.disk_ratio = 0.89
     loop.move(1)
     assert store.appender.is_writable and not store.disk_space.reason
     rig.disk_ratio = 0.91

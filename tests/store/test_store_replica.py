@@ -256,22 +256,6 @@ async def test_sync_flush_requests_share_one_fdatasync(rig):
     store.close()
 
 
-async def test_a_failed_fdatasync_is_fatal(rig, monkeypatch):
-    """The page cache cannot be trusted after it: the broker must stop."""
-    store = rig.open_master(flush_interval_commit_log=3_600_000)
-    fatal = asyncio.get_running_loop().create_future()
-    store.start(asyncio.get_running_loop(), fatal.set_result)
-    rig.put(store)
-    store.end_turn()
-    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
-    monkeypatch.setattr(disk, "fdatasync", broken)
-    store.background.request_flush()
-    assert (await fatal).errno == errno.EIO
-    assert store.log.flushed_offset == 0
-    monkeypatch.undo()
-    store.abandon()
-
-
 async def test_r17_an_fdatasync_that_fails_once_is_fatal(rig, monkeypatch):
     """Linux tells of a lost page once; the next fdatasync succeeds and has lost it all the same."""
     store = rig.open_master(
