@@ -347,17 +347,6 @@ def test_r17_a_damaged_log_that_was_elected_as_such_opens_without_its_bad_end(ri
     assert any((rig.root / "truncated").iterdir()), "the bad bytes are kept aside"
 
 
-def test_r24_a_new_master_still_cuts_the_beginning_of_a_record(rig, master):
-    first = rig.put(master, b"a")
-    rig.put(master, os.urandom(300))
-    data = bytes(master.log.view(0, master.end_turn()))
-    rig.root = rig.folder / "slave"
-    slave = rig.open()
-    slave.slave_log.append_replicated(0, data[:-1])
-    assert slave.prepare_master() == first.end_offset
-    assert slave.trust.reason == ""
-
-
 def test_r24_nothing_is_appended_behind_damage_before_it_is_discarded(rig, store):
     end = rig.put_confirmed(store, b"a", b"b")
     record = bytes(store.log.view(0, end))
@@ -389,17 +378,6 @@ def test_r24_a_hole_with_records_behind_it_is_no_torn_tail(rig, store):
     damage = store.trust.damage
     assert damage is not None and f"at {puts[1].physical_offset}" in damage.what
     assert (damage.offset, damage.end_offset, damage.until_level) == (0, end, False)
-
-
-def test_r17_damage_after_a_loss_of_power_ends_only_level_with_a_master(rig, store):
-    """What can still be seen is not all that there was."""
-    end = rig.put_confirmed(store, b"a", b"b")
-    rig.kill(store)
-    rig.flip(rig.segment(), end - 10)
-    reboot(rig)
-    store = rig.open()
-    damage = store.trust.damage
-    assert damage is not None and damage.until_level
 
 
 @pytest.mark.parametrize("until_level", [False, True])
