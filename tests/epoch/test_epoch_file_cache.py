@@ -204,12 +204,6 @@ def test_no_file_at_all_is_an_empty_list(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_list_of_one_epoch_is_there_after_a_restart(tmp_path: Path) -> None:
-    cache = EpochFileCache(tmp_path / "epochFileCheckpoint")
-    assert cache.append(EpochEntry(1, 0))
-    assert starts(EpochFileCache(cache.path)) == [(1, 0)]
-
-
 def test_an_unchanged_list_is_not_written_again(
     cache: EpochFileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

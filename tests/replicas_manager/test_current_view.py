@@ -1,7 +1,6 @@
 """Which view counts, what this process is in it (R2, R3, R20), and what a newer one makes void."""
 
-import asyncio
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,7 +9,6 @@ from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager import identity
 from batonmq.replicas_manager.config import SessionTimings
 from batonmq.replicas_manager.role import CurrentView, Lease, RoleChanges, ViewFreshness
-from batonmq.replicas_manager.role_runner import EpochStore, RoleRunner
 from batonmq.replicas_manager.state import ReplicasState
 
 
@@ -53,31 +51,6 @@ def test_r20_only_epochs_that_grow_are_taken():
         ViewFreshness.NEWER,
         ViewFreshness.NEWER,
     ]
-
-
-async def test_r11_what_was_meant_for_an_older_role_does_not_reach_the_next():
-    """1 becoming slave takes its time. 2 outcomes and sets wait behind it. 3 it is elected."""
-    opened, actions, sets = asyncio.Event(), AsyncMock(), Mock()
-
-    async def become_slave(_: RoleView) -> None:
-        await opened.wait()
-
-    actions.become_slave = become_slave
-    actions.become_master = AsyncMock(side_effect=lambda _, durable: durable)
-    runner = RoleRunner(actions, sets, EpochStore(Mock(), 99, Mock()), Mock(), Mock())
-    runner.perform(ev.BecomeSlave(view(3, master=2)))
-    await asyncio.sleep(0)
-    runner.perform(ev.AdoptView(view(3, 2, master=2)))
-    runner.perform(ev.ProposalRefused(2001, "late"))
-    runner.perform(ev.SetDead(frozenset({2})))
-    runner.perform(ev.BecomeMaster(view(4)))
-    opened.set()
-    assert runner._task is not None
-    await runner._task
-    actions.become_master.assert_awaited_once()
-    sets.adopt_view.assert_not_called()
-    sets.proposal_refused.assert_not_called()
-    sets.set_dead.assert_called_once()
 
 
 def test_the_check_code_stays_until_the_id_is_durable(tmp_path, monkeypatch):

@@ -168,23 +168,18 @@ def test_r33_a_target_that_is_shrunk_away_while_sends_are_held_ends_it_at_once()
     assert "not in the SyncStateSet any more" in reason_of(effects)
 
 
-def test_r33_a_target_that_hangs_while_sends_are_held_costs_half_a_second():
-    switch = draining()
-    assert switch.poll(progress(990), T0 + 5 + HOLD_MOST_MS - 1) == []
-    effects = switch.poll(progress(990), T0 + 5 + HOLD_MOST_MS)
-    assert effects[0] == ReleaseSends()
-    assert "10 bytes behind and did not reach" in reason_of(effects)
-
-
 @pytest.mark.parametrize(("timeout_ms", "held_ms"), [(10 * HOLD_MOST_MS, HOLD_MOST_MS), (200, 200)])
-def test_r33_no_controller_has_sends_held_for_longer(timeout_ms, held_ms):
+def test_r33_a_target_that_hangs_while_sends_are_held_costs_half_a_second(timeout_ms, held_ms):
+    """Or less, if the controller says so."""
     switch = PlannedSwitch()
     task = replace(TASK, timeout_ms=timeout_ms)
     assert switch.requested(task, master_epoch=7, lease=True, now_ms=T0) == []
     assert switch.poll(progress(900), T0 + 5) == [HoldSends()]
     switch.held(1_000, T0 + 5)
     assert switch.poll(progress(990), T0 + 5 + held_ms - 1) == []
-    assert switch.poll(progress(990), T0 + 5 + held_ms)[0] == ReleaseSends()
+    effects = switch.poll(progress(990), T0 + 5 + held_ms)
+    assert effects[0] == ReleaseSends()
+    assert "10 bytes behind and did not reach" in reason_of(effects)
 
 
 def test_r33_a_lost_controller_does_not_leave_it_drained():
@@ -220,16 +215,6 @@ def test_r33_success_without_a_view_still_ends_in_time():
     assert switch.elect_answered(TASK.switch_id, ResponseCode.SUCCESS, "", T0 + 9) == []
     assert switch.poll(progress(1_000), T0 + 400) == []
     assert switch.poll(progress(1_000), T0 + 5 + HOLD_MOST_MS)[0] == ReleaseSends()
-
-
-def test_r33_a_shorter_requested_time_is_kept():
-    switch = PlannedSwitch()
-    task = SwitchTask("c1:9879", "switch:n/1", 2, 7, timeout_ms=100)
-    switch.requested(task, master_epoch=7, lease=True, now_ms=T0)
-    switch.poll(progress(900), T0 + 5)
-    switch.held(1_000, T0 + 5)
-    assert switch.poll(progress(950), T0 + 104) == []
-    assert switch.poll(progress(950), T0 + 105)[0] == ReleaseSends()
 
 
 def test_r33_two_switches_in_a_row_each_hold_anew():
