@@ -353,30 +353,17 @@ def test_an_old_copy_of_the_index_is_completed_from_the_log(rig, store, stop):
         assert len(store.queries.query_message("T", key, 9, 0, 2**62).parts) == 1
 
 
-def test_a_damaged_index_is_built_again_from_the_log(rig, store):
-    for number in range(20):
-        rig.put_confirmed(store, b"m", uniq_key=b"U%d" % number)
-    store.checkpoints.flush_derived()
-    rig.kill(store)
-    (index,) = (rig.root / "index").iterdir()
-    index.write_bytes(index.read_bytes()[:100])
-    store = rig.open()
-    assert all(
-        len(store.queries.query_message("T", f"U{number}", 9, 0, 2**62).parts) == 1
-        for number in range(20)
-    )
-
-
-def test_entries_of_a_damaged_last_index_file_are_built_again_from_the_log(rig):
-    """Its records lie below the checkpoint, and the files before it are whole."""
-    store = rig.open_master(max_index_num=8)
+@pytest.mark.parametrize("max_index_num", [8, 400])
+def test_entries_of_a_damaged_last_index_file_are_built_again_from_the_log(rig, max_index_num):
+    """Its records lie below the checkpoint, and the files before it, if any, are whole."""
+    store = rig.open_master(max_index_num=max_index_num)
     for number in range(20):
         rig.put_confirmed(store, b"m", uniq_key=b"U%d" % number)
     store.checkpoints.flush_derived()
     rig.kill(store)
     last = sorted((rig.root / "index").iterdir())[-1]
     last.write_bytes(last.read_bytes()[:100])
-    store = rig.open(max_index_num=8)
+    store = rig.open(max_index_num=max_index_num)
     assert all(
         len(store.queries.query_message("T", f"U{number}", 9, 0, 2**62).parts) == 1
         for number in range(20)
@@ -440,19 +427,10 @@ def test_queues_and_index_that_are_ahead_of_the_log_are_cut(rig, ahead, clean):
     assert len(store.queries.query_message("T", "NEW", 64, 0, 2**62).parts) == 1
 
 
-def test_a_unit_that_is_half_on_disk_above_the_checkpoint_is_built_again(rig, store):
-    rig.put_confirmed(store, *BODIES[:10])
-    store.checkpoints.flush_derived()
-    rig.put_confirmed(store, *BODIES[10:18])
-    rig.write_queues_back(store)
-    rig.kill(store)
-    path = rig.root / "consumequeue" / "T" / "0" / f"{0:020d}"
-    rig.overwrite(path, 14 * 20, bytes(20))
-    store = rig.open(confirm_rule=ConfirmedByLog())
-    assert rig.read_bodies(store) == BODIES[:18]
-
-
-def test_a_unit_of_which_a_sector_is_missing_above_the_checkpoint_is_built_again(rig, store):
+@pytest.mark.parametrize("missing", [20, 8])
+def test_a_unit_of_which_a_sector_is_missing_above_the_checkpoint_is_built_again(
+    rig, store, missing
+):
     """Its place is there and its tags code is not, which for a timer says when it is due. Nothing
     but the log tells that from a good one, and who reads due times reads the units only."""
     rig.put_confirmed(store, *BODIES[:10], tag="A")
@@ -462,7 +440,7 @@ def test_a_unit_of_which_a_sector_is_missing_above_the_checkpoint_is_built_again
     rig.write_queues_back(store)
     rig.kill(store)
     path = rig.root / "consumequeue" / "T" / "0" / f"{0:020d}"
-    rig.overwrite(path, 14 * 20 + 12, bytes(8))
+    rig.overwrite(path, 15 * 20 - missing, bytes(missing))
     store = rig.open(confirm_rule=ConfirmedByLog())
     assert store.queries.raw_units("T", 0, 0, 18) == written
 

@@ -360,14 +360,6 @@ def test_r24_nothing_is_appended_behind_damage_before_it_is_discarded(rig, store
     assert store.slave_log.append_replicated(begin, record[begin:]) == end
 
 
-def test_r15_what_a_killed_run_left_counts_as_flushed_when_this_run_has_flushed_it(rig, store):
-    """It may be in the page cache only; under SYNC_FLUSH a new master vouches for its disk."""
-    end = rig.put_confirmed(store, b"a")
-    store = rig.reopen(store)
-    assert store.log.flushed_offset == 0 < store.max_phy_offset == end
-    assert store.flush() == end
-
-
 def test_r24_a_hole_with_records_behind_it_is_no_torn_tail(rig, store):
     """A sector of zeros within a record looks torn; what stands behind may be acknowledged."""
     puts = [rig.put(store, bytes([65 + n]) * 2000) for n in range(3)]
