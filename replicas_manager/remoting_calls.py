@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, assert_never
 
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -71,12 +71,7 @@ class PeerNames:
         if replica.broker_id == own.broker_id:
             return replace(own, address=replica.address, alive=replica.alive)
         name = self._known.get((replica.broker_id, replica.address), PeerName())
-        return replace(
-            replica,
-            incarnation=name.incarnation,
-            log_id=name.log_id,
-            ha_address=name.ha_address,
-        )
+        return replace(replica, **asdict(name))
 
     async def _ask(self, replica: Replica, group: tuple[str, str]) -> None:
         key = (replica.broker_id, replica.address)

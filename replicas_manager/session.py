@@ -135,23 +135,17 @@ class ControllerChannels:
         )
         return stub if self._sign is None else cast(Any, _SignedStub(stub, self._sign))
 
-    async def drop(self, address: str) -> None:
-        """Closes the connection; the next use connects again."""
+    async def drop(self, address: str, retire_s: float | None = None) -> None:
+        """The next use connects again. Calls over the old connection may end within `retire_s`."""
         channel = self._channels.pop(address, None)
         if channel is not None:
-            await channel.close()
-
-    async def replace(self, address: str) -> None:
-        """The next use connects again; calls over the old connection may end first."""
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            await channel.close(RETIRE_S)
+            await channel.close(retire_s)
 
     async def renew(self, address: str) -> None:
         """Before a stream: a channel keeps the certificates of its making, and would refuse a
         controller whose certificate is of the next authority."""
         if self._tls is not None and self._made_at.get(address, 0) != self._tls.version:
-            await self.replace(address)
+            await self.drop(address, RETIRE_S)
 
     async def connected(self, address: str) -> bool:
         """Waits until the connection is there. False: there was none in time, and the next use
@@ -163,7 +157,7 @@ class ControllerChannels:
             async with asyncio.timeout(READY_S):
                 await self.channel(address).channel_ready()
         except TimeoutError:
-            await self.replace(address)
+            await self.drop(address, RETIRE_S)
             return False
         return True
 
@@ -182,7 +176,7 @@ class ControllerChannels:
         except TimeoutError:
             pass
         self._with_tls[address] = not self._with_tls[address]
-        await self.replace(address)
+        await self.drop(address, RETIRE_S)
         return False
 
     async def dialled(self, address: str) -> None:
