@@ -45,7 +45,8 @@ class SyncPolicy:
 
 @dataclass(slots=True)
 class Follower:
-    """A replica, by its newest connection. `ack` is -1 until that connection acked."""
+    """A replica, by its newest connection. `ack` is -1 until that connection acked, and without
+    one."""
 
     broker_id: int
     absent_since_ms: int
@@ -75,7 +76,7 @@ class Follower:
 
     @property
     def following(self) -> bool:
-        return self.connection_id is not None and self.ack >= 0
+        return self.ack >= 0
 
     def holds_tables(self, master_epoch: int) -> bool:
         """Whether it has the tables of this mastership (R42). Always true for a Java broker, which

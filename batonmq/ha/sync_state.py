@@ -184,9 +184,7 @@ class SyncState:
 
     @property
     def required_set_whole(self) -> bool:
-        return all(
-            (f := self._followers.get(i)) is not None and f.following for i in self._required_others
-        )
+        return all(self._followers[i].following for i in self._required_others)
 
     def follower(self, broker_id: int) -> Follower | None:
         return self._followers.get(broker_id)
@@ -389,11 +387,11 @@ class SyncState:
         limit = min(log.written, log.flushed) if self.policy.sync_flush else log.written
         followers = self._followers
         for broker_id in self._required_others:
-            follower = followers.get(broker_id)
-            if follower is None or follower.connection_id is None or follower.ack < 0:
+            ack = followers[broker_id].ack
+            if ack < 0:
                 return []  # a required member does not follow (RocketMQ issue 6662)
-            if follower.ack < limit:
-                limit = follower.ack
+            if ack < limit:
+                limit = ack
         return [ConfirmAdvanced(log.confirm_offset)] if log.confirm(limit) else []
 
     def _propose(self, now_ms: int) -> list[SyncEffect]:
@@ -467,12 +465,10 @@ class SyncState:
     def _start_joining(self, near: list[Follower], now_ms: int) -> None:
         """R13: in the set {master} confirmOffset is the log's end, which no slave reaches under
         load. So a near slave may hold it back for a short time, and join."""
-        before = len(self.joining)
         for follower in near:
             if follower.broker_id not in self.joining and now_ms >= follower.join_after_ms:
                 self.joining[follower.broker_id] = now_ms + self.policy.join_ms
-        if len(self.joining) != before:
-            self._renew_required()
+                self._renew_required()
 
     def _open_proposal(self, new_set: frozenset[int], reason: str) -> ProposeSet:
         self.proposal = SetProposal(
