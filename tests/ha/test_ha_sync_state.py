@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from batonmq.ha.config import HAConfig
-from batonmq.ha.follower import SyncPolicy
+from batonmq.ha.follower import Follower, SyncPolicy
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet
 from tests.ha.cores import NOW, mastership, recorded_set
 
@@ -319,12 +319,35 @@ def test_r13_a_cut_off_slave_is_shrunk_away_once_and_back_with_its_first_ack(wri
     assert shrunk <= 1_000 + 2_000 + 600 and grown == 30_050
 
 
-def test_r13_a_silent_java_slave_that_acked_all_there_is_joins():
-    """Java acks every 5 s when nothing is written: that is no sign of a hung one."""
+@pytest.mark.parametrize(
+    ("pings", "ms", "joins"), [(0, 3_000, True), (2, 100, True), (2, 101, False)]
+)
+def test_r13_a_silent_java_slave_that_acked_all_there_is_joins(pings, ms, joins):
+    """Java acks every 5 s when nothing is written: only of one that pings is it a sign that it
+    hangs."""
     sync = state((1,), written=1_000, confirm=1_000, candidates={1})
     follow(sync, 2, 1_000)
-    (proposal,) = proposed(sync.adopt(recorded_set((1,), 5, {1, 2}), NOW + 3_000))
-    assert proposal.add == {2}
+    for _ in range(pings):
+        sync.acked(2, 20, 1_000, NOW)
+    assert bool(proposed(sync.adopt(recorded_set((1,), 5, {1, 2}), NOW + ms))) is joins
+
+
+@pytest.mark.parametrize(
+    ("ack_ms", "byte_ms", "calm"),
+    [(300, None, True), (301, None, False), (300, 50, True), (300, 51, False)],
+)
+def test_r14_ticks_are_rare_while_acks_and_unacked_bytes_are_young(ack_ms, byte_ms, calm):
+    follower = Follower(2, NOW, connection_id=20, ack=0, ack_ms=NOW - ack_ms)
+    written_ms = None if byte_ms is None else NOW - byte_ms
+    assert follower.is_calm(SyncPolicy(), written_ms, NOW) is calm
+
+
+def test_r14_a_new_epoch_gives_no_new_time_to_who_was_away_before(sync):
+    sync.disconnected(2, 20, NOW)
+    for ms in range(50, 600, 50):
+        assert not proposed(sync.tick(NOW + ms))
+    sync.begin_epoch(2, 0, recorded_set((1, 2), 6), NOW + 560)
+    assert proposed(sync.tick(NOW + 600))
 
 
 def test_r13_a_joining_slave_that_goes_away_has_joined_in_vain():
@@ -881,7 +904,7 @@ def test_r42_a_member_with_stale_tables_stays_in_the_set_and_follows_them_no_mor
         assert not proposed(sync.tick(now)) and not proposed(sync.tables_held(2, 20, -1, now))
     assert sync.follower(2).holds_tables(1) and not sync.follower(2).follows_tables(1)
     sync.tables_held(2, 20, 1, now)
-    assert sync.follower(2).follows_tables(1)
+    assert sync.follower(2).follows_tables(1) and not sync.follower(2).follows_tables(2)
 
 
 def test_r12_a_view_without_replicas_lets_nobody_in():

@@ -1,5 +1,6 @@
 """Which view counts, what this process is in it (R2, R3, R20), and what a newer one makes void."""
 
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -51,6 +52,21 @@ def test_r20_only_epochs_that_grow_are_taken():
         ViewFreshness.NEWER,
         ViewFreshness.NEWER,
     ]
+    later = replace(view(3, 5), raft_index=9)
+    assert current.freshness_of(later) is ViewFreshness.KNOWN, "nobody registered again"
+
+
+def test_r24_only_a_slave_fetches_its_damaged_part_again():
+    current = CurrentView(3, "b", 0)
+    current.take(view(4, master=0, incarnation=""))
+    assert RoleChanges().refetch(current, "rotten") == []
+
+
+def test_r14_who_is_dead_is_said_once_in_a_role_and_again_in_the_next():
+    changes, dead = RoleChanges(), frozenset({2})
+    changes.is_new(view(3), Role.MASTER)
+    assert changes.dead_changed(dead) == [ev.SetDead(dead)] and not changes.dead_changed(dead)
+    assert ev.SetDead(dead) in changes.act(view(4), Role.MASTER, 1)
 
 
 def test_the_check_code_stays_until_the_id_is_durable(tmp_path, monkeypatch):
