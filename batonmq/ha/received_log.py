@@ -292,7 +292,6 @@ class ReceivedLog:
     def reload(self, log: LocalLog) -> None:
         """Takes the store's state after a connect or a cut."""
         self.max_offset = log.max_offset
-        self.last_epoch = log.last_epoch
         # The store may lag behind what this object knows to be confirmed.
         self.confirm_offset = max(self.confirm_offset, log.confirm_offset)
 

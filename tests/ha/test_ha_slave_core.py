@@ -1,8 +1,10 @@
 """The slave's connection: time, acks under haSyncFlush, reports when it cannot follow."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
+from msgspec import structs
 
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.java_peer import PeerIdentity, proof_fault
@@ -758,6 +760,16 @@ def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
     host.perform(core.log.append(memoryview(b"2" * 60)), NOW)
     host.perform(core.turn_ended(60, NOW), NOW)
     assert (log.end, log.confirm) == (60, 60)
+
+
+@pytest.mark.parametrize("is_member", [False, True])
+def test_r47_a_member_whose_log_has_no_lineage_drops_none_of_it(entries, is_member):
+    """The master has no byte of it left to compare."""
+    unnamed = Mock(lineage="", lost_epochs=False)
+    own = LocalLog(0, 100, 0, entries((1, 0)), unnamed)
+    named = structs.replace(identity(1), lineage="a name")
+    decision = judge_log(own, answer(200, 1, entries((1, 0)), named), member=is_member)
+    assert isinstance(decision, Refuse if is_member else BeginAgain)
 
 
 def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, connected, entries):

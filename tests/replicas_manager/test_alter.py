@@ -5,7 +5,7 @@ import pytest
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.replicas_manager import events as ev
-from batonmq.replicas_manager.alter import OpenAlter, alter_for
+from batonmq.replicas_manager.alter import AlterOutcome, OpenAlter, alter_for
 
 VIEW = RoleView(
     "c",
@@ -36,6 +36,7 @@ def test_r12_a_request_names_epochs_and_the_process_of_each_member():
     assert (request.request_id, made.key) == ("request-1", (3, 5))
     assert request.confirm_offset == 700
     assert made.send("n1:1").request_id == "request-1", "a repetition is the same request"
+    assert made.outcome_of(ResponseCode.SUCCESS) is AlterOutcome.RECORDED
 
 
 def test_r12_a_process_that_was_registered_since_the_proposal_is_not_named():
@@ -72,4 +73,8 @@ def test_r11_a_late_failure_at_an_earlier_controller_repeats_nothing():
     deadlines: list[int] = []
     assert made.due(60_000, deadlines, "n2:1") == [] and not deadlines
     assert made.not_answered("n1:1", 100) == []
+    assert made.leader_changed("n1:1") == [again], "it leads again: at once"
+    assert made.not_answered("n1:1", 100) == []
     assert made.due(60_000, deadlines, "n2:1") != []
+    refused = ResponseCode.CONTROLLER_INVALID_REPLICAS
+    assert not made.stands_still(refused, 0) and not made.stands_still(refused, 60_000)

@@ -30,7 +30,12 @@ import pytest
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import SessionTimings
-from batonmq.replicas_manager.controllers import ControllerRegistration, Controllers, MissedViews
+from batonmq.replicas_manager.controllers import (
+    ControllerRegistration,
+    Controllers,
+    Elections,
+    MissedViews,
+)
 from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.state import ReplicasState
 
@@ -431,13 +436,19 @@ def test_a_view_that_was_named_first_is_wanted_though_an_older_one_is_named_late
     missed.want((3, 2), 0)
     missed.want((3, 1), 10)
     assert missed.due(10, [], (3, 1), None, "c1", None) == [ev.FetchView("c1")]
+    assert not missed.due(9_000, [], (3, 1), None, "c1", None), "one at a time"
+    for leader in (None, "c1"):
+        found = MissedViews().due(100, [], (3, 2), ("c2", 0), "c9", leader)
+        assert found == [ev.FetchView(leader or "c2")]
 
 
 def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_before():
-    registration = ControllerRegistration(1, lambda: "id")
-    for _ in range(4):
+    registration = ControllerRegistration(2, lambda: "id")
+    for _ in range(3):
         registration.not_answered(0)
     registration.begin(0)
+    registration.not_answered(0)
+    assert registration.due(0, [], "c2", 1), "the other one at once"
     registration.not_answered(0)
     assert not registration.due(49, [], "c1", 1) and registration.due(50, [], "c1", 1)
 
@@ -457,6 +468,30 @@ def test_a_registration_pauses_for_an_eighth_of_the_time_that_it_has_waited_for_
     assert asked[:10] == [0, 50, 100, 150, 200, 250, 300, 350, 400, 450]
     pauses = [after - before for before, after in itertools.pairwise(asked)]
     assert pauses == sorted(pauses) and pauses[-1] == 500
+
+
+def test_an_election_is_asked_for_soon_after_a_leader_was_found():
+    elections = Elections()
+    elections.wanted(60_000)
+    elections.retry_now(1_000)
+    assert not elections.due(1_299, []) and elections.due(1_300, [])
+
+
+def test_r5_heartbeats_are_numbered_and_a_follower_names_the_leader():
+    """What is lost and found is reported once."""
+    controllers = Controllers(("c1", "c2"), SessionTimings())
+    controllers.opened("c1", 0)
+    seen = [
+        [
+            effect.sequence if isinstance(effect, ev.SendHeartbeat) else "lost"
+            for effect in controllers.due(ms, [], (0, 0), master=False, report_loss=True)
+        ]
+        for ms in (0, 100, 800, 900)
+    ]
+    assert seen == [[1], [2], [3, "lost"], [4]]
+    assert controllers.back() and not controllers.back()
+    controllers.answered(ev.AnswerReceived("c1", 900, False, 1, "c2", 0, 0), (0, 0), 900)
+    assert controllers.target() == "c2"
 
 
 def test_what_is_missed_is_counted_from_the_first_answer_that_told_of_it():
