@@ -8,7 +8,16 @@ from msgspec import structs
 
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.java_peer import PeerIdentity, proof_fault
-from batonmq.ha.received_log import BeginAgain, CutTo, LocalLog, ReceivedLog, Refuse, judge_log
+from batonmq.ha.lineage import LogSample
+from batonmq.ha.received_log import (
+    BeginAgain,
+    CutTo,
+    Keep,
+    LocalLog,
+    ReceivedLog,
+    Refuse,
+    judge_log,
+)
 from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_policy import MasterSilence, Redial, SlavePolicy
 from batonmq.ha.wire import (
@@ -762,14 +771,34 @@ def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
     assert (log.end, log.confirm) == (60, 60)
 
 
-@pytest.mark.parametrize("is_member", [False, True])
-def test_r47_a_member_whose_log_has_no_lineage_drops_none_of_it(entries, is_member):
-    """The master has no byte of it left to compare."""
-    unnamed = Mock(lineage="", lost_epochs=False)
-    own = LocalLog(0, 100, 0, entries((1, 0)), unnamed)
-    named = structs.replace(identity(1), lineage="a name")
-    decision = judge_log(own, answer(200, 1, entries((1, 0)), named), member=is_member)
-    assert isinstance(decision, Refuse if is_member else BeginAgain)
+@pytest.mark.parametrize(
+    "mine, theirs, is_member, decision",
+    [
+        ("a", "a", True, Keep),
+        ("b", "a", False, Refuse),
+        ("b", "", True, Keep),  # a master of an earlier version has no name for its history
+        ("", "a", False, BeginAgain),
+        ("", "a", True, Refuse),
+    ],
+)
+def test_r47_where_no_byte_can_be_compared_the_lineages_decide(
+    entries, mine, theirs, is_member, decision
+):
+    own = LocalLog(0, 100, 0, entries((1, 0)), Mock(lineage=mine, lost_epochs=False))
+    master = answer(200, 1, entries((1, 0)), structs.replace(identity(1), lineage=theirs))
+    assert isinstance(judge_log(own, master, member=is_member), decision)
+
+
+@pytest.mark.parametrize("in_classic_mode", [False, True])
+def test_r48_equal_bytes_prove_a_log_without_epochs_only_if_it_lost_them_in_classic_mode(
+    entries, in_classic_mode
+):
+    samples = Mock(lost_epochs=in_classic_mode, crc=lambda end, size: 7)
+    named = structs.replace(identity(1), samples=(LogSample(100, 50, 7),))
+    decision = judge_log(
+        LocalLog(0, 100, 0, (), samples), answer(200, 1, entries((1, 0)), named), member=False
+    )
+    assert isinstance(decision, Keep if in_classic_mode else Refuse)
 
 
 def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, connected, entries):
