@@ -181,8 +181,7 @@ class MendedTransport(ElectionTransport):
             self._pre_vote.cancel()
             self._may_stand_once = False
         if "prevLogIdx" not in message:
-            # The follower's own log is not compared with the leader's while it gets a snapshot.
-            message["commit_index"] = 0
+            self._mend_snapshot_piece(message)
             return True
         if not self._keep_agreeing_entries(message):
             return False
@@ -231,6 +230,10 @@ class MendedTransport(ElectionTransport):
                     node,
                     {"type": _STATE_DIGEST, "index": index, "digest": answer, "answer": True},
                 )
+
+    def _mend_snapshot_piece(self, message: dict[str, Any]) -> None:
+        # The follower's own log is not compared with the leader's while it gets a snapshot.
+        message["commit_index"] = 0
 
     def _holds_all_of_leader(self, acknowledgement: dict[str, Any]) -> bool:
         """Whether this log has reached the end of the leader's, with its first entry of this

@@ -623,7 +623,7 @@ async def test_r30_while_a_new_master_reads_its_halves_none_ends_or_is_resumed(
 ):
     sent = await half(rig)
     monkeypatch.setattr(transaction_service, "LOADING_S_MAX", 0)
-    rig.service.waiting.transactions._loaded = Mock(wait=asyncio.Event().wait)
+    rig.service.features.transactions._loaded = Mock(wait=asyncio.Event().wait)
     refused = await rig.ask(code, end_header(sent, COMMIT) | {"msgId": sent.ext["msgId"]})
     assert refused.code == 14 and "still reading" in (refused.remark or "")
 

@@ -95,7 +95,7 @@ async def test_sessions_outlive_a_renewed_certificate_and_new_ones_use_it(made):
         made.renew()
         assert controller.reload() and broker.reload()
         assert await answered(first.channel(address))
-        await first.replace(address)
+        await first.drop(address)
         assert await answered(first.channel(address))
         await first.close()
 

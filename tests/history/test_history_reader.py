@@ -258,11 +258,10 @@ def test_a_page_ends_before_a_hole_of_the_file_and_the_next_one_tells(path, read
     """This node was away for long and came back by a snapshot; a line was garbled on the disk."""
     file = HistoryFile(path)
     file.append([event(1), event(2)])
-    file.append([event(index) for index in (2000, 2001)], cut=True)
-    with path.open("ab") as torn:
-        torn.write(b"\x00 nonsense\n")
-    file.append([event(2003), event(2004)])
+    file.append([event(index) for index in range(2000, 2005)], cut=True)
     file.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:-3], b"\x00 nonsense\n", *lines[-2:]]))
     rest = [([2000, 2001], False), ([2003, 2004], False)]
     assert pages(reader, None) == [([1, 2], True), *rest]
     assert pages(reader, ("log-a", 2, 0)) == rest

@@ -566,7 +566,7 @@ def test_groups_that_take_no_writes_are_named_and_no_others(mqctl: Run, fake: An
     for n, name in enumerate(("broker-b", "broker-c", "broker-d"), 5):
         address = f"10.0.0.{n}:10911"
         member = ReplicaIdentity(alive=True, broker_address=address, broker_id=1, broker_name=name)
-        fake.replicas.replicas_info_table[name] = ReplicasInfo([member], address, 1)
+        fake.replicas.replicas_info_table[name] = ReplicasInfo("C", [member], address, 1)
         routed = BrokerData(broker_addrs={0: address}, broker_name=name, cluster="C")
         fake.info.broker_addr_table[name] = routed
     fake.replicas.replicas_info_table["broker-b"].master_address = None

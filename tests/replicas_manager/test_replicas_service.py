@@ -609,4 +609,6 @@ async def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(tmp_path, 
         tried += 1
     assert tried > 5
     assert not fatal
-    assert {text.partition(": ")[2] for text in missing[:-1]} == {"No space left on device"}
+    assert {text.partition(": ")[2] for text in missing[:-1]} == {
+        "No space left on device; make space on that disk"
+    }
