@@ -228,9 +228,6 @@ class Layout:
             inner_client_authentication_credentials_file=str(settings.get(file, "")),
         ).node
 
-    def replicas_of(self, group: str) -> tuple[BrokerNode, ...]:
-        return tuple(broker for broker in self.brokers if broker.group == group)
-
 
 @dataclass(frozen=True, slots=True)
 class LastPlan:

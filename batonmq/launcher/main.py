@@ -12,6 +12,7 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # `python -m` puts the working folder there: its files must not replace ours
 
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -155,7 +156,7 @@ def up(
     from batonmq.launcher.layout import LayoutError, plan
     from batonmq.launcher.up import run_up
 
-    if watchdog != 0 and watchdog < LEAST_WATCHDOG_S:
+    if watchdog != 0 and not LEAST_WATCHDOG_S <= watchdog < math.inf:
         raise click.UsageError(
             f"--watchdog is {watchdog:g}, allowed are 0 or at least {LEAST_WATCHDOG_S:g} s"
         )

@@ -58,7 +58,7 @@ class ClusterSnapshot:
                 return f"{name}: no broker has registered"
             if not group.master_address:
                 return f"{name}: no master yet"
-            wanted = len(layout.replicas_of(name))
+            wanted = sum(broker.group == name for broker in layout.brokers)
             if group.in_sync < wanted:
                 return f"{name}: {group.in_sync} of {counted(wanted, 'replica')} in sync"
             if self.routes.get(name) != group.master_address:

@@ -26,11 +26,24 @@ from batonmq.runtime.clock import UNITS_MS, wall_ms
 
 CommandFunction = Callable[..., Coroutine[Any, Any, None]]
 T = TypeVar("T")
+SECONDS_MAX = 1e6
+
+
+class Seconds(click.FloatRange):
+    """Of a time-out or an interval. A longer one overflows a timer, and NaN is in every range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds = super().convert(value, param, ctx)
+        if not seconds <= SECONDS_MAX:
+            self.fail(f"{value}: at most {SECONDS_MAX:g} are allowed", param, ctx)
+        return seconds
 
 
 _METAVARS = {
+    Seconds: "SECONDS",
     click.IntRange: "N",
-    click.FloatRange: "SECONDS",
     type(click.STRING): "NAME",
     type(click.BOOL): "true|false",
 }
@@ -194,7 +207,7 @@ TRUE_OR_FALSE = click.BOOL
 WATCH_S = 2.0
 COUNT = click.IntRange(min=1)
 INDEX = click.IntRange(min=0)
-SECONDS = click.FloatRange(min=0, min_open=True)
+SECONDS = Seconds(min=0, min_open=True)
 
 
 folders_argument = click.argument("folders", metavar="[DIR]...", nargs=-1, type=FOLDER)
@@ -211,11 +224,7 @@ def stored_from(letter: str) -> Callable[[CommandFunction], CommandFunction]:
 
 def stored_until(letter: str) -> Callable[[CommandFunction], CommandFunction]:
     text = "Stored at or before."
-    return option(letter, "--endTimestamp", "end_ms", type=TIME, default=_no_end, help=text)
-
-
-def _no_end() -> int:
-    return LONG_MAX
+    return option(letter, "--endTimestamp", "end_ms", type=TIME, default=LONG_MAX, help=text)
 
 
 def exclusive(*given: tuple[str, object]) -> None:

@@ -289,6 +289,8 @@ class MemoryBudget:
     def hold(self, holder: Holder, size: int, *, is_running: bool = False) -> bool:
         """`holder` now holds `size` bytes of a frame and of answers; `is_running`: it has running
         handlers. Returns False if it must not read before `memory_came`."""
+        if not (size or is_running or holder in self._holders or holder in self._waiting):
+            return True  # as most that end: thousands may in one turn
         host = holder.peer_host
         before, since_s = self._holders.get(holder, (0, boot_s()))
         of_host = self._of_host.setdefault(host, {})

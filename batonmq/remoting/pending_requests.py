@@ -77,6 +77,8 @@ class PendingRequests:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if not self._waiting:
+            return
         waiting = deque(self._waiting.values())
         # At once, although callers are woken in slices: no response may arrive in between.
         self._waiting, self._deadlines = {}, []

@@ -82,7 +82,9 @@ def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, st
             values[fields[key].name] = msgspec.convert(
                 _shape(value, kind_wanted), kind_wanted, strict=False
             )
-        except msgspec.ValidationError as error:
+        # UnicodeEncodeError: a number with half a surrogate pair, or bytes of the environment that
+        # are no UTF-8.
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             allowed = f"{describe_kind(kind_wanted)} is allowed ({error})"
             raise ConfigError(f"{section}.{key}", _shown(key, value), where, allowed) from None
     for name, field in fields.items():

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from batonmq.mqctl.catalogue import FAMILIES, MODULES, kebab
 from batonmq.mqctl.main import ALIASES, cli
 from batonmq.mqctl.output import when
-from batonmq.mqctl.params import IDS, TIME, read_time
+from batonmq.mqctl.params import IDS, SECONDS, TIME, read_time
 
 # Facts from RocketMQ's tools: the short options of each command, and the long name of each.
 MQADMIN = {
@@ -249,6 +249,9 @@ def test_one_reader_takes_every_form_of_a_time() -> None:
 def test_times_and_ids_are_read() -> None:
     assert TIME.convert("1700000000000", None, None) == 1_700_000_000_000
     assert IDS.convert("1;2, 3", None, None) == (1, 2, 3)
-    for kind, text in ((TIME, "yesterday"), (IDS, "a;b"), (IDS, ";")):
+    assert SECONDS.convert("0.5", None, None) == 0.5
+    # An infinite or endless time-out ended with a traceback.
+    never = [(SECONDS, text) for text in ("nan", "inf", "1e400", "1e7", "0", "x")]
+    for kind, text in ((TIME, "yesterday"), (IDS, "a;b"), (IDS, ";"), *never):
         with pytest.raises(click.BadParameter):
             kind.convert(text, None, None)

@@ -108,7 +108,7 @@ async def secure(
     elif action in ("enable", "disable"):
         await _Change(context, "disabled" if action == "disable" else mode, within_s, force).run()
     elif action == "rotate" and secrets:
-        await _rotate_secrets(context, folder, step or "", within_s)
+        await SecretRotation(context, folder, step or "", within_s).run()
     elif action == "rotate" and authority:
         await _Rotation(context, folder, days, within_s).run()
     else:
@@ -125,12 +125,6 @@ def _check_rotation(
         raise click.UsageError("--authority and --secrets replace different things: one at a time")
     if step and not (secrets and folder):
         raise click.UsageError("--step goes with rotate --secrets FILE")
-
-
-async def _rotate_secrets(
-    context: CommandContext, file: Path | None, step: str, within_s: float
-) -> None:
-    await SecretRotation(context, file, step, within_s).run()
 
 
 def _folder_of(target: Target, action: str) -> Path:

@@ -81,15 +81,10 @@ async def verdict(
     judgement = judge(evidence)
     context.exit_code = EXIT_CODES[judgement.state]
     if receipt_file is not None:
-        _write_receipt(receipt_file, evidence, judgement)
+        with disk_failures(receipt_file):
+            write_named(receipt_file, json.dumps(receipt(evidence, judgement), indent=2) + "\n")
     if not context.out.wrote_json(document(evidence, judgement)):
         _show(context.out, evidence, judgement)
-
-
-def _write_receipt(file: Path, evidence: Evidence, judgement: Judgement) -> None:
-    text = json.dumps(receipt(evidence, judgement), indent=2) + "\n"
-    with disk_failures(file):
-        write_named(file, text)
 
 
 async def gather(
