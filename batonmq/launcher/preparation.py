@@ -152,7 +152,7 @@ def _read_settings(path: Path) -> Settings:
     except yaml.MarkedYAMLError as exc:
         line = f":{exc.problem_mark.line + 1}" if exc.problem_mark else ""
         raise LayoutError(f"--config {path}{line}: not YAML: {exc.problem}") from exc
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as exc:
         raise LayoutError(f"--config {path}: {exc}") from exc
     if loaded is None:
         return {}

@@ -118,7 +118,7 @@ def _shown(key: str, value: object) -> object:
 def _read_yaml(text: str, file: str, sections: Sections, found: _Found) -> None:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark is not None else file
         problem = getattr(error, "problem", None) or str(error)
@@ -136,7 +136,7 @@ def _read_yaml(text: str, file: str, sections: Sections, found: _Found) -> None:
         if isinstance(body, yaml.ScalarNode) and body.tag == _YAML_NULL:
             continue
         if not isinstance(body, yaml.MappingNode):
-            raise ConfigError(section, body.value, where, "a mapping of keys is allowed")
+            raise ConfigError(section, _scalar(body), where, "a mapping of keys is allowed")
         _read_section(file, section, body, sections, found[section])
 
 
@@ -156,7 +156,7 @@ def _read_section(
             what = f"it belongs in section {homes[0]}" if homes else ""
             what = what or unknown_key(section, key, {s: _keys(k) for s, k in sections.items()})
             # A mistyped key may hold a secret, too, so the suggested key also decides.
-            shown = _shown(f"{key} {what}", value_node.value)
+            shown = _shown(f"{key} {what}", _scalar(value_node))
             raise ConfigError(f"{section}.{key}", shown, where, what)
         value = _yaml_value(value_node, known[key], f"{section}.{key}", where)
         _refuse_duplicate(seen, f"{section}.{key}", value, where)
@@ -170,11 +170,17 @@ def _yaml_value(node: yaml.Node, kind: Any, key: str, where: str) -> Any:
     constructor = yaml.SafeLoader("")
     try:
         return constructor.construct_object(node, deep=True)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(key, node.value, where, problem) from error
+    # The others come from PyYAML, too: for the date 2026-13-45, or `!!bool x`.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or f"it cannot be read: {error}"
+        raise ConfigError(key, _scalar(node), where, problem) from error
     finally:
         constructor.dispose()
+
+
+def _scalar(node: yaml.Node) -> str | None:
+    """What an error shows of a node."""
+    return node.value if isinstance(node, yaml.ScalarNode) else None
 
 
 def _wants_text(kind: Any) -> bool:

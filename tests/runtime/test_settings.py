@@ -153,6 +153,9 @@ def test_the_environment_overrides(tmp_path: Path) -> None:
         ("broker: {}\nbroker: {}\n", 2, "broker", None, "is already set at"),
         ("broker: 5\n", 1, "broker", "5", "a mapping"),
         ("broker:\n  ratio: !!python/x 1\n", 2, "broker.ratio", "1", "could not determine"),
+        ("broker:\n  ratio: 2026-13-45\n", 2, "broker.ratio", "2026-13-45", "month must be"),
+        ("broker:\n  ratio: !!bool x\n", 2, "broker.ratio", "x", "cannot be read"),
+        ("broker:\n  <<: {a: b}\n", 2, "broker.<<", None, "unknown key"),
     ],
 )
 def test_a_wrong_yaml_setting_is_named_with_value_line_and_what_is_allowed(
@@ -188,6 +191,11 @@ def test_a_wrong_flat_setting_likewise(
         load(tmp_path, text, name="b.conf")
     assert (caught.value.key, caught.value.where) == (key, f"{tmp_path / 'b.conf'}:{line}")
     assert allowed in caught.value.allowed
+
+
+def test_a_file_that_is_too_deep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not YAML: maximum recursion depth"):
+        load(tmp_path, "[" * 5_000)
 
 
 def test_a_wrong_variable_likewise(tmp_path: Path) -> None:
