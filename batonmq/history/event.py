@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+
+from batonmq.protocol.fastjson import NOT_JSON
 
 HISTORY_EVENTS_MAX: Final = 2_000  # Events kept in the replicated state; the files keep more.
 REPORT_SIZE_MAX: Final = 2_048
@@ -120,7 +122,8 @@ class EventDetail(msgspec.Struct, frozen=True, rename="camel"):
     confirm_offset: int = -1
 
 
-class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+# Without `gc` a million of them cost half: they hold no objects that could refer to them.
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One line of the history; fields that do not apply keep their default and are left out.
 
     `kind` is an EventKind, or one of a newer controller. `time_ms` is the proposer's clock and
@@ -180,7 +183,7 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             return _NO_DETAIL
         try:
             return _decode_detail(self.json)
-        except (msgspec.MsgspecError, RecursionError):
+        except NOT_JSON:
             return _lenient(EventDetail, _object(self.json))
 
     def to_json(self) -> str:
@@ -190,6 +193,9 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 TIMES: Final = ("time_ms", "detected_ms", "proposed_ms", "started_ms", "leader_seen_ms")
 """Fields of HistoryEvent that are times; 0 if they do not apply."""
+
+TIME_MS_MAX: Final = 253_370_764_799_999
+"""The last time that Python and SQL know, less than a day before the year 9999 begins anywhere."""
 
 _decode_event: Final = msgspec.json.Decoder(HistoryEvent).decode
 _decode_detail: Final = msgspec.json.Decoder(EventDetail).decode
@@ -204,7 +210,7 @@ def lenient_event(line: bytes | str) -> HistoryEvent | None:
     try:
         return _decode_event(line)
     # One bad field must not hide the event: explaining is all that the history does.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         raw = _object(line)
         return _lenient(HistoryEvent, raw) if raw is not None else None
 
@@ -235,3 +241,49 @@ def _lenient(kind: type[_Kind], raw: Mapping[str, Any] | None) -> _Kind:
 @cache
 def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
     return msgspec.structs.fields(kind)
+
+
+def _checking(*, nullable: bool) -> msgspec.json.Decoder[Any]:
+    """Of events whose numbers fit 64 bits (`part`: 32) and whose times a calendar has. `nullable`:
+    times are any numbers, and what need not be there may be null, which is None then."""
+    made: list[Any] = []
+    for field in _fields(HistoryEvent):
+        bits = 31 if field.name == "part" else 63
+        least, most = -(1 << bits), (1 << bits) - 1
+        if field.name in TIMES and not nullable:
+            least, most = 0, TIME_MS_MAX
+        number: Any = Annotated[int, msgspec.Meta(ge=least, le=most)]
+        numbers: dict[Any, Any] = {int: number, tuple[int, ...]: tuple[number, ...]}
+        kind = numbers.get(field.type, field.type)
+        if field.required:
+            made.append((field.name, kind))
+        elif nullable:
+            made.append((field.name, kind | None, None))
+        else:
+            made.append((field.name, kind, field.default))
+    bases: tuple[type[msgspec.Struct], ...] = () if nullable else (HistoryEvent,)
+    return msgspec.json.Decoder(
+        msgspec.defstruct("HistoryEvent", made, bases=bases, frozen=True, kw_only=True, gc=False)
+    )
+
+
+_CHECKED: Final = _checking(nullable=False)
+_NULLABLE: Final = _checking(nullable=True)
+
+
+def checked_event(line: bytes) -> HistoryEvent:
+    """The event of a line in which every known field is right; null stands for the default, and a
+    time that no calendar has is 0. Raises ValueError."""
+    try:
+        text = line.decode()
+        try:
+            event: HistoryEvent = _CHECKED.decode(text)
+            return event
+        except NOT_JSON:
+            found = msgspec.structs.asdict(_NULLABLE.decode(text))
+    except NOT_JSON as error:
+        raise ValueError(str(error)) from error
+    known = {name: value for name, value in found.items() if value is not None}
+    wild = (name for name in TIMES if not 0 <= known.get(name, 0) <= TIME_MS_MAX)
+    made: HistoryEvent = msgspec.convert(known | dict.fromkeys(wild, 0), _CHECKED.type)
+    return made

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batonmq.history.event import HistoryEvent
+from batonmq.history.event import HistoryEvent, checked_event
 from batonmq.history.file import controller_of
-from batonmq.spark.read import history_table
 from batonmq.spark.read.columns import HISTORY_COLUMNS, columns_of
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.history_table import HistoryRange, events_of, plan_history
@@ -82,7 +81,12 @@ class LinesPlan:
         """The lines of one source, in its order. Raises OSError."""
         if isinstance(source.part, RowGroup):
             return _lines_of_rows(source.storage, source.part, self.controllers)
-        return _lines_of_file(source.storage, source.part, source.rank)
+        return (
+            each
+            if isinstance(each, Damage)
+            else Line(source.rank, each[0], _tamed(each[2]), each[1])
+            for each in events_of(source.storage, source.part)
+        )
 
 
 def plan_files(paths: Sequence[str], split_bytes: int) -> LinesPlan:
@@ -138,22 +142,13 @@ def _controllers(file: pq.ParquetFile) -> set[str]:
 def event_of(text: bytes) -> HistoryEvent:
     """The event of a line; a report that has a number of 17 digits or more (no offset and no span
     is so large) is empty. Raises ValueError for what is no event."""
-    return _tamed(history_table.event_of(text))
+    return _tamed(checked_event(text))
 
 
 def _tamed(event: HistoryEvent) -> HistoryEvent:
     if event.json and _WILD_NUMBER.search(event.json):
         return msgspec.structs.replace(event, json="")
     return event
-
-
-def _lines_of_file(storage: Storage, part: HistoryRange, rank: int) -> Iterator[Line | Damage]:
-    for each in events_of(storage, part):
-        if isinstance(each, Damage):
-            yield each
-        else:
-            offset, text, event = each
-            yield Line(rank, offset, _tamed(event), text)
 
 
 def _lines_of_rows(

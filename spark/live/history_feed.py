@@ -93,7 +93,7 @@ class HistoryRead:
 
     def run(self, events: Sequence[HistoryEvent]) -> Iterator[pa.RecordBatch]:
         """Rows of the events of one task; what names a place in a file is null."""
-        yield event_rows(self.schema, events, {})
+        yield event_rows(self.schema, events)
 
 
 class HistoryFeed:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import FieldInfo, fields
 
-from batonmq.history.event import TIMES, HistoryEvent
+from batonmq.history.event import TIME_MS_MAX, TIMES, HistoryEvent
 from batonmq.protocol.records.columns import Bools, Int64s
 
 # Spark counts time in microseconds, stores in milliseconds.
@@ -22,7 +22,6 @@ _US_PER_MS: Final = 1000
 # SQL and Python know times from the year 1 to the year 9999. Spark stores more, and then fails
 # where rows are collected; so it does at both ends of that, for the sake of time zones.
 _TIME_MS_MIN: Final = -62_104_060_800_000
-TIME_MS_MAX: Final = 253_370_764_799_999
 _LONG: Final = pa.int64()
 #: Behind the columns of a table that is read with mode PERMISSIVE: what was skipped, and why.
 CORRUPT: Final = "corrupt"

@@ -223,10 +223,11 @@ def files_of(patterns: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
 
 
 def lines_of(
-    storage: Storage, path: str, begin: int, end: int, size_max: int = -1
+    storage: Storage, path: str, begin: int, end: int, size_max: int = -1, at_once: int = 0
 ) -> Iterator[tuple[int, bytes]]:
     """(offset, line) of the lines that begin in [begin, end) of a file; `end` 0: of all of it, and
-    it may be packed. Of a line above `size_max` the beginning.
+    it may be packed. Of a line above `size_max` the beginning. With `at_once`, whole lines of about
+    so many bytes instead of each line.
 
     Raises OSError, also for a file that is shorter than `end`.
     """
@@ -237,9 +238,13 @@ def lines_of(
         if at:  # the line that holds the byte before belongs to the part before
             file.seek(at - 1)
             at += len(file.readline()) - 1
-        while (at < end or not end) and (line := file.readline(size_max)):
-            yield at, line
-            at += len(line)
+        while at < end or not end:
+            text = file.read(min(at_once, end - at) - 1) if at_once else b""
+            text += file.readline(size_max)
+            if not text:
+                break
+            yield at, text
+            at += len(text)
     if at < end:  # without an error the missing lines would seem to have no fault
         raise OSError(
             f"{path} ends at {at}, {end} bytes were listed: it was replaced meanwhile; read again"

@@ -11,10 +11,12 @@ from batonmq.history.event import (
     NOTED_KINDS,
     ON_BROKER_CLOCK,
     REPORTED_KINDS,
+    TIME_MS_MAX,
     TIMES,
     EventDetail,
     EventKind,
     HistoryEvent,
+    checked_event,
     lenient_event,
 )
 from batonmq.proto.controller.v1 import controller_pb2 as pb
@@ -91,6 +93,17 @@ def test_a_line_of_any_version_is_read_with_defaults():
     assert event.detail == EventDetail(sessions=2)
     assert lenient_event(b"[1]") is lenient_event(b"{") is lenient_event(b"\xff") is None
     assert lenient_event(b'{"x":' + b"[" * 100_000) is None
+
+
+def test_null_is_the_default_of_a_field_and_a_time_that_no_calendar_has_is_0():
+    """Two controllers that write one event so say the same."""
+    line = {"log": "l", "raft_index": 7, "time_ms": 9, "kind": "new"}
+    event = checked_event(json.dumps(line).encode())
+    assert (event.key, event.time_ms, event.node) == (("l", 7, 0), 9, "")
+    for given in {"node": None}, {"set_before": None}, {"proposed_ms": TIME_MS_MAX + 1}:
+        assert checked_event(json.dumps(line | given).encode()) == event
+    with pytest.raises(ValueError, match="node"):
+        checked_event(json.dumps(line | {"node": 1}).encode())
 
 
 def test_an_event_reads_its_own_line():

@@ -5,8 +5,10 @@ import re
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from batonmq.history.event import EventKind, HistoryEvent
+from batonmq.history.event import TIME_MS_MAX, EventKind, HistoryEvent, checked_event
 from batonmq.history.file import HistoryFile
 from batonmq.spark.read import history_table
 from batonmq.spark.read.columns import TABLES
@@ -84,6 +86,12 @@ def expected(event):
     return row
 
 
+def read_all(path):
+    """Batches and damage of a file, read as one range."""
+    wanted = HistoryRange(str(path), 0, path.stat().st_size)
+    return list(read_history(Storage(""), wanted, SCHEMA))
+
+
 def rows_of(items):
     rows = [row for item in items if not isinstance(item, Damage) for row in item.to_pylist()]
     return [{name: row[name] for name in expected(EVENTS[0])} for row in rows]
@@ -104,7 +112,7 @@ def test_every_field_of_an_event_is_a_column():
 def test_rows_are_the_events(tmp_path):
     path = tmp_path / "history-n0.jsonl"
     write(path, EVENTS)
-    rows = list(read_history(Storage(""), HistoryRange(str(path), 0, path.stat().st_size), SCHEMA))
+    rows = read_all(path)
     assert rows_of(rows) == [expected(each) for each in EVENTS]
     first = rows[0].to_pylist()
     assert {(row["file"], row["controller"]) for row in first} == {(str(path), "n0")}
@@ -130,9 +138,9 @@ def test_rotated_files_of_several_controllers(tmp_path):
 
 
 @pytest.mark.parametrize("split_bytes", [29, 1000, 100_000])
-@pytest.mark.parametrize("batch_lines", [3, 10_000])
-def test_any_split_yields_every_line_once(tmp_path, monkeypatch, split_bytes, batch_lines):
-    monkeypatch.setattr(history_table, "_BATCH_LINES", batch_lines)
+@pytest.mark.parametrize("batch_bytes", [1, 500, 1 << 20])
+def test_any_split_yields_every_line_once(tmp_path, monkeypatch, split_bytes, batch_bytes):
+    monkeypatch.setattr(history_table, "_BATCH_BYTES", batch_bytes)
     events = [event(index, reason="x" * (index % 150)) for index in range(1, 40)]
     path = tmp_path / "history-n0.jsonl"
     write(path, events)
@@ -157,8 +165,7 @@ def test_a_bad_line_costs_itself_only_and_a_torn_one_is_not_there(tmp_path):
     lines = path.read_bytes().splitlines(keepends=True)
     bad = [b"garbage\n", b'{"log":1,"raft_index":"x","time_ms":1,"kind":"elected"}\n', b"{}\n"]
     path.write_bytes(lines[0] + bad[0] + lines[1] + bad[1] + bad[2] + lines[2] + b'{"log":"lo')
-    wanted = HistoryRange(str(path), 0, path.stat().st_size)
-    items = list(read_history(Storage(""), wanted, SCHEMA))
+    items = read_all(path)
     assert rows_of(items) == [expected(each) for each in EVENTS]
     damages = [item for item in items if isinstance(item, Damage)]
     assert [item.offset for item in damages] == [
@@ -169,15 +176,6 @@ def test_a_bad_line_costs_itself_only_and_a_torn_one_is_not_there(tmp_path):
     read = Read(ReadOptions.from_mapping({"path": str(path), "table": "history"}))
     with pytest.raises(DamagedFile, match=r"history-n0\.jsonl: no event"):
         list(read.run(read.plan()[0]))
-
-
-def test_a_kind_and_a_field_of_a_later_version_do_not_hurt(tmp_path):
-    path = tmp_path / "history-n0.jsonl"
-    line = {"log": "l", "raft_index": 1, "time_ms": 5, "kind": "new_kind", "new_field": [1]}
-    path.write_text(json.dumps(line) + "\n")
-    wanted = HistoryRange(str(path), 0, path.stat().st_size)
-    (batch,) = read_history(Storage(""), wanted, SCHEMA)
-    assert batch.to_pylist()[0]["kind"] == "new_kind"
 
 
 @pytest.mark.parametrize(
@@ -199,8 +197,7 @@ def test_a_line_that_no_column_can_hold_costs_itself_only(tmp_path, given, reaso
 
     path = tmp_path / "history-n0.jsonl"
     path.write_bytes(line(fields) + line(fields | given) + line(fields))
-    wanted = HistoryRange(str(path), 0, path.stat().st_size)
-    items = list(read_history(Storage(""), wanted, SCHEMA))
+    items = read_all(path)
     (damage,) = [item for item in items if isinstance(item, Damage)]
     assert re.search(reason, damage.reason), damage.reason
     assert damage.offset == len(line(fields))
@@ -209,11 +206,58 @@ def test_a_line_that_no_column_can_hold_costs_itself_only(tmp_path, given, reaso
 
 
 @pytest.mark.parametrize("time_ms", [1_760_000_000_000_000, 2**63 - 1, -(2**63)])
-def test_a_time_that_no_timestamp_holds_is_unknown(tmp_path, time_ms):
+def test_a_field_of_a_later_version_and_a_time_that_no_timestamp_holds_do_not_hurt(
+    tmp_path, time_ms
+):
     path = tmp_path / "history-n0.jsonl"
-    line = {"log": "l", "raft_index": 1, "time_ms": time_ms, "kind": "x", "detected_ms": 7}
-    path.write_text(json.dumps(line) + "\n")
-    wanted = HistoryRange(str(path), 0, path.stat().st_size)
-    (batch,) = read_history(Storage(""), wanted, SCHEMA)
-    (row,) = batch.to_pylist()
+    line = {"log": "l", "raft_index": 1, "time_ms": time_ms, "kind": "new", "detected_ms": 7}
+    path.write_text(json.dumps(line | {"new_field": [1]}) + "\n")
+    (row,) = rows_of(read_all(path))
     assert (row["time"], row["detected_at"]) == (None, datetime.fromtimestamp(0.007, UTC))
+    assert row["kind"] == "new"
+
+
+VALUES = (
+    b"null", b"true", b"0", b"-0", b"-1", b"2147483648", b"9223372036854775808", b"1.0", b"1e3",
+    b"%d" % TIME_MS_MAX, b"%d" % (TIME_MS_MAX + 1), b"-9223372036854775808", b"01", b"NaN",
+    b'"l"', b'""', b'"a}"', b'"a}\n{b"', b'"\xff"', b'"\xc3\xa4"', b'"\\ud800"',
+    b'"\\ud83d\\ude00"', b'"\\u0000"', b'"\\x"', b"[]", b"[1,2]", b"[null]", b"[1,null]",
+    b'["1"]', b"[[1]]",
+    b"[9223372036854775808]", b"{}", b'{"a":{}}', b"[" * 2000 + b"]" * 2000,
+)  # fmt: skip
+GOOD = {b"log": b'"l"', b"raft_index": b"1", b"time_ms": b"5", b"kind": b'"elected"'}
+KEY = st.sampled_from(
+    [*(name.encode() for name in HistoryEvent.__struct_fields__), b"new", b"l\xff"]
+)
+FIELD = st.tuples(KEY, st.sampled_from(VALUES))
+SEPARATOR = st.sampled_from([b"\n"] * 20 + [b"\r\n", b"\n\n", b"", b" ", b"x\n", b"\n ", b",\n"])
+
+
+def line_of(changed, more):
+    fields = [*(GOOD | dict(changed)).items(), *more]
+    return b"{" + b",".join(b'"%s":%s' % field for field in fields) + b"}"
+
+
+LINE = st.builds(line_of, st.lists(FIELD, max_size=2), st.lists(FIELD, max_size=1))
+PLAIN = line_of((), ())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.just(PLAIN) | LINE, SEPARATOR), min_size=1, max_size=4))
+@example([(PLAIN, b""), (PLAIN, b"\n"), (b"", b"\n")])  # as many values as lines
+@example([(PLAIN, b""), (PLAIN, b"\n"), (PLAIN[:-1], b"\n"), (b"}", b"\n")])
+@example([(line_of([(name, value)], ()), b"\n") for name in (b"json", b"part") for value in VALUES])
+def test_lines_at_once_are_the_events_of_each_line(parts):
+    """Arrow's reader makes the same rows as the reader of one line, or leaves them to it."""
+    text = b"".join(part for pair in parts for part in pair).rpartition(b"\n")[0] + b"\n"
+    fast = history_table._by_arrow(text, text.count(b"\n"))
+    if fast is not None:
+        each = history_table.event_rows(SCHEMA, map(checked_event, text.split(b"\n")[:-1]))
+        assert history_table._finished(SCHEMA, fast, {}).equals(each)
+
+
+def test_good_lines_are_read_at_once():
+    """Else the property above would hold of a reader that leaves everything to the slow one."""
+    lines = [each.to_json().encode() for each in EVENTS] + [line_of([(b"reason", b"null")], ())]
+    text = b"\n".join(lines) + b"\n"
+    assert history_table._by_arrow(text, len(lines)).num_rows == len(lines)

@@ -219,9 +219,7 @@ class Batch:
         fields = {"log": log, "time_ms": 1_795_000_000_000, "kind": "elected"}
         events = [HistoryEvent(raft_index=index, **fields) for index in indexes]
         schema = TABLES["history"]
-        self.rows = pa.Table.from_batches(
-            [event_rows(schema, events, {})] if events else [], schema
-        )
+        self.rows = pa.Table.from_batches([event_rows(schema, events)] if events else [], schema)
 
     def toArrow(self):
         return self.rows
