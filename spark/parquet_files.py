@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read, Work
 from batonmq.spark.read.storage import locate
-from batonmq.spark.steps.sql import GROWING, ResultTable, names_in, put
+from batonmq.spark.steps.sql import GROWING, LOCK, ResultTable, locked, names_in, put
 
 # Few values many times: the others would only fill a dictionary and leave it again.
 _REPEATING: Final = (
@@ -26,12 +26,11 @@ def write_parquet(session: SparkSession, options: Mapping[str, str], folder: str
     """Read a table by the data source's options and write it into `folder`; the number of rows.
 
     Files follow each other in the order of the log, `_SUCCESS` comes last. Raises FileExistsError
-    if the folder holds something, ValueError for bad options; what a task raises comes as Spark's
-    error.
+    if the folder holds something, ValueError for bad options and while another run writes there;
+    what a task raises comes as Spark's error.
     """
     read = Read(ReadOptions.from_mapping(options))
-    if {*names_in(folder)} - {GROWING}:  # that of a run that failed
-        raise FileExistsError(f"{folder} is not empty: files of two reads would be mixed")
+    _check_empty(folder)
     storage, path = locate(folder)  # tasks may run in another working directory
     table, schema = ResultTable(storage.uri(path)), read.schema
     repeating = [name for name in schema.names if name in _REPEATING]
@@ -40,9 +39,19 @@ def write_parquet(session: SparkSession, options: Mapping[str, str], folder: str
         return table.add(read.run(work), schema, f"{work.number:06}", repeating=repeating)
 
     plan, rows = read.plan(), 0
-    table.begin()
-    if plan:
-        rows = sum(session.sparkContext.parallelize(plan, len(plan)).map(write).collect())
-    table.finish(None if rows else schema)  # without a file readers would have no columns
-    put(f"{table.place}/_SUCCESS", "")
+    lock = locked(table.place)
+    try:
+        _check_empty(folder)  # another run may have ended since the first look
+        table.begin()
+        if plan:
+            rows = sum(session.sparkContext.parallelize(plan, len(plan)).map(write).collect())
+        table.finish(None if rows else schema)  # without a file readers would have no columns
+        put(f"{table.place}/_SUCCESS", "")
+    finally:
+        lock.release()
     return rows
+
+
+def _check_empty(folder: str) -> None:
+    if {*names_in(folder)} - {GROWING, LOCK}:  # those of a run that failed
+        raise FileExistsError(f"{folder} is not empty: files of two reads would be mixed")

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from batonmq.runtime.lock_file import FolderLock, FolderLockedError
+from batonmq.runtime.lock_file import FolderLock
 from batonmq.spark.read.storage import UnknownPlace, locate
-from batonmq.spark.steps.sql import GROWING, ICEBERG, PARQUET, ResultTable, names_in, put
+from batonmq.spark.steps.sql import GROWING, ICEBERG, PARQUET, ResultTable, locked, names_in, put
 
 SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
@@ -85,15 +85,7 @@ class Results:
     def begin(self) -> None:
         """From now on the earlier result is not whole. Raises ValueError, also if another run of
         this host writes there, OSError."""
-        storage, path = locate(self.folder)
-        storage.file_system.create_dir(path)
-        if not storage.root:
-            lock = FolderLock(Path(path, "_lock"))
-            try:
-                lock.acquire()
-            except FolderLockedError as error:
-                raise ValueError(f"--output {self.folder}: another run writes there") from error
-            self._lock = lock
+        self._lock = locked(self.folder)
         self._check(names_in(self.folder))  # another run may have ended since the first look
         put(f"{self.folder}/{GROWING}", self._run)
         for name in (SUMMARY, REPORT):

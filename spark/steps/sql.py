@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
+from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.spark.arrow import open_arrow
 from batonmq.spark.read import hadoop
 from batonmq.spark.read.columns import TIMESTAMP, columns_of
@@ -38,6 +40,7 @@ SMALL_LOG_BYTES: Final = 64 << 20
 PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
 GROWING: Final = "_growing"
 """In the folder of a table of Parquet files: rows that are not yet its own."""
+LOCK: Final = "_lock"
 Options = Mapping[str, str]
 Given = Mapping[str, str | int | bool]
 Batches = Iterator[pa.RecordBatch]
@@ -138,7 +141,7 @@ class ResultTable:
         _, folder = locate(self.part)
         if made != folder:
             for info in storage.children(folder):
-                if info.base_name != GROWING:
+                if info.base_name not in (GROWING, LOCK):
                     (system.delete_file if info.is_file else system.delete_dir)(info.path)
             for info in storage.children(made):
                 system.move(info.path, f"{folder}/{info.base_name}")
@@ -228,6 +231,20 @@ def names_in(folder: str) -> list[str]:
     if info.type == FileType.File:
         raise ValueError(f"{folder}: it must be a folder")
     return [str(info.base_name) for info in storage.children(path)]
+
+
+def locked(folder: str, name: str = LOCK) -> FolderLock:
+    """The folder is there, and until `release` no other run of this host writes to it. Storage
+    other than a disk has no locks. Raises ValueError if another one does, OSError."""
+    storage, path = locate(folder)
+    storage.file_system.create_dir(path)
+    lock = FolderLock(Path(path, name))
+    if not storage.root:
+        try:
+            lock.acquire()
+        except FolderLockedError as error:
+            raise ValueError(f"{folder}: another run writes there") from error
+    return lock
 
 
 def put(place: str, text: str | None) -> None:

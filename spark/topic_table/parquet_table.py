@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file, sync_directory
-from batonmq.runtime.lock_file import FolderLock, FolderLockedError
+from batonmq.runtime.lock_file import FolderLock
 from batonmq.spark.read.storage import locate
-from batonmq.spark.steps.sql import names_in
+from batonmq.spark.steps.sql import locked, names_in
 
 Read = dict[str, tuple[int, int]]
 """Log -> (Raft index, part) of its newest event that was read. A stream reads each log in order."""
@@ -51,7 +51,7 @@ class ParquetTable:
         self._storage, self.folder = locate(output)
         self.location = self._storage.uri(self.folder)
         self._growing = f"{self.folder}/{self.own}/growing"
-        self._lock = FolderLock(Path(self.folder, self.own, "lock"))
+        self._lock: FolderLock | None = None
         self._state: HistoryState | None = None
         self._number = 0
 
@@ -66,16 +66,10 @@ class ParquetTable:
     def open(self) -> None:
         """Raises ValueError for a folder of other things or in use, OSError."""
         self._parts()  # nothing is made in a folder of other things
-        system = self._storage.file_system
-        system.create_dir(f"{self.folder}/{self.own}")
-        if not self._storage.root:
-            try:
-                self._lock.acquire()
-            except FolderLockedError as error:
-                raise ValueError(f"--output {self.location}: another job writes there") from error
+        self._lock = locked(f"{self.location}/{self.own}", "lock")
         if parts := self._parts():  # the job before may have committed until it released the lock
             place = f"{self.folder}/{parts[-1]}"
-            with system.open_input_file(place) as file:
+            with self._storage.file_system.open_input_file(place) as file:
                 text = (pq.read_metadata(file).metadata or {}).get(_STATE)
             if text is None:
                 raise ValueError(f"{place}: it is not of stream_history; name an empty folder")
@@ -95,7 +89,8 @@ class ParquetTable:
         return parts
 
     def close(self) -> None:
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def commit(self, rows: pa.Table, state: HistoryState) -> None:
         """Makes rows part of the table, of which `state` says what it has then. Raises OSError."""

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from batonmq.spark.parquet_files import write_parquet
 from batonmq.spark.read.columns import TABLES, table_schema
 from batonmq.spark.session import register
+from batonmq.spark.steps.sql import locked
 from tests.spark.log_files import START_MS, LogFiles
 
 pytestmark = [
@@ -124,7 +125,7 @@ def test_parquet_files_written_by_tasks_hold_the_same_rows(session, large, tmp_p
     order = "physical_offset"
     assert written.orderBy(order).collect() == plain.orderBy(order).collect()
     names = [path.name[:5] for path in (tmp_path / "out").iterdir()]
-    assert set(names) == {"part-", "_SUCC"} and len(names) > 3
+    assert set(names) == {"part-", "_SUCC", "_lock"} and len(names) > 4
     with pytest.raises(FileExistsError, match="not empty"):
         write_parquet(session, options, str(tmp_path / "out"))
 
@@ -136,6 +137,15 @@ def test_parquet_files_of_an_empty_store_still_tell_the_columns(session, tmp_pat
     assert written.count() == 0 and written.dtypes == frame(session, path).dtypes
 
 
+def test_a_folder_for_parquet_files_takes_one_run_at_a_time(session, tmp_path):
+    path, out = LogFiles(tmp_path / "empty").save(confirm=0), str(tmp_path / "out")
+    lock = locked(out)
+    with pytest.raises(ValueError, match="another run writes there"):
+        write_parquet(session, {"path": path}, out)
+    lock.release()
+    assert write_parquet(session, {"path": path}, out) == 0
+
+
 def test_a_damaged_log_leaves_no_file_that_looks_whole(session, large, tmp_path):
     path = large.root / "commitlog" / f"{0:020d}"
     raw = bytearray(path.read_bytes())
@@ -144,7 +154,7 @@ def test_a_damaged_log_leaves_no_file_that_looks_whole(session, large, tmp_path)
     out = tmp_path / "out"
     with pytest.raises(Exception, match="CRC is wrong at log offset 0 "):
         write_parquet(session, {"path": str(large.root), **SPLIT}, str(out))
-    assert [path.name for path in out.iterdir()] == ["_growing"]
+    assert {path.name for path in out.iterdir()} == {"_growing", "_lock"}
     raw[100] ^= 1
     path.write_bytes(raw)
     assert write_parquet(session, {"path": str(large.root), **SPLIT}, str(out)) == 2500
@@ -170,7 +180,7 @@ def test_parquet_files_go_into_the_folder_that_is_there(session, tmp_path):
     assert write_parquet(session, {"path": path}, str(out)) == 0
     after = out.stat()
     assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
-    assert sorted(path.name for path in out.iterdir()) == ["_SUCCESS", "part-0.parquet"]
+    assert sorted(path.name for path in out.iterdir()) == ["_SUCCESS", "_lock", "part-0.parquet"]
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "out"}
 
 

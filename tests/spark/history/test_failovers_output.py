@@ -10,7 +10,7 @@ import pytest
 
 from batonmq.spark.history.history_job import Inputs
 from batonmq.spark.jobs.command import AUTO, SPARK, Job
-from batonmq.spark.steps import result_folder
+from batonmq.spark.steps import sql
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import SMALL_LOG_BYTES, DuckEngine, ResultTable
 
@@ -56,7 +56,7 @@ def test_a_folder_takes_one_run_at_a_time(tmp_path):
 
 def test_without_a_lock_no_result_is_called_whole_that_two_runs_wrote(tmp_path, monkeypatch):
     """Object storage has no locks. Whichever ends first, no summary is left."""
-    monkeypatch.setattr(result_folder, "FolderLock", Mock())
+    monkeypatch.setattr(sql, "FolderLock", Mock())
     for order in (0, 1), (1, 0):
         runs = [Results(str(tmp_path), ()) for _ in range(2)]
         for each in runs:

@@ -63,7 +63,7 @@ def test_a_folder_of_other_things_and_one_in_use_are_refused(folder, tmp_path):
             opened(folder)
         (folder / name).rmdir()
     output = opened(folder)
-    with pytest.raises(ValueError, match="another job writes there"):
+    with pytest.raises(ValueError, match="another run writes there"):
         opened(folder)
     output.close()
     pq.write_table(pa.table({"n": [1]}), folder / "part-00000001.parquet")
