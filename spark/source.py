@@ -8,7 +8,7 @@ What is read has no Spark in it: a read has `schema`, `plan()` and `run(work)`, 
 imported only where it is needed, since every task imports this module.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -113,9 +113,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 class BatonmqSource(DataSource):
     """Tables of stores and histories, and topics of a running cluster."""
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

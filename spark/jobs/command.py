@@ -290,20 +290,24 @@ def output_options(
             help="what the tables are: folders of Parquet, Delta tables, or those of an Iceberg "
             "catalog",
         ),
-        click.option(
-            "--catalog",
-            multiple=True,
-            metavar="KEY=VALUE",
-            callback=checked(properties),
-            help=f"an Iceberg catalog {of} by pyiceberg's properties (type, uri, warehouse, ...), "
-            "or name=NAME of one in its configuration; namespace=NAME: of the result's tables",
-        ),
+        catalog_option(of, "; namespace=NAME: of the result's tables"),
     )
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         return functools.reduce(lambda made, option: option(made), reversed(options), function)
 
     return add
+
+
+def catalog_option(of: str, more: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        "--catalog",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=checked(properties),
+        help=f"an Iceberg catalog {of} by pyiceberg's properties (type, uri, warehouse, ...), "
+        f"or name=NAME of one in its configuration{more}",
+    )
 
 
 def _known_form(form: str) -> str:

@@ -16,13 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
-from batonmq.spark.jobs.command import (
-    Job,
-    JobCommand,
-    checked,
-    job_options,
-    properties,
-)
+from batonmq.spark.jobs.command import Job, JobCommand, catalog_option, checked, job_options
 from batonmq.spark.jobs.endless import stream_options, streaming
 from batonmq.spark.read.options import span_ms
 from batonmq.spark.steps.sql import DELTA
@@ -50,14 +44,7 @@ def _seconds(text: str) -> float:
     help="folder of the Delta table, or the name NAMESPACE.TABLE of an Iceberg table",
 )
 @click.option("--format", "form", type=click.Choice(FORMS), default=DELTA)
-@click.option(
-    "--catalog",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=checked(properties),
-    help="the Iceberg catalog by pyiceberg's properties (type, uri, warehouse, ...), or "
-    "name=NAME of one in its configuration",
-)
+@catalog_option("of the table")
 @click.option(
     "--value",
     type=click.Choice([JSON, AVRO, PROTOBUF, RAW]),
