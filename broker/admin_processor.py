@@ -219,7 +219,7 @@ class AdminProcessor:
         """Creates or changes a subscription group (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200)."""
         self._path.gate.require_open()
         config = SubscriptionGroupConfig.decode_request(request.body)
-        check_group(config.group_name)
+        _check_group_config(config)
         end = self._topics.put_group(config)
         return await self._path.answer(end, request, f"group {config.group_name}")
 
@@ -229,7 +229,7 @@ class AdminProcessor:
         self._path.gate.require_open()
         configs = SubscriptionGroupList.decode_request(request.body).group_config_list
         async for config in in_turns(configs):
-            check_group(config.group_name)
+            _check_group_config(config)
         self._topics.refuse_too_many_groups(configs)
         for begin in range(0, len(configs), AT_ONCE):
             self._path.gate.require_open()
@@ -348,6 +348,15 @@ def _check_queues(what: str, queues: int) -> None:
         raise BrokerRefusal(
             ResponseCode.INVALID_PARAMETER,
             f"{what} is {queues}, allowed are 1 to {TOPIC_QUEUES_MAX}",
+        )
+
+
+def _check_group_config(config: SubscriptionGroupConfig) -> None:
+    check_group(config.group_name)
+    if config.attributes:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"group {config.group_name}: it has attributes; as in RocketMQ 5.3.3 there are none",
         )
 
 

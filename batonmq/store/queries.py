@@ -38,7 +38,7 @@ _read_store_ms_v6 = record_layout(HOST_V6_SIZE, HOST_V4_SIZE).only("store_ms").u
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Records that have a key, newest first, and how far the index reaches."""
+    """Records that have a key, oldest first, and how far the index reaches."""
 
     parts: list[memoryview]
     index_last_update_timestamp: int
@@ -229,9 +229,9 @@ class StoreQueries:
     def query_message(
         self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int
     ) -> QueryResult:
-        """Messages of `topic` with this UNIQ_KEY or key in KEYS, stored in [begin_ms, end_ms],
-        newest first: at most `max_num` and 64, and what fits into an answer. Raises
-        CorruptLogError, IndexFailedError."""
+        """Messages of `topic` with this UNIQ_KEY or key in KEYS, stored in [begin_ms, end_ms]: the
+        newest, at most `max_num` and 64 and what fits into an answer. Raises CorruptLogError,
+        IndexFailedError."""
         wanted = min(max_num, self._config.max_msgs_num_batch)
         answer = self._index.query(topic, key, wanted, begin_ms, end_ms)
         parts: list[memoryview] = []
@@ -250,6 +250,7 @@ class StoreQueries:
                 if space < 0 and parts:  # one record always fits
                     break
                 parts.append(self._log.view(phy_offset, head.size))
+        parts.reverse()  # as in Java: its clients take the first, the original of a repeated send
         return QueryResult(parts, answer.last_update_timestamp, answer.last_update_phy_offset)
 
 

@@ -420,24 +420,23 @@ class ConsumerLists:
     def role_left(self) -> None:
         self._sightings.role_left(self._clock_ms())
 
-    def consumer_list(
-        self, request: RemotingCommand, _: Connection
-    ) -> RemotingCommand | Awaitable[RemotingCommand]:
+    async def consumer_list(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The members of a group, for a rebalance (GET_CONSUMER_LIST_BY_GROUP, 38). Raises
         BrokerRefusal if there are none."""
         group = text(request, "consumerGroup")
-        if self._clock_ms() < self._unsure_until_ms:
-            return self._asked_list(request, group)
-        return _list_reply(request, group, self._clients.client_ids(group))
+        ids = await self.client_ids(group)
+        if not ids:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, f"no consumer of group {group} is connected here"
+            )
+        body = GetConsumerListByGroupResponseBody(consumer_id_list=ids).encode()
+        return RemotingCommand.response_to(request, body=body)
 
     async def client_ids(self, group: str) -> list[str]:
         """The members of a group, for the assignment of its queues."""
         if self._clock_ms() < self._unsure_until_ms:
             return await self._asked(group)
         return self._clients.client_ids(group)
-
-    async def _asked_list(self, request: RemotingCommand, group: str) -> RemotingCommand:
-        return _list_reply(request, group, await self._asked(group))
 
     async def answer_sightings(self, request: RemotingCommand, _: Connection) -> Response:
         """What this replica knows of the members of one group or of all
@@ -524,12 +523,3 @@ class ConsumerLists:
             log.info("consumers_not_learned address=%s group=%s reason=%s", address, group, error)
             return False
         return True
-
-
-def _list_reply(request: RemotingCommand, group: str, ids: list[str]) -> RemotingCommand:
-    if not ids:
-        raise BrokerRefusal(
-            ResponseCode.SYSTEM_ERROR, f"no consumer of group {group} is connected here"
-        )
-    body = GetConsumerListByGroupResponseBody(consumer_id_list=ids).encode()
-    return RemotingCommand.response_to(request, body=body)

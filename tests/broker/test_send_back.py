@@ -177,10 +177,11 @@ async def test_the_settings_of_a_group_count(rig):
     assert SubscriptionGroupConfig.decode(shown.body) == groups[0]
     assert b'"retryMaxTimes":16' in (await rig.ask(352, {"group": "new"})).body
     assert rig.service.tables.groups.get("new") is None, "to ask makes none"
-    bad = SubscriptionGroupList(
-        group_config_list=[SubscriptionGroupConfig(group_name="i"), SubscriptionGroupConfig()]
-    )
-    assert (await rig.ask(225, body=bad.encode())).code == 29
+    with_attribute = SubscriptionGroupConfig(group_name="j", attributes={"+priority.factor": "1"})
+    assert (await rig.ask(200, body=with_attribute.encode())).code == 29
+    for bad in (SubscriptionGroupConfig(), with_attribute):
+        both = SubscriptionGroupList([SubscriptionGroupConfig(group_name="i"), bad])
+        assert (await rig.ask(225, body=both.encode())).code == 29
     assert rig.service.tables.groups.get("i") is None
     await rig.send()
     offset = await stored_offset(rig)
