@@ -7,6 +7,7 @@ loop. Origin: AdminBrokerProcessor and Broker2Client in Java.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Final, cast
 
@@ -136,11 +137,8 @@ class GroupAdminProcessor:
         only_ordered = flag(request, "isOrder")
         topics: dict[str, list[str]] = {}
         pace = Pace()
-        # Walk over a copy: groups commit between the turns.
-        async for key in pace.through(list(self._offsets.table)):
-            parts = key.split(SEPARATOR)
-            if len(parts) == 2:
-                topics.setdefault(parts[1], []).append(parts[0])
+        async for topic, group in self._committed():
+            topics.setdefault(group, []).append(topic)
         body = ConsumeStatsList(broker_addr=self._address)
         for group in sorted(topics):
             of_group = []
@@ -219,15 +217,10 @@ class GroupAdminProcessor:
         """The groups that subscribe to a topic now, or have an offset in it
         (QUERY_TOPIC_CONSUME_BY_WHO, 300)."""
         topic = text(request, "topic")
-        groups = set()
+        groups = {group async for one, group in self._committed() if one == topic}
         async for name, known in in_turns(list(self._clients.groups.items())):
             if topic in known.subscriptions:
                 groups.add(name)
-        async for key in in_turns(list(self._offsets.table)):
-            parts = key.split(SEPARATOR)
-            # Broadcast consumers store `topic@group@...`: this is not the progress of the group.
-            if len(parts) == 2 and parts[0] == topic:
-                groups.add(parts[1])
         return RemotingCommand.response_to(
             request, body=GroupList(group_list=sorted(groups)).encode()
         )
@@ -239,12 +232,16 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     async def _topics_of(self, group: str) -> list[str]:
-        topics = []
+        return sorted([topic async for topic, one in self._committed() if one == group])
+
+    async def _committed(self) -> AsyncIterator[tuple[str, str]]:
+        """(Topic, group) of each progress."""
+        # A copy: groups commit between the turns.
         async for key in in_turns(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
-            if len(parts) == 2 and parts[1] == group:
-                topics.append(parts[0])
-        return sorted(topics)
+            # Broadcast consumers store `topic@group@...`: this is not the progress of the group.
+            if len(parts) == 2:
+                yield parts[0], parts[1]
 
     def _stored_at(self, topic: str, queue_id: int, offset: int) -> int:
         return max(0, self._store.queries.message_store_timestamp(topic, queue_id, offset))

@@ -1,4 +1,4 @@
-"""The stock Java client 5.3.3 against a real cluster: every way to send, push consumers, filters.
+"""The stock Java client 5.3.3 against a real cluster: every way to send, and push consumers.
 
 Each program prints what it saw; the tests compare that with what the queues hold.
 """
@@ -136,20 +136,6 @@ def test_two_push_consumers_share_the_queues(
         producer.produce(topic, "oneway")
         second.wait_for("the last ones", lambda: sent_keys("oneway") <= consumed(second))
         second.finish()
-
-
-def test_a_tag_filter(
-    java_cluster: ClusterProcess, producer: JavaProducer, run_java: RunJava
-) -> None:
-    """Messages with tags A and B in turn; a consumer subscribed to A gets all of A, none of B."""
-    topic, servers = "JavaTags", java_cluster.name_servers
-    producer.produce(topic, "tags")
-    with run_java("Consume", servers, "java-tags", topic, "A", "CLUSTERING", "one") as consumer:
-        wanted = {f"tags-{number}" for number in range(0, COUNT, 2)}
-        consumer.wait_for("every message of tag A", lambda: consumed(consumer) >= wanted)
-        consumer.finish()
-        assert consumed(consumer) == wanted
-        assert {line["tags"] for line in consumer.of("key")} == {"A"}
 
 
 def test_broadcasting_with_binary_headers(

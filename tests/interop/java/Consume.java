@@ -27,7 +27,7 @@ public final class Consume {
         consumer.subscribe(topic, args[3]);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {
-                Lines.print("key", message.getKeys(), "tags", message.getTags(), "queueId", message.getQueueId(),
+                Lines.print("key", message.getKeys(), "queueId", message.getQueueId(),
                     "queueOffset", message.getQueueOffset(), "msgId", message.getMsgId(),
                     "body", new String(message.getBody(), StandardCharsets.UTF_8));
             }

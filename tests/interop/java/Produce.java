@@ -12,7 +12,7 @@ import org.apache.rocketmq.common.message.Message;
 /**
  * Produce NAMESERVERS: for each line `TOPIC COUNT MODE...` of stdin, COUNT messages in every mode, one line per
  * send result, and {"produced": line} in the end. Modes: sync, async, oneway, batch, ordered (queue = number of
- * the message mod 3), tags (A, B in turn).
+ * the message mod 3).
  */
 public final class Produce {
     private static DefaultMQProducer producer;
@@ -42,30 +42,25 @@ public final class Produce {
         switch (mode) {
             case "sync":
                 for (int i = 0; i < count; i++) {
-                    result(mode, key(mode, i), producer.send(message(mode, i, "")));
-                }
-                break;
-            case "tags":
-                for (int i = 0; i < count; i++) {
-                    result(mode, key(mode, i), producer.send(message(mode, i, i % 2 == 0 ? "A" : "B")));
+                    result(mode, key(mode, i), producer.send(message(mode, i)));
                 }
                 break;
             case "oneway":
                 for (int i = 0; i < count; i++) {
-                    producer.sendOneway(message(mode, i, ""));
+                    producer.sendOneway(message(mode, i));
                 }
                 break;
             case "ordered":
                 for (int i = 0; i < count; i++) {
                     SendResult sent = producer.send(
-                        message(mode, i, ""), (queues, message, number) -> queues.get((Integer) number % 3), i);
+                        message(mode, i), (queues, message, number) -> queues.get((Integer) number % 3), i);
                     result(mode, key(mode, i), sent);
                 }
                 break;
             case "batch":
                 List<Message> batch = new ArrayList<>();
                 for (int i = 0; i < count; i++) {
-                    batch.add(message(mode, i, ""));
+                    batch.add(message(mode, i));
                 }
                 result(mode, "batch", producer.send(batch));
                 break;
@@ -81,7 +76,7 @@ public final class Produce {
         CountDownLatch open = new CountDownLatch(count);
         for (int i = 0; i < count; i++) {
             String key = key(mode, i);
-            producer.send(message(mode, i, ""), new SendCallback() {
+            producer.send(message(mode, i), new SendCallback() {
                 @Override
                 public void onSuccess(SendResult sent) {
                     result(mode, key, sent);
@@ -102,9 +97,9 @@ public final class Produce {
         return mode + "-" + number;
     }
 
-    private static Message message(String mode, int number, String tag) {
+    private static Message message(String mode, int number) {
         String key = key(mode, number);
-        return new Message(topic, tag, key, ("body of " + key).getBytes(StandardCharsets.UTF_8));
+        return new Message(topic, "", key, ("body of " + key).getBytes(StandardCharsets.UTF_8));
     }
 
     private static void result(String mode, String key, SendResult sent) {
