@@ -32,7 +32,6 @@ _SHARE: Final = 5 / 8
 """The share of the descriptors; gRPC may take a quarter, the rest is for files and other ports."""
 _PASSED_OVER_MAX: Final = 16
 _SHORT_S: Final = 60.0  # how long there are fewer places after descriptors ran short
-_REPORT_S: Final = 10.0  # between two log lines about connections that were closed for new ones
 STALE_S: Final = 10.0  # while others wait for memory, a frame must be complete within this time
 _CHECK_S: Final = 0.05
 
@@ -156,8 +155,6 @@ class Places:
     def __init__(self, connections_max: int = CONNECTIONS_MAX) -> None:
         self._connections_max = self._places = connections_max
         self._fewer_since_s = 0.0
-        self._lost = 0
-        self._reported_s = 0.0
         self._strangers: Crowd[Accepted] = Crowd()
         self._looked_at_ms: dict[Accepted, int] = {}
         """Stranger -> its last activity when it was last looked at."""
@@ -207,10 +204,7 @@ class Places:
     def _end(self, loser: Accepted) -> None:
         self._looked_at_ms.pop(loser, None)
         loser.close("too many connections")
-        self._lost += 1
-        if boot_s() - self._reported_s > _REPORT_S:
-            self._reported_s = boot_s()
-            log.warning("connections_crowded_out open=%d ended=%d", len(self), self._lost)
+        log.warning("connections_crowded_out open=%d ended=%s", len(self), loser.peer)
 
     def keep(self, connection: Accepted) -> None:
         """The peer is a member now: a client of a group, or a broker."""

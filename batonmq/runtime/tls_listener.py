@@ -16,7 +16,6 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from batonmq.runtime.clock import boot_s
 from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.sockets import BACKLOG, listening_sockets, plain_address, without_delay
 from batonmq.runtime.tls import Names, PortTls, node_names, refused_names, tls_reason
@@ -28,7 +27,6 @@ UNPROVEN_MAX: Final = 1_024
 TLS_FIRST: Final = b"\x16"
 _AT_ONCE: Final = 16
 _SHORT_S: Final = 1.0
-_REPORT_S: Final = 10.0
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
@@ -80,8 +78,6 @@ class TlsListener:
         self._loop = asyncio.get_running_loop()
         self._unproven: Crowd[_Arrival] = Crowd(unproven_max)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._refused = 0
-        self._reported_s = 0.0
         self._closed = False
         for sock in self.sockets:
             sock.setblocking(False)
@@ -150,16 +146,9 @@ class TlsListener:
                 sock.close()
 
     def _refuse(self, arrival: _Arrival, reason: str) -> None:
-        self._refused += 1
-        if boot_s() - self._reported_s > _REPORT_S and not self._closed:
-            self._reported_s = boot_s()
-            log.warning(
-                "connection_refused endpoint=%s peer=%s refused=%d reason=%r",
-                self._name,
-                arrival.peer,
-                self._refused,
-                reason,
-            )
+        if not self._closed:
+            text = "connection_refused endpoint=%s peer=%s reason=%r"
+            log.warning(text, self._name, arrival.peer, reason)
 
     def close(self) -> None:
         if self._closed:
