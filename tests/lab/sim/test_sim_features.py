@@ -332,22 +332,13 @@ def test_in_order_what_is_in_flight_is_not_popped_but_by_the_same_attempt() -> N
     assert not log.found
 
 
-def test_in_order_what_is_done_behind_an_open_one_comes_again_with_it() -> None:
+@pytest.mark.parametrize("again", [[0, 1], [0]])
+def test_in_order_what_is_done_behind_an_open_one_comes_again(again: list[int]) -> None:
+    """With it or, if fewer are asked for, with the next pop."""
     log, checker = popped_in_order(3)
     log.put(POP_TOPIC, popped([0, 1]))
     log.put(POP_TOPIC, acked([1]))
-    log.put(POP_TOPIC, popped([0, 1]), after_ms=500)
-    log.put(POP_TOPIC, acked([0]))
-    log.put(POP_TOPIC, popped([1, 2]), after_ms=1000)
-    log.put(POP_TOPIC, acked([1, 2]))
-    assert not log.found and not checker.pending()
-
-
-def test_in_order_fewer_than_before_leave_the_rest_to_the_next_pop() -> None:
-    log, checker = popped_in_order(3)
-    log.put(POP_TOPIC, popped([0, 1]))
-    log.put(POP_TOPIC, acked([1]))
-    log.put(POP_TOPIC, popped([0]), after_ms=500)
+    log.put(POP_TOPIC, popped(again), after_ms=500)
     log.put(POP_TOPIC, acked([0]))
     log.put(POP_TOPIC, popped([1, 2]), after_ms=1000)
     log.put(POP_TOPIC, acked([1, 2]))
