@@ -62,7 +62,7 @@ class Cluster(ABC):
         return processes.wait_for(what, found, limit_s or self.limit_s, self.diagnostics)
 
     def group_state(self, group: str = GROUP) -> dict[str, Any] | None:
-        """What the leading controller records (1006), None while no controller leads."""
+        """What the leading controller records; None while no controller leads."""
         return sync_state(self.controllers, group, timeout_s=self.reply_s)
 
     @property

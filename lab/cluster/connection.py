@@ -111,7 +111,7 @@ def takes_writes(address: str, topic: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HaStatus:
-    """A broker's reply to 907. `acked`: the slaves' acknowledged offsets, by connection."""
+    """A broker's HA status (907). `acked`: the slaves' acknowledged offsets, by connection."""
 
     master: bool
     max_offset: int
@@ -128,7 +128,7 @@ class HaStatus:
 
 
 def parse_ha_status(body: bytes) -> HaStatus:
-    """Parses the JSON body of a reply to 907."""
+    """Parses the JSON body of a broker's HA status."""
     info = json.loads(body)
     connections = info.get("haConnectionInfo") or []
     return HaStatus(
@@ -151,7 +151,7 @@ def ha_status(address: str, *, timeout_s: float = 5.0) -> HaStatus | None:
 def sync_state(
     controllers: list[str], group: str, *, timeout_s: float = 5.0
 ) -> dict[str, Any] | None:
-    """What the leading controller records of a group (1006); None while none of them replies."""
+    """What the leading controller records of a group; None while none of them replies."""
     for address in controllers:
         try:
             reply = ask(

@@ -10,7 +10,7 @@ CALL is a name of `runtime.disk`, `changes` (every call that changes a disk), `r
 a full disk: new files and folders, and writes where nothing is allocated yet) or `*`. PATH is found
 anywhere in the path of the file or folder; `*` and `?` are wild. `after N` lets N such calls pass,
 `once` is one failure, `for 5s` a time from the first failure on. `during` needs a write, of which
-half is done. Rules count and act for themselves, the first one that fits a call wins:
+half is done. Each rule counts for itself; the first one that fits a call acts:
 
     fdatasync commitlog EIO once after 3
     pwrite * ENOSPC after 100 for 5s

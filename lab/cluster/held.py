@@ -51,7 +51,7 @@ USERS: Final[Sections] = {
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """What the leading controller records (1006). Brokers by their index."""
+    """What the leading controller records. Brokers by their index."""
 
     master: int | None
     master_epoch: int
@@ -294,7 +294,7 @@ class HeldCluster(Cluster):
         return parse_ha_status(reply.body) if reply is not None and reply.body else None
 
     def epochs(self, index: int) -> list[Epoch]:
-        """The epoch list of a broker (1007), oldest first. Raises NotInTime without a reply."""
+        """The epoch list of a broker, oldest first. Raises NotInTime without a reply."""
         reply = self._ask(self.brokers[index], self.brokers[index].node.address, frames.EPOCHS)
         if reply is None or reply.code != frames.OK:
             raise NotInTime(f"{self.brokers[index].name} does not report its epochs")

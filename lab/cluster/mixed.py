@@ -214,7 +214,7 @@ class MixedGroup(OwnProcesses[int]):
         return status is not None and status.is_level(slaves)
 
     def epochs(self, place: int) -> list[tuple[int, int]]:
-        """(epoch, start) of that broker's log (1007)."""
+        """(epoch, start) of each epoch of that broker's log."""
         reply = ask(self.address(place), frames.EPOCHS)
         return [(entry["epoch"], entry["startOffset"]) for entry in reply.json["epochList"]]
 

@@ -26,7 +26,7 @@ def spark_home() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Ours without the variables that would lead Python to the checkout."""
+    """The environment without variables that would lead Python to the checkout."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PY")}
     return {**kept, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 

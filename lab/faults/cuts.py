@@ -1,7 +1,7 @@
 """A master cut off by the network: from all, from some, in one direction.
 
-Packets are dropped without a reply. Clients still reach the master unless `clients` is set: then it
-may still take writes, which is the most dangerous case.
+Packets are dropped without a reply. Clients still reach the master unless `clients` is set. A
+master that clients reach may still take writes, which is the most dangerous case.
 """
 
 from __future__ import annotations

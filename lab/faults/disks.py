@@ -16,7 +16,7 @@ NO_ACKS_S = 1.5
 
 
 class AllBrokers(Fault):
-    """kill -9 of all in any order, at once or each after the one before was shrunk away; then a
+    """kill -9 of all in any order, at once or each after the one before has left the set; then a
     start in any order. Measured from when the first member of the last set listens: each of them
     holds everything that was acknowledged."""
 
@@ -117,7 +117,7 @@ class OldBackup(SpoiledSlave):
 
 
 class WipedSlaveAlone(Fault):
-    """Both complete ones die: no one is elected, nothing is acked until one of them restarts."""
+    """Both other replicas die: none is elected, nothing is acked until one of them restarts."""
 
     name = "wiped-slave-alone"
     title = "a replica's disk wiped, the two others killed: no acks until one is back"

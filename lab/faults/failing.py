@@ -25,7 +25,7 @@ BURN = "while True: pass"
 class Failing(Fault):
     """One process fails while it runs; `fail` says how.
 
-    `endures`: what it is that must not end the process, empty if it may.
+    `endures`: the fault that must not end the process; empty if it may.
     """
 
     measure: ClassVar[Measure] = "gap"
@@ -134,7 +134,7 @@ def past_delete_when() -> str:
 
 
 class Starved(AtAnyProcess):
-    """One process comes last for the processors, and two others want all of them."""
+    """One process has the lowest priority, beside as many busy processes as cores."""
 
     name = "starved"
     title = "one process starved of its processor: longest gap between acks"

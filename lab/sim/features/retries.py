@@ -1,12 +1,12 @@
 """Messages that a consumer fails come again with a higher count, and end in the dead letters.
 
-What is checked is the log. Each record that a 36 makes has the count of the message that was given
-back, plus one, and there are at most as many of them as 36 were sent for that message with that
-count. So a count falls only where a consumer gives the earlier message back once more: it got it
-again because its group's offset of the last second was lost in a failover, or with a member that
-was killed (R31), or because the answer of its 36 was. A client that could not send a message back
-at all counts on by itself; that count is its own. A message becomes a dead letter at the last count
-and at no other, and no message holds up the offset of its queue.
+What is checked is the log. Each record that a send-back makes has the count of the message that was
+sent back, plus one, and there are at most as many of them as send-backs of that message with that
+count. So a count falls only where a consumer sends the earlier message back again: it got it again
+because its group's offset of the last second was lost in a failover, or with a member that was
+killed (R31), or because the answer to its send-back was lost. A client that could not send a
+message back counts by itself. A message becomes a dead letter at the last count only, and no
+message holds up the offset of its queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Retries(Checker):
         self.consumed: set[str] = set()
 
     def sends_back(self, phy_offset: int) -> Tried | None:
-        """A consumer asks for it (36)."""
+        """A consumer sends it back."""
         self.log.read()
         record = self.log.record_at(phy_offset)
         if record is None:
@@ -46,7 +46,7 @@ class Retries(Checker):
         return name, record.reconsumed
 
     def sent_back(self, tried: Tried) -> None:
-        """That was answered with 0: the consumer moves its offset."""
+        """The send-back was answered with success: the consumer moves its offset."""
         self.log.read()
         name, count = tried
         self._answered[tried] += 1

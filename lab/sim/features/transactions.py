@@ -76,7 +76,7 @@ class Transactions(Checker):
                 self.log.violate(f"R30: {name} is committed again, or after its end")
 
     def ended(self, name: str, queue_offset: int, state: TransactionState) -> None:
-        """37 was answered with 0."""
+        """END_TRANSACTION was answered with success."""
         self.log.read()
         if queue_offset in self._open[name]:
             self.log.violate(f"R30: the end of {name} is answered, and no op of it is confirmed")
