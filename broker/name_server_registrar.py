@@ -181,7 +181,7 @@ def _refused(remark: str) -> BrokerRefusal:
 
 
 @dataclass(slots=True)
-class _Due:
+class _Unsent:
     """What one name server does not know yet. Every change sets `something`; a change of other
     things than `topics` sets `everything`."""
 
@@ -225,7 +225,7 @@ class NameServerRegistrar:
         self._current = current
         self._master_named = master_named
         self._knows_master = True
-        self._due = {address: _Due() for address in name_servers}
+        self._due = {address: _Unsent() for address in name_servers}
         self._tasks = Tasks()
         self.registered: dict[str, bool] = dict.fromkeys(name_servers, False)
         self._changes = 0

@@ -211,8 +211,7 @@ class QueryProcessor:
             ],
         )
         if group := request.ext.get("consumerGroup"):
-            known = self._clients.groups.get(group)
-            body.subscription_data = known.subscriptions.get(topic) if known is not None else None
+            body.subscription_data = self._clients.subscription(group, topic)
             body.filter_data = f"{group}@{topic} is not online!"
             if body.subscription_data is not None:
                 found = self._filters.get(group, topic)

@@ -76,8 +76,8 @@ NAME: /[a-z_$][a-z0-9_$]*/i
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """An operand. `source`: Python source of its value, None for null. `truth`: shorter source,
+class Operand:
+    """`source`: Python source of its value, None for null. `truth`: shorter source,
     true if `source` gives True, false for False or None. `last`: as `truth`, but it evaluates and
     raises less, so only False may follow it. `is_boolean`: it may be a condition. `is_constant`,
     `value`: for literals.
@@ -103,7 +103,7 @@ class Node:
 
 
 @v_args(inline=True)
-class _Operands(Transformer[Token, Node]):
+class _Literals(Transformer[Token, Operand]):
     """Builds Python source bottom-up. `names`: property -> variable; `uses`: how often each
     variable occurs; `constants`: name -> value."""
 
@@ -117,54 +117,54 @@ class _Operands(Transformer[Token, Node]):
     def _call_userfunc(self, tree: Any, new_children: Any = None) -> Any:
         """Checks the size of the source after each step, while it grows."""
         node = super()._call_userfunc(tree, new_children)  # type: ignore[no-untyped-call]
-        if isinstance(node, Node) and len(node.source) + len(node.truth) > 4 * SOURCE_MAX:
+        if isinstance(node, Operand) and len(node.source) + len(node.truth) > 4 * SOURCE_MAX:
             raise SqlError(f"it becomes more than {SOURCE_MAX} characters of code")
         return node
 
-    def text(self, token: Token) -> Node:
+    def text(self, token: Token) -> Operand:
         value = _unquoted(token)
         source = self._constant(value)
-        return Node(source, ValueKind.TEXT, is_constant=True, value=value)
+        return Operand(source, ValueKind.TEXT, is_constant=True, value=value)
 
-    def decimal(self, token: Token) -> Node:
+    def decimal(self, token: Token) -> Operand:
         value = int(token.rstrip("lL"))
         if value > LONG_MAX:
             raise SqlError(f"the number {token} does not fit into 64 bits")
         kind = ValueKind.INT if value <= INT_MAX else ValueKind.LONG
-        return Node(self._constant(value), kind, is_constant=True, value=value)
+        return Operand(self._constant(value), kind, is_constant=True, value=value)
 
-    def floating(self, token: Token) -> Node:
+    def floating(self, token: Token) -> Operand:
         value = float(token)
         if not 0.0 < value < float("inf"):  # 0.0 as well: Java refuses it
             raise SqlError(f"the number {token} must be above 0 and within a double")
-        return Node(self._constant(value), ValueKind.DOUBLE, is_constant=True, value=value)
+        return Operand(self._constant(value), ValueKind.DOUBLE, is_constant=True, value=value)
 
-    def true(self, _: Token) -> Node:
-        return Node(
+    def true(self, _: Token) -> Operand:
+        return Operand(
             self._constant(True), ValueKind.BOOLEAN, is_boolean=True, is_constant=True, value=True
         )
 
-    def false(self, _: Token) -> Node:
-        return Node(
+    def false(self, _: Token) -> Operand:
+        return Operand(
             self._constant(False), ValueKind.BOOLEAN, is_boolean=True, is_constant=True, value=False
         )
 
-    def null(self, _: Token) -> Node:
-        return Node(self._constant(None), ValueKind.BOOLEAN, is_boolean=True, is_constant=True)
+    def null(self, _: Token) -> Operand:
+        return Operand(self._constant(None), ValueKind.BOOLEAN, is_boolean=True, is_constant=True)
 
-    def name(self, token: Token) -> Node:
+    def name(self, token: Token) -> Operand:
         variable = self.names.setdefault(str(token), f"p{len(self.names)}")
         self.uses[variable] += 1
-        return Node(variable, ValueKind.TEXT, is_property=True)
+        return Operand(variable, ValueKind.TEXT, is_property=True)
 
-    def plus(self, node: Node) -> Node:
+    def plus(self, node: Operand) -> Operand:
         return node
 
-    def minus(self, node: Node) -> Node:
+    def minus(self, node: Operand) -> Operand:
         if node.kind.is_number:
-            return Node(f"(-{node.source})", node.kind, node.depth + 1)
+            return Operand(f"(-{node.source})", node.kind, node.depth + 1)
         # Still evaluated, because its operand may raise.
-        return Node(f"({node.source}, None)[1]", ValueKind.NOTHING, node.depth + 1)
+        return Operand(f"({node.source}, None)[1]", ValueKind.NOTHING, node.depth + 1)
 
     def _constant(self, value: Any) -> str:
         name = f"c{len(self.constants)}"
@@ -177,12 +177,13 @@ class _Operands(Transformer[Token, Node]):
 
 
 @v_args(inline=True)
-class _Compiler(_Operands):
-    def start(self, node: Node) -> Node:
+class _Compiler(_Literals):
+    def start(self, node: Operand) -> Operand:
         return _condition(node)
 
-    def either(self, *parts: Node) -> Node:
-        terms = [_condition(part) for part in parts if isinstance(part, Node)]  # not the OR tokens
+    def either(self, *parts: Operand) -> Operand:
+        # Without the OR tokens.
+        terms = [_condition(part) for part in parts if isinstance(part, Operand)]
         # Each term is evaluated once: whether one is unknown matters only if none is true.
         kept = [f"({self._variable()} := {term.source})" for term in terms]
         found = " or ".join(f"{part} is True" for part in kept)
@@ -190,8 +191,8 @@ class _Compiler(_Operands):
         truth = " or ".join(term.passes for term in terms)
         return _boolean(f"({found} or (None if {unknown} else False))", *terms, truth=f"({truth})")
 
-    def both(self, *parts: Node) -> Node:
-        terms = [_condition(part) for part in parts if isinstance(part, Node)]
+    def both(self, *parts: Operand) -> Operand:
+        terms = [_condition(part) for part in parts if isinstance(part, Operand)]
         kept = [f"({self._variable()} := {term.source})" for term in terms]
         failed = " or ".join(f"{part} is False" for part in kept)
         unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
@@ -200,10 +201,10 @@ class _Compiler(_Operands):
         source = f"(False if {failed} else None if {unknown} else True)"
         return _boolean(source, *terms, last=f"({last})")
 
-    def negated(self, _: Token, node: Node) -> Node:
+    def negated(self, _: Token, node: Operand) -> Operand:
         return self._not(_condition(node))
 
-    def equals(self, left: Node, right: Node) -> Node:
+    def equals(self, left: Operand, right: Operand) -> Operand:
         for node in (left, right):
             if node.is_constant and node.value is None:
                 raise SqlError("NULL cannot be compared: write IS NULL or IS NOT NULL")
@@ -211,23 +212,23 @@ class _Compiler(_Operands):
             raise SqlError(f"{_shown(left)} cannot be compared with {_shown(right)}")
         return self._equal(left, right)
 
-    def differs(self, left: Node, _: Token, right: Node) -> Node:
+    def differs(self, left: Operand, _: Token, right: Operand) -> Operand:
         return self._not(self.equals(left, right))
 
-    def is_null(self, node: Node, *_: Token) -> Node:
+    def is_null(self, node: Operand, *_: Token) -> Operand:
         return _boolean(source := f"({node.source} is None)", node, truth=source)
 
-    def is_not_null(self, node: Node, *_: Token) -> Node:
+    def is_not_null(self, node: Operand, *_: Token) -> Operand:
         return _boolean(source := f"({node.source} is not None)", node, truth=source)
 
-    def ordered(self, left: Node, sign: Token, right: Node) -> Node:
+    def ordered(self, left: Operand, sign: Token, right: Operand) -> Operand:
         for node in (left, right):
             is_number = node.kind.is_number and node.is_constant
             if node.is_boolean or (node.is_constant and not is_number):
                 raise SqlError(f"{sign} needs numbers, not {_shown(node)}")
         return self._order(left, str(sign), right)
 
-    def between(self, value: Node, _: Token, low: Node, __: Token, high: Node) -> Node:
+    def between(self, value: Operand, _: Token, low: Operand, __: Token, high: Operand) -> Operand:
         if low.is_constant and high.is_constant:
             if low.value is None or high.value is None:
                 raise SqlError("BETWEEN needs two numbers, not NULL")
@@ -235,19 +236,19 @@ class _Compiler(_Operands):
                 raise SqlError(f"BETWEEN {low.value} AND {high.value}: the lower comes first")
         return self._between(value, low, high, self.both, ">=", "<=")
 
-    def not_between(self, value: Node, *rest: Any) -> Node:
-        low, high = (part for part in rest if isinstance(part, Node))
+    def not_between(self, value: Operand, *rest: Any) -> Operand:
+        low, high = (part for part in rest if isinstance(part, Operand))
         return self._between(value, low, high, self.either, "<", ">")
 
     def _between(
         self,
-        value: Node,
-        low: Node,
-        high: Node,
-        joined: Callable[..., Node],
+        value: Operand,
+        low: Operand,
+        high: Operand,
+        joined: Callable[..., Operand],
         over: str,
         under: str,
-    ) -> Node:
+    ) -> Operand:
         """The first comparison evaluates the value and stores it in a variable; the second, always
         evaluated after it, reads that variable."""
         kept = value
@@ -261,21 +262,21 @@ class _Compiler(_Operands):
             self.ordered(kept, sign.update(value=under), high),
         )
 
-    def is_in(self, node: Node, *tokens: Token) -> Node:
+    def is_in(self, node: Operand, *tokens: Token) -> Operand:
         return self._in(node, tokens, "in")
 
-    def is_not_in(self, node: Node, *tokens: Token) -> Node:
+    def is_not_in(self, node: Operand, *tokens: Token) -> Operand:
         return self._in(node, tokens, "not in")
 
-    def tested(self, node: Node, test: Token, literal: Token) -> Node:
+    def tested(self, node: Operand, test: Token, literal: Token) -> Operand:
         return self._tested(node, test, literal, "")
 
-    def not_tested(self, node: Node, _: Token, test: Token, literal: Token) -> Node:
+    def not_tested(self, node: Operand, _: Token, test: Token, literal: Token) -> Operand:
         return self._tested(node, test, literal, "not ")
 
     # Source.
 
-    def _equal(self, left: Node, right: Node) -> Node:
+    def _equal(self, left: Operand, right: Operand) -> Operand:
         if left.is_property and right.is_constant:
             if right.kind is ValueKind.TEXT:
                 p, equal = left.source, f"{left.source} == {right.source}"
@@ -287,7 +288,7 @@ class _Compiler(_Operands):
         )
         return _boolean(call, left, right)
 
-    def _order(self, left: Node, sign: str, right: Node) -> Node:
+    def _order(self, left: Operand, sign: str, right: Operand) -> Operand:
         if left.is_property and right.kind in (ValueKind.INT, ValueKind.LONG):
             # Fewer digits than the type's largest number has: no check of the range is needed.
             p, most = left.source, 10 if right.kind is ValueKind.INT else 19
@@ -310,13 +311,13 @@ class _Compiler(_Operands):
             right,
         )
 
-    def _not(self, node: Node) -> Node:
+    def _not(self, node: Operand) -> Operand:
         variable = self._variable()
         return _boolean(
             f"(None if ({variable} := {node.source}) is None else not {variable})", node
         )
 
-    def _in(self, node: Node, tokens: tuple[Token, ...], how: str) -> Node:
+    def _in(self, node: Operand, tokens: tuple[Token, ...], how: str) -> Operand:
         if not node.is_property:
             raise SqlError(f"IN needs a property's name before it, not {_shown(node)}")
         values = frozenset(_unquoted(token) for token in tokens if token.type == "STRING")
@@ -324,7 +325,7 @@ class _Compiler(_Operands):
         source = f"(None if {p} is None else {p} {how} {held})"
         return _boolean(source, node, truth=f"({p} is not None and {p} {how} {held})")
 
-    def _tested(self, node: Node, test: Token, literal: Token, negation: str) -> Node:
+    def _tested(self, node: Operand, test: Token, literal: Token, negation: str) -> Operand:
         searched = _unquoted(literal)
         if not searched or node.kind is not ValueKind.TEXT:
             # Still evaluated, because its operand may raise.
@@ -340,14 +341,14 @@ class _Compiler(_Operands):
         )
 
 
-def _boolean(source: str, *parts: Node, truth: str = "", last: str = "") -> Node:
+def _boolean(source: str, *parts: Operand, truth: str = "", last: str = "") -> Operand:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise SqlError(f"the expression is nested deeper than {DEPTH_MAX}")
-    return Node(source, ValueKind.BOOLEAN, depth, truth, last, is_boolean=True)
+    return Operand(source, ValueKind.BOOLEAN, depth, truth, last, is_boolean=True)
 
 
-def _condition(node: Node) -> Node:
+def _condition(node: Operand) -> Operand:
     if node.is_boolean:
         return node
     if node.is_property:  # true only for a boolean, which no property is
@@ -355,7 +356,7 @@ def _condition(node: Node) -> Node:
     raise SqlError(f"a condition is needed where {_shown(node)} stands")
 
 
-def _shown(node: Node) -> str:
+def _shown(node: Operand) -> str:
     if node.is_constant:
         value = node.value
         return repr(value.decode()) if isinstance(value, bytes) else str(value).upper()
@@ -387,7 +388,7 @@ _HELPERS: Final = {
 }
 
 
-def _function(compiler: _Compiler, root: Node) -> Matches:
+def _function(compiler: _Compiler, root: Operand) -> Matches:
     before: list[str] = []
     found: dict[str, str] = {}
     scope: dict[str, Any] = {**_HELPERS, **compiler.constants}

@@ -180,12 +180,6 @@ class ClassicReplication(Replication):
             self.ha.lead()
         await self.group.start()
 
-    async def hand_over(self) -> None:
-        pass  # no other member may become master
-
-    def tick(self, now_ms: int) -> None:
-        pass
-
     async def _close(self, reason: str) -> None:
         await self.group.close()
         await self.ha.close()

@@ -99,6 +99,7 @@ class ControllerReplication(Replication):
         self._full_disk = UnfitHandover()
         self._damage = UnfitHandover()
         self._client = client
+        self._tables = tables
         self.ha = AutoSwitchHAService(
             path.store,
             config.ha,
@@ -295,7 +296,7 @@ class ControllerReplication(Replication):
             "requiredSet": ",".join(map(str, sorted(self.ha.required_set))),
             "syncStateSetEpoch": str(view.sync_state_set_epoch if view else 0),
             "lastEpoch": str(path.store.epochs.last_epoch),
-            "consumerOffsetsClamped": str(self.actions.offsets_clamped),
+            "consumerOffsetsClamped": str(self._tables.offsets.lowered),
             "tablesEpoch": str(self._slave_sync.held_epoch),
             "slavesWithoutTables": ",".join(self._slaves_without_tables()),
         }

@@ -114,8 +114,7 @@ class Replication(ABC):
         """A hint of a controller (NOTIFY_BROKER_ROLE_CHANGED, 1008)."""
         return RemotingCommand.response_to(request)
 
-    @abstractmethod
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: int) -> None:  # noqa: B027  classic mode has nothing to do
         """Called several times a second, for what changes with time alone."""
 
     def in_sync_count(self) -> int:
@@ -168,8 +167,7 @@ class Replication(ABC):
         """Why this replica may lack acknowledged messages; "" if it has all, or need not."""
         return ""
 
-    @abstractmethod
-    async def hand_over(self) -> None:
+    async def hand_over(self) -> None:  # noqa: B027  in classic mode no other may become master
         """Before a planned stop: a master hands over to another member, if there is one."""
 
     async def close(self, reason: str) -> None:

@@ -142,11 +142,6 @@ class RoleActions:
         await self._clamp.run()
         self._slave_sync.fetch_offsets_again()
 
-    @property
-    def offsets_clamped(self) -> int:
-        """How many offsets of groups went back to the end of their queue since the start."""
-        return self._clamp.total
-
     def lease_changed(self, valid: bool) -> None:
         """The lease began or ended. Reports to the history how a mastership continued without
         it."""

@@ -10,7 +10,6 @@ no epochs.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -29,17 +28,6 @@ NO_OFFSET = -1
 # As in Java the data version moves once in so many commits, not at each.
 _COMMITS_PER_VERSION = 500
 _VERSIONS_AHEAD = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """Offsets of a group in a topic that were lowered to the end of their queue: in how many
-    queues, and by how many messages in all."""
-
-    group: str
-    topic: str
-    queues: int
-    messages: int
 
 
 class OffsetTable(ConsumerOffsetSerializeWrapper):
@@ -82,7 +70,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         # (R39).
         for topic in body.baton_deleted:
             self._old.deleted(topic)
-        self.resets.loaded(body.baton_resets, body.baton_resets_end)
+        self.resets.running, self.resets.end = body.baton_resets, body.baton_resets_end
         self.data_version = body.data_version
         counted = self.deletions
         counted.topics, counted.loaded_end = body.baton_deleted, body.baton_deleted_end
@@ -165,7 +153,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             offset_table=dict(self._table),
             baton_deleted=dict(self.deletions.topics),
             baton_deleted_end=self.deletions.end,
-            baton_resets=self.resets.copied(),
+            baton_resets={key: dict(queues) for key, queues in self.resets.running.items()},
             baton_resets_end=self.resets.end,
             baton_received_end=self._received.end,
             baton_unreceived=dict(self._received.lacks),
@@ -209,10 +197,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         if self._commits % _COMMITS_PER_VERSION == 0:
             self._new_version()
 
-    def clamped(self, end_of: Callable[[str, int], int]) -> Iterator[Lowered | None]:
+    def clamped(self, end_of: Callable[[str, int], int]) -> Iterator[int]:
         """Lowers every offset above `end_of(topic, queue id)` to that end, one `topic@group` a
-        step. Yields what was lowered, or None. Keys that are added between two steps are left out.
-        """
+        step; yields in how many queues. Keys that are added between two steps are left out."""
         for key in list(self._table):
             topic, _, group = key.partition(SEPARATOR)
             # It may have been deleted since the last step.
@@ -223,7 +210,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
                 if offset > (end := end_of(topic, queue_id))
             }
             if not ends:
-                yield None
+                yield 0
                 continue
             self.lowered += len(ends)
             messages = sum(offsets[queue_id] - end for queue_id, end in ends.items())
@@ -231,7 +218,14 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             # Slaves compare this count: they must fetch the lowered offsets.
             self._commits += 1
             self._new_version()
-            yield Lowered(group, topic, len(ends), messages)
+            log.warning(
+                "consumer_offsets_clamped group=%s topic=%s queues=%d messages=%d",
+                group,
+                topic,
+                len(ends),
+                messages,
+            )
+            yield len(ends)
 
     def delete_topic(self, topic: str, record_end: int) -> None:
         """A record that ends at `record_end` deletes a topic: removes its offsets (R39)."""
@@ -253,9 +247,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self.deletions.end = max(self.deletions.end, record_end)
         # A start has read a record again whose effect is in the file: since then the topic may have
         # been created again, with commits that must stay.
-        if self.deletions.in_loaded_file(record_end):
+        loaded, received = self.deletions, self._received
+        if loaded.counts(record_end, loaded.loaded_end, loaded.loaded_epoch):
             return
-        received = self._received
         is_received = self.deletions.counts(record_end, received.end, received.epoch)
         for key in keys:
             self.resets.forget(key, record_end)

@@ -13,7 +13,6 @@ continues at the group's offset.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -34,8 +33,6 @@ from batonmq.protocol.topic_name import (
 from batonmq.runtime.turns import in_turns
 from batonmq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
-
 
 class OffsetClamp:
     """`store` has the ends of the queues."""
@@ -44,11 +41,6 @@ class OffsetClamp:
         self._offsets = tables.offsets
         self._delays = tables.delays
         self._store = store
-
-    @property
-    def total(self) -> int:
-        """How many offsets were lowered since the start."""
-        return self._offsets.lowered
 
     async def for_view(self, view: RoleView) -> int:
         """Before a role is taken: how many offsets were lowered; 0 unless the table is older than
@@ -89,16 +81,7 @@ class OffsetClamp:
             queue_end(self._store, TIMER_TOPIC, 0),
         )
         self._offsets.log_ends(self._store.max_phy_offset)
-        for lowered in self._offsets.clamped(partial(queue_end, self._store)):
-            if lowered is not None:
-                log.warning(
-                    "consumer_offsets_clamped group=%s topic=%s queues=%d messages=%d",
-                    lowered.group,
-                    lowered.topic,
-                    lowered.queues,
-                    lowered.messages,
-                )
-            yield lowered.queues if lowered is not None else 0
+        yield from self._offsets.clamped(partial(queue_end, self._store))
 
 
 class PositionReport(NamedTuple):

@@ -88,12 +88,6 @@ class OffsetResets:
         self.changes += 1
         self._changed()
 
-    def copied(self) -> Running:
-        return {key: dict(queues) for key, queues in self.running.items()}
-
-    def loaded(self, running: Running, end: int) -> None:
-        self.running, self.end = running, end
-
     def from_master(
         self, theirs: Mapping[str, Mapping[int, int]], carried_out: int | None
     ) -> tuple[bool, Running]:

@@ -40,10 +40,6 @@ class Deletions:
         """Whether the topic was deleted by a record that ends after this offset of the log."""
         return bool(self.topics) and offset < self.topics.get(topic, 0)
 
-    def in_loaded_file(self, record_end: int) -> bool:
-        """Whether the loaded file has the effect of that record."""
-        return self.counts(record_end, self.loaded_end, self.loaded_epoch)
-
     def counts(self, record_end: int, end: int, epoch: int) -> bool:
         """Whether a table that has the effects of the log up to `end`, as masters up to `epoch`
         wrote it, has the effect of the record that ends at `record_end`."""

@@ -58,16 +58,11 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         return self._forbidden.get(group, {}).get(topic, 0)
 
     def set_forbidden(self, group: str, topic: str, bits: int) -> None:
-        topics = self._forbidden.get(group, {})
-        if topics.get(topic, 0) == bits:
-            return
-        if bits:
-            self._forbidden.setdefault(group, {})[topic] = bits
-        else:  # the topic is there: without it the bits were 0
-            del topics[topic]
-            if not topics:
-                del self._forbidden[group]
-        self._new_version()
+        if self.forbidden(group, topic) != bits:
+            topics = self._forbidden.pop(group, {}) | {topic: bits}
+            if kept := {name: some for name, some in topics.items() if some}:
+                self._forbidden[group] = kept
+            self._new_version()
 
     def delete(self, name: str) -> bool:
         """Removes a group and its forbidden topics; a system group stays."""

@@ -182,9 +182,7 @@ def test_r44_what_is_lowered_is_stored(tmp_path):
     offsets.commit("g", "T", 0, 9)
     for write in offsets.writes_due():
         write()
-    assert [lowered.messages for lowered in offsets.clamped(lambda topic, queue: 4) if lowered] == [
-        5
-    ]
+    assert list(offsets.clamped(lambda topic, queue: 4)) == [1]
     for write in offsets.writes_due():
         write()
     again = ConsumerOffsetManager(path)

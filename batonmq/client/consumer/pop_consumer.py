@@ -220,15 +220,10 @@ class PopConsumer(Receiver):
             "bname": message.broker_name,
             **fields,
         }
-        reply, address = await self._client.masters.invoke(
-            message.topic,
-            message.broker_name,
-            lambda left_ms: RemotingCommand.request(code, ext),
-            deadline_ms=boot_ms() + timeout_ms,
+        request, deadline_ms = RemotingCommand.request(code, ext), boot_ms() + timeout_ms
+        return await self._client.masters.call(
+            message.topic, message.broker_name, request, deadline_ms=deadline_ms
         )
-        if reply.code != ResponseCode.SUCCESS:
-            raise ResponseError(reply.code, reply.remark, address)
-        return reply
 
 
 def _with_handles(reply: RemotingCommand, topic: str, broker_name: str) -> list[MessageExt]:

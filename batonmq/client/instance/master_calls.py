@@ -14,7 +14,8 @@ from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
 from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.failover import NOT_SERVING, Silence, SilenceWatch, pause_ms
 from batonmq.client.instance.routes import RouteTable
-from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms
 
@@ -78,6 +79,17 @@ class MasterCalls:
             if boot_ms() + pause >= deadline_ms:
                 raise NoMasterError(broker_name, why)
             await asyncio.sleep(pause / 1000)
+
+    async def call(
+        self, topic: str, broker_name: str, request: RemotingCommand, *, deadline_ms: int
+    ) -> RemotingCommand:
+        """As `invoke`, for a reply with code 0. Raises ResponseError for others."""
+        reply, address = await self.invoke(
+            topic, broker_name, lambda left_ms: request, deadline_ms=deadline_ms
+        )
+        if reply.code != ResponseCode.SUCCESS:
+            raise ResponseError(reply.code, reply.remark, address)
+        return reply
 
     async def invoke_once(
         self,

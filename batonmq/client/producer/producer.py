@@ -58,8 +58,8 @@ from batonmq.client.producer.sending import (
     SendResult,
     retry_decision,
 )
-from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode, ResponseCode
-from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode
+from batonmq.protocol.errors import ConnectError, RequestTimeoutError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
 from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
 from batonmq.protocol.recall_handle import decode_handle
@@ -185,13 +185,13 @@ class Producer(GroupMember):
             raise MessageIllegalError(str(error)) from None
         fields = {"producerGroup": self.group, "topic": topic, "recallHandle": recall_handle}
         request = RemotingCommand.request(RequestCode.RECALL_MESSAGE, fields)
-        limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
-        reply, address = await self._client.masters.invoke(
-            topic, handle.broker_name, lambda left_ms: request, deadline_ms=boot_ms() + limit_ms
-        )
-        if reply.code != ResponseCode.SUCCESS:
-            raise ResponseError(reply.code, reply.remark, address)
+        deadline_ms = boot_ms() + self._limit_ms(timeout_ms)
+        masters = self._client.masters
+        await masters.call(topic, handle.broker_name, request, deadline_ms=deadline_ms)
         return handle.unique_key
+
+    def _limit_ms(self, timeout_ms: int | None) -> int:
+        return self.options.send_timeout_ms if timeout_ms is None else timeout_ms
 
     async def request(
         self,
@@ -208,7 +208,7 @@ class Producer(GroupMember):
         Raises NoReplyError if none came in time, and as `send`."""
         self._check_running()
         check_send([message], queue, timeout_ms)
-        limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
+        limit_ms = self._limit_ms(timeout_ms)
         deadline_ms = boot_ms() + limit_ms
         asked = question(message, self._client.client_id, limit_ms)
         # Here, not only in `send`: what is refused must cost no look-up and no heartbeat.
@@ -368,7 +368,7 @@ class Producer(GroupMember):
     ) -> SendResult:
         self._check_running()
         now_ms = boot_ms()
-        limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
+        limit_ms = self._limit_ms(timeout_ms)
         sending = Sending(ready, choose, now_ms, now_ms + limit_ms, wall_ms())
         # Ends by a result or an error: `pause_ms` raises one at the deadline.
         while True:

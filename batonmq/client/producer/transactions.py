@@ -21,8 +21,8 @@ from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.producer.producer import Producer, ProducerOptions, QueueSelector
 from batonmq.client.producer.sending import SendResult
 from batonmq.protocol import properties as names
-from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.records.codec import decode_record
@@ -131,18 +131,12 @@ class TransactionProducer(Producer):
     ) -> TransactionResult:
         if state is TransactionState.UNKNOWN:
             return TransactionResult(sent, state, ended=False)
-        limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
         _, phy_offset = decode_offset_msg_id(sent.offset_msg_id)
         request = self._end_request(state, sent.queue_offset, phy_offset, sent.msg_id)
         try:
-            reply, address = await self._client.masters.invoke(
-                sent.queue.topic,
-                sent.queue.broker_name,
-                lambda left_ms: request,
-                deadline_ms=boot_ms() + limit_ms,
-            )
-            if reply.code != ResponseCode.SUCCESS:
-                raise ResponseError(reply.code, reply.remark, address)
+            deadline_ms = boot_ms() + self._limit_ms(timeout_ms)
+            topic, name = sent.queue.topic, sent.queue.broker_name
+            await self._client.masters.call(topic, name, request, deadline_ms=deadline_ms)
         # No error of the caller: the half message is safe, and the broker will ask.
         except BatonError as error:
             log.warning("transaction_not_ended msg_id=%s reason=%s", sent.msg_id, error)
