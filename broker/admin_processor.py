@@ -125,7 +125,7 @@ class AdminProcessor:
         # Put a record even if nothing changes: that of an earlier request may be unconfirmed, or
         # cut (R31).
         await self._path.wait_confirmed(self._topics.put_topic(config), f"topic {topic}")
-        await self._known()
+        await self._known()  # a client may ask a name server for the route at once
         return RemotingCommand.response_to(request)
 
     async def update_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -195,7 +195,7 @@ class AdminProcessor:
             is_known = self._topics.get(topic) is not None or is_system_topic(topic)
             is_gone = topic in store.deleting_topics or topic not in store.queries.topics()
             if not is_known and not is_gone:
-                self._path.gate.require_open()
+                self._path.gate.require_open()  # the role may have changed in one of the turns
                 end = self._topics.delete_topic(topic)
                 await self._path.wait_confirmed(end, f"deletion of unused topic {topic}")
         # If there was nothing to delete, no record has shown that this broker is still the master.

@@ -125,6 +125,7 @@ class BrokerEndpoint:
         broker = self._config
         try:
             await self.server.listen(broker.bind_host, broker.listen_port)
+            # RocketMQ's second port: Java's slaves use it.
             await self.server.listen(broker.bind_host, broker.listen_port - 2)
         except OSError:
             await self.close()
@@ -213,11 +214,13 @@ class BrokerEndpoint:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            # One time for all slices: what becomes late meanwhile waits for the next tick.
             await in_slices(partial(self.tick, self._clock_ms()))
 
     async def _find_master(self) -> None:
         """Asks one name server after the other, until `open`, because the master may change."""
         broker, known = self._config, ""
+        # Made for each call: a request has one id, by which its reply is found.
         request = partial(
             RemotingCommand.request,
             RequestCode.GET_BROKER_MEMBER_GROUP,
@@ -234,6 +237,7 @@ class BrokerEndpoint:
                     if master not in (known, "", broker.address):
                         known = master
                         log.info("endpoint_knows_master address=%s from=%s", master, name_server)
+                        # Not `follow`: it has no role yet, and only its relay needs the address.
                         self.gate.leave(self.gate.master_epoch, master)
                         break
             await asyncio.sleep(ASK_PAUSE_S)

@@ -279,6 +279,7 @@ class Relay:
     def _may_take(self, request: RemotingCommand) -> bool:
         return (
             self.enabled
+            # A broker that stops still passes requests on, if it knows the next master.
             and (not self._gate.is_stopping or self._knows_master)
             # Our own client finds the master by itself.
             and request.language != LanguageCode.PYTHON
@@ -382,6 +383,7 @@ class Relay:
         elif gate.refusal is None or (asked.for_any_role and gate.role is Role.SLAVE):
             self._release(asked)
             asked.again()
+        # A master that refuses writes: there is no other one to pass the request to.
         elif gate.is_master or (gate.is_stopping and not self._knows_master):
             self._refuse(asked, gate.refusal.remark)
         elif not gate.refusal.master_address or gate.refusal.master_epoch < asked.epoch:
@@ -428,7 +430,7 @@ class Relay:
         try:
             if request.is_oneway:
                 connection.oneway(request)
-                self._release(asked)
+                self._release(asked)  # no reply will come
                 return
             answer = connection.request(request, asked.answer_ms)
         except ConnectError:  # it closed in this turn, and nothing was sent

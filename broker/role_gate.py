@@ -135,7 +135,7 @@ class RoleGate:
         self.refusal = Refusal(code, remark, master_address, self.master_epoch)
         self.changed()
 
-    def standing(self, *, lease: bool, required_set_whole: bool) -> None:
+    def update(self, *, lease: bool, required_set_whole: bool) -> None:
         """Updates lease and required set (R36)."""
         # Called several times a second: almost always nothing has changed.
         if (lease, required_set_whole) != (self._lease, self._whole):

@@ -115,7 +115,7 @@ def put_times(waits: Sequence[int]) -> str:
     PendingAcks."""
     text, begin = "", 0
     for name, bound_ms in _PUT_TIMES.items():
-        end = bisect_right(WAIT_BOUNDS_MS, bound_ms)
+        end = bisect_right(WAIT_BOUNDS_MS, bound_ms)  # a class contains its upper bound
         text += f"[{name}]:{sum(waits[begin:end])} "
         begin = end
     return f"{text}[10s~]:{sum(waits[begin:])} "
@@ -131,6 +131,7 @@ class DailyTotals:
         self.today = self.yesterday = Totals(0, 0)
 
     def tick(self, day: date) -> None:
+        # The first tick is no new day: what was stored before this process is not known.
         if self._day is not None and day != self._day:
             self.yesterday, self.today = self.today, self._totals()
         self._day = day
@@ -167,6 +168,7 @@ class BrokerStatus:
         """The registration at name servers: id 0 for a master, its own id for a slave; None without
         a role. `topics`: the topics in it, by default all."""
         gate, broker = self._path.gate, self._config.broker
+        # Without a role it must be in no route: it would refuse what clients send.
         if gate.role is Role.FENCED:
             return None
         return RouteRegistration(
@@ -188,6 +190,7 @@ class BrokerStatus:
         version = self._tables.topics.data_version
         if view is None:
             return None
+        # Name servers compare versions: this table must not count as one of an earlier master.
         version = replace(version, state_version=view.master_epoch)
         registration = RouteRegistration(
             broker.broker_cluster_name,
@@ -249,7 +252,8 @@ class BrokerStatus:
         }
         info |= NOT_HERE | self._features.runtime_info()
         problems = json.dumps(self.problems(), ensure_ascii=False)
-        info |= self._of_store()
+        earliest = {"earliestMessageTimeStamp": str(self.earliest_stored_ms())}
+        info |= path.store.runtime_info() | earliest
         return info | self._of_role() | {PROBLEMS_KEY: problems}
 
     def problems(self) -> list[str]:
@@ -258,6 +262,7 @@ class BrokerStatus:
         store, gate = path.store, path.gate
         refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
         found = {
+            # A slave refuses them by its role: that is no problem.
             "refuses writes": refusal if gate.is_master else "",
             "its disk is full": store.disk_space.reason,
             "has no index": store.health.index_failure,
@@ -276,10 +281,6 @@ class BrokerStatus:
         first = store.queries.look_message_by_offset(store.min_phy_offset)
         head = scan_record(first) if first is not None else None
         return head.store_timestamp if head is not None else -1
-
-    def _of_store(self) -> dict[str, str]:
-        earliest = {"earliestMessageTimeStamp": str(self.earliest_stored_ms())}
-        return self._path.store.runtime_info() | earliest
 
     def _of_role(self) -> dict[str, str]:
         path = self._path

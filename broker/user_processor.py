@@ -79,6 +79,7 @@ class UserProcessor:
         if guard.is_node(name):
             raise _forbidden(f"{name} is the name with which the nodes sign")
         if known is not None:
+            # Without the policies, which this request cannot have.
             if msgspec.structs.replace(with_one_secret(known, new=False), policies={}) != user:
                 raise _forbidden(f"user {name} is there already, and differs: use updateUser")
             user = known

@@ -165,7 +165,7 @@ class ConsumerManager:
         def client() -> ClientChannel:
             return ClientChannel(channel, data.client_id, language, version, now_ms)
 
-        changed = self._made_place()
+        changed = self._evict_if_full()
         for producer in data.producer_data_set:
             members = self.producers.setdefault(producer.group_name, {})
             is_new = channel not in members
@@ -301,13 +301,13 @@ class ConsumerManager:
         if self._producer_places.get(gone.client_id) == (group, channel):
             del self._producer_places[gone.client_id]
 
-    def _made_place(self) -> list[GroupChanged]:
+    def _evict_if_full(self) -> list[GroupChanged]:
         """R58: if there are too many seats, the client that has the most loses its oldest."""
         if len(self._heard) < SEATS_MAX:
             return []
-        crowd = max(self._seats.values(), key=len)
+        largest = max(self._seats.values(), key=len)
         # Many at once: the look at all clients takes a millisecond.
-        return self._leave(list(islice(crowd, _EXPIRED_AT_ONCE)))
+        return self._leave(list(islice(largest, _EXPIRED_AT_ONCE)))
 
     def _hear(self, seat: _Seat, now_ms: int) -> None:
         # Inserted again at the end, so that the dict stays in order of last heartbeats.
@@ -333,15 +333,13 @@ class ConsumerManager:
             if not group.members:
                 self._subscription_bytes -= self.groups.pop(name).subscription_bytes
         # List the remaining channels once per group, however many clients leave it.
-        staying = {name: self._channels(name) for name, _ in left}
+        staying = {
+            name: tuple(self.groups[name].members) for name, _ in left if name in self.groups
+        }
         return [
-            GroupChanged(name, staying[name], gone.client_id, gone.last_heartbeat_ms)
+            GroupChanged(name, staying.get(name, ()), gone.client_id, gone.last_heartbeat_ms)
             for name, gone in left
         ]
-
-    def _channels(self, name: str) -> tuple[Hashable, ...]:
-        group = self.groups.get(name)
-        return tuple(group.members) if group is not None else ()
 
 
 def _bytes_of(subscriptions: Sequence[SubscriptionData]) -> int:

@@ -340,9 +340,9 @@ class PullProcessor:
                 self._write(pull, ResponseCode.PULL_NOT_FOUND, why, offset, *shown)
             return
         progress = PositionReport(pull.group.group_name, topic, queue_id, offset)
-        parked = where_reset(self._gate, self._offsets, progress)
-        if parked is not None:
-            self._move(pull, parked)
+        reset_to = where_reset(self._gate, self._offsets, progress)
+        if reset_to is not None:
+            self._move(pull, reset_to)
             return
         if self._is_old(pull, offset):
             self._move(pull, self._visible(topic, queue_id)[0])

@@ -151,6 +151,7 @@ class AssignmentProcessor:
         strategy."""
         if not queues:
             return None
+        # A member that broadcasts reads every queue by itself.
         if asked.message_model == BROADCASTING or not self._config.server_load_balancer_enable:
             return set(queues)
         allocate = STRATEGIES.get(asked.strategy_name)

@@ -67,6 +67,7 @@ class UnfitHandover:
             return False
         if self._since_ms is None:
             self._since_ms = now_ms
+        # The next master may be unfit, too: without the pause two would pass the role to and fro.
         if now_ms < max(self._since_ms + FULL_MS, self._not_before_ms):
             return False
         self._not_before_ms = now_ms + HAND_OVER_AGAIN_MS
@@ -111,15 +112,11 @@ class ControllerReplication(Replication):
         )
         self.actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
         slave_sync.on_tables = self.ha.tables_followed
-        self.manager = self._new_manager(self.actions, self.ha)
+        sign = guard.signer if guard is not None else None
+        settings = config.replicas_manager(sign)
+        self.manager = ReplicasManager(settings, self.actions, self.ha, on_fatal=hooks.fatal)
         lease_valid, first_acked = self.manager.lease_valid, self.actions.first_acked
         path.rule = MembersConfirm(path, self.ha, lease_valid, first_acked)
-
-    def _new_manager(self, actions: RoleActions, ha: AutoSwitchHAService) -> ReplicasManager:
-        sign = self._guard.signer if self._guard is not None else None
-        return ReplicasManager(
-            self._config.replicas_manager(sign), actions, ha, on_fatal=self._hooks.fatal
-        )
 
     @property
     def service(self) -> AutoSwitchHAService:
@@ -175,7 +172,7 @@ class ControllerReplication(Replication):
         is_unfit = path.gate.is_master and trust.must_refetch
         if self._damage.due(trust.reason if is_unfit else "", now_ms):
             self._spawn(self._hand_over_damaged(trust.reason), "not_handed_over")
-        path.gate.standing(
+        path.gate.update(
             lease=self.manager.lease_valid(now_ms),
             required_set_whole=self.ha.required_set_whole,
         )

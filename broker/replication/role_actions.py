@@ -155,7 +155,7 @@ class RoleActions:
                 writesRefused=self._gate.was_cut_off,
             )
             self._lease_lost_ms = None
-        self._gate.standing(lease=valid, required_set_whole=self._ha.required_set_whole)
+        self._gate.update(lease=valid, required_set_whole=self._ha.required_set_whole)
 
     def first_acked(self, waited_ms: int) -> None:
         """The first ack of a mastership ends the failover in the history. `waited_ms`: how long

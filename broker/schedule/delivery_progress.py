@@ -56,7 +56,7 @@ class DeliveryProgress:
 
     def take_over_record(self, body: bytes, end: int) -> None:
         """A new master finds this unconfirmed record in its log. Raises RemoteProtocolError."""
-        self._stands(ProgressRecord.decode(body), end)
+        self._note_unconfirmed(ProgressRecord.decode(body), end)
 
     def delivered(
         self, delays: Mapping[int, int] = _NO_DELAYS, timer: TimerProgress | None = None
@@ -74,11 +74,11 @@ class DeliveryProgress:
 
     def noted(self, record: ProgressRecord, end: int) -> None:
         """The record from `owed` is put and ends at `end` of the log."""
-        self._stands(record, end)
+        self._note_unconfirmed(record, end)
         self._owed.clear()
         self._owed_timer = None
 
-    def _stands(self, record: ProgressRecord, end: int) -> None:
+    def _note_unconfirmed(self, record: ProgressRecord, end: int) -> None:
         self._unconfirmed.update((level, (at, end)) for level, at in record.delays.items())
         if record.timer is not None:
             self._unconfirmed_timer = record.timer, end

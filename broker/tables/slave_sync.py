@@ -191,17 +191,15 @@ class SlaveSynchronize:
                 self._note_failure(followed, exc)
             if is_caught_up:
                 self._retry.reset()
+                pause_s = self._interval_s if self._offset_version else JAVA_PAUSE_MS / 1000
             else:
                 self._note_stale(followed)
-            pause_s = self._pause_s() if is_caught_up else self._retry.next_ms() / 1000
+                pause_s = self._retry.next_ms() / 1000
             try:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
             except TimeoutError:
                 pass
-
-    def _pause_s(self) -> float:
-        return self._interval_s if self._offset_version else JAVA_PAUSE_MS / 1000
 
     def _note_failure(self, followed: Followed, exc: Exception) -> None:
         pass_on_assertion(exc, "a slave's fetch of tables failed")
@@ -242,17 +240,17 @@ class SlaveSynchronize:
             else:
                 self.held_epoch = NO_MASTER_EPOCH
 
-    def _way(self, followed: Followed) -> tuple[str, int]:
-        """Address and time-out of the next attempt: the port that answered last, else the other."""
+    def _target(self, followed: Followed) -> tuple[str, int]:
+        """Address and time-out (ms) of the next attempt, at the port that answered last."""
         address = followed.address if self._by_main_port else vip_address(followed.address)
         return address, pause_ms(RPC_TIMEOUT_MS, RPC_TIMEOUT_MAX_MS, 1 + self._failures // 2)
 
     async def synchronize(self, followed: Followed) -> bool:
         """Fetches the tables once; returns whether all are as the master has them. Raises
         BatonError, ValueError."""
-        way, held = self._way(followed), self._offset_version
+        target, held = self._target(followed), self._offset_version
         reply = await self._ask(
-            way, RequestCode.GET_ALL_CONSUMER_OFFSET, {EXT_OFFSET_VERSION: held}
+            target, RequestCode.GET_ALL_CONSUMER_OFFSET, {EXT_OFFSET_VERSION: held}
         )
         # A Java master sends no epoch: it is taken for that of the followed master.
         epoch = reply.get_int(EXT_MASTER_EPOCH, followed.master_epoch)
@@ -278,7 +276,7 @@ class SlaveSynchronize:
             self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
         version = reply.ext.get(EXT_TABLE_VERSION, "")
         if not version or version != self._table_version:
-            if not await self._fetch_tables(way, followed, ours=EXT_MASTER_EPOCH in reply.ext):
+            if not await self._fetch_tables(target, followed, ours=EXT_MASTER_EPOCH in reply.ext):
                 return False
             self._table_version = version
         if has_log:
@@ -316,7 +314,9 @@ class SlaveSynchronize:
             self.held_epoch = epoch
             self.on_tables(epoch)
 
-    async def _fetch_tables(self, way: tuple[str, int], followed: Followed, *, ours: bool) -> bool:
+    async def _fetch_tables(
+        self, target: tuple[str, int], followed: Followed, *, ours: bool
+    ) -> bool:
         """Fetches the tables other than offsets. False, to be fetched again: the answers may be
         older than the tables here, or this log lacks records that their progress counts. `ours`:
         the master is no Java broker."""
@@ -324,22 +324,22 @@ class SlaveSynchronize:
         locks, modes = tables.locks, tables.request_modes
         before = tables.version, locks.data_version, modes.data_version
         topics = await self._table(
-            way, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigAndMappingSerializeWrapper
+            target, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigAndMappingSerializeWrapper
         )
         groups = await self._table(
-            way, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper
+            target, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper
         )
-        delays = await self._ask(way, RequestCode.GET_ALL_DELAY_OFFSET, {})
-        by_pop = await self._if_known(way, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        delays = await self._ask(target, RequestCode.GET_ALL_DELAY_OFFSET, {})
+        by_pop = await self._if_known(target, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
         users = None
         if ours and tables.users.rulebook is not None:  # it checks users
-            users = await self._if_known(way, RequestCode.BATON_GET_USERS)
+            users = await self._if_known(target, RequestCode.BATON_GET_USERS)
         # A Java master keeps queue locks in memory only, and has the progress of timers in a reply
         # of its own.
         if ours:
-            held, timers = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}), None
+            held, timers = await self._ask(target, RequestCode.BATON_GET_QUEUE_LOCKS, {}), None
         else:
-            held, timers = None, await self._if_known(way, RequestCode.GET_TIMER_CHECK_POINT)
+            held, timers = None, await self._if_known(target, RequestCode.GET_TIMER_CHECK_POINT)
         has_log = await self._log_reaches(_offset(delays, EXT_CARRIED_OUT), followed)
         now = tables.version, locks.data_version, modes.data_version
         if followed is not self.followed or now != before:
@@ -367,41 +367,43 @@ class SlaveSynchronize:
         )
         return has_log
 
-    async def _if_known(self, way: tuple[str, int], code: int) -> RemotingCommand | None:
+    async def _if_known(self, target: tuple[str, int], code: int) -> RemotingCommand | None:
         """The reply; None from a master that does not know the request: an earlier version, or one
         without timers."""
         try:
-            return await self._ask(way, code, {})
+            return await self._ask(target, code, {})
         except ResponseError as refused:
             log.debug("slave_sync_without code=%d reason=%s", code, refused)
             return None
 
-    async def _table(self, way: tuple[str, int], code: int, kind: type[B]) -> B:
-        return await result_of(decoded_in_steps(kind, (await self._ask(way, code, {})).body))
+    async def _table(self, target: tuple[str, int], code: int, kind: type[B]) -> B:
+        return await result_of(decoded_in_steps(kind, (await self._ask(target, code, {})).body))
 
-    async def _ask(self, way: tuple[str, int], code: int, ext: dict[str, str]) -> RemotingCommand:
-        reply = await self._ask_once(way, code, ext | {EXT_PAGES: str(PAGE_SIZE)})
+    async def _ask(
+        self, target: tuple[str, int], code: int, ext: dict[str, str]
+    ) -> RemotingCommand:
+        reply = await self._ask_once(target, code, ext | {EXT_PAGES: str(PAGE_SIZE)})
         pages, got, size = [reply.body], len(reply.body), reply.get_int(EXT_BODY_SIZE, 0)
         # It would be collected until memory ends.
         if size > TABLE_SIZE_MAX:
             raise RemoteProtocolError(
-                f"{way[0]} announces a table of {size} bytes, at most {TABLE_SIZE_MAX} are taken"
+                f"{target[0]} announces a table of {size} bytes, at most {TABLE_SIZE_MAX} are taken"
             )
         while got < size:
             wanted = {EXT_BODY_ID: reply.require(EXT_BODY_ID), EXT_BODY_FROM: str(got)}
-            page = (await self._ask_once(way, code, wanted)).body
+            page = (await self._ask_once(target, code, wanted)).body
             # Else this would ask for the rest without an end.
             if not page:
-                raise RemoteProtocolError(f"{way[0]} sent an empty page of a table at {got}")
+                raise RemoteProtocolError(f"{target[0]} sent an empty page of a table at {got}")
             pages.append(page)
             got += len(page)
         reply.body = b"".join(pages)
         return reply
 
     async def _ask_once(
-        self, way: tuple[str, int], code: int, ext: dict[str, str]
+        self, target: tuple[str, int], code: int, ext: dict[str, str]
     ) -> RemotingCommand:
-        address, timeout_ms = way
+        address, timeout_ms = target
         reply = await self._client.invoke(address, RemotingCommand.request(code, ext), timeout_ms)
         if reply.code != ResponseCode.SUCCESS:
             raise ResponseError(reply.code, reply.remark or "", address)

@@ -76,7 +76,7 @@ class FakeGroup:
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     log_end: int = 0
     suggested_id: int = 0
-    """The broker id that pulls are told to go on at."""
+    """The broker id that answers to pulls suggest."""
 
     def bodies(self, topic: str) -> list[bytes]:
         """Bodies of all messages of a topic, queue by queue."""

@@ -122,7 +122,7 @@ async def test_a_message_is_one_trace_from_the_caller_to_the_listener() -> None:
             assert child.parent.span_id == parent.context.span_id
             assert child.context.trace_id == caller.context.trace_id
         for span, operation, group in ((send, "send", "pg"), (process, "process", "cg")):
-            told = {
+            reported = {
                 "messaging.system": "rocketmq",
                 "messaging.operation.type": operation,
                 "messaging.destination.name": TOPIC,
@@ -131,7 +131,7 @@ async def test_a_message_is_one_trace_from_the_caller_to_the_listener() -> None:
                 "messaging.message.id": sent.msg_id,
                 "messaging.destination.partition.id": str(Q0),
             }
-            assert told.items() <= span.attributes.items()
+            assert reported.items() <= span.attributes.items()
         assert (send.kind.name, process.kind.name) == ("PRODUCER", "CONSUMER")
         assert {send.status.status_code.name, process.status.status_code.name} == {"UNSET"}
 

@@ -74,7 +74,7 @@ async def send_back(rig: Rig) -> PopRequest:
 
 
 async def reply(rig: Rig) -> PopRequest:
-    """To a requester that has gone: code 1, and stored all the same."""
+    """To a requester that has gone: code 1, and stored nevertheless."""
     return lambda: rig.ask(325, send_header("R", 0, {"REPLY_TO_CLIENT": "nobody"}), b"answer")
 
 

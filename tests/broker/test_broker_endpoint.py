@@ -97,7 +97,7 @@ async def test_v1_batch_and_oneway(rig):
 async def test_a_bad_send_is_refused_by_name(rig, ext, body, code, named):
     reply = await rig.ask(310, send_header("T", 0, {}) | ext, body)
     assert reply.code == code and named in (reply.remark or "")
-    assert (await rig.send("After")).code == 0, "the broker goes on"
+    assert (await rig.send("After")).code == 0, "the broker continues"
 
 
 async def test_the_template_of_new_topics_follows_the_configuration(tmp_path):

@@ -38,12 +38,12 @@ async def test_r45_sends_are_refused_with_the_reason_and_taken_again_by_themselv
         refused = await rig.send(body=b"refused")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.remark.startswith("the disk is full: ")
-        told = await problems(rig)
-        assert [problem.partition(":")[0] for problem in told] == [
+        reported = await problems(rig)
+        assert [problem.partition(":")[0] for problem in reported] == [
             "refuses writes",
             "its disk is full",
         ]
-        assert "No space left" in told[1]
+        assert "No space left" in reported[1]
         assert not first.done()
         monkeypatch.setattr(disk, "pwrite", os.pwrite)
         assert (await first).code == ResponseCode.SUCCESS

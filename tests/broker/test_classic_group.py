@@ -224,7 +224,7 @@ async def nobody(_watch: object) -> dict[int, set[str]]:
 
 
 async def test_a_rival_whose_start_time_is_no_number_lives(tmp_path):
-    """Whatever another broker says, the checks of the group go on."""
+    """Whatever another broker says, the checks of the group continue."""
     for started in ("\u00b2", "9" * 5000, "soon"):
         reply = RemotingCommand.response_to(
             RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO),
@@ -253,10 +253,10 @@ async def test_a_rival_whose_start_time_is_no_number_lives(tmp_path):
 async def test_a_stranger_cannot_choose_which_host_is_dialled(tmp_path, address, rivals):
     """A broker that no name server knows says itself where it is: at its own host, or nowhere."""
     watch = group_watch.GroupWatch(sections_of(tmp_path), Mock(), Mock(), lambda: 0)
-    told = RemotingCommand.request(RequestCode.BATON_SAME_BROKER_ID, {"brokerAddr": address})
+    reported = RemotingCommand.request(RequestCode.BATON_SAME_BROKER_ID, {"brokerAddr": address})
     processors = Processors()
     watch.register(processors)
-    await processors.handlers[told.code](told, Mock(peer="127.0.0.1:50000"))
+    await processors.handlers[reported.code](reported, Mock(peer="127.0.0.1:50000"))
     asked = watch.core.members_known({}, 0)
     assert [each.address for each in asked if isinstance(each, AskRival)] == rivals
 
@@ -289,7 +289,7 @@ async def test_the_second_slave_of_one_id_stays_out_of_the_group(tmp_path):
 
 
 async def test_a_slave_acts_for_its_master_and_gives_the_offsets_back(tmp_path):
-    """Reads and progress go on; writes are refused. The master that comes back has what was
+    """Reads and progress continue; writes are refused. The master that comes back has what was
     committed meanwhile before it takes a write."""
     async with (
         name_server(support_acting_master=True) as at,
@@ -358,10 +358,10 @@ async def test_906_and_908_are_answered_as_java_does(tmp_path):
         broker(tmp_path / "m", at, 0, "ASYNC_MASTER") as m,
         broker(tmp_path / "s", at, 1, "SLAVE") as s,
     ):
-        told = (await m.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
-        assert told["masterAddress"] == m.service.address
-        assert told["masterHaAddress"] == m.service.config.ha_address
-        assert told["masterFlushOffset"] == "0"
+        reported = (await m.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
+        assert reported["masterAddress"] == m.service.address
+        assert reported["masterHaAddress"] == m.service.config.ha_address
+        assert reported["masterFlushOffset"] == "0"
         assert "masterAddress" not in (await s.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
         fields = {"masterFlushOffset": "77"}
         assert (await s.ask(RequestCode.RESET_MASTER_FLUSH_OFFSET, fields)).code == 0
@@ -376,19 +376,19 @@ async def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
         await until(lambda: gate.is_acting)
         core = s.service.replication.group.core
         looked = asyncio.Event()
-        told = core.members_known
-        monkeypatch.setattr(core, "members_known", lambda *args: (looked.set(), told(*args))[1])
+        reported = core.members_known
+        monkeypatch.setattr(core, "members_known", lambda *args: (looked.set(), reported(*args))[1])
         fields = {"minBrokerId": "0", "brokerName": "broker-a", "minBrokerAddr": OTHER}
         assert (await s.ask(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)).code == 0
         await looked.wait()
 
 
 async def test_our_name_server_tells_of_another_lowest_id(tmp_path, monkeypatch):
-    told = []
+    reported = []
     taken = group_watch.GroupWatch._min_id_changed
 
     def noted(watch, request, connection):
-        told.append(dict(request.ext))
+        reported.append(dict(request.ext))
         return taken(watch, request, connection)
 
     monkeypatch.setattr(group_watch.GroupWatch, "_min_id_changed", noted)
@@ -397,9 +397,9 @@ async def test_our_name_server_tells_of_another_lowest_id(tmp_path, monkeypatch)
         broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
     ):
         async with broker(tmp_path / "m", at, 0, "ASYNC_MASTER", acting=True) as m:
-            await until(lambda: len(told) == 1)
-            assert told[0]["minBrokerId"] == "0"
-            assert told[0]["haBrokerAddr"] == m.service.config.ha_address
-        await until(lambda: len(told) == 2)
-        assert told[1]["minBrokerAddr"] == s.service.address
-        assert told[1]["offlineBrokerAddr"] == m.service.address
+            await until(lambda: len(reported) == 1)
+            assert reported[0]["minBrokerId"] == "0"
+            assert reported[0]["haBrokerAddr"] == m.service.config.ha_address
+        await until(lambda: len(reported) == 2)
+        assert reported[1]["minBrokerAddr"] == s.service.address
+        assert reported[1]["offlineBrokerAddr"] == m.service.address

@@ -95,7 +95,7 @@ def test_the_version_moves_once_per_five_hundred_commits(manager):
 
 def test_r31_offsets_of_a_deposed_master_are_ignored(tmp_path):
     """1. The master of epoch 2 sends 100. 2. Epoch 3 is elected and sends 40 (its truth).
-    3. A late message of epoch 2 comes: ignored, also after a restart. 4. Epoch 3 goes on."""
+    3. A late message of epoch 2 comes: ignored, also after a restart. 4. Epoch 3 continues."""
     old, new, slave = (offsets_at(tmp_path / name) for name in ("old", "new", "slave"))
     old.commit("g", "T", 0, 100)
     assert slave.apply_from_master(2, old.wrapper().offset_table)

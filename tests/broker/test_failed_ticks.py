@@ -27,6 +27,6 @@ async def test_a_task_that_fails_ends_the_broker_and_names_itself(
         assert (await rig.send()).remark == (
             f"this broker ends, its task {task} failed: a tick met what it does not know"
         )
-    (told,) = caplog.records
-    assert f"task={task}" in told.getMessage() and "in broken" in caplog.text
+    (reported,) = caplog.records
+    assert f"task={task}" in reported.getMessage() and "in broken" in caplog.text
     assert not (tmp_path / "abort").exists() and not (tmp_path / "suspect").exists()

@@ -160,9 +160,9 @@ async def test_who_is_connected(rig):
     }
     for code in (203, 204):
         asked = json.loads(golden[code]["request"]["header"])["extFields"]
-        told = json.loads(golden[code]["response"]["header"])
+        reported = json.loads(golden[code]["response"]["header"])
         reply = await rig.ask(code, asked)
-        assert (reply.code, reply.remark) == (told["code"], told["remark"])
+        assert (reply.code, reply.remark) == (reported["code"], reported["remark"])
     await rig.send()
     await rig.ask(34, body=beat("me@1"))
     body = ConsumerConnection.decode((await rig.ask(203, {"consumerGroup": "g"})).body)
@@ -218,7 +218,7 @@ async def test_r31_a_reset_in_whose_midst_the_role_ends_sets_nothing(rig, monkey
 
 async def test_a_reset_reaches_a_waiting_pull_and_no_member_that_has_gone_uses_it_up(rig):
     """Every pull from elsewhere is sent to the offset (21), and progress from before is ignored,
-    until one asks for that offset: so the held pull of a former owner costs nobody the reset."""
+    until one asks for that offset: so the held pull of a former owner does not end the reset."""
     for number in range(4):
         await rig.send(body=b"%d" % number)
     await rig.pull(commit=4, offset=4)
@@ -260,9 +260,9 @@ async def test_without_server_side_reset_the_members_get_it(tmp_path):
         reply = await reset(rig, isForce="false")
         assert ResetOffsetBody.decode(reply.body).offset_table[Q0] == 0, "never forward"
         await until(lambda: RequestCode.RESET_CONSUMER_CLIENT_OFFSET in codes(member))
-        (told,) = [each for each in member.asked if each.code == 220]
-        assert told.ext == {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "false"}
-        assert told.is_oneway and ResetOffsetBody.decode(told.body).offset_table[Q0] == 0
+        (reported,) = [each for each in member.asked if each.code == 220]
+        assert reported.ext == {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "false"}
+        assert reported.is_oneway and ResetOffsetBody.decode(reported.body).offset_table[Q0] == 0
         await member.client.close()
 
 
@@ -291,9 +291,9 @@ async def test_members_are_asked(rig):
     assert (info.code, info.body) == (0, held)
     header |= {"msgId": sent.ext["msgId"], "topic": "T"}
     await rig.ask(309, header)
-    told = member.asked[-1]
-    assert decode_record(told.body).body == b"again"
-    assert (told.ext["brokerName"], told.ext["groupSysFlag"]) == ("broker-a", "0")
+    reported = member.asked[-1]
+    assert decode_record(reported.body).body == b"again"
+    assert (reported.ext["brokerName"], reported.ext["groupSysFlag"]) == ("broker-a", "0")
     for change, code, named in (
         ({"clientId": "nobody"}, 1, "nobody"),
         ({"msgId": "7F000001" + "0" * 16 + "FFFFFFFF"}, 1, "stored here"),

@@ -267,14 +267,14 @@ async def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path):
         await rig.pull()
     log = spoil(tmp_path, b"rotten")
     async with lone_broker(tmp_path) as rig:
-        told: list[CorruptLogError] = []
-        rig.service.store.scrub._on_found = told.append  # a whole replica should lead
+        reported: list[CorruptLogError] = []
+        rig.service.store.scrub._on_found = reported.append  # a whole replica should lead
         assert bodies(await rig.pull(count=1)) == [b"good"]
         for _ in range(2):
             refused = await rig.pull(offset=1)
             assert refused.code == ResponseCode.SYSTEM_ERROR
             assert str(log) in (refused.remark or "")
-        assert len(told) == 1
+        assert len(reported) == 1
 
 
 @pytest.mark.parametrize("queue", [0, 1], ids=["with messages", "without"])

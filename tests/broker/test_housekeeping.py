@@ -83,8 +83,8 @@ def test_each_minute_it_tells_what_waits_and_who_is_behind(tmp_path, caplog):
 
     with caplog.at_level(logging.INFO, "batonmq.broker.housekeeping"):
         run_with_broker(tmp_path, play)
-    told = [r.message for r in caplog.records if r.name == "batonmq.broker.housekeeping"]
-    assert told == [
+    reported = [r.message for r in caplog.records if r.name == "batonmq.broker.housekeeping"]
+    assert reported == [
         "water_marks sends=0 held_sends=0 held_pulls=0 held_pops=0 relayed=0",
         "slave_behind address=10.0.0.2:1 bytes=77",
     ]

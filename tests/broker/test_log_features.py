@@ -89,7 +89,7 @@ async def test_r33_r36_nothing_is_written_while_writes_are_refused_held_or_far_a
     async with open_feature() as (feature, path):
         store: Any = path.store
         if why == "gate":
-            path.gate.standing(lease=False, required_set_whole=False)
+            path.gate.update(lease=False, required_set_whole=False)
         elif why == "hold":
             path.hold.begin()
         else:
@@ -97,7 +97,7 @@ async def test_r33_r36_nothing_is_written_while_writes_are_refused_held_or_far_a
         feature.begin()
         await until(lambda: feature.calls.count("read") > 2)
         assert "slice" not in feature.calls
-        path.gate.standing(lease=True, required_set_whole=False)
+        path.gate.update(lease=True, required_set_whole=False)
         path.hold.release()
         store.max_phy_offset = 0
         await until(lambda: "slice" in feature.calls)

@@ -127,7 +127,7 @@ async def test_a_send_that_made_its_topic_waits_for_name_servers(monkeypatch):
     """1 nothing is due: at once. 2 a topic: with the answer of the name server, not before. 3 the
     name server does not answer: after KNOWN_S. 4 it does not have this broker: at once.
     5 this broker stops."""
-    server, told = _NameServer(), []
+    server, reported = _NameServer(), []
     address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
     client = RemotingClient(None)
     registrar = NameServerRegistrar(client, (address,), 60_000, _current)
@@ -135,14 +135,14 @@ async def test_a_send_that_made_its_topic_waits_for_name_servers(monkeypatch):
     assert await server.next_one() == ("all", False)
     while not registrar.registered[address]:  # noqa: ASYNC110  it has no event of its own
         await asyncio.sleep(0)
-    registrar.when_known(lambda: told.append("nothing due"))
-    assert told == ["nothing due"]
+    registrar.when_known(lambda: reported.append("nothing due"))
+    assert reported == ["nothing due"]
     monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
     registrar.topics_changed(("T",))
-    registrar.when_known(lambda: told.append(server.seen[-1]))
-    assert len(told) == 1
+    registrar.when_known(lambda: reported.append(server.seen[-1]))
+    assert len(reported) == 1
     await asyncio.wait_for(registrar.known(), 10)
-    assert told[1:] == [("T", True)]
+    assert reported[1:] == [("T", True)]
     monkeypatch.setattr(name_server_registrar, "KNOWN_S", 0.001)
     monkeypatch.setattr(client, "connection", lambda _: asyncio.Event().wait())
     registrar.topics_changed(("U",))
@@ -154,10 +154,10 @@ async def test_a_send_that_made_its_topic_waits_for_name_servers(monkeypatch):
     await asyncio.wait_for(registrar.known(), 10)
     registrar.registered[address] = True
     registrar.topics_changed(("W",))
-    registrar.when_known(lambda: told.append("the end"))
-    assert len(told) == 2
+    registrar.when_known(lambda: reported.append("the end"))
+    assert len(reported) == 2
     await registrar.close()
-    assert told[2:] == ["the end"]
+    assert reported[2:] == ["the end"]
     await client.close()
     await server.server.close()
 
@@ -206,15 +206,15 @@ async def test_after_a_refusal_the_whole_table_is_sent(monkeypatch):
 async def test_a_change_under_way_is_not_known_by_the_answer_to_the_one_before(monkeypatch):
     monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
     async with _registered() as (server, registrar):
-        told: list[tuple[str, bool]] = []
+        reported: list[tuple[str, bool]] = []
         server.answers.clear()
         registrar.topics_changed(("T",))
         assert await server.next_one() == ("T", True)
         registrar.topics_changed(("U",))
-        registrar.when_known(lambda: told.append(server.seen[-1]))
+        registrar.when_known(lambda: reported.append(server.seen[-1]))
         server.answers.set()
         await asyncio.wait_for(registrar.known(), 10)
-        assert told == [("U", True)]
+        assert reported == [("U", True)]
 
 
 async def test_r54_a_registration_that_cannot_be_made_is_tried_again(monkeypatch):

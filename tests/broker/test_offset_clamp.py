@@ -177,7 +177,7 @@ async def test_r44_a_cut_of_the_log_reaches_the_offsets(tmp_path):
 
 async def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_from(rig):
     """A consumer that lived through the election is at 1,000. 1. Its group is set back to 5. 2. Two
-    new messages come. 3. It must not commit 1,000, and goes on at 5, not behind the new ones."""
+    new messages come. 3. It must not commit 1,000, and continues at 5, not behind the new ones."""
     await five_messages(rig)
     offsets, gate = rig.service.tables.offsets, rig.service.path.gate
     await OffsetClamp(rig.service.tables, rig.service.store).for_view(AFTER_UNCLEAN)
@@ -206,7 +206,7 @@ async def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_
     await five_messages(rig)
     offsets, gate = rig.service.tables.offsets, rig.service.path.gate
     await make_group(rig, "h")
-    gate.standing(lease=False, required_set_whole=False)
+    gate.update(lease=False, required_set_whole=False)
     refused = await rig.ask(15, commit(4, "h"))
     assert refused.code == Code.SERVICE_NOT_AVAILABLE
     assert "holds no lease" in (refused.remark or "")
@@ -214,7 +214,7 @@ async def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_
     assert found.code == 0 and found.body
     assert offsets.query("h", "T", 0) == 3
     # Without a lease, but with its whole set, it takes writes (R36).
-    gate.standing(lease=False, required_set_whole=True)
+    gate.update(lease=False, required_set_whole=True)
     assert (await rig.ask(15, commit(4, "h"))).code == 0
     await rig.pull(offset=0, commit=5, group="h")
     assert offsets.query("h", "T", 0) == 5

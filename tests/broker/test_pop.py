@@ -299,8 +299,8 @@ async def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(rig, c
         pop(rig, consumerGroup="h", expType="SQL92", exp="size > 3", **wait)
     )
     fields = {"consumerGroup": "n", "topic": "T", "queueId": "0", "pollTime": "10000"}
-    told = await rig.ask(200054, fields | {"bornTime": str(clock.now_ms)})
-    assert told.ext == {"hasMsg": "true", "pollingFull": "false"}
+    reported = await rig.ask(200054, fields | {"bornTime": str(clock.now_ms)})
+    assert reported.ext == {"hasMsg": "true", "pollingFull": "false"}
     await until(lambda: rig.service.pop.held == 2)
     held = [one for of in rig.service.pop._hold._by_owner.values() for one in of]
     assert not any(one.request.size for one in held), "R58: a body would be kept for a minute"
@@ -424,7 +424,7 @@ async def test_r39_messages_of_a_deleted_topic_do_not_come_back(rig, clock):
     assert (await ack(rig, handle)).code == 17
     await until(lambda: "T" not in rig.service.store.deleting_topics)
     await rig.send("T", b"new")
-    assert bodies(await pop(rig)) == [b"new"], "the group begins anew"
+    assert bodies(await pop(rig)) == [b"new"], "the group begins again"
     rig.service.role_left()
     rig.service.master_opened()
     clock.now_ms += 61_000

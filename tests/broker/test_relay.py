@@ -435,8 +435,8 @@ async def test_nor_is_a_send_lost_that_the_master_had_read_but_not_looked_at(gro
 
 @pytest.mark.parametrize("older", ["master", "member"])
 async def test_what_a_stopping_master_may_have_taken_is_14(group, older):
-    """1. It says nothing of what it took, being of an earlier version, and nor does one that nobody
-    asked. 2. It took the send, and has not answered it."""
+    """1. It does not say what it took: it is of an earlier version, or was not asked to. 2. It took
+    the send, and has not answered it."""
     if older == "master":
         handlers = group.master.service.endpoint.processors.handlers
         del handlers[RequestCode.BATON_CONNECTION_ENDS]

@@ -31,7 +31,7 @@ async def reset_to_one(rig: Rig) -> int:
 
 
 def fails_over(rig: Rig) -> None:
-    """This broker is the heir as well: it keeps what its log and its tables have."""
+    """This broker is the successor as well: it keeps what its log and its tables have."""
     rig.service.role_left()
     rig.service.master_opened()
 
@@ -139,24 +139,24 @@ def test_r56_offsets_from_before_a_reset_do_not_undo_it(pair):
 
 
 def test_r56_a_new_master_finds_a_reset_that_is_not_confirmed_there(pair):
-    """It was answered, so it is in the log; the heir's confirmOffset lags. Being confirmed, it does
+    """It was answered, so it is in the log; confirmOffset lags there. When it is confirmed it does
     not begin again."""
-    end, heir = pair.reset(pair.master), pair.slave
-    heir.service.take_over_record(pair.master.log[-1], end)
-    assert place(heir) == (1, True)
-    heir.offsets.resets.finish("T@g", 0)
-    heir.offsets.commit("g", "T", 0, 3)
-    heir.service.own_record_confirmed(pair.master.log[-1], end)
-    assert place(heir) == (3, False)
+    end, successor = pair.reset(pair.master), pair.slave
+    successor.service.take_over_record(pair.master.log[-1], end)
+    assert place(successor) == (1, True)
+    successor.offsets.resets.finish("T@g", 0)
+    successor.offsets.commit("g", "T", 0, 3)
+    successor.service.own_record_confirmed(pair.master.log[-1], end)
+    assert place(successor) == (3, False)
 
 
 def test_r56_a_reset_that_was_taken_over_and_cut_is_not_missed_later(pair):
-    heir, end = pair.slave, pair.reset(pair.master)
-    heir.service.take_over_record(pair.master.log[-1], end + 50)
-    heir.service.role_left()
-    heir.offsets.commit("g", "T", 0, 4)
-    heir.service.apply_record(pair.master.log[-1], end)
-    assert place(heir) == (1, True)
+    successor, end = pair.slave, pair.reset(pair.master)
+    successor.service.take_over_record(pair.master.log[-1], end + 50)
+    successor.service.role_left()
+    successor.offsets.commit("g", "T", 0, 4)
+    successor.service.apply_record(pair.master.log[-1], end)
+    assert place(successor) == (1, True)
 
 
 def test_r56_the_end_of_a_reset_reaches_the_slave_with_the_progress_behind_it(pair):

@@ -257,7 +257,7 @@ def test_r33_who_is_only_about_to_be_added_is_no_member_to_switch_to(rig):
 
 def test_r36_a_broker_that_takes_no_writes_appends_no_record_of_its_own(rig):
     """Progress of delays, queue positions: the log decides what holds."""
-    rig.path.gate.standing(lease=False, required_set_whole=False)
+    rig.path.gate.update(lease=False, required_set_whole=False)
     assert rig.path.put_system_record("progress", b"{}") == 900
     rig.path.store.appender.put_message.assert_not_called()
 

@@ -29,24 +29,24 @@ def test_only_an_opened_master_takes_writes():
 
 
 def test_r36_a_master_without_lease_takes_writes_while_its_whole_set_follows():
-    """1. The lease lapses (no controller majority), all followers are there: writes go on.
+    """1. The lease lapses (no controller majority), all followers are there: writes continue.
     2. A follower is gone too: 14 at once. 3. Either comes back: open again."""
     gate = opened()
-    gate.standing(lease=False, required_set_whole=True)
+    gate.update(lease=False, required_set_whole=True)
     assert code(gate) is None
-    gate.standing(lease=False, required_set_whole=False)
+    gate.update(lease=False, required_set_whole=False)
     assert code(gate) == 14
-    gate.standing(lease=True, required_set_whole=False)
+    gate.update(lease=True, required_set_whole=False)
     assert code(gate) is None
-    gate.standing(lease=False, required_set_whole=False)
-    gate.standing(lease=False, required_set_whole=True)
+    gate.update(lease=False, required_set_whole=False)
+    gate.update(lease=False, required_set_whole=True)
     assert code(gate) is None
 
 
 def test_a_lapsed_lease_means_nothing_to_a_slave():
     gate = opened()
     gate.follow(2)
-    gate.standing(lease=False, required_set_whole=True)
+    gate.update(lease=False, required_set_whole=True)
     assert code(gate) == 2
 
 
@@ -62,16 +62,16 @@ def test_r36_a_mastership_that_opens_again_is_judged_by_what_stands_now():
     """1. Lease and set are lost. 2. Another mastership opens, with a lease. 3. Both are lost again:
     14 again, though nothing differs from the last time."""
     gate = opened()
-    gate.standing(lease=False, required_set_whole=False)
+    gate.update(lease=False, required_set_whole=False)
     assert code(gate) == 14
     gate.opening(2)
     gate.open()
     assert code(gate) is None
-    gate.standing(lease=False, required_set_whole=False)
+    gate.update(lease=False, required_set_whole=False)
     assert code(gate) == 14
-    gate.standing(lease=True, required_set_whole=False)
+    gate.update(lease=True, required_set_whole=False)
     assert code(gate) is None
-    gate.standing(lease=False, required_set_whole=False)
+    gate.update(lease=False, required_set_whole=False)
     assert code(gate) == 14
 
 
@@ -85,8 +85,8 @@ def test_r4_a_gate_that_is_left_is_of_the_next_epoch():
 def test_r36_that_writes_were_refused_for_want_of_lease_and_set_is_remembered():
     """For the history, which tells how a mastership went on after its lease."""
     gate = opened()
-    gate.standing(lease=False, required_set_whole=True)
+    gate.update(lease=False, required_set_whole=True)
     assert not gate.was_cut_off
-    gate.standing(lease=False, required_set_whole=False)
-    gate.standing(lease=True, required_set_whole=True)
+    gate.update(lease=False, required_set_whole=False)
+    gate.update(lease=True, required_set_whole=True)
     assert code(gate) is None and gate.was_cut_off

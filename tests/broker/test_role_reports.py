@@ -29,7 +29,7 @@ class Master:
             self.path, self.ha, lambda now_ms: True, self.actions.first_acked
         )
         self.gate.opening(3)
-        self.gate.standing(lease=True, required_set_whole=True)
+        self.gate.update(lease=True, required_set_whole=True)
         self.gate.open()
 
     def _report(self, kind: str, **fields: Any) -> None:

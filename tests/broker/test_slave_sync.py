@@ -127,10 +127,10 @@ async def test_r31_an_answer_that_makes_no_sense_is_reported_and_asked_for_again
 @pytest.mark.parametrize("failure", [AssertionError("rule"), OSError("no space left on device")])
 async def test_a_broken_rule_behind_the_tables_ends_the_broker(tmp_path, failure):
     """`on_tables` runs the core of the HA slave: the loop's handler hears of a rule that does not
-    hold. After any other error the fetches go on."""
-    told: list[object] = []
+    hold. After any other error the fetches continue."""
+    reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(
-        lambda loop, context: told.append(context["exception"])
+        lambda loop, context: reported.append(context["exception"])
     )
     ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
     master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
@@ -141,7 +141,7 @@ async def test_a_broken_rule_behind_the_tables_ends_the_broker(tmp_path, failure
     sync.follow(MASTER)
     sync.start()
     await until(lambda: on_tables.called and sync._failures == 0)
-    assert told == [failure] * isinstance(failure, AssertionError)
+    assert reported == [failure] * isinstance(failure, AssertionError)
     await sync.close()
 
 
@@ -188,7 +188,7 @@ async def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its
 ):
     """1. A slave has eight messages, and no more of the log. 2. A group pops four of them; the
     record that says so is not at the slave, but its port for tables answers. 3. The slave is
-    elected uncleanly: by its log nobody has these four, so they are given."""
+    elected uncleanly: by its log no consumer has these four, so they are given."""
     monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
     async with lone_broker(tmp_path / "master") as master:
         for _ in range(8):
@@ -295,7 +295,7 @@ def test_r42_tables_that_are_no_longer_followed_are_reported(tmp_path, monkeypat
     body = offsets_of_master(tmp_path / "other", 4)
     ext = {EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
     master = MasterTables(tmp_path / "master", body, **ext)
-    told: list[int] = []
+    reported: list[int] = []
     stale = False
 
     async def answer(address: str, request: RemotingCommand, ms: int) -> RemotingCommand:
@@ -308,16 +308,16 @@ def test_r42_tables_that_are_no_longer_followed_are_reported(tmp_path, monkeypat
         nonlocal stale
         own = tables_in(tmp_path / "own")
         sync = SlaveSynchronize(Mock(invoke=answer), own, 1, lambda: None, Mock(max_phy_offset=0))
-        sync.on_tables = told.append
+        sync.on_tables = reported.append
         sync.follow(MASTER)
         sync.start()
         try:
-            await until(lambda: told == [4] and not sync.failure)
+            await until(lambda: reported == [4] and not sync.failure)
             stale = True
-            await until(lambda: told == [4, -1] and bool(sync.failure))
+            await until(lambda: reported == [4, -1] and bool(sync.failure))
             assert sync.held_epoch == -1
             stale = False
-            await until(lambda: told == [4, -1, 4] and not sync.failure)
+            await until(lambda: reported == [4, -1, 4] and not sync.failure)
         finally:
             await sync.close()
 
@@ -328,7 +328,7 @@ async def test_r31_offsets_that_a_new_log_cleared_are_fetched_though_the_master_
     tmp_path,
 ):
     """1. The slave has the offsets of version v1, and asks whether there are newer ones. 2. Before
-    the answer comes its log begins anew: it has no offsets any more. 3. The answer is that v1 is
+    the answer comes its log begins again: it has no offsets any more. 3. The answer is that v1 is
     the newest, without a table. With it, it would join and be electable with no offsets (R42)."""
     body = offsets_of_master(tmp_path / "other", 4)
     ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
@@ -359,13 +359,13 @@ async def test_r42_stale_tables_that_could_not_be_reported_are_reported_again(
     master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
     own, log_end = tables_in(tmp_path / "own"), Mock(max_phy_offset=0)
     sync = SlaveSynchronize(master, own, 1, lambda: None, log_end)
-    sync.on_tables = told = Mock(side_effect=[None, OSError("no"), None])
+    sync.on_tables = reported = Mock(side_effect=[None, OSError("no"), None])
     sync.follow(MASTER)
     sync.start()
     await until(lambda: sync.held_epoch == 4)
     master.ext[EXT_MASTER_EPOCH] = "-1"
     await until(lambda: sync.held_epoch == -1)
-    assert [call.args[0] for call in told.call_args_list] == [4, -1, -1]
+    assert [call.args[0] for call in reported.call_args_list] == [4, -1, -1]
     await sync.close()
 
 

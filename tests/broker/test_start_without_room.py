@@ -71,8 +71,10 @@ def test_r45_it_says_what_is_missing_and_can_be_stopped(tmp_path, caplog):
     reply = asyncio.run(play())
     missing = f"{tmp_path / 'store'}: No space left on device"
     assert STARTING in reply.remark and missing in reply.remark, reply.remark
-    (told,) = [r.getMessage() for r in caplog.records if "start_waits_for_disk_space" in r.message]
-    assert missing in told, "once, with the folder"
+    (reported,) = [
+        r.getMessage() for r in caplog.records if "start_waits_for_disk_space" in r.message
+    ]
+    assert missing in reported, "once, with the folder"
 
 
 def test_another_error_of_the_disk_ends_the_start(tmp_path):

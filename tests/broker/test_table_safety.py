@@ -183,7 +183,7 @@ def test_r31_tables_of_a_former_master_are_not_taken(master, slave):
 def test_r31_a_master_deletes_a_topic_when_that_is_confirmed(tmp_path):
     """1. The record is in the log only: table and queues stand, writes are refused with 2.
 
-    2. It is confirmed: the topic goes, and may be made anew.
+    2. It is confirmed: the topic goes, and may be made again.
     """
     tables = Tables(tmp_path / "master")
     tables.service.put_topic(topic("T"))

@@ -66,39 +66,39 @@ class Master:
 @contextlib.asynccontextmanager
 async def scene(tmp_path):
     """A master, a slave that follows it in epoch 3, the epochs that it reported, its tables."""
-    master, told, tables = Master(), [], tables_in(tmp_path)
+    master, reported, tables = Master(), [], tables_in(tmp_path)
     sync = SlaveSynchronize(master, tables, 40, lambda: None, Mock(max_phy_offset=1000))
-    sync.on_tables = told.append
+    sync.on_tables = reported.append
     sync.start()
     try:
-        yield master, sync, told, tables
+        yield master, sync, reported, tables
     finally:
         await sync.close()
 
 
 async def test_r42_complete_tables_are_reported_once(scene):
-    master, sync, told, tables = scene
+    master, sync, reported, tables = scene
     master.versioned = True
     sync.follow(Followed(MAIN, 3))
-    await until(lambda: told)
-    assert told == [3] and sync.held_epoch == 3 and not sync.failure
+    await until(lambda: reported)
+    assert reported == [3] and sync.held_epoch == 3 and not sync.failure
     assert tables.offsets.query("G", "T", 0) == 5
     assert tables.delays.table == {1: 7, 3: 2}
     assert set(master.asked) == {VIP}
     asked = len(master.asked)
     await until(lambda: len(master.asked) >= asked + 3)
-    assert told == [3], "once for each epoch"
+    assert reported == [3], "once for each epoch"
     sync.follow(Followed(MAIN, 4))
     assert sync.held_epoch == -1
     master.epoch = 4
-    await until(lambda: told == [3, 4])
+    await until(lambda: reported == [3, 4])
 
 
 async def test_r42_with_one_port_blocked_the_other_serves(scene):
-    master, sync, told, _tables = scene
+    master, sync, reported, _tables = scene
     master.blocked, master.versioned = {VIP}, True
     sync.follow(Followed(MAIN, 3))
-    await until(lambda: told)
+    await until(lambda: reported)
     assert not sync.failure, "one way is enough"
     asked = len(master.asked)
     await until(lambda: len(master.asked) >= asked + 4)
@@ -106,24 +106,24 @@ async def test_r42_with_one_port_blocked_the_other_serves(scene):
 
 
 async def test_r42_with_both_ports_blocked_it_is_reported_and_retried(scene):
-    master, sync, told, _tables = scene
+    master, sync, reported, _tables = scene
     master.blocked = {VIP, MAIN}
     sync.follow(Followed(MAIN, 3))
     await until(lambda: "4 times" in sync.failure)
-    assert not told and MAIN in sync.failure and "no answer" in sync.failure
+    assert not reported and MAIN in sync.failure and "no answer" in sync.failure
     assert master.asked[:4] == [VIP, MAIN, VIP, MAIN]
     assert master.limits[:4] == [1000, 1000, 2000, 2000], "big tables need longer"
     master.blocked = set()
-    await until(lambda: told)
+    await until(lambda: reported)
     assert not sync.failure
 
 
 async def test_r44_offsets_that_were_set_back_here_are_fetched_again(scene):
     """The master has not changed its own: by their version it would send none."""
-    master, sync, told, tables = scene
+    master, sync, reported, tables = scene
     master.versioned = True
     sync.follow(Followed(MAIN, 3))
-    await until(lambda: told)
+    await until(lambda: reported)
     tables.offsets.commit("G", "T", 0, 2)
     sync.fetch_offsets_again()
     await until(lambda: tables.offsets.query("G", "T", 0) == 5)
@@ -154,25 +154,25 @@ async def test_r42_a_failure_at_the_master_before_says_nothing_of_this_one(scene
 
 async def test_r42_a_master_that_has_not_opened_yet_is_asked_again_soon(scene):
     """It says -1: a slave learns of an election before the winner has opened."""
-    master, sync, told, _tables = scene
+    master, sync, reported, _tables = scene
     master.epoch = -1
     sync.follow(Followed(MAIN, 3))
     await until(lambda: len(master.asked) >= 3)
-    assert not told and sync.held_epoch == -1 and not sync.failure
+    assert not reported and sync.held_epoch == -1 and not sync.failure
     master.epoch = 3
-    await until(lambda: told)
+    await until(lambda: reported)
 
 
 async def test_r39_r42_a_master_that_waits_for_this_replica_to_carry_out_deletions(scene):
     """After a failover the new master's confirmOffset lags, and with minInSyncReplicas 2 it needs a
     second member before it rises. So the slave's join cannot wait for it: what the slave has is
     newer. Its own offsets stay, and it asks on."""
-    master, sync, told, tables = scene
+    master, sync, reported, tables = scene
     tables.offsets.deletions.end = 500
     master.carried_out = 400
     sync.follow(Followed(MAIN, 3))
-    await until(lambda: told)
+    await until(lambda: reported)
     assert tables.offsets.query("G", "T", 0) == -1
     master.carried_out = 500
     await until(lambda: tables.offsets.query("G", "T", 0) == 5)
-    assert told == [3]
+    assert reported == [3]

@@ -31,7 +31,7 @@ def test_messages_come_in_the_order_of_their_times(queue):
 
 
 def test_a_clock_that_was_set_back_delivers_nothing_early(queue):
-    """A message that is due before what was delivered last waits for its time all the same."""
+    """A message that is due before what was delivered last still waits for its time."""
     queue.seen(1000)
     assert queue.next_due(1000) == 0
     queue.done()
@@ -48,10 +48,12 @@ def test_r30_a_new_master_delivers_nothing_twice_after_a_clock_was_set_back(queu
         assert queue.seen(due_ms)
     assert queue.next_due(1000) == 0 and queue.done()
     queue.clock_shows(500)
-    heir = fresh(queue.progress())
-    assert not heir.seen(1000) and not heir.waits(0, 1000)
-    assert heir.seen(2000) and heir.seen(600), "it came since, and is due by the clock as it is"
-    assert heir.next_due(600) == 2
+    successor = fresh(queue.progress())
+    assert not successor.seen(1000) and not successor.waits(0, 1000)
+    assert successor.seen(2000) and successor.seen(600), (
+        "it came since, and is due by the clock as it is"
+    )
+    assert successor.next_due(600) == 2
 
 
 def test_an_empty_queue_waits_for_nothing(queue):

@@ -78,12 +78,12 @@ async def test_a_group_loses_the_right_to_read_a_topic(rig):
     await rig.send()
     for readable, code in (("false", 16), ("true", 0)):
         asked = {"group": "g", "topic": "T", "readable": readable}
-        told = await rig.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, asked)
-        assert json.loads(told.body) == {**asked, "readable": readable == "true"}
+        reported = await rig.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, asked)
+        assert json.loads(reported.body) == {**asked, "readable": readable == "true"}
         assert (await rig.pull()).code == code
     asked = {"group": "g", "topic": "T"}
-    told = await rig.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, asked)
-    assert json.loads(told.body)["readable"] is True
+    reported = await rig.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, asked)
+    assert json.loads(reported.body)["readable"] is True
     assert rig.service.tables.groups.wrapper().forbidden_table == {}
 
 
@@ -114,8 +114,8 @@ async def test_producers_and_subscriptions(rig):
     assert one["lastUpdateTimestamp"] > 1_700_000_000_000
     for topic, is_there in (("T", True), ("U", False)):
         asked = {"group": "g", "topic": topic}
-        told = await rig.ask(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, asked)
-        assert ("subscriptionData" in json.loads(told.body)) == is_there
+        reported = await rig.ask(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, asked)
+        assert ("subscriptionData" in json.loads(reported.body)) == is_there
 
 
 async def test_units_of_a_queue(rig):

@@ -51,7 +51,7 @@ def service(tmp_path: Path) -> Service:
 
 async def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(rig):
     """Without the record a slave makes it out of the message: with queueId + 1 queues, not with
-    those that the client was told of."""
+    those that the client was shown."""
     service = rig.service
     seen: list[MetadataChange] = []
     put = service.path.put_system_record

@@ -820,12 +820,12 @@ async def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_a
         rig.service.path.gate,
     )
     assert record is not None
-    gate.standing(lease=False, required_set_whole=False)
+    gate.update(lease=False, required_set_whole=False)
     rig.service.store.appender.put_message(checked_once_more(record, 1))
     rig.service.path.schedule_flush()
     await until(lambda: len(rig.service.features.transactions) == 2)
     assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0
-    gate.standing(lease=True, required_set_whole=False)
+    gate.update(lease=True, required_set_whole=False)
     await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
 
 

@@ -743,7 +743,7 @@ async def test_the_audit_log_names_what_a_body_is_about_and_is_private(tmp_path,
 
 
 async def test_r45_the_first_user_waits_for_disk_space(tmp_path, monkeypatch):
-    """Its record is refused: the mastership begins all the same."""
+    """Its record is refused: the mastership begins nevertheless."""
     with monkeypatch.context() as full:
         full.setattr(UserService, "put", Mock(side_effect=PutUnavailable("no disk space")))
         async with broker_with_users(tmp_path) as server:

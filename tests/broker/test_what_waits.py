@@ -288,11 +288,11 @@ def test_r56_a_heir_delivers_what_a_clock_made_early_neither_twice_nor_never():
     for due_ms in (700, 300):
         assert first.seen(due_ms)
     assert first.next_due(300) == 3 and first.done(), "not behind the one before it"
-    heir = TimerQueue(first.progress(), 0, 4)
-    heir.clock_shows(250)  # behind again
-    seen = [heir.seen(due_ms) for due_ms in (500, 900, 700, 300, 950)]
+    successor = TimerQueue(first.progress(), 0, 4)
+    successor.clock_shows(250)  # behind again
+    seen = [successor.seen(due_ms) for due_ms in (500, 900, 700, 300, 950)]
     assert seen == [False, False, True, False, True]
     for offset in (2, 4):
-        assert heir.next_due(950) == offset and heir.done()
-    heir.clock_shows(951)
-    assert heir.progress().early_to == 0
+        assert successor.next_due(950) == offset and successor.done()
+    successor.clock_shows(951)
+    assert successor.progress().early_to == 0

@@ -53,6 +53,7 @@ class ConsumerGroupAdmin:
         address); returns these."""
         targets = await self._cluster.targets(cluster, broker)
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        # One after the other: an error names the first master that lacks the change.
         for address in targets.values():
             await self._requests.ask(address, code, {}, "updating a group", body=config.encode())
         return targets
@@ -215,6 +216,7 @@ class ConsumerGroupAdmin:
         `queue` (broker name, queue id, offset). Returns the new offsets. Raises ClientError if no
         master has the topic."""
         masters = await self._cluster.masters(broker=queue[0] if queue else None)
+        # Without force a broker that asks its members would only move the group back.
         ext = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "true"}
         if queue is not None:
             ext |= {"queueId": str(queue[1]), "offset": str(queue[2])}

@@ -187,7 +187,7 @@ class LitePullConsumer(PullConsumer):
             return
         positions = await gather_some(self._place(queue) for queue in queues)
         self._begin_at(zip(queues, positions, strict=True))
-        await _tell(self._on_assigned, queues)
+        await _call(self._on_assigned, queues)
 
     async def _place(self, queue: MessageQueue) -> int:
         """The first position. A position at the end of the queue is always committed, or the next
@@ -206,7 +206,7 @@ class LitePullConsumer(PullConsumer):
         gone = set(queues)
         # First, so that `poll` returns no more of them while the callback runs.
         await self._forget(gone)
-        await _tell(self._on_revoked, queues)
+        await _call(self._on_revoked, queues)
         for queue in gone:
             for table in (self._positions, self._moved):
                 table.pop(queue, None)
@@ -217,7 +217,7 @@ class LitePullConsumer(PullConsumer):
         await self._forget(gone)  # `seek` and `resume` may have begun to read it again
 
 
-async def _tell(callback: QueuesChanged | None, queues: Collection[MessageQueue]) -> None:
+async def _call(callback: QueuesChanged | None, queues: Collection[MessageQueue]) -> None:
     if callback is None:
         return
     try:

@@ -54,7 +54,8 @@ class ProcessQueue:
 
     @property
     def span(self) -> int:
-        return self._last_offset() - self.commit_offset if len(self) else 0
+        lasts = [next(reversed(d)) for d in (self._cached, self._taken) if d]
+        return max(lasts) - self.commit_offset if lasts else 0
 
     def put(self, messages: Iterable[MessageExt], next_offset: int) -> None:
         """Adds the messages of a pull: ascending, none below the current `next_offset`."""
@@ -111,7 +112,3 @@ class ProcessQueue:
         if not orderly and self.span > limits.span:
             return f"offset span {self.span}, limit {limits.span}"
         return None
-
-    def _last_offset(self) -> int:
-        lasts = [next(reversed(d)) for d in (self._cached, self._taken) if d]
-        return max(lasts)

@@ -28,7 +28,7 @@ from batonmq.remoting.endpoint import RemotingServer
 
 
 class FakeController:
-    """Answers 1005 with the leader it is told; state calls only if it is the leader."""
+    """Answers 1005 with the given leader; state calls only if it is the leader."""
 
     def __init__(self) -> None:
         self.address = ""

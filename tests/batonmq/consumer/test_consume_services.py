@@ -59,7 +59,7 @@ class Listener:
 
 
 class Scene:
-    """A service and what it told: progress, and calls to the broker as (name, queue ids)."""
+    """A service and what it reported: progress, and calls to the broker as (name, queue ids)."""
 
     def __init__(self, kind: type, listener: Listener, **options: int) -> None:
         self.progress: list[int] = []
@@ -146,7 +146,7 @@ async def test_of_a_queue_that_is_given_up_meanwhile_nothing_is_committed(moment
 
 
 def test_without_its_lock_a_queue_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1. Locked, and consumed. 2. No renewal came in time. 3. It is locked anew, and goes on.
+    """1. Locked, and consumed. 2. No renewal came in time. 3. It is locked again, and continues.
     4. The broker gave the lock to another member: it stops at once."""
     now_ms = 1_000_000
     monkeypatch.setattr(orderly_service, "boot_ms", lambda: now_ms)
@@ -354,7 +354,7 @@ async def test_r57_an_ack_index_that_is_no_number_counts_as_failed(index: object
 
 async def test_r57_a_queue_given_up_while_its_lock_is_renewed_is_not_locked_for_ever() -> None:
     """The renewal's answer comes after the unlock. With each further renewal this member would
-    take the lock again that it does not use, and nobody would consume the queue."""
+    take the lock again that it does not use, and no member would consume the queue."""
     reader = Reader(0)
     scene = Scene(OrderlyService, Listener())
     assert await scene.service.acquire(reader)

@@ -19,7 +19,7 @@ QUEUES = [MessageQueue(TOPIC, "broker-a", queue_id) for queue_id in range(4)]
 
 
 class Seen:
-    """What the callbacks of a member were told."""
+    """What the callbacks of a member got."""
 
     def __init__(self) -> None:
         self.got: list[MessageQueue] = []

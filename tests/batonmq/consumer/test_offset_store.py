@@ -32,7 +32,7 @@ def test_two_processes_that_persist_at_once_leave_a_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. This process has written its new content, and is about to rename it. 2. Another one with
-    the same instance name persists. 3. This one goes on: its content is there, and whole."""
+    the same instance name persists. 3. This one continues: its content is there, and whole."""
     rename, store = os.replace, LocalOffsetStore(tmp_path, "DEFAULT", "g")
     store.update(QUEUE, 5)
 
@@ -87,7 +87,7 @@ def test_offsets_that_could_not_be_written_are_written_the_next_time(
 async def test_a_write_that_is_cancelled_ends_before_the_next_one_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread goes on: two at once would write into one temporary file."""
+    """Its thread continues: two at once would write into one temporary file."""
     store, replace = LocalOffsetStore(tmp_path, "DEFAULT", "g"), os.replace
     came, go_on = threading.Event(), threading.Event()
     store.update(QUEUE, 5)

@@ -58,7 +58,7 @@ FAST = ClientOptions(suspicion_ms=20)
 
 @dataclass
 class Collector:
-    """A listener that notes what it got, and can be told what to answer."""
+    """A listener that notes what it got, and answers what the test says."""
 
     bodies: list[bytes] = field(default_factory=list)
     messages: list[MessageExt] = field(default_factory=list)
@@ -181,7 +181,7 @@ async def asked(
 
 
 async def test_brokers_ask_a_member_and_set_its_offsets() -> None:
-    """221, 307 and 309 for an operator; 220 makes it go on elsewhere."""
+    """221, 307 and 309 for an operator; 220 moves it to another offset."""
     async with cluster_with_topic() as cluster:
         expected = fill(cluster, 8)
         collector = Collector()
@@ -486,14 +486,14 @@ async def test_an_exception_of_the_listener_counts_as_failed(
         consumer.subscribe(TOPIC)
         async with consumer:
             await until(lambda: len(cluster.master().sent_back) == 10)
-    told = [record for record in caplog.records if "listener_failed" in record.message]
-    counts = [record.message.split()[-1] for record in told if "ValueError" in record.message]
+    reported = [record for record in caplog.records if "listener_failed" in record.message]
+    counts = [record.message.split()[-1] for record in reported if "ValueError" in record.message]
     assert counts == ["count=1", "count=2", "count=4", "count=8"]
-    assert [record.exc_info is not None for record in told if "count=1" in record.message] == [
+    assert [record.exc_info is not None for record in reported if "count=1" in record.message] == [
         True,
         True,
     ]
-    assert len(told) == 5
+    assert len(reported) == 5
 
 
 async def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
@@ -1053,17 +1053,17 @@ async def test_a_second_close_waits_for_the_first() -> None:
 async def test_a_listener_that_closes_its_consumer_is_told_how_to() -> None:
     async with cluster_with_topic() as cluster:
         fill(cluster, 1)
-        told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        reported: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
         async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
             try:
                 await consumer.close()
             except ClientError as error:
-                told.set_result(error)
+                reported.set_result(error)
 
         consumer = consumer_of(cluster, listener)  # type: ignore[arg-type]
         async with consumer:
-            assert "set an event in the listener" in str(await told)
+            assert "set an event in the listener" in str(await reported)
         assert not consumer.client.running
 
 

@@ -54,7 +54,7 @@ def started(*members: ClientMember) -> tuple[Heartbeats, list[tuple[str, Remotin
 
 
 @pytest.mark.parametrize(
-    ("members", "told"),
+    ("members", "reported"),
     [
         ((), []),
         ((Producer(),), ["m:1"]),
@@ -64,13 +64,13 @@ def started(*members: ClientMember) -> tuple[Heartbeats, list[tuple[str, Remotin
     ids=["nobody", "a producer", "a consumer", "both"],
 )
 def test_slaves_hear_of_consumers_and_masters_of_all(
-    members: tuple[ClientMember, ...], told: list[str]
+    members: tuple[ClientMember, ...], reported: list[str]
 ) -> None:
-    """A slave that becomes master has the groups complete, so nobody's queues move."""
+    """A slave that becomes master has the groups complete, so no queue moves."""
     heartbeats, sent = started(*members)
     asyncio.run(heartbeats.send())
     assert {request.code for _, request in sent} <= {RequestCode.HEART_BEAT}
-    assert sorted(address for address, _ in sent) == told
+    assert sorted(address for address, _ in sent) == reported
 
 
 def consumers(kinds: str) -> list[ClientMember]:

@@ -169,11 +169,11 @@ def test_a_launcher_that_stood_still_hears_again_before_it_judges(late_ms: int) 
 def test_what_a_server_sends_comes_to_the_launcher_under_its_pid() -> None:
     async def talk() -> None:
         heard: list[tuple[int, bytes]] = []
-        told = asyncio.Event()
+        reported = asyncio.Event()
 
         def hear(pid: int, message: bytes) -> None:
             heard.append((pid, message))
-            told.set()
+            reported.set()
 
         notify = NotifySocket(hear)
         manager = ServiceManager(notify.environ(0.008), os.getpid())
@@ -182,8 +182,8 @@ def test_what_a_server_sends_comes_to_the_launcher_under_its_pid() -> None:
 
         async def until(done: Callable[[], bool]) -> None:
             while not done():
-                told.clear()
-                await told.wait()
+                reported.clear()
+                await reported.wait()
 
         await until(lambda: len(heard) >= 4)
         manager.stopping()

@@ -226,7 +226,7 @@ async def test_no_permission_is_final_after_a_few_tries() -> None:
 
 
 async def test_a_killed_master_is_bridged_inside_one_deadline() -> None:
-    """1 master dies; 2 nobody is master; 3 another is elected; the send under way gets through."""
+    """1 The master dies; 2 there is none; 3 another is elected; the send under way succeeds."""
     async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"before"))
         await cluster.kill_master()

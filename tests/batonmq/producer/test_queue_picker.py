@@ -124,7 +124,7 @@ def test_a_group_that_has_a_new_master_is_avoided_no_longer() -> None:
 
 
 def a_send(deadline_ms: int = 3_000) -> tuple[Sending, list[str | None]]:
-    """And which group it was told to leave out, at each choice."""
+    """And which group it was asked to leave out, at each choice."""
     left_out: list[str | None] = []
 
     def choose(queues: Sequence[MessageQueue], last: str | None) -> MessageQueue:

@@ -128,16 +128,16 @@ async def test_nobody_answers_in_time_and_the_late_answer_is_refused() -> None:
 async def test_an_answer_goes_to_the_broker_of_the_question() -> None:
     async with producing() as (cluster, producer):
         asks = dict.fromkeys(ASKING, "7") | {"CLUSTER": "DefaultCluster"}
-        told: list[RemotingCommand] = []
+        reported: list[RemotingCommand] = []
 
         async def take(request: RemotingCommand, _: Connection) -> RemotingCommand:
-            told.append(request)
+            reported.append(request)
             return RemotingCommand.response_to(request, ext=STORED)
 
         cluster.master().before[325].append(take)
         result = await producer.reply(asked_by_another(cluster, **asks), b"noon")
         assert result.acknowledged
-        (sent,) = told
+        (sent,) = reported
         properties = decode_properties(sent.ext["i"])
         assert (sent.body, sent.ext["b"]) == (b"noon", "DefaultCluster_REPLY_TOPIC")
         assert properties["MSG_TYPE"] == "reply"

@@ -168,7 +168,7 @@ async def test_a_check_that_fails_answers_unknown_and_one_of_another_group_nothi
 
 
 async def test_a_producer_that_was_started_anew_is_known_to_brokers_before_it_sends() -> None:
-    """Else nobody asks it for what the one before it left undecided."""
+    """Else no broker asks it for what the one before it left undecided."""
     async with FakeCluster() as cluster:
         cluster.add_topic("TBW102")
         async with TransactionProducer(

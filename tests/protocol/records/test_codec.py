@@ -72,7 +72,7 @@ OWN = {
 
 
 def naive_crc_digits(record: bytes) -> bytes:
-    """Java `MessageDecoder.createCrc32`, told step by step: ten times the last decimal digit."""
+    """Java `MessageDecoder.createCrc32`, step by step: ten times the last decimal digit."""
     crc = zlib.crc32(record[:-CRC_TAIL_SIZE]) & 0x7FFFFFFF
     digits = bytearray()
     for _ in range(10):
