@@ -333,9 +333,8 @@ class ConsumerManager:
             if not group.members:
                 self._subscription_bytes -= self.groups.pop(name).subscription_bytes
         # List the remaining channels once per group, however many clients leave it.
-        staying = {
-            name: tuple(self.groups[name].members) for name, _ in left if name in self.groups
-        }
+        names = {name for name, _ in left}
+        staying = {name: tuple(self.groups[name].members) for name in names & self.groups.keys()}
         return [
             GroupChanged(name, staying.get(name, ()), gone.client_id, gone.last_heartbeat_ms)
             for name, gone in left

@@ -73,6 +73,22 @@ def test_of_many_clients_only_those_that_leave_are_looked_at(manager):
     assert not manager.groups and not manager.producers
 
 
+def test_r58_who_stays_in_a_group_is_listed_once_however_many_leave_it_at_once(manager):
+    class Counted(dict):
+        walks = 0
+
+        def __iter__(self):
+            Counted.walks += 1
+            return super().__iter__()
+
+    for number in range(200):
+        beat(manager, f"c{number}", f"ch{number}", "T", now=number)
+    group = manager.groups["g"]
+    group.members = Counted(group.members)
+    assert len(manager.expire(CLIENT_EXPIRED_MS + 100)) == 64
+    assert Counted.walks == 1
+
+
 def test_the_members_of_a_group_are_sorted_once_for_all_who_ask(manager):
     beat(manager, "c2", "ch2", "T")
     beat(manager, "c1", "ch1", "T")
