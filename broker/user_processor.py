@@ -28,6 +28,7 @@ from batonmq.auth.policy import (
 )
 from batonmq.auth.signature import ACCESS_KEY
 from batonmq.broker.request_fields import invalid, text
+from batonmq.broker.tables.slave_sync import reply_in_turns
 from batonmq.broker.tables.users import USERS_MAX, UserService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -35,7 +36,10 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.json_body import encode_json
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.turns import in_turns
 
+ACLS_AT_ONCE: Final = 16
+"""Users whose policies are listed in one turn; a user may have dozens of entries."""
 NO_USERS: Final = "this broker checks no users: authenticationEnabled is false"
 
 
@@ -145,12 +149,11 @@ class UserProcessor:
         body = b"" if user is None else user.info().encode()
         return RemotingCommand.response_to(request, body=body)
 
-    def list_users(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def list_users(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         self._guarded()
         wanted = request.ext.get("filter", "")
-        found = [
-            user.info() for name, user in sorted(self._users.table.table.items()) if wanted in name
-        ]
+        users = in_turns(sorted(self._users.table.table.items()))
+        found = [user.info() async for name, user in users if wanted in name]
         return RemotingCommand.response_to(request, body=encode_json(found))
 
     async def put_acl(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -176,26 +179,26 @@ class UserProcessor:
         body = b"" if user is None or not user.acl().policies else user.acl().encode()
         return RemotingCommand.response_to(request, body=body)
 
-    def list_acls(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def list_acls(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         self._guarded()
         subject, resource = (
             request.ext.get("subjectFilter", ""),
             request.ext.get("resourceFilter", ""),
         )
         found = []
-        for name, user in sorted(self._users.table.table.items()):
+        async for name, user in in_turns(sorted(self._users.table.table.items()), ACLS_AT_ONCE):
             acl = user.acl()  # a new object for each call, so it may be changed
             for policy in acl.policies:
                 policy.entries = [entry for entry in policy.entries if resource in entry.resource]
             acl.policies = [policy for policy in acl.policies if policy.entries]
             if acl.policies and subject in f"User:{name}":
-                found.append(acl)
-        return RemotingCommand.response_to(request, body=encode_json(found))
+                found.append(acl.encode())
+        return RemotingCommand.response_to(request, body=b"[%b]" % b",".join(found))
 
-    def all_users(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def all_users(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The table with its secrets, for nodes of the cluster only."""
         self._guarded()
-        return RemotingCommand.response_to(request, body=self._users.table.wrapper().encode())
+        return await reply_in_turns(request, self._users.table.wrapper())
 
     def who_am_i(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         return self._guarded().who_am_i(request, connection)

@@ -498,16 +498,16 @@ class SlaveSourceProcessor:
         body = TopicConfigAndMappingSerializeWrapper(
             data_version=table.data_version, topic_config_table=dict(table.table)
         )
-        return await _reply(request, body, {"totalTopicNum": str(len(table))})
+        return await reply_in_turns(request, body, {"totalTopicNum": str(len(table))})
 
     async def all_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
         table = self._tables.groups
-        return await _reply(request, table.wrapper(), {"totalGroupNum": str(len(table))})
+        return await reply_in_turns(request, table.wrapper(), {"totalGroupNum": str(len(table))})
 
     async def all_locks(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """BATON_GET_QUEUE_LOCKS (60002): who has which queue."""
-        return await _reply(request, self._tables.locks.wrapper())
+        return await reply_in_turns(request, self._tables.locks.wrapper())
 
     async def all_consumer_offsets(
         self, request: RemotingCommand, _: Connection
@@ -525,7 +525,7 @@ class SlaveSourceProcessor:
         }
         if request.ext.get(EXT_OFFSET_VERSION) == version:
             return RemotingCommand.response_to(request, ext=ext)
-        return await _reply(request, self._tables.offsets.wrapper(), ext)
+        return await reply_in_turns(request, self._tables.offsets.wrapper(), ext)
 
     def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         check = self._tables.delays.timer_check(self._timers_until_ms())
@@ -539,7 +539,7 @@ class SlaveSourceProcessor:
 
     async def all_request_modes(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """GET_ALL_MESSAGE_REQUEST_MODE (402). A group that is not in it has the default mode."""
-        return await _reply(request, self._tables.request_modes.wrapper())
+        return await reply_in_turns(request, self._tables.request_modes.wrapper())
 
 
 def _offset(reply: RemotingCommand, name: str) -> int | None:
@@ -547,7 +547,7 @@ def _offset(reply: RemotingCommand, name: str) -> int | None:
     return reply.require_int(name) if name in reply.ext else None
 
 
-async def _reply(
+async def reply_in_turns(
     request: RemotingCommand, body: Body, ext: Mapping[str, str] | None = None
 ) -> RemotingCommand:
     """A reply with the JSON of `body`, whose tables must not change meanwhile."""
