@@ -49,17 +49,19 @@ class ConsumeCall:
 
 @runtime_checkable
 class Hook(Protocol):
-    """`received` is only notified. The others return context managers: entered before the step,
-    left after it (for a send: after all tries), with its error if it failed. Hooks run on the loop,
-    except for blocking clients, so they must be quick and not block. They cannot change the outcome
-    of a step: their own errors are logged and ignored, and an error of the step is raised even if
-    the hook suppresses it."""
+    """Hooks run on the loop, except for blocking clients, so they must be quick and not block. They
+    cannot change the outcome of a step: their own errors are logged and ignored, and an error of
+    the step is raised even if the hook suppresses it."""
 
-    def sending(self, call: SendCall) -> AbstractContextManager[object]: ...
+    def sending(self, call: SendCall) -> AbstractContextManager[object]:
+        """Entered before the first try, left after the last one, with its error if all failed."""
 
-    def received(self, reception: Reception) -> None: ...
+    def received(self, reception: Reception) -> None:
+        """Called before the messages are returned."""
 
-    def consuming(self, call: ConsumeCall) -> AbstractContextManager[object]: ...
+    def consuming(self, call: ConsumeCall) -> AbstractContextManager[object]:
+        """Entered before the listener call or the block of `processing`, left after it, with its
+        error if it failed."""
 
 
 class HookCalls:

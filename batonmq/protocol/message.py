@@ -52,6 +52,7 @@ class Message:
 
     @property
     def tags(self) -> str:
+        """The tag by which consumers may filter, one a message; "" if none."""
         return self.properties.get(names.TAGS, "")
 
     @tags.setter
@@ -120,14 +121,17 @@ class MessageExt:
 
     @property
     def tags(self) -> str:
+        """As in Message."""
         return self.properties.get(names.TAGS, "")
 
     @property
     def keys(self) -> str:
+        """As in Message."""
         return self.properties.get(names.KEYS, "")
 
     @property
     def delay_level(self) -> int:
+        """As in Message."""
         return _int_or_zero(self.properties.get(names.DELAY))
 
     @property

@@ -45,6 +45,7 @@ class TopicAdmin:
         return sorted(TopicList.decode(body).topic_list)
 
     async def route(self, topic: str) -> TopicRouteData:
+        """The brokers of a topic and its queues there, from a name server. Raises NoRouteError."""
         deadline_ms = self._requests.deadline_ms()
         return await self._requests.client.name_servers.route(topic, deadline_ms=deadline_ms)
 

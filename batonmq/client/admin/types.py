@@ -67,6 +67,7 @@ class QueueProgress:
 
     @property
     def lag(self) -> int:
+        """The number of messages that are not consumed yet."""
         return self.broker_offset - self.consumer_offset
 
     @property
@@ -85,10 +86,12 @@ class GroupProgress:
 
     @property
     def lag(self) -> int:
+        """The sum of all queues."""
         return sum(q.lag for q in self.queues)
 
     @property
     def in_flight(self) -> int:
+        """The sum of all queues."""
         return sum(q.in_flight for q in self.queues)
 
 

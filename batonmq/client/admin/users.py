@@ -39,6 +39,7 @@ class UserAdmin:
         await self._change(RequestCode.AUTH_UPDATE_USER, user)
 
     async def delete(self, name: str) -> None:
+        """Deletes the user with its rights. Raises ResponseError."""
         await self._at_masters(RequestCode.AUTH_DELETE_USER, {"username": name}, f"user {name}")
 
     async def rotate(self, name: str, secret: str, old_until_ms: int = 0) -> None:

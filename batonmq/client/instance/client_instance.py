@@ -48,6 +48,7 @@ class ClientInstance(Connections, RouteListener):
         self.heartbeats = Heartbeats(self, self.routes)
 
     async def start(self) -> None:
+        """Belongs to the running loop from now on; a second call does nothing."""
         if self.running:
             return
         processors = Processors()
