@@ -27,7 +27,7 @@ async def main(name_servers: str, topic: str) -> None:
     async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
         for message in messages:
             if message.keys == run:  # not of an earlier run
-                got.put_nowait(message.uncompressed_body().decode())
+                got.put_nowait(message.body.decode())
 
     consumer = PushConsumer(
         "example-later",

@@ -15,7 +15,7 @@ async def main(name_servers: str, topic: str, count: int) -> None:
     async with consumer:
         got = 0
         async for message in consumer:
-            text = message.uncompressed_body().decode()
+            text = message.body.decode()
             print(f"got {text!r} from queue {message.queue_id} at offset {message.queue_offset}")
             # A message counts as processed once the loop asks for the next one. Progress is stored
             # every few seconds, when a queue goes to another member, and at the end.

@@ -46,7 +46,7 @@ async def main(name_servers: str, topic: str, orders: int) -> None:
 
     async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> ConsumeStatus:
         for message in messages:
-            steps[message.keys].append(message.uncompressed_body().decode())
+            steps[message.keys].append(message.body.decode())
         if all(len(steps[key]) >= len(STEPS) for key in keys):
             complete.set()
         # RECONSUME_LATER would hold back this queue until these messages succeed.

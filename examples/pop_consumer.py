@@ -25,7 +25,7 @@ async def main(name_servers: str, topic: str) -> None:
         while done < 3:
             # No other member gets these messages for 10 s. Empty after the time-out.
             for message in await consumer.receive(topic, invisible_ms=10_000, timeout_ms=5_000):
-                job = message.uncompressed_body().decode()
+                job = message.body.decode()
                 if message.keys == run and job == "rotate" and not message.reconsume_times:
                     print("'rotate' cannot be done now: again in 1 s")
                     await consumer.change_invisible_time(message, 1_000)

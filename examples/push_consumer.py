@@ -25,7 +25,7 @@ async def main(name_servers: str, topic: str, tags: str, count: int) -> None:
 
     async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> ConsumeStatus:
         for message in messages:
-            text = message.uncompressed_body().decode()
+            text = message.body.decode()
             print(f"got {text!r} from {context.queue} at offset {message.queue_offset}")
             # Delivery is at least once: after a crash or a failover a message may come again.
             seen.add(message.uniq_key)

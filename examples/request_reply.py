@@ -15,7 +15,7 @@ async def main(name_servers: str, topic: str) -> None:
 
     async def answer(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
         for message in messages:
-            question = message.uncompressed_body().decode()
+            question = message.body.decode()
             await replying.reply(message, question.upper().encode())
 
     consumer = PushConsumer("example-answers", answer, name_servers=name_servers)
@@ -28,7 +28,7 @@ async def main(name_servers: str, topic: str) -> None:
                 reply = await asking.request(Message.of(topic, question), timeout_ms=20_000)
             except NoReplyError as error:
                 raise SystemExit(f"no answer: {error}") from None
-            print(f"{question!r} was answered with {reply.uncompressed_body().decode()!r}")
+            print(f"{question!r} was answered with {reply.body.decode()!r}")
 
 
 if __name__ == "__main__":

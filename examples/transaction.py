@@ -40,7 +40,7 @@ def pay(message: Message) -> TransactionState:
 
 def check(message: MessageExt) -> TransactionState:
     """The broker asks what became of a transaction; any producer of the group may be asked."""
-    print(f"the broker asks for the outcome of {message.uncompressed_body().decode()!r}")
+    print(f"the broker asks for the outcome of {message.body.decode()!r}")
     # Not known here means not known yet: the broker asks again.
     return payments.get(message.keys, TransactionState.UNKNOWN)
 
@@ -65,7 +65,7 @@ async def main(name_servers: str, topic: str) -> None:
         async for received in consumer:
             if received.keys not in keys.values():
                 continue  # of an earlier run
-            print(f"consumers see {received.uncompressed_body().decode()!r}")
+            print(f"consumers see {received.body.decode()!r}")
             expected.remove(received.keys)
             if not expected:
                 break

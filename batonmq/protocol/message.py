@@ -96,9 +96,10 @@ def _joined(keys: Iterable[str]) -> str:
 
 @dataclass(slots=True)
 class MessageExt:
-    """A stored message with all fields of its record. `body` is as stored, perhaps compressed: see
-    `uncompressed_body()`. `physical_offset` counts bytes of the commit log, `queue_offset`
-    messages; hosts are "ip:port". `msg_id` is the offset id, `uniq_key` the producer's id."""
+    """A stored message with all fields of its record. Consumers and checks get the original `body`;
+    what Admin finds is as stored, perhaps compressed: see `uncompressed_body()`. `physical_offset`
+    counts bytes of the commit log, `queue_offset` messages; hosts are "ip:port". `msg_id` is the
+    offset id, `uniq_key` the producer's id."""
 
     topic: str
     queue_id: int

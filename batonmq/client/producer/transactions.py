@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from batonmq.client.arguments import check_call, check_send
+from batonmq.client.consumer.pulling import for_reader
 from batonmq.client.errors import MessageIllegalError
 from batonmq.client.failures import Failures
 from batonmq.client.instance.client_instance import ClientInstance
@@ -178,6 +179,7 @@ class TransactionProducer(Producer):
             log.warning("transaction_check_unreadable address=%s reason=%s", address, error)
             return
         if message.properties.get(names.PGROUP) == self.group:
+            for_reader(message, "")
             # A check may take long, and the connection's other frames must not wait for it.
             self._client.spawn(self._answer(message, request, address))
 
