@@ -19,7 +19,7 @@ from batonmq.client.consumer.options import (
 from batonmq.client.consumer.pulling import ALL, for_reader, wanted_only
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.subscriber import Receiver
-from batonmq.client.errors import ClientError, NoNameServerError, NoRouteError
+from batonmq.client.errors import ClientError, NoMasterError, NoNameServerError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.protocol.bodies import TAG, SubscriptionData
@@ -37,6 +37,10 @@ _ANSWER_MS = 1000
 """For the answer to arrive, after the time for which the broker may hold a POP."""
 _TURN_MS = 1000
 """With several broker groups: how long to wait for one of them before asking the others again."""
+
+
+_REACHED_MS = 3000
+"""With several broker groups: how long to look for the master of one of them."""
 
 
 class PopConsumer(Receiver):
@@ -63,8 +67,8 @@ class PopConsumer(Receiver):
         self, topic: str, expression: str = ALL, *, expression_type: str = TAG
     ) -> None:
         """`expression`: tags joined by `||`, or an SQL92 condition. Messages that do not match are
-        skipped for the whole group. Raises ArgumentError for an invalid expression, ResponseError
-        for a condition that a broker refuses."""
+        skipped for the whole group. Call it after `start`. Raises ArgumentError for an invalid
+        expression, ResponseError for a condition that a broker refuses."""
         self._check_running()
         self._subscribe(topic, expression, expression_type)
         route = await self._client.routes.get(topic)
@@ -81,7 +85,8 @@ class PopConsumer(Receiver):
     ) -> list[MessageExt]:
         """Receives up to `max_messages` (at most 32) messages of a subscribed topic, in any order
         between queues; empty after the timeout. No other member gets them for `invisible_ms`. Of
-        compressed ones with more than 128 MiB together the rest comes after that time."""
+        compressed ones with more than 128 MiB together the rest comes after that time. A broker
+        group without a master raises NoMasterError only if the others have no message."""
         self._check_running()
         check_number("max_messages", max_messages, 1)
         check_number("invisible_ms", invisible_ms, 1)
@@ -94,18 +99,31 @@ class PopConsumer(Receiver):
         while True:
             names = await self._groups_of(topic, deadline_ms)
             turn = next(self._turns) % len(names)
+            failure: NoMasterError | None = None
             for name in names[turn:] + names[:turn]:
-                messages = await self._pop(
-                    subscription,
-                    name,
-                    {"maxMsgNums": str(max_messages), "invisibleTime": str(invisible_ms)},
-                    min(waits_ms, max(deadline_ms - boot_ms(), 0)),
-                    deadline_ms,
-                )
-                if messages or boot_ms() >= deadline_ms:
+                now_ms = boot_ms()
+                until_ms = max(deadline_ms, now_ms)
+                if len(names) > 1:
+                    # A group whose brokers are all down must not keep away what the others have.
+                    until_ms = min(until_ms, now_ms + waits_ms + _REACHED_MS)
+                try:
+                    messages = await self._pop(
+                        subscription,
+                        name,
+                        {"maxMsgNums": str(max_messages), "invisibleTime": str(invisible_ms)},
+                        min(waits_ms, max(deadline_ms - now_ms, 0)),
+                        until_ms,
+                    )
+                except NoMasterError as error:
+                    messages, failure = [], error
+                if messages:
                     self._note_received(messages, began_ms)
                     return messages
                 waits_ms = 0
+            if boot_ms() >= deadline_ms:
+                if failure is not None:
+                    raise failure
+                return []
             # The first round asks each broker without a wait: one of them may have messages. Then
             # only one is waited at, in turns, so that no broker is left out for long.
             waits_ms = timeout_ms if len(names) == 1 else _TURN_MS

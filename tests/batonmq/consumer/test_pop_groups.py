@@ -1,4 +1,4 @@
-"""Which broker groups a POP consumer asks."""
+"""Which broker groups a POP consumer asks, and what it does without one of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
+from fake_cluster import FakeCluster
 
-from batonmq import MessageQueue, NoNameServerError, NoRouteError, PopConsumer
+from batonmq import MessageQueue, NoMasterError, NoNameServerError, NoRouteError, PopConsumer
 from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.runtime.clock import boot_ms
+from tests.records import message
 
 
 def route(masters: Collection[str], readable: Collection[str] = "ab") -> TopicRoute:
@@ -60,3 +63,33 @@ def test_a_route_from_within_a_failover_is_not_kept_until_the_next_poll(
             asyncio.run(consumer._groups_of("T", 0))
     else:
         assert asyncio.run(consumer._groups_of("T", 0)) == asked
+
+
+@pytest.mark.parametrize("has_messages", [True, False])
+async def test_a_group_without_a_master_keeps_no_message_of_the_others_away(
+    has_messages: bool,
+) -> None:
+    limits_ms: list[int] = []
+
+    async def pop(_: object, name: str, fields: object, poll_ms: int, until_ms: int) -> Any:
+        limits_ms.append(until_ms - boot_ms())
+        if name == "a":
+            raise NoMasterError("a", "all its brokers are down")
+        return [message(0)] * has_messages
+
+    async def groups_of(topic: str, deadline_ms: int) -> list[str]:
+        return ["a", "b"]
+
+    async with FakeCluster() as cluster:
+        cluster.add_topic("T")
+        async with PopConsumer("g", name_servers=cluster.name_server_addresses) as consumer:
+            await consumer.subscribe("T")
+            faked: Any = consumer
+            faked._pop, faked._groups_of = pop, groups_of
+            if has_messages:
+                assert await consumer.receive("T") == [message(0)]
+                assert max(limits_ms) <= 3000, "of the 15 s that a message may take to come"
+            else:
+                with pytest.raises(NoMasterError, match="all its brokers are down"):
+                    await consumer.receive("T", timeout_ms=0)
+            assert len(limits_ms) == 2
