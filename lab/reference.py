@@ -188,9 +188,11 @@ def _said(thing: Any) -> str:
 
 def _assigned(value: Any) -> str:
     """`=value`; "" without a default, and for one that is no literal of Python."""
+    if value in (dict, list):
+        return f"={value()}"
     if isinstance(value, enum.Enum):
         return f"={type(value).__name__}.{value.name}"
-    return f"={value!r}" if isinstance(value, bool | int | str | None | tuple) else ""
+    return f"={value!r}" if isinstance(value, bool | int | str | bytes | None | tuple) else ""
 
 
 def _parameters(function: Any) -> str:
@@ -234,10 +236,16 @@ def _ours(kind: type[Any]) -> list[type[Any]]:
 
 
 def _fields(kind: type[Any]) -> list[str]:
+    fields: tuple[Any, ...] = ()
     if dataclasses.is_dataclass(kind):
-        fields = (field for field in dataclasses.fields(kind) if not field.name.startswith("_"))
-        return [field.name + _assigned(field.default) for field in fields]
-    return list(getattr(kind, "__struct_fields__", ()))
+        fields = dataclasses.fields(kind)
+    elif issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+    return [
+        field.name + (_assigned(field.default) or _assigned(field.default_factory))
+        for field in fields
+        if not field.name.startswith("_")
+    ]
 
 
 def _said_below(name: str) -> str:
