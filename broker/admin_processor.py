@@ -192,12 +192,14 @@ class AdminProcessor:
         store = self._path.store
         for topic in sorted(store.queries.topics()):
             await asyncio.sleep(0)
-            is_known = self._topics.get(topic) is not None or is_system_topic(topic)
-            is_gone = topic in store.deleting_topics or topic not in store.queries.topics()
-            if not is_known and not is_gone:
-                self._path.gate.require_open()  # the role may have changed in one of the turns
-                end = self._topics.delete_topic(topic)
-                await self._path.wait_confirmed(end, f"deletion of unused topic {topic}")
+            if self._topics.get(topic) is not None or is_system_topic(topic):
+                continue
+            # Only now: each call copies the names of all topics.
+            if topic in store.deleting_topics or topic not in store.queries.topics():
+                continue
+            self._path.gate.require_open()  # the role may have changed in one of the turns
+            end = self._topics.delete_topic(topic)
+            await self._path.wait_confirmed(end, f"deletion of unused topic {topic}")
         # If there was nothing to delete, no record has shown that this broker is still the master.
         await self._path.still_master("deletion of unused topics")
         return RemotingCommand.response_to(request)

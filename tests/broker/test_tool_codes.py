@@ -318,10 +318,14 @@ async def test_queues_of_topics_that_are_not_there_go_on_every_member(rig, monke
         return real(topic)
 
     monkeypatch.setattr(rig.service.topics, "delete_topic", delete_topic)
+    queries = rig.service.store.queries
+    copies = Mock(side_effect=queries.topics)
+    monkeypatch.setattr(queries, "topics", copies)
     clean = RequestCode.CLEAN_UNUSED_TOPIC
     assert [one.code for one in await asyncio.gather(rig.ask(clean), rig.ask(clean))] == [0, 0]
     assert deleted == ["U"]
-    topics = rig.service.store.queries.topics()
+    assert copies.call_count <= 4, "all names are copied once a request, and for each unused topic"
+    topics = queries.topics()
     assert "T" in topics and "U" not in topics
     assert (await rig.send("U")).ext["queueOffset"] == "0"
 
