@@ -86,15 +86,6 @@ def test_g7_a_joined_journal_without_its_vote_is_damage(tmp_path):
         first_start(tmp_path)
 
 
-def test_g7_no_start_in_term_1_makes_a_journal_anew(tmp_path):
-    journal = first_start(tmp_path)
-    journal.setCurrentTerm(1, "n0")
-    journal.close()
-    (tmp_path / "journal").unlink()
-    with pytest.raises(JournalDamage, match="is missing beside the other files"):
-        first_start(tmp_path)
-
-
 def snapshots(folder: Path) -> FileSnapshots:
     return FileSnapshots(
         folder / "snapshot",
