@@ -181,7 +181,7 @@ class HistoryFile:
                 disk.rename(full, self._path)
                 raise
         except OSError as error:
-            log.warning("history_not_divided path=%s reason=%s", self._path, error)
+            log.warning("history_not_divided reason=%r", disk.described(error))
             return
         former, self._descriptor, self._end = self._descriptor, descriptor, 0
         self._drop_oldest([*full_ones, (number, full.name)])
@@ -203,7 +203,7 @@ class HistoryFile:
                 count += self._note_newest(path)
             except OSError as error:
                 disk.check_unreadable(error)
-                log.error("history_file_unreadable path=%s reason=%s", path, error)
+                log.error("history_file_unreadable reason=%r", disk.described(error))
             if count >= HISTORY_EVENTS_MAX:  # the replicated state has no older ones
                 break
         if self.unreadable_lines:
@@ -229,7 +229,7 @@ class HistoryFile:
             whole_bytes = next((at for at, _ in lines_newest_first(self._descriptor)), 0)
         except OSError as error:
             disk.check_unreadable(error)
-            log.error("history_file_unreadable path=%s reason=%s", self._path, error)
+            log.error("history_file_unreadable reason=%r", disk.described(error))
             self._begin_next_file()  # whether this one ends with a whole line is unknown
             return
         if whole_bytes < self._end:

@@ -392,33 +392,35 @@ class RaftLog:
         )
 
     def status(self) -> LogStatus:
-        node = self._node
-        if node is None:
+        node, journal, snapshots = self._node, self._journal, self._snapshots
+        if node is None or journal is None or snapshots is None:
             return LogStatus(0, 0, 0)
         return LogStatus(
             node.raftCurrentTerm,
             node.raftLastApplied,
             node.raftCommitIndex,
-            self._journal.size_bytes if self._journal is not None else 0,
-            self._snapshots.size_bytes if self._snapshots is not None else 0,
-            len(self._journal) if self._journal is not None else 0,
-            self._snapshots.last_index if self._snapshots is not None else 0,
+            journal.size_bytes,
+            snapshots.size_bytes,
+            len(journal),
+            snapshots.last_index,
             self._digests.report.index,
             self._digests.report.digest,
             self._state.rules,
-            self._problem_texts(node),
+            self._problem_texts(node, journal, snapshots),
         )
 
-    def _problem_texts(self, node: _Node) -> tuple[str, ...]:
+    def _problem_texts(
+        self, node: _Node, journal: DurableJournal, snapshots: FileSnapshots
+    ) -> tuple[str, ...]:
         names = {peer.raft_address: peer.node_id for peer in self._settings.peers}
         found = []
         for subject, text in self._problems.texts().items():
             for address, name in names.items():
                 subject = subject.replace(address, f"controller {name} ({address})")
             found.append(f"{subject}: {text}")
-        if self._journal is not None and self._journal.size_bytes > LOG_ALARM_BYTES:
+        if journal.size_bytes > LOG_ALARM_BYTES:
             found.append(
-                f"the Raft log has {self._journal.size_bytes >> 20} MiB, above"
+                f"the Raft log has {journal.size_bytes >> 20} MiB, above"
                 f" {LOG_ALARM_BYTES >> 20} it is not safe to send it whole: nodes that are far"
                 " behind, or the disk, keep it from being compacted"
             )
@@ -428,9 +430,11 @@ class RaftLog:
                 " log; if most controllers report this, no leader can be elected: restore the old"
                 " folder of one of them"
             )
-        if node.transport.disk_is_full and self._journal is not None:
-            missing = self._journal.missing
-            found.append(f"it neither leads nor votes until it can store its log: {missing}")
+        if node.transport.disk_is_full:
+            why = journal.missing
+            found.append(f"it neither leads nor votes until it can store its log: {why}")
+        if snapshots.missing:
+            found.append(f"it cannot shorten its log by a snapshot: {snapshots.missing}")
         if not node.tick_thread_alive():
             found.append("the Raft thread has ended: restart this node")
         return tuple(found)

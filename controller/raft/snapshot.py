@@ -119,6 +119,8 @@ class FileSnapshots:
             self.head = (before_last, last)
         self.last_index = self.head[1][1] if self.head is not None else 0
         """The last entry in the newest snapshot, 0 if there is none."""
+        self.missing = ""
+        """Why the newest snapshot was not stored."""
         self._index = 0
         self._finished = False
         self._again_s = 0.0
@@ -139,9 +141,10 @@ class FileSnapshots:
             if not disk.is_short(error):
                 self._on_fatal(f"cannot store the snapshot: {reason}")
             log.warning("raft_snapshot_not_stored reason=%r", reason)
+            self.missing = reason
             self._again_s = boot_s() + _FULL_RETRY_S
             return False
-        self._data = data
+        self._data, self.missing = data, ""
         return True
 
     # pysyncobj's Serializer interface, in its spelling.
