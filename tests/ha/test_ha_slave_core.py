@@ -145,18 +145,28 @@ def test_each_heartbeat_is_acked(host):
         assert beat(host, NOW + ms) == [fx.SendToMaster(encode_ack(100))]
 
 
+def test_each_piece_of_a_long_frame_is_acked(host):
+    host.perform(host.core.frame_received(TransferHeader(20, 100, 1, 0, 0), NOW), NOW)
+    acks = []
+    for _ in range(2):
+        host.perform(host.core.log.append(memoryview(b"1" * 10)), NOW)
+        acks += host.core.turn_ended(0, NOW)
+    assert acks == [fx.SendToMaster(encode_ack(end)) for end in (110, 120)]
+
+
 def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(host):
     """A slave that fetched its damaged part again is trusted when it holds all that is confirmed.
 
     1. After the handshake nothing is known of the master's confirmOffset: not caught up.
     2. A heartbeat confirms 150 bytes, 100 are here: not caught up.
-    3. 100 are confirmed and here: caught up.
+    3. 100 are confirmed and here, or none: caught up.
     """
     assert not host.core.is_caught_up
     beat(host, NOW + 10, confirm=150)
     assert not host.core.is_caught_up
-    beat(host, NOW + 20, confirm=100)
-    assert host.core.is_caught_up
+    for confirm in (100, 0):
+        beat(host, NOW + 20, confirm=confirm)
+        assert host.core.is_caught_up
 
 
 def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, connected, entries):
