@@ -265,7 +265,7 @@ class ReceivedLog:
         """Readers may see everything below. The store may be behind it, never ahead."""
         self.bytes_received = 0
         self.sent_ms = now_ms  # when the handshake or the newest ack was sent
-        self.first_ack_sent = False
+        self._first_ack_sent = False
         self.ack_due = False
         self._policy = policy
         self._flush_requested = 0
@@ -301,7 +301,7 @@ class ReceivedLog:
         self.last_epoch = last_epoch
         self._marks_epochs = marks_epochs
         self._backlog_end = backlog_end
-        self.first_ack_sent = False
+        self._first_ack_sent = False
         self.ack_due = True
 
     def end_connection(self) -> None:
@@ -366,12 +366,12 @@ class ReceivedLog:
             if self._flush_requested < ack:  # request each end once
                 self._flush_requested = ack
                 effects.append(fx.FlushTo(ack))
-            if not self.first_ack_sent:
+            if not self._first_ack_sent:
                 return  # the first ack chooses where the master starts, so it must cover everything
             ack = flushed_offset
         else:
             self.ack_due = False
-        self.first_ack_sent = True
+        self._first_ack_sent = True
         self.sent_ms = now_ms
         effects.append(fx.SendToMaster(encode_ack(ack)))
 

@@ -266,11 +266,8 @@ class SlaveCore:
             if was_dialling:  # connecting took long enough: no further pause
                 self._redial.at_ms = now_ms
             return effects
-        if (
-            self.phase is SlavePhase.TRANSFER
-            and self.log.first_ack_sent
-            and now_ms - self.log.sent_ms >= policy.keepalive_ms
-        ):
+        is_quiet = now_ms - self.log.sent_ms >= policy.keepalive_ms
+        if self.phase is SlavePhase.TRANSFER and is_quiet:
             self.log.ack_due = True
         return []
 
@@ -518,7 +515,7 @@ class SlaveCore:
         this connection and the start of the master's epoch. A new master's confirmOffset may lag
         behind what its predecessor acknowledged, but that is below this start. For what it
         acknowledges later without this replica, this replica is not in the required set (R1)."""
-        if self.phase is not SlavePhase.TRANSFER or self._peer is None:
+        if self._peer is None:
             return False
         # A Java master's list may lack its own epoch.
         epoch = self.view.master_epoch
