@@ -147,8 +147,7 @@ class MasterCore:
             found = entry_of(self._entries, current.epoch) if current is not None else None
             connection.entry = found or entry_at(self._entries, connection.next_offset)
             self._transfer(connection, now_ms, effects)
-            if connection.stage is LinkStage.TRANSFER:
-                self._announce(connection, now_ms, effects)
+            self._announce(connection, now_ms, effects)
         return effects
 
     @records_event

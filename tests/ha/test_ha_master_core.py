@@ -215,6 +215,7 @@ def test_r41_a_process_that_is_not_registered_waits_from_its_handshake_on(core):
     """However long its connection was open before."""
     core.connection_opened(7, "slave", NOW - 5_000)
     assert core.handshake_received(7, SlaveHandshake(2, identity=identity(2)), NOW) == []
+    assert not closed(core.replicas_changed([registered(3)], NOW + 100)), "it waits for its own"
     assert not closed(core.tick(NOW + 499))
     assert closed(core.tick(NOW + 500)) == [(7, False)]
 

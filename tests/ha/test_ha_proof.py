@@ -15,6 +15,7 @@ from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet
 from batonmq.ha.wire import (
     MasterFrameReader,
     SlaveHandshake,
+    decode_transfer_header,
     encode_ack,
     encode_identity,
     encode_slave_handshake,
@@ -143,9 +144,11 @@ def test_r41_a_java_slave_counts_by_its_id_until_a_process_is_registered_for_it(
 # -- a master that is elected again
 
 
-def elected_again(core, entries, start, now=NOW + 100):
+def elected_again(core, entries, start, now=NOW + 100, epoch=2):
     recorded = recorded_set((1, 2), 2)
-    return core.epoch_begun(2, recorded, entries((1, 0), (2, start)), now)
+    effects = core.epoch_begun(epoch, recorded, entries((1, 0), (epoch, start)), now)
+    assert core.sync.epoch_start_offset == start
+    return effects
 
 
 def test_r41_acks_of_an_earlier_epoch_confirm_nothing_in_the_next(entries):
@@ -182,8 +185,7 @@ def test_r2_where_an_epoch_was_skipped_a_slave_counts_by_its_mark_alone(entries)
     core = master(entries, window=100)
     follow(core)
     core.appended(150, NOW)
-    recorded = recorded_set((1, 2), 2)
-    core.epoch_begun(3, recorded, entries((1, 0), (3, 150)), NOW + 100)
+    elected_again(core, entries, 150, epoch=3)
     since = of(SendLog, core.acks_received(MEMBER, [100], NOW + 101))[0]
     assert (since.offset, since.size) == (100, 50)
     core.acks_received(MEMBER, [150], NOW + 101)
@@ -192,16 +194,30 @@ def test_r2_where_an_epoch_was_skipped_a_slave_counts_by_its_mark_alone(entries)
     assert ConfirmAdvanced(150) in core.acks_received(MEMBER, [150], NOW + 102)
 
 
-def test_r41_a_java_slave_counts_again_with_the_first_byte_sent_since(entries):
-    """It marks nothing; what it acks above all that was sent before, it got in this epoch."""
-    core = master(entries, replicas=(registered(1), Replica(2)))
-    connect(core, MEMBER, SlaveHandshake(2))
-    core.acks_received(MEMBER, [0], NOW)
+@pytest.mark.parametrize(("is_ours", "epoch"), [(False, 2), (False, 3), (True, 2)])
+def test_r41_a_slave_without_a_mark_counts_again_with_the_first_byte_sent_since(
+    entries, is_ours, epoch
+):
+    """A Java slave marks nothing; what it acks above all that was sent before, it got in this
+    epoch."""
+    core = master(entries, replicas=(registered(1), registered(2) if is_ours else Replica(2)))
+    if is_ours:
+        follow(core)
+    else:
+        connect(core, MEMBER, SlaveHandshake(2))
+        core.acks_received(MEMBER, [0], NOW)
     core.appended(150, NOW)
-    elected_again(core, entries, 150)
+    elected_again(core, entries, 150, epoch=epoch)
     assert not of(ConfirmAdvanced, core.acks_received(MEMBER, [150], NOW + 101))
     core.appended(160, NOW + 102)
     assert ConfirmAdvanced(160) in core.acks_received(MEMBER, [160], NOW + 103)
+
+
+def test_r25_each_epoch_without_bytes_is_announced(entries):
+    core = master(entries, written=200)
+    follow(core, ack=200)
+    frames = of(SendLog, core.epochs_changed(entries((1, 0), (2, 200), (3, 200)), NOW))
+    assert {decode_transfer_header(frame.header).epoch for frame in frames} == {2, 3}
 
 
 def test_r41_a_late_mark_of_the_earlier_epoch_shows_no_entry_into_the_next(core, entries):
@@ -209,6 +225,7 @@ def test_r41_a_late_mark_of_the_earlier_epoch_shows_no_entry_into_the_next(core,
     core.appended(150, NOW)
     elected_again(core, entries, 150)
     core.marks_received(MEMBER, 1, 1, NOW + 101)
+    assert core.marks_received(OTHER, 2, 1, NOW + 101) == [], "its connection has ended"
     effects = core.acks_received(MEMBER, [150], NOW + 101)
     assert not of(ConfirmAdvanced, effects) and not core.sync.required_set_whole
 
