@@ -34,6 +34,8 @@ def check_cut(rig, store, puts, kept):
     """Nothing of the cut part is left anywhere, and the store continues from the cut."""
     cut = puts[kept].physical_offset
     assert store.max_phy_offset == cut and not store.trust.reason
+    stored = StoreCheckpoint(rig.root / "checkpoint").confirm_phy_offset
+    assert stored <= min(cut, puts[4].end_offset), "what was not confirmed is not by a cut"
     segments = sorted((rig.root / "commitlog").glob("0*"))
     tail = b"".join(path.read_bytes() for path in segments)[cut:]
     assert tail == bytes(len(tail))
@@ -50,6 +52,14 @@ def check_cut(rig, store, puts, kept):
 
 def test_r22_a_cut_takes_queues_index_files_and_epochs_with_it(rig):
     store, puts = store_with_two_epochs(rig)
+    store.slave_log.truncate_to(puts[9].physical_offset)
+    check_cut(rig, store, puts, 9)
+
+
+def test_r22_a_cut_is_finished_though_an_operator_deletes_what_was_kept_aside(rig):
+    store, puts = store_with_two_epochs(rig)
+    folder = rig.root / "truncated"
+    store.truncation.after_step = lambda step: step == "intent" and shutil.rmtree(folder)
     store.slave_log.truncate_to(puts[9].physical_offset)
     check_cut(rig, store, puts, 9)
 
