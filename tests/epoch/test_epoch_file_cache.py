@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from failing_disk import failing
 
-from batonmq.epoch.entry import MAX_OFFSET, EpochEntry, entry_after, entry_at, entry_of
+from batonmq.epoch.entry import MAX_OFFSET, EpochEntry, entry_after, entry_at, entry_of, with_bytes
 from batonmq.epoch.file_cache import EpochFileCache, decode_entries, encode_entries
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import durable_file
@@ -69,6 +69,7 @@ def test_entry_after(cache: EpochFileCache) -> None:
     assert entry_after(cache.entries, 1) == EpochEntry(2, 300, 500)
     assert entry_after(cache.entries, -1) == EpochEntry(1, 100, 300)
     assert entry_after(cache.entries, 3) is None
+    assert with_bytes((EpochEntry(1, 0), EpochEntry(2, 0)), 0) == (EpochEntry(2, 0, 0),)
 
 
 def test_append_refuses_what_does_not_grow(cache: EpochFileCache) -> None:

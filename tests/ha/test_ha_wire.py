@@ -154,6 +154,7 @@ def test_nonsense_of_a_slave_is_refused(frame):
         struct.pack(">iiqi", 1, -12, 0, -1),
         struct.pack(">iiqi", 1, 0x7FFFFFF0, 0, -1),
         struct.pack(">iiqi", 1, 12, 0, 9) + struct.pack(">iq", 1, 0),
+        struct.pack(">iiqi", 1, 12, 0, -1) + struct.pack(">iq", -1, 0),
         struct.pack(">iiqi", 1, 24, 0, 1) + struct.pack(">iqiq", 2, 0, 1, 0),
         struct.pack(">iiqi", 1, 24, 0, 2) + struct.pack(">iqiq", 1, 10, 2, 0),
         struct.pack(">iiqi", 1, 0, 0, -1) + struct.pack(">iiqiqq", 1, 0, 0, 0, 0, 0),

@@ -12,6 +12,8 @@ from batonmq.replicas_manager.switch import (
     HOLD_MOST_MS,
     NEAR_BYTES,
     OTHERS_MOST_MS,
+    POLL_WHILE_CATCHING_UP_MS,
+    POLL_WHILE_HELD_MS,
     REPEAT_MS,
     Drained,
     ElectTarget,
@@ -108,6 +110,7 @@ def test_r33_a_lagging_replica_is_waited_for_without_a_hold():
     switch = asked()
     far = NEAR_BYTES + 1
     assert switch.poll(progress(0, end=far), T0 + 5) == []
+    assert switch.next_ms == T0 + 5 + POLL_WHILE_CATCHING_UP_MS
     assert switch.poll(progress(1, end=far), T0 + 10) == [HoldSends()]
     switch = asked()
     effects = switch.poll(progress(0, end=far), T0 + CATCH_UP_MOST_MS)
@@ -135,6 +138,7 @@ def test_r33_a_replica_that_left_the_set_is_not_waited_for():
 def test_r33_the_election_waits_for_the_last_byte_and_for_what_the_others_ack():
     switch = draining()
     assert switch.poll(progress(999), T0 + 8) == []
+    assert switch.next_ms == T0 + 8 + POLL_WHILE_HELD_MS
     assert switch.poll(progress(1_000, confirm=950), T0 + 10) == []
     assert switch.poll(progress(1_000, confirm=999), T0 + 9 + OTHERS_MOST_MS) == []
     effects = switch.poll(progress(1_000, confirm=999), T0 + 10 + OTHERS_MOST_MS)
@@ -177,6 +181,7 @@ def test_r33_a_target_that_hangs_while_sends_are_held_costs_half_a_second(timeou
     assert switch.poll(progress(900), T0 + 5) == [HoldSends()]
     switch.held(1_000, T0 + 5)
     assert switch.poll(progress(990), T0 + 5 + held_ms - 1) == []
+    assert switch.next_ms == T0 + 5 + held_ms
     effects = switch.poll(progress(990), T0 + 5 + held_ms)
     assert effects[0] == ReleaseSends()
     assert "10 bytes behind and did not reach" in reason_of(effects)

@@ -394,6 +394,9 @@ def test_r11_what_each_answer_proves_while_a_first_copy_may_be_queued(
     assert (f"proposal refused {code} a remark" in env.out) is ended
     env.do_view("c2", "1@1.2:1,2")
     assert env.core.open_alter is None, "a committed bump ends it in any case"
+    env.out = []
+    env.do_tick("1000")
+    assert not any("fetch" in line for line in env.out), "nor is a newer view missed"
 
 
 def test_r11_an_answer_to_an_earlier_alter_ends_no_later_one():
@@ -440,6 +443,16 @@ def test_a_view_that_was_named_first_is_wanted_though_an_older_one_is_named_late
     for leader in (None, "c1"):
         found = MissedViews().due(100, [], (3, 2), ("c2", 0), "c9", leader)
         assert found == [ev.FetchView(leader or "c2")]
+
+
+def test_r20_a_view_that_a_lagging_controller_does_not_have_is_fetched_again():
+    env = Env()
+    env.do_master("1.1")
+    env.do_notice("1.5")
+    env.do_fetched("c1", "1@1.1:1,2")
+    env.out = []
+    env.do_tick("300")
+    assert any("fetch" in line for line in env.out)
 
 
 def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_before():
