@@ -464,11 +464,17 @@ def test_g8_bytes_that_are_no_records_end_the_process_also_between_reads(rig, mo
 
 
 def test_a_dispatch_that_fails_while_it_keeps_up_with_a_master_ends_the_process(rig, monkeypatch):
-    monkeypatch.setattr("batonmq.store.slave_log._DISPATCH_LAG_MAX", -1)
-    master, _ = master_with(rig, 2)
+    """It keeps up once it is further behind than the limit."""
+    master, puts = master_with(rig, 3)
+    data, ends = log_of(master), [0, *(put.end_offset for put in puts)]
     slave = slave_of(rig)
+    slave.slave_log.append_replicated(0, data[: ends[1]])
+    slave.advance_confirm_offset(ends[1])
     slave._on_fatal = failed = Mock()
     error = OSError(errno.EIO, "a queue file")
     monkeypatch.setattr(slave._dispatcher, "advance", Mock(side_effect=error))
-    slave.slave_log.append_replicated(0, log_of(master))
+    for number, limit in ((1, 0), (2, -1)):
+        monkeypatch.setattr("batonmq.store.slave_log._DISPATCH_LAG_MAX", limit)
+        assert not failed.called
+        slave.slave_log.append_replicated(ends[number], data[ends[number] : ends[number + 1]])
     failed.assert_called_once_with(error)
