@@ -359,12 +359,9 @@ class SlaveSynchronize:
         if not tables.groups.replace_all(groups) and not changed:
             return has_log
         self._tables_changed()
-        log.info(
-            "tables_followed master=%s topics=%d groups=%d",
-            followed.address,
-            len(topics.topic_config_table),
-            len(groups.subscription_group_table),
-        )
+        of_topics, of_groups = len(topics.topic_config_table), len(groups.subscription_group_table)
+        text = "tables_followed master=%s topics=%d groups=%d"
+        log.info(text, followed.address, of_topics, of_groups)
         return has_log
 
     async def _if_known(self, target: tuple[str, int], code: int) -> RemotingCommand | None:

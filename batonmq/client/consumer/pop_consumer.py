@@ -94,6 +94,7 @@ class PopConsumer(Receiver):
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             raise ClientError(f"topic {topic} is not subscribed: call subscribe() first")
+        limits = {"maxMsgNums": str(max_messages), "invisibleTime": str(invisible_ms)}
         began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         waits_ms = 0
         while True:
@@ -107,13 +108,8 @@ class PopConsumer(Receiver):
                     # A group whose brokers are all down must not keep away what the others have.
                     until_ms = min(until_ms, now_ms + waits_ms + _REACHED_MS)
                 try:
-                    messages = await self._pop(
-                        subscription,
-                        name,
-                        {"maxMsgNums": str(max_messages), "invisibleTime": str(invisible_ms)},
-                        min(waits_ms, max(deadline_ms - now_ms, 0)),
-                        until_ms,
-                    )
+                    wait_ms = min(waits_ms, max(deadline_ms - now_ms, 0))
+                    messages = await self._pop(subscription, name, limits, wait_ms, until_ms)
                 except NoMasterError as error:
                     messages, failure = [], error
                 if messages:
